@@ -1,5 +1,5 @@
-//! Comparison of docs/api.md with the objects: the document names every field, and no other. Objects are
-//! built field by field, so a new field does not compile before it is added here.
+//! Compares docs/api.md with the API objects: the document must name every field and no other.
+//! Objects are built field by field, so a new field fails to compile until it is added here.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -16,7 +16,7 @@ use super::{Form, Output, Patience};
 
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md"));
 
-/// Returns the part of the document under a heading.
+/// Returns the section of the document under a heading.
 fn under(heading: &str) -> &'static str {
     let (_, behind) = DOCUMENT
         .split_once(&format!("\n## {heading}\n"))
@@ -24,7 +24,7 @@ fn under(heading: &str) -> &'static str {
     behind.split("\n## ").next().unwrap()
 }
 
-/// Returns the texts between backticks.
+/// Returns the texts between pairs of backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
@@ -54,7 +54,7 @@ fn paths(value: &Value, at: &str, all: &mut BTreeSet<String>) {
     }
 }
 
-/// Returns the object that both `-o json` and `-o yaml` print.
+/// Returns the object that `-o json` and `-o yaml` print, and checks that both are equal.
 fn printed(object: &impl Serialize) -> Value {
     let as_output = |output| {
         let form = Form {
@@ -78,8 +78,8 @@ fn read_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(object: &T) ->
     value
 }
 
-/// Compares the fields of an object with a part of the document, whose tables name them in their
-/// first column. The fields in `shared` are described elsewhere.
+/// Compares an object's fields with a section of the document, whose tables name the fields in
+/// their first column. The section need not describe the fields in `shared`.
 fn compare(value: &Value, text: &str, roots: &[&str], shared: &[&str]) {
     let mut told = BTreeSet::new();
     paths(value, "", &mut told);
@@ -122,7 +122,7 @@ fn name() -> ServiceName {
 }
 
 fn text() -> String {
-    // YAML could read an unquoted form of this as another type.
+    // YAML would read the unquoted text as another type.
     "yes: \"no\" # 012\n'x'".to_owned()
 }
 
@@ -273,7 +273,7 @@ fn services_are_as_documented() {
     };
     let roots = ["", "items[].", "items[].ports[]."];
     compare(&read_back(&list), under("`services`"), &roots, &[]);
-    // Each word of a condition.
+    // The document names each value of a condition.
     for condition in [
         Condition::Ready,
         Condition::ServingTerminating,

@@ -1,4 +1,4 @@
-//! Subcommands that ask the daemon on this node. Without a daemon they read the kernel.
+//! Subcommands that query the daemon on this node. Without a daemon they read the kernel.
 //!
 //! ```text
 //!   kube-proxy status|services|explain|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
@@ -34,11 +34,11 @@ use serde::Serialize;
 use footprint::Footprints;
 use service_counters::ReadCounters;
 
-/// Exit status if nothing is wrong.
+/// Exit status without a problem.
 const EXIT_WELL: u8 = 0;
 /// Exit status if the node or the Service has a problem.
 const EXIT_WRONG: u8 = 1;
-/// Exit status if no daemon answers.
+/// Exit status if no daemon responds.
 const EXIT_NO_DAEMON: u8 = 3;
 
 #[derive(Debug, Parser)]
@@ -95,7 +95,7 @@ enum Output {
     Yaml,
 }
 
-/// A reason why there is no answer, printed as one line.
+/// Reason why no response can be printed, as one line.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     /// No daemon listens.
@@ -107,19 +107,19 @@ enum Failure {
     /// The object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The answer cannot be read, or the question is invalid.
+    /// The response cannot be read, or the request is invalid.
     #[error("{0}")]
     Unreadable(String),
 }
 
-/// Parts of the program that replace a missing daemon.
+/// Functions of the program that are used without a daemon.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
     /// The modes of this build.
     pub modes: Footprints,
-    /// Returns a reader of the virtual servers of IPVS.
+    /// Function that returns a reader of the virtual servers of IPVS.
     pub virtual_servers: fn() -> Box<dyn ReadCounters>,
-    /// Adds the next step to an error, if there is a known one.
+    /// Function that adds the next step to an error, if one is known.
     pub with_next_step: fn(String) -> String,
 }
 
@@ -128,7 +128,8 @@ pub fn commands() -> Vec<Command> {
     CommandLine::command().get_subcommands().cloned().collect()
 }
 
-/// Runs the subcommand that `arguments` name, if they name one, and returns the exit status.
+/// Runs the subcommand in `arguments`, and returns its exit status. Returns `None` without a
+/// subcommand of this crate.
 pub fn run(arguments: &[OsString], program: &Program) -> Option<ExitCode> {
     let first = arguments.get(1)?.to_str()?;
     Subcommands::has_subcommand(first).then(|| ExitCode::from(run_named(first, arguments, program)))
@@ -142,7 +143,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
             return EXIT_USAGE;
         }
         Err(help) => {
-            // The reader of the help may be gone.
+            // The reader of the help may have closed the pipe.
             let _ = help.print();
             return EXIT_WELL;
         }
@@ -155,7 +156,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
     };
     match answer {
         Ok((text, code)) => {
-            // A pager may have been left.
+            // The user may have quit the pager.
             let _ = io::stdout().write_all(text.as_bytes());
             code
         }
@@ -171,15 +172,15 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
 }
 
 fn print_error(text: &str) {
-    // The terminal may be gone, which is no reason to panic.
+    // The terminal may be closed, which must not cause a panic.
     let _ = writeln!(io::stderr(), "kube-proxy: {}", table::shown(text));
 }
 
-/// A printed text, and the exit status.
+/// Text to print and exit status, or the failure.
 type Printed = Result<(String, u8), Failure>;
 
 impl Form {
-    /// Renders an object as JSON or YAML, if `-o` asks for one of them.
+    /// Renders an object as JSON or YAML if `-o` requests it.
     fn of(self, object: &impl Serialize) -> Result<Option<String>, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Unreadable(error.to_string());
         Ok(match self.output {
@@ -203,7 +204,7 @@ impl Form {
     }
 }
 
-/// Returns true if standard output is a terminal with colours (<https://no-color.org>).
+/// Returns true if standard output is a terminal that supports colours (<https://no-color.org>).
 fn has_colours() -> bool {
     let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

@@ -1,4 +1,4 @@
-//! `kube-proxy services`.
+//! The command `kube-proxy services`.
 
 use std::fmt::Write as _;
 
@@ -32,9 +32,9 @@ daemon it lists the virtual servers of IPVS, without names, and exits with 3.
 Exit status: 0, no errors; 1, a Service has errors, or does not exist; 2, wrong
 usage, or unreadable; 3, no daemon answers.";
 
-/// Services of a page.
+/// Number of Services on a page.
 const PAGE: usize = 5_000;
-/// Services of a page with endpoints.
+/// Number of Services on a page with endpoints.
 const PAGE_WITH_ENDPOINTS: usize = 500;
 
 /// Arguments of `services`.
@@ -93,14 +93,14 @@ impl Arguments {
     }
 }
 
-/// Shows one Service, or lists Services; without a daemon, lists virtual servers.
+/// Shows one Service, or lists Services. Lists virtual servers if no daemon runs.
 pub(super) fn services(arguments: &Arguments, program: &Program) -> Printed {
     let answer = match &arguments.name {
         Some(name) => one(name, arguments),
         None => list(arguments),
     };
     match answer {
-        // The kernel has no names of Services.
+        // The kernel does not know the names of Services.
         Err(Failure::NoDaemon) if arguments.name.is_none() => {
             without_daemon(arguments.form(), program)
         }
@@ -262,7 +262,7 @@ fn row(service: &Service, port: &Port, is_wide: bool) -> Vec<Cell> {
     cells
 }
 
-/// `http 80/TCP`.
+/// Formats a port, such as `http 80/TCP`.
 fn port_text(port: &Port) -> String {
     let Port {
         name,
@@ -277,7 +277,8 @@ fn port_text(port: &Port) -> String {
     }
 }
 
-/// Returns the addresses without their port, which has a column of its own, and the node port.
+/// Formats the addresses and the node port. The port is omitted from the addresses, because it has
+/// a separate column.
 fn addresses_text(port: &Port) -> String {
     let own = port.addresses.iter();
     let own = own.filter(|address| address.kind != AddressKind::NodePort);
@@ -304,7 +305,8 @@ fn policy(service: &Service) -> String {
     }
 }
 
-/// Returns connections, active connections, packets and bytes, the latter two in both directions.
+/// Formats the numbers of connections, active connections, packets and bytes. Packets and bytes are
+/// sums over both directions.
 fn counted(counters: Option<&Counters>) -> [Cell; 4] {
     let both = |one: Option<u64>, other: Option<u64>| match (one, other) {
         (None, None) => None,

@@ -1,4 +1,4 @@
-//! `kube-proxy status`.
+//! The command `kube-proxy status`.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -14,11 +14,11 @@ use super::{
     EXIT_NO_DAEMON, EXIT_WELL, EXIT_WRONG, Failure, Form, Printed, Program, has_colours, socket,
 };
 
-/// Path of the question.
+/// Path of the request.
 const PATH: &str = "/api/v1/status";
-/// Time between two looks of `--watch`.
+/// Time between two requests of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
-/// Moves the cursor to the top and clears the screen.
+/// Terminal sequence that moves the cursor to the top and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";
 /// Text below the help.
 pub(super) const HELP: &str = "Examples:
@@ -43,7 +43,7 @@ pub(super) struct Arguments {
     form: Form,
 }
 
-/// Shows the state of the daemon; without a daemon, lists the entries in the kernel.
+/// Shows the state of the daemon. Lists the entries in the kernel if no daemon runs.
 pub(super) fn status(arguments: &Arguments, program: &Program) -> Printed {
     let form = arguments.form;
     if arguments.watch {
@@ -72,8 +72,8 @@ fn exit_status(status: &Status) -> u8 {
     }
 }
 
-/// Prints the state now and after each change, until the reader is gone. A daemon that does not
-/// answer counts as a state: it may be restarting.
+/// Prints the state now and after each change, until its output is closed. A daemon that does not
+/// respond counts as a state, because it may be restarting.
 fn watch(form: Form) -> Printed {
     let is_screen = form.is_table() && io::stdout().is_terminal();
     let mut last: Option<Result<Status, String>> = None;
@@ -113,7 +113,7 @@ fn watch(form: Form) -> Printed {
     }
 }
 
-/// Returns a state without the ages that grow by themselves.
+/// Returns a state without its ages, which grow by themselves.
 fn without_times(status: &Status) -> Status {
     let mut status = status.clone();
     for family in &mut status.families {
@@ -338,7 +338,7 @@ fn drift(status: &Status) -> (Table, usize) {
     (table, status.drift.len())
 }
 
-/// Lists the limits that are near, or all of them.
+/// Lists the limits that are nearly reached, or all limits.
 fn limits(status: &Status, is_wide: bool) -> (Table, usize) {
     let mut table = Table::new(["OF", "USED", "LIMIT"]);
     let shown = status.limits.iter().filter(|limit| is_wide || limit.near);
@@ -351,7 +351,7 @@ fn limits(status: &Status, is_wide: bool) -> (Table, usize) {
     (table, count)
 }
 
-/// Lists the missing features, or all of them. A feature that is switched off is not missing.
+/// Lists the missing features, or all features. A disabled feature does not count as missing.
 fn features(status: &Status, is_wide: bool) -> (Table, usize) {
     let mut table = Table::new(["FEATURE", "FOUND", "NOTE"]);
     let features = status.features.iter();

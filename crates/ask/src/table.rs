@@ -1,4 +1,4 @@
-//! Tables like kubectl's: columns as wide as their widest cell, three spaces apart.
+//! Formats tables like kubectl's: columns as wide as their widest cell, three spaces apart.
 
 use std::fmt::Write as _;
 
@@ -7,19 +7,19 @@ pub(super) use view::shown;
 /// Spaces between two columns.
 const GAP: usize = 3;
 
-/// The meaning of a cell, shown by its colour.
+/// Meaning of a cell, which determines its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Tone {
-    /// No meaning.
+    /// No special meaning.
     #[default]
     Plain,
-    /// In order.
+    /// A good state.
     Good,
-    /// Unusual.
+    /// An unusual state.
     Odd,
-    /// Wrong.
+    /// A problem.
     Bad,
-    /// Less important.
+    /// Less important text.
     Faint,
 }
 
@@ -30,7 +30,7 @@ impl Tone {
     }
 }
 
-/// A cell.
+/// A cell of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Cell {
     text: String,
@@ -44,7 +44,7 @@ impl<T: Into<String>> From<T> for Cell {
 }
 
 impl Cell {
-    /// Makes a cell of this tone.
+    /// Creates a cell with this tone.
     pub(super) fn of(text: impl Into<String>, tone: Tone) -> Self {
         Self {
             text: shown(&text.into()),
@@ -53,14 +53,14 @@ impl Cell {
     }
 }
 
-/// Rows of cells.
+/// A table as rows of cells.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
 impl Table {
-    /// Makes a table with these heads; without heads it has no first row.
+    /// Creates a table with these column headers. Without headers, the table has no first row.
     pub(super) fn new<'a>(heads: impl IntoIterator<Item = &'a str>) -> Self {
         let heads: Vec<Cell> = heads.into_iter().map(Cell::from).collect();
         let rows = if heads.is_empty() {
@@ -76,7 +76,7 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// Renders the table, each line behind `indent`. No line ends with a blank.
+    /// Renders the table, with `indent` before each line. No line ends with a space.
     pub(super) fn render(&self, indent: &str, has_colours: bool) -> String {
         let mut widths: Vec<usize> = Vec::new();
         for row in &self.rows {
@@ -91,7 +91,7 @@ impl Table {
         let mut text = String::new();
         for row in &self.rows {
             text.push_str(indent);
-            // All cells behind this one are empty.
+            // All cells after this one are empty.
             let last = row
                 .iter()
                 .rposition(|cell| !cell.text.trim_end().is_empty());
@@ -142,7 +142,7 @@ pub(super) fn age(seconds: f64) -> String {
     }
 }
 
-/// Shortens a number: `999`, `12.3k`, `4.5M`.
+/// Shortens a number, as in `999`, `12.3k`, `4.5M`.
 pub(super) fn short(number: u64) -> String {
     let mut units = ["k", "M", "G", "T", "P"].into_iter();
     if number < 10_000 {

@@ -40,7 +40,8 @@ and prints one table.
 
 Exit status: 0, done; 2, wrong usage, or unreadable; 3, no daemon answers; 129,
 130, 143, ended by SIGHUP, SIGINT, SIGTERM.";
-/// Exit status of a process that a signal ended, as shells report it: this plus the signal's number.
+/// Base of the exit status of a process that a signal ended, as shells report it. The signal's
+/// number is added.
 const SIGNALLED: u8 = 128;
 
 /// Arguments of `top`.
@@ -89,10 +90,12 @@ impl Sort {
     }
 }
 
-/// Shows the busiest Services until a key or a signal ends it, or once.
+/// Shows the busiest Services until a key or a signal ends the program. Shows them once with
+/// `--once`.
 pub(super) fn top(arguments: &Arguments) -> Printed {
     let is_once = arguments.once || arguments.form.output.is_some();
-    // The first sample comes before the screen is taken, so a missing daemon is a plain error.
+    // The first sample precedes the switch to the full screen, so a missing daemon is a plain
+    // error.
     let first = sample(arguments.into())?;
     if !is_once && io::stdout().is_terminal() && io::stdin().is_terminal() {
         let failed = |error: io::Error| {
@@ -113,7 +116,7 @@ pub(super) fn top(arguments: &Arguments) -> Printed {
     Ok((text, EXIT_WELL))
 }
 
-/// A question for a sample.
+/// A request for a sample.
 #[derive(Debug, Clone, Copy)]
 struct SampleQuery {
     sort: Sort,
@@ -141,7 +144,7 @@ fn sample(query: SampleQuery) -> Result<Top, Failure> {
     socket::get(&path, timeout)
 }
 
-/// Renders one table without a limit of its height.
+/// Renders one table without a limit on its height.
 fn printed(top: &Top, sort: Sort) -> String {
     const WIDE: u16 = 160;
     let view = View::new(sort);
@@ -163,14 +166,14 @@ fn live(arguments: &Arguments, first: Top) -> io::Result<u8> {
         .enable_all()
         .build()?;
     let code = runtime.block_on(watch(arguments, first));
-    // A pending question is abandoned.
+    // A pending request is abandoned.
     runtime.shutdown_background();
     code
 }
 
 async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     let mut terminated = signal(SignalKind::terminate())?;
-    // A Ctrl-C of the terminal is a key in raw mode, and no signal.
+    // In raw mode, Ctrl-C in the terminal is a key and not a signal.
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut hung_up = signal(SignalKind::hangup())?;
     let mut terminal = Terminal::take()?;
@@ -179,7 +182,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     let mut failure = None;
     let mut ticks = interval(Duration::from_secs(arguments.interval));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick is immediate, and the first sample is already here.
+    // The first tick is immediate, and the first sample already exists.
     ticks.tick().await;
     let mut pending: Option<JoinHandle<Result<Top, Failure>>> = None;
     loop {
@@ -198,10 +201,10 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
                         return Ok(EXIT_WELL);
                     }
                 }
-                // Another size: the loop draws the screen again.
+                // After a change of the size, the loop draws the screen again.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
-                // The keyboard is gone.
+                // The keyboard is disconnected.
                 None => return Ok(EXIT_WELL),
             },
             _ = ticks.tick(), if pending.is_none() && !view.is_paused => {
@@ -228,7 +231,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     }
 }
 
-/// Waits for the answer to the pending question; without one, waits forever.
+/// Waits for the response to the pending request. Without a pending request, waits forever.
 async fn answer_of(pending: &mut Option<JoinHandle<Result<Top, Failure>>>) -> Result<Top, Failure> {
     match pending {
         Some(pending) => pending

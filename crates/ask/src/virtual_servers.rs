@@ -1,4 +1,4 @@
-//! Virtual servers of IPVS, for a node where no daemon names their Services.
+//! Lists the virtual servers of IPVS on a node without a daemon, which would name their Services.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,11 +12,11 @@ use service_counters::{At, Count, OfAddress, OfEndpoint, ReadCounters, Which};
 use super::Failure;
 use super::table::{Cell, Table, short};
 
-/// Virtual servers of IPVS.
+/// Virtual servers of IPVS, as printed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct VirtualServers {
-    /// Always false: no daemon answers.
+    /// Always false, because no daemon responds.
     daemon: bool,
     virtual_servers: Vec<VirtualServer>,
 }
@@ -25,7 +25,7 @@ pub(super) struct VirtualServers {
 #[serde(rename_all = "camelCase")]
 struct VirtualServer {
     at: String,
-    /// The protocol; absent for a firewall mark, which matches all protocols.
+    /// Protocol. Absent for a firewall mark, which matches all protocols.
     #[serde(skip_serializing_if = "Option::is_none")]
     protocol: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// A kernel with a virtual server for a firewall mark in each family.
+    /// A fake kernel with a virtual server for a firewall mark in each family.
     struct OfMarks;
 
     impl ReadCounters for OfMarks {

@@ -1,5 +1,5 @@
-//! Removes everything that the footprints of some modes name in one network namespace, and nothing
-//! else.
+//! Removes the entries that the footprints of some modes name from one network namespace. Keeps all
+//! other entries.
 //!
 //! ```text
 //!   virtual servers ─▶ links ─▶ chains and jumps, tables of nftables ─▶ sets
@@ -39,13 +39,13 @@ pub use report::Cleanup;
 pub use servers::ForeignServer;
 pub use withdraw::withdraw;
 
-/// Grace period for connections through virtual servers that are opening or about to end. Once
-/// their virtual server is gone, the kernel drops their packets.
+/// Grace period for opening and ending connections through virtual servers. The kernel drops their
+/// packets once the virtual server is deleted.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Removes everything that kube-proxies in these modes left in the network namespace of the calling
-/// thread, in both IP families and both iptables backends. Keeps virtual servers within `excluded`.
-/// Loads no kernel module. A kube-proxy that still runs writes its entries again.
+/// Removes the entries of kube-proxies in these modes from the network namespace of the calling
+/// thread. Covers both IP families and both iptables backends. Keeps virtual servers within
+/// `excluded`. Loads no kernel module. A running kube-proxy writes its entries again.
 pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = installed(&mut cleanup);
@@ -65,8 +65,8 @@ pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     cleanup
 }
 
-/// Returns the installed iptables programs. A program that does not report its version is listed as
-/// left.
+/// Returns the installed iptables programs. Lists a program that does not report its version as a
+/// leftover.
 fn installed(cleanup: &mut Cleanup) -> Vec<Iptables> {
     Iptables::installed().unwrap_or_else(|error| {
         let line = format!("the iptables rules cannot be read: {error}");
@@ -83,18 +83,18 @@ pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
     cleanup
 }
 
-/// The mode that serves while the entries of other modes are removed.
+/// The mode that serves while the cleanup removes the entries of other modes.
 #[derive(Debug, Clone)]
 pub struct Serving {
-    /// Footprint of this mode; its entries stay.
+    /// Footprint of this mode. The cleanup keeps its entries.
     pub mode: &'static Footprint,
-    /// The iptables backend whose rules this mode cleans up by itself; no rule there refers to a
-    /// set any more. If `None`, the mode has no rules in iptables, and leftovers are removed from
-    /// every backend.
+    /// The iptables backend that this mode cleans up itself. No rule in that backend refers to a
+    /// set any more. If `None`, the mode has no iptables rules, and the cleanup removes leftovers
+    /// from every backend.
     pub iptables: Option<Iptables>,
 }
 
-/// Removes the entries of these modes, except those of the mode that serves now.
+/// Removes the entries of these modes, except the entries of the current mode.
 pub fn clean_up_beside(modes: Footprints, serving: &Serving, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Remove)
 }
@@ -108,26 +108,26 @@ fn beside(modes: Footprints, serving: &Serving, excluded: &[IpNet], manner: Mann
     let mut cleanup = Cleanup::default();
     let iptables: Vec<Iptables> = match &serving.iptables {
         Some(used) => Iptables::other_than(used).collect(),
-        // Without programs, the rules are unknown.
+        // Without iptables programs, the rules cannot be read.
         None => installed(&mut cleanup),
     };
     let modes = modes.iter().copied();
     let others: Vec<_> = modes.filter(|mode| *mode != serving.mode).collect();
-    // In a backend that the serving mode does not use, even its own rules are leftovers.
+    // In a backend that the current mode does not use, its own rules are also leftovers.
     let of_rules: Vec<_> = others.iter().copied().chain([serving.mode]).collect();
     if manner == Manner::Remove {
         let given = give_way(&others);
         if let Err((family, error)) = given {
-            // The cleanup stops here: this table would go on sending packets to virtual servers
-            // that are gone.
+            // The cleanup stops here: this table would continue to send packets to deleted virtual
+            // servers.
             let what =
                 "the table of a mode that goes cannot be emptied, and all of these modes stays";
             cleanup.leave(family, &what, &error);
             return cleanup;
         }
     }
-    // Userspace mode redirected by nftables before and redirects by iptables now: its old table
-    // goes.
+    // Earlier, userspace mode redirected with nftables. It redirects with iptables now, so its old
+    // table is removed.
     let is_by_iptables = serving.iptables.is_some();
     if serving.mode.served_by == ServedBy::Process && is_by_iptables {
         for family in IpFamily::ALL {
@@ -145,14 +145,14 @@ fn beside(modes: Footprints, serving: &Serving, excluded: &[IpNet], manner: Mann
     cleanup
 }
 
-/// Moves new connections to the mode that serves now. A leftover nftables table would send them to
-/// virtual servers that are removed first, so its chains are emptied. Connections that already go
-/// through a virtual server then have a moment to end.
+/// Moves new connections to the current mode. A leftover nftables table would send them to virtual
+/// servers that the cleanup deletes first, so the table's chains are emptied. Existing connections
+/// through a virtual server then have a short time to end.
 fn give_way(others: &[&'static Footprint]) -> Result<(), (IpFamily, CommitError)> {
     let mut has_any = false;
     for family in IpFamily::ALL {
-        // Another program may have changed the table between the read and the write; once more is
-        // enough.
+        // Another program may have changed the table between the read and the write. One retry
+        // suffices.
         let disarmed = tables::disarm(others, family).or_else(|_| tables::disarm(others, family));
         has_any |= disarmed.map_err(|error| (family, error))?;
     }
@@ -162,10 +162,10 @@ fn give_way(others: &[&'static Footprint]) -> Result<(), (IpFamily, CommitError)
     Ok(())
 }
 
-/// Takes the rules of ended processes out of the packets' way while the mode named `serving`
-/// serves. Removes their nftables tables and empties their iptables chains. This needs no knowledge
-/// of Services, because every packet that such a rule takes is lost. The rest of their entries is
-/// removed with all other leftovers.
+/// Makes packets bypass the rules of ended processes while the mode named `serving` serves. Deletes
+/// their nftables tables and empties their iptables chains. This is safe without knowledge of
+/// Services, because such a rule loses every packet that it matches. A later cleanup removes the
+/// other entries of these processes.
 pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let modes = modes.iter().copied();
@@ -177,19 +177,19 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     for family in IpFamily::ALL {
         tables::remove(&ended, family, true, Manner::Remove, &mut cleanup);
     }
-    // Without programs, no rule can be changed.
+    // Without iptables programs, no rule can be changed.
     let installed = installed(&mut cleanup);
     rules::empty(&ended, &installed, &mut cleanup);
     cleanup
 }
 
-/// Lists the virtual servers of this network namespace for which no evidence names one of these
-/// modes. A virtual server that a mode wants or has just made may be among them. Loads no kernel
-/// module.
+/// Lists the virtual servers of this network namespace that no evidence assigns to one of these
+/// modes. The list may include a virtual server that a mode needs or has just created. Loads no
+/// kernel module.
 ///
 /// # Errors
 ///
-/// Lines for the operator that name the parts which cannot be read.
+/// Lines for the operator about the state that cannot be read.
 pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<String>> {
     let mut cleanup = Cleanup::default();
     let mut foreign = Vec::new();
@@ -245,20 +245,20 @@ fn take_down(
     }
 }
 
-/// Leftovers of one family.
+/// Leftovers of one family in the kernel.
 struct Remains {
     family: IpFamily,
     evidence: Evidence,
     links: Links,
-    /// `None` if the kernel has no ipset, or it cannot be read.
+    /// Sets of the family. `None` if the kernel has no ipset, or the sets cannot be read.
     sets: Option<Sets>,
-    /// True once all of our virtual servers are known to be gone. Then the evidence may be removed
-    /// too.
+    /// True once the virtual servers of these modes are known to be deleted. The evidence may then
+    /// also be removed.
     is_free: bool,
 }
 
 impl Remains {
-    /// Reads the evidence of who made each virtual server.
+    /// Reads the evidence that assigns each virtual server to a program.
     fn read(modes: &[&'static Footprint], family: IpFamily, cleanup: &mut Cleanup) -> Self {
         let mut is_free = true;
         let mut evidence = Evidence::default();

@@ -1,5 +1,5 @@
-//! Removes redirections of the API server's addresses to Services. A process that has just started
-//! can then reach the API server, and learns which Service named the address.
+//! Removes entries that redirect the API server's addresses to Services. A starting process can
+//! then reach the API server and receive the Service that named the address.
 //!
 //! ```text
 //!   virtual server ─▶ address on the link ─▶ set members, elements of tables, rules
@@ -58,14 +58,15 @@ pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Places other than iptables rules in which modes keep entries that redirect packets.
+/// Kernel objects besides iptables rules that redirect packets: virtual servers, sets, and nftables
+/// tables.
 struct Stores {
     family: IpFamily,
     ipset: Option<Ipset>,
     tables: Vec<OwnTable>,
 }
 
-/// A table of nftables with its sets.
+/// An nftables table of a mode, with its sets.
 struct OwnTable {
     mode: &'static Footprint,
     name: &'static str,
@@ -73,14 +74,14 @@ struct OwnTable {
     sets: Vec<Set>,
 }
 
-/// Role of an address, by the sets of a mode.
+/// Role of an address in the sets of a mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// A cluster IP with this port.
     ClusterIp,
     /// An external or load-balancer address with this port.
     External,
-    /// No Service has the address.
+    /// An address of no Service.
     Nobodys,
 }
 
@@ -138,7 +139,8 @@ impl Stores {
             if role == Role::External && !is_excluded && delete_server(at)? {
                 cleanup.remove(family, format_args!("virtual server {at}/{TCP}"));
             }
-            // While the address is bound to the link, the node itself answers at every port of it.
+            // While the address is bound to the link, the node accepts packets to every port of the
+            // address.
             if role != Role::ClusterIp
                 && self.has_no_cluster_ip(mode, at.ip())?
                 && let Some(link) = unbind(mode, family, at.ip())?
@@ -166,7 +168,7 @@ impl Stores {
         Ok(())
     }
 
-    /// Returns the role that the sets of a mode with virtual servers give an address.
+    /// Returns the role of an address in the sets of a mode with virtual servers.
     fn role(&mut self, mode: &Footprint, at: SocketAddr) -> Result<Role, Failure> {
         let family = self.family;
         let cluster_ips = (mode.cluster_ips)(family);
@@ -192,7 +194,7 @@ impl Stores {
         Ok(role)
     }
 
-    /// Reports whether this mode has a set of cluster IPs and the set names the address at no port.
+    /// Reports whether this mode has a set of cluster IPs that contains no entry of this address.
     fn has_no_cluster_ip(&mut self, mode: &Footprint, ip: IpAddr) -> Result<bool, Failure> {
         let Some(name) = (mode.cluster_ips)(self.family) else {
             return Ok(false);
@@ -246,8 +248,8 @@ impl Stores {
                 protocol: IpProtocol::TCP,
                 port: at.port(),
             };
-            // Members of a set of another type have more parts. They have no effect without this
-            // set's member.
+            // A member of a set of another type has more fields. It has no effect without a member
+            // in this set.
             let outcomes = ipset.delete(&set.name, &[member])?;
             deleted += usize::from(outcomes == [Outcome::Done]);
         }
@@ -275,7 +277,7 @@ fn has_member(ipset: &mut Ipset, name: &str, at: SocketAddr) -> Result<bool, Fai
     Ok(ipset.test(name, &key)?)
 }
 
-/// Deletes the virtual server at an address. Returns true if there was one.
+/// Deletes the virtual server at an address. Returns true if it existed.
 fn delete_server(at: SocketAddr) -> Result<bool, Failure> {
     if !Path::new(LIST).exists() {
         return Ok(false);
@@ -293,8 +295,8 @@ fn delete_server(at: SocketAddr) -> Result<bool, Failure> {
     }
 }
 
-/// Removes an address from the link of a mode, as interface address and as route. Returns the
-/// link's name if the address was there.
+/// Removes an address from the link of a mode, both as interface address and as route. Returns the
+/// link's name if the address was bound to it.
 fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'static str>, Failure> {
     let Some(link) = mode.link else {
         return Ok(None);
@@ -327,7 +329,7 @@ fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'sta
     Ok((!replies.is_empty()).then_some(link.name))
 }
 
-/// Returns the key of address, TCP and port as the sets of tables hold it.
+/// Returns the key for an address, TCP and a port, in the format of the tables' sets.
 fn key_of(at: SocketAddr) -> nftables_netlink::Bytes {
     let key = Concatenation::new().address(at.ip());
     key.protocol(TCP.number()).port(at.port()).into_key()
@@ -346,8 +348,8 @@ impl OwnTable {
         self.nftables.element(family.into(), self.name, set, key)
     }
 
-    /// Deletes the elements that redirect an address and port, unless it is a cluster IP. Returns
-    /// the number of deleted elements.
+    /// Deletes the elements that redirect an address and port. Keeps them if the address is a
+    /// cluster IP. Returns the number of deleted elements.
     fn delete(&mut self, family: IpFamily, at: SocketAddr) -> Result<usize, Failure> {
         let address = Concatenation::new().address(at.ip());
         if let Some(cluster_ips) = (self.mode.cluster_ips)(family) {
@@ -367,7 +369,7 @@ impl OwnTable {
                     let found = self.element(family, &set.name, &key_of(at))?;
                     found.into_iter().collect()
                 }
-                // A map of endpoints, numbered from 0.
+                // A map from numbers to endpoints.
                 [DataType::Integer, _, DataType::InetService] if set.name.contains("tcp") => {
                     self.numbered(family, &set.name, at)?
                 }
@@ -428,9 +430,9 @@ fn withdraw_rules(
     if iptables::exists(family).is_err() {
         return;
     }
-    // Without programs, no rule can be changed.
+    // Without iptables programs, no rule can be changed.
     for iptables in crate::installed(cleanup) {
-        // The kernel says whether a family has rules, without starting a program.
+        // The kernel reports whether a family has rules without starting a program.
         if iptables.is_empty(family) {
             continue;
         }
@@ -477,7 +479,7 @@ fn leading<'a>(
     doomed.map(|(table, rule)| (table, rule.text)).collect()
 }
 
-/// Returns the address and TCP port that a rule matches, if it matches exactly one.
+/// Returns the address and TCP port of a rule that matches exactly one address and one port.
 fn destination(rule: &RuleLine<'_>) -> Option<SocketAddr> {
     let (mut ip, mut port, mut is_tcp, mut is_negated) = (None, None, false, false);
     let mut options = rule.options();
@@ -493,13 +495,13 @@ fn destination(rule: &RuleLine<'_>) -> Option<SocketAddr> {
     is_tcp.then_some(SocketAddr::new(ip?, port?))
 }
 
-/// Returns the address of a network that has a single address.
+/// Returns the address of a network with a single address.
 fn host(net: &str) -> Option<IpAddr> {
     let (ip, len) = net.split_once('/').unwrap_or((net, ""));
     matches!(len, "" | "32" | "128").then(|| ip.parse().ok())?
 }
 
-/// Returns the restore text that deletes these rules.
+/// Returns input for `iptables-restore` that deletes these rules.
 fn deletion(rules: &[(Table, &str)]) -> String {
     restore_text(|restore| {
         for part in rules.chunk_by(|(one, _), (two, _)| one == two) {

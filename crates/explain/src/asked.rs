@@ -1,4 +1,4 @@
-//! The request: a destination, and senders.
+//! The request to trace packets: a destination and senders.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -7,40 +7,41 @@ use proxy::Protocol;
 
 use view::ServiceName;
 
-/// The namespace of a Service that a request names without one.
+/// Namespace of a requested Service without a namespace.
 const NAMESPACE: &str = "default";
 
-/// A request to trace packets to a destination from these senders. An empty list means the senders
-/// that fit the destination.
+/// A request to trace packets from these senders to a destination. An empty list of senders means
+/// the senders that fit the destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     /// The destination as the user typed it.
     pub text: String,
     /// The destination.
     pub to: To,
-    /// A kind of sender, or one sender.
+    /// Senders, each a kind of sender or a single address.
     pub from: Vec<From>,
 }
 
 /// The destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum To {
-    /// All addresses of a Service, at all ports or at one.
+    /// All addresses of a Service, at all of its ports or at one.
     Service(ServiceName, Option<PortOf>),
-    /// An address and port. Without a protocol, each protocol that a Service has there.
+    /// An address and port. Without a protocol, each protocol of a Service at that address and
+    /// port.
     Address(SocketAddr, Option<Protocol>),
 }
 
 /// A port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PortOf {
-    /// `port`, or `nodePort`.
+    /// Number in the port's field `port` or `nodePort`.
     Number(u16),
-    /// `name`.
+    /// Name in the port's field `name`.
     Name(String),
 }
 
-/// A kind of sender, or one sender.
+/// A kind of sender, or a single sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum From {
     /// A pod on this node.
@@ -216,7 +217,7 @@ fn from_of(word: &str) -> Result<From, Unclear> {
     })
 }
 
-/// Reports whether a text may be a name in Kubernetes. The API server has further rules.
+/// Reports whether a text may be a name in Kubernetes. The API server has stricter rules.
 fn is_label(text: &str) -> bool {
     let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     (1..=253).contains(&text.len()) && text.bytes().all(is_usual)

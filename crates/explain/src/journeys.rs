@@ -1,4 +1,4 @@
-//! Which journeys a question is about, and how their senders look to the kernel.
+//! Selects the packets that a request traces, and determines their addresses and interfaces.
 //!
 //! ```text
 //!   pod       by the interface that its address is routed to, from an address of the node's pod network
@@ -20,7 +20,7 @@ use senders::Cast;
 use super::asked::{Asked, From, To};
 use super::objects::{Objects, Place, is_asked};
 
-/// The next hop towards an address, by the node's routes.
+/// Next hop towards an address, according to the node's routes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -33,10 +33,10 @@ pub(crate) struct Hop {
     pub(crate) is_local: bool,
     /// True for a service address on the link of IPVS mode.
     pub(crate) is_service: bool,
-    /// True if no gateway is in between.
+    /// True if the route has no gateway.
     pub(crate) is_neighbour: bool,
-    /// True for a neighbour behind an interface of pods: a bridge or a veth end, without the
-    /// default route.
+    /// True for a neighbour on an interface of pods. Such an interface is a bridge or a veth end
+    /// without the default route.
     pub(crate) is_inner: bool,
 }
 
@@ -46,33 +46,33 @@ pub(crate) trait Routing {
     fn hop(&self, to: IpAddr) -> Option<Hop>;
 }
 
-/// A sender of packets.
+/// A sender of the traced packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sender {
-    /// `pod 10.244.1.5 on this node`.
+    /// Description of the sender, such as `pod 10.244.1.5 on this node`.
     pub(crate) words: String,
-    /// Subject of a sentence: `a pod on this node`.
+    /// Subject of a sentence about the sender, such as `a pod on this node`.
     pub(crate) who: String,
     pub(crate) way: Way,
-    /// True if the sender is on this node, so that answers to it pass this node.
+    /// True if the sender is on this node. Replies to it then pass this node.
     pub(crate) is_here: bool,
     /// True if this node has the sender's address as a service address.
     pub(crate) has_service_address: bool,
-    /// The reason why the rules do not treat the sender as a pod, although it is behind an
-    /// interface of pods.
+    /// Reason why the rules do not treat the sender as a pod, although it is on an interface of
+    /// pods.
     pub(crate) stranger: Option<String>,
 }
 
-/// The origin of a sender's packets.
+/// Origin of a sender's packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// This node sends them, from this address or from the one that the route selects.
+    /// This node sends the packets, from this address or from the address that the route selects.
     Made(Option<IpAddr>),
-    /// They arrive on an interface, from an address.
+    /// The packets arrive on an interface, from an address.
     Comes(String, IpAddr),
 }
 
-/// The first packet of a flow to trace.
+/// First packet of a flow, which is traced.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Planned<'a> {
     pub(crate) sender: Sender,
@@ -88,7 +88,7 @@ pub(crate) struct Planned<'a> {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Journeys<'a> {
     pub(crate) planned: Vec<Planned<'a>>,
-    /// Reasons for missing senders.
+    /// Reasons why some senders are missing.
     pub(crate) notes: Vec<String>,
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn plan<'a>(asked: &Asked, objects: &'a Objects, routing: &dyn Routin
         let from = if is_default { &default } else { &*asked.from };
         for from in from {
             let is_inner = of.is_some_and(|of| of.address.kind == AddressKind::ClusterIp);
-            // Outside hosts do not use a ClusterIP, unless the request names them.
+            // Hosts outside the cluster do not use a ClusterIP, unless the request names them.
             if is_default && *from == From::External && is_inner {
                 continue;
             }
@@ -172,7 +172,7 @@ fn targets<'a>(asked: &Asked, objects: &'a Objects, notes: &mut Vec<String>) -> 
                 .filter(|place| is_asked(place, port.as_ref()))
             {
                 let is_node_port = place.address.kind == AddressKind::NodePort;
-                // All node addresses behave alike, so one of each family is enough.
+                // All node addresses are handled alike, so one address of each family suffices.
                 if is_node_port && !stands_for_all(objects, place) {
                     if !place.at.ip().is_loopback() {
                         passed.push(place.at.to_string());
@@ -194,8 +194,8 @@ fn targets<'a>(asked: &Asked, objects: &'a Objects, notes: &mut Vec<String>) -> 
     }
 }
 
-/// Reports whether this is the first node address that serves the port. Without known node
-/// addresses, each is traced.
+/// Reports whether this is the first node address that serves the port. If the node's addresses are
+/// unknown, every address is traced.
 fn stands_for_all(objects: &Objects, place: Place<'_>) -> bool {
     let alike = |other: &Place<'_>| {
         other.service.name == place.service.name

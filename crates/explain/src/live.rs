@@ -1,4 +1,4 @@
-//! The live kernel for one answer. Each object is read once.
+//! Access to the live kernel for one response. Each object is read once.
 
 use std::cell::OnceCell;
 use std::net::{IpAddr, SocketAddr};
@@ -18,10 +18,10 @@ use super::journeys::{self, Hop, Planned, Routing, Way};
 use super::listeners;
 use super::{Asked, Follow, Listening, Objects, Quotes, explain};
 
-/// Maximum number of reads if the rules change during one.
+/// Largest number of attempts, if the rules change during an attempt.
 const TRIES: u32 = 3;
 
-/// Answers a request from the kernel's state. It blocks, and opens its own sockets in the network
+/// Responds to a request from the kernel's state. Blocks. Opens separate sockets in the network
 /// namespace of the calling thread. `modes` are the modes that may serve.
 ///
 /// # Errors
@@ -50,11 +50,11 @@ pub fn answer(
     }
 }
 
-/// The kernel, with the rules that were read so far.
+/// The live kernel, and the rules read up to now.
 struct Live {
     kernel: read::Live,
     modes: Footprints,
-    /// The generation of nf\_tables at the first read; `None` without nf\_tables.
+    /// Generation of nf\_tables at the first read, or `None` without nf\_tables.
     generation: Option<Generation>,
     v4: OnceCell<Rules>,
     v6: OnceCell<Rules>,
@@ -163,14 +163,14 @@ impl Routing for Live {
 }
 
 impl Live {
-    /// Reports whether the link of IPVS mode has this address.
+    /// Reports whether this address is bound to the link of IPVS mode.
     fn is_on_service_link(&self, address: IpAddr) -> bool {
         footprint::links(self.modes).into_iter().any(|link| {
             let link = Interface {
                 index: None,
                 name: link.to_owned(),
             };
-            // A missing link has no address.
+            // Such a link does not exist, so it has no address.
             let kind = self.kernel.address_type(address, Some(&link));
             kind.is_ok_and(|kind| kind == AddressType::Local)
         })
@@ -211,7 +211,7 @@ impl Follow for Live {
         let from = match &planned.sender.way {
             Way::Made(source) => Sender::Node(*source),
             Way::Comes(interface, source) => {
-                // Whoever follows it knows more of an interface than its name.
+                // By the route, the tracer learns more about the interface than its name.
                 let is_by_route = self
                     .hop(*source)
                     .is_some_and(|hop| hop.interface == *interface);

@@ -1,5 +1,5 @@
 //! Finds the origin of each step: a field of a Service, an endpoint of an EndpointSlice, or a flag.
-//! Entries of other programs are marked as such.
+//! Marks entries of other programs.
 
 use footprint::Footprints;
 use footprint::origin::{Space, origin_of};
@@ -11,24 +11,25 @@ use super::objects::Place;
 /// Prefix of the origin of another program's entry.
 pub(crate) const NOT_OURS: &str = "not kube-proxy's";
 
-/// The tables of iptables.
+/// Names of the iptables tables.
 const TABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
-/// The built-in chains of iptables.
+/// Names of the built-in iptables chains.
 const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
-/// A step of a path.
+/// A step on a packet's path.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Met<'a> {
-    /// `nat KUBE-SERVICES`, `table ip kube-proxy, chain services`, `IPVS`, `routing`.
+    /// Location of the step: `nat KUBE-SERVICES`, `table ip kube-proxy, chain services`, `IPVS`,
+    /// `routing`.
     pub(crate) place: &'a str,
-    /// The rule.
+    /// The rule, virtual server or route that the packet matched.
     pub(crate) entry: &'a str,
-    /// `KUBE-CLUSTER-IP 10.96.0.1,tcp:80`.
+    /// Set members that the packet matched, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:80`.
     pub(crate) members: &'a [String],
 }
 
-/// Returns the origin of a step; empty for the kernel itself. `of` is the Service port of the
-/// destination, and `modes` may have written the entry.
+/// Returns the origin of a step, or an empty text if the step belongs to the kernel itself. `of` is
+/// the Service port of the destination. `modes` are the modes that may have written the entry.
 pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -> String {
     let (place, members) = (met.place, met.members);
     if place == "IPVS" {
@@ -48,14 +49,15 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -
         return link.map_or_else(String::new, |says| in_words(says, of, None));
     };
     let named = at.service().or_else(|| commented(met.entry));
-    // The last set member decides.
+    // The last set member determines the origin.
     let mut sets = members.iter().rev().filter_map(|member| {
         let set = member.split([' ', ',']).next()?;
         origin_of(modes, at.sets(), set)
     });
     let target = || target_of(met.entry).and_then(|target| origin_of(modes, at.space(), target));
     let own = origin_of(modes, at.space(), at.name);
-    // A rule of another program may match our set or jump to our chain. It stays theirs.
+    // A rule of another program may match our set or jump to our chain. The rule still belongs to
+    // that program.
     let is_ours = own.is_some() || at.is_built_in();
     let says = match own {
         Some(own) => Some(sets.next().unwrap_or(own)),
@@ -68,7 +70,8 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -
     }
 }
 
-/// Returns the origin of the scheduler in `TCP 10.96.0.10:80 sh`: the Service's option or the flag.
+/// Returns the origin of the scheduler in `TCP 10.96.0.10:80 sh`: either the Service's option or
+/// the flag.
 fn scheduler_origin(entry: &str, of: &Place<'_>) -> String {
     let mut options = of.service.options.iter();
     let own = options.find(|option| option.annotation == options::SCHEDULER);
@@ -78,8 +81,8 @@ fn scheduler_origin(entry: &str, of: &Place<'_>) -> String {
     }
 }
 
-/// `Services: spec.clusterIPs` of a Service that is known: `Service default/web, port http:
-/// spec.clusterIPs`.
+/// Adds the name of a known Service: `Services: spec.clusterIPs` becomes `Service default/web, port
+/// http: spec.clusterIPs`.
 fn in_words(says: &str, of: Option<&Place<'_>>, named: Option<&str>) -> String {
     let of = of.map(Place::port_name);
     let named = named.or(of.as_deref());
@@ -103,7 +106,7 @@ fn service_words(named: Option<&str>, what: &str) -> String {
     }
 }
 
-/// Splits `default/web:http`.
+/// Splits `default/web:http` into the Service's name and the port's name.
 fn named_service(named: &str) -> (&str, Option<&str>) {
     match named.split_once(':') {
         Some((service, port)) if !port.is_empty() => (service, Some(port)),
@@ -112,7 +115,7 @@ fn named_service(named: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// A chain.
+/// A chain of iptables or nftables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Chain<'a> {
     table: &'a str,
@@ -148,7 +151,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Returns the namespace of the sets that its rules match.
+    /// Returns the namespace that holds the sets of the chain's rules.
     fn sets(&self) -> Space<'a> {
         if self.is_nft {
             self.space()
@@ -166,7 +169,8 @@ impl<'a> Chain<'a> {
         if !self.is_nft {
             return None;
         }
-        // service-PFISGYVC-default/web/tcp/http, endpoint-…-default/web/tcp/http__10.244.1.5/8080
+        // Such names are service-PFISGYVC-default/web/tcp/http and
+        // endpoint-…-default/web/tcp/http__10.244.1.5/8080.
         let mut parts = self.name.splitn(3, '-').skip(2);
         let mut parts = parts.next()?.split('/');
         let (namespace, name) = (parts.next()?, parts.next()?);
@@ -319,7 +323,7 @@ mod tests {
                 "TCP 10.96.0.10:80 sh",
                 "annotation kube-proxy-ipvs/scheduler",
             ),
-            // It was not heeded.
+            // The mode ignored the annotation.
             ("TCP 10.96.0.10:80 rr", "--ipvs-scheduler"),
         ] {
             let met = Met {
@@ -367,7 +371,7 @@ mod tests {
             ),
             "Service default/web, port p: sessionAffinity: ClientIP"
         );
-        // A comment that is no name.
+        // This comment is not a Service's name.
         assert_eq!(
             unknown(
                 "nat KUBE-SERVICES",
@@ -391,7 +395,7 @@ mod tests {
             unknown("table inet firewalld, chain filter_INPUT", "reject"),
             "not kube-proxy's: table firewalld of nftables"
         );
-        // Where ours begin.
+        // A built-in chain jumps to a chain of kube-proxy.
         let jump =
             "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES";
         assert!(unknown("nat PREROUTING", jump).starts_with("Services: "));

@@ -1,5 +1,5 @@
-//! Renders an explanation for people: the verdict, then the path step by step. Shared steps of
-//! several paths come first.
+//! Renders an explanation as text for people: the verdict, then the path step by step. Steps that
+//! several paths share come first.
 
 use std::fmt::Write as _;
 
@@ -8,19 +8,19 @@ use view::{Explanation, Fate, Journey, Step, Walk};
 
 use super::{fails, is_unsure};
 
-/// Number of branches shown at one step, unless all are requested.
+/// Largest number of branches shown at one step, unless all branches are requested.
 const BRANCHES: usize = 4;
-/// Maximum width of the column of places.
+/// Largest width of the column of locations.
 const PLACE: usize = 34;
 
-/// The style of the text.
+/// Options for rendering the text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Style {
-    /// The verdicts alone, without steps.
+    /// True to render the verdicts without steps.
     pub is_brief: bool,
-    /// Shows also rules, set members, the number of rules without effect, and every path.
+    /// True to also render rules, set members, the number of rules without effect, and every path.
     pub is_wide: bool,
-    /// Uses colours, for a terminal.
+    /// True to use colours, for a terminal.
     pub has_colours: bool,
 }
 
@@ -53,13 +53,13 @@ struct Page {
     style: Style,
 }
 
-/// Paths from a common step: probability, remaining steps, and the whole path.
+/// Paths that continue from a common step: probability, remaining steps, and the whole path.
 type Ways<'a> = Vec<(f64, &'a [Step], &'a Walk)>;
 
 impl Page {
     fn line(&mut self, indent: &str, text: &str) {
         self.text.push_str(indent);
-        // Texts in the kernel may come from anyone, and may hold control characters.
+        // Any program may write texts into the kernel, and they may contain control characters.
         self.text.push_str(&shown(text));
         self.text.push('\n');
     }
@@ -99,7 +99,7 @@ impl Page {
         self.ways(&ways, "    ", all);
     }
 
-    /// Writes the common steps of paths, and then each path.
+    /// Writes the steps that all paths share, and then each path.
     fn ways(&mut self, ways: &Ways<'_>, indent: &str, all: f64) {
         let common = common(ways);
         if let Some((_, steps, _)) = ways.first() {
@@ -177,7 +177,7 @@ impl Page {
         }
     }
 
-    /// Writes a step. The origin is skipped if it equals `before`, the origin of the previous step.
+    /// Writes a step. Skips the origin if it equals `before`, the origin of the previous step.
     fn step(&mut self, indent: &str, step: &Step, before: &str) {
         let place = &step.place;
         let says = if step.says.is_empty() {
@@ -185,7 +185,7 @@ impl Page {
         } else {
             &step.says
         };
-        // A longer place gets its own line.
+        // A longer location has a separate line.
         let mut line = if place.chars().count() > PLACE {
             self.line(indent, place);
             format!("{:<PLACE$}  {says}", "")
@@ -212,7 +212,7 @@ impl Page {
     }
 }
 
-/// Returns the end of a path: a word, or the endpoint.
+/// Returns the end of a path: a verdict word, or the endpoint.
 fn end_of(walk: &Walk) -> &str {
     let word = match walk.fate {
         Fate::Delivered | Fate::Local => "",
@@ -229,7 +229,7 @@ fn end_of(walk: &Walk) -> &str {
     }
 }
 
-/// Returns the number of common first steps.
+/// Returns the number of first steps that all paths share.
 fn common(ways: &Ways<'_>) -> usize {
     let Some(((_, first, _), others)) = ways.split_first() else {
         return 0;

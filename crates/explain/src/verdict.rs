@@ -11,9 +11,9 @@ use super::objects::Place;
 use super::origin::NOT_OURS;
 use super::walked::THIS_NODE;
 
-/// The place of a routing step.
+/// Location of a routing step on a path.
 const ROUTING: &str = "routing";
-/// Number of endpoints that a sentence names.
+/// Largest number of endpoints that a sentence names.
 const NAMED: usize = 4;
 
 /// Returns the verdict on a packet with these paths.
@@ -58,7 +58,7 @@ pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
     }
 }
 
-/// The fate of an answer.
+/// Fate of the reply to a delivered packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Back<'a> {
     Comes,
@@ -66,7 +66,7 @@ enum Back<'a> {
     Lost(&'a str),
 }
 
-/// Groups delivered paths by the fate of the answer, answered ones first.
+/// Groups delivered paths by the fate of the reply. Paths whose reply arrives come first.
 fn delivered(walks: &[Walk]) -> BTreeMap<Back<'_>, Vec<&Walk>> {
     let mut all: BTreeMap<Back<'_>, Vec<&Walk>> = BTreeMap::new();
     for walk in walks.iter().filter(|walk| walk.fate == Fate::Delivered) {
@@ -84,7 +84,8 @@ fn total(walks: &[&Walk]) -> f64 {
     walks.iter().map(|walk| walk.chance.0).sum()
 }
 
-/// Formats `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint sees …`.
+/// Formats the destination and source, as in `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half
+/// each; the endpoint sees …`.
 fn reached(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     format!(
         "reaches {}; {}",
@@ -93,7 +94,7 @@ fn reached(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     )
 }
 
-/// Formats `10.244.1.5:8080 or 10.244.2.7:8080, half each`.
+/// Formats the endpoints with their shares, as in `10.244.1.5:8080 or 10.244.2.7:8080, half each`.
 fn named(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     let mut shares: Vec<(String, f64)> = Vec::new();
     let mut places: HashMap<&str, usize> = HashMap::new();
@@ -185,7 +186,7 @@ pub(crate) fn is_kept(walk: &Walk) -> bool {
     walk.source.starts_with("kept")
 }
 
-/// Describes a path that ends at no endpoint.
+/// Describes a path that does not end at an endpoint.
 fn other(planned: &Planned<'_>, walk: &Walk) -> String {
     let last = walk.steps.last();
     let why = why(planned, walk.fate);
@@ -225,7 +226,7 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
         Fate::Reset => format!("is accepted by {at}, and reset{because}"),
         Fate::Local => local(planned, walk),
-        // Delivered paths are described elsewhere.
+        // Another function describes delivered paths.
         Fate::Delivered | Fate::Forwarded => format!(
             "is sent on to {} as it is: no Service takes it here",
             walk.endpoint
@@ -236,7 +237,7 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Describes a destination that this node has as its own address.
+/// Describes a destination address that belongs to this node.
 fn taken(planned: &Planned<'_>) -> String {
     if planned.named_by.is_empty() || planned.of.is_some() {
         return String::new();
@@ -276,7 +277,7 @@ fn local(planned: &Planned<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Returns why an address of a Service is not served, by its objects.
+/// Returns the reason why a Service's address is not served, from the Service's objects.
 fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
     if !matches!(fate, Fate::Refused | Fate::Dropped | Fate::Reset) {
         return None;
@@ -342,7 +343,7 @@ fn outside_ranges(planned: &Planned<'_>, of: &Place<'_>) -> Option<String> {
     }
 }
 
-/// Formats `half of the time`.
+/// Formats a probability, as in `half of the time`.
 fn times(chance: f64) -> String {
     if (chance - 0.5).abs() < 0.005 {
         "half of the time".to_owned()

@@ -1,4 +1,4 @@
-//! Converts a traced path to the words of the answer.
+//! Converts a traced path to the text of the response.
 
 use std::net::SocketAddr;
 
@@ -13,17 +13,17 @@ use super::answer::{self, Answers};
 use super::journeys::Planned;
 use super::origin::{Met, origin};
 
-/// The source that an endpoint sees in userspace mode.
+/// Source address in userspace mode, as the endpoint sees it.
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
-/// The source that an endpoint sees unchanged.
+/// Source address that the endpoint sees unchanged.
 const KEPT: &str = "kept";
-/// The end of a path that no Service serves.
+/// End of a path to an address that no Service serves.
 pub(crate) const THIS_NODE: &str = "this node itself";
 
-/// Looks up the Service port behind a listening port of the daemon.
+/// Function that looks up the Service port behind a listening port of the daemon.
 pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
 
-/// The context of a conversion.
+/// Inputs for converting a path.
 #[derive(Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
     pub(crate) kernel: &'a dyn Answers,
@@ -32,7 +32,7 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) modes: Footprints,
 }
 
-/// Converts a path. If the daemon relays the connection, there is a path for each endpoint.
+/// Converts a path. Returns a path for each endpoint if the daemon relays the connection.
 pub(crate) fn told(
     followed: &packet_path::Walk,
     planned: &Planned<'_>,
@@ -97,7 +97,7 @@ pub(crate) fn told(
     vec![walk]
 }
 
-/// Adds to a local path whether a process receives the packet.
+/// Adds to a path that ends on this node whether a process receives the packet.
 fn listened(
     walk: &mut Walk,
     followed: &packet_path::Walk,
@@ -175,8 +175,8 @@ fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &Planned<'_>) {
     };
 }
 
-/// Returns the source that the endpoint sees. For a node port it is never a service address, since
-/// the node owns the address.
+/// Returns the source that the endpoint sees. For a node port, the source is never a service
+/// address, because the node owns the address.
 pub(super) fn source(followed: &packet_path::Walk, planned: &Planned<'_>) -> Source {
     let of = planned.of.as_ref().map(|of| of.address.kind);
     match followed.source {
@@ -192,7 +192,7 @@ fn is_listening(walk: &Walk) -> bool {
         .any(|step| step.origin.contains(LISTENING))
 }
 
-/// Reports whether a packet is for a NodePort that the daemon serves on localhost.
+/// Reports whether a packet is sent to a NodePort that the daemon serves on localhost.
 fn is_relayed_on_localhost(
     packet: &Packet,
     planned: &Planned<'_>,

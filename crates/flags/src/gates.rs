@@ -1,41 +1,43 @@
-//! Feature gates: those of Kubernetes 1.34 to 1.38, the ones that were given, and their effect.
+//! Feature gates: the gates of Kubernetes 1.34 to 1.38, the gates on the command line, and their
+//! effect.
 //!
-//! One `featureGates` is often written for a whole cluster, and for several releases of it, while
-//! an upstream kube-proxy knows the gates of its own release only. This program serves clusters of
-//! all these releases: a gate that it does not read, or does not know, is a warning and never ends
-//! the start. `gates/kubernetes.txt` has a line for each gate, with its stage in each release.
+//! A cluster often has one `featureGates` list for all components and several releases. An upstream
+//! kube-proxy knows only the gates of its own release. This program serves clusters of all these
+//! releases. A gate that it does not use or does not know causes a warning and never ends the
+//! start. `gates/kubernetes.txt` has a line for each gate, with its stage in each release.
 //!
-//! A gate that is not given has its default in the [release that this program matches](KUBERNETES),
-//! or in the nearest release with the gate. Few gates change what a kube-proxy does. The
-//! effect of each of them is in docs/flags.md, in `OF_KUBE_PROXY` and in `WITHOUT_EFFECT`.
+//! A gate without a given value has its default in the [release that this program
+//! matches](KUBERNETES), or in the nearest release with the gate. Few gates change the behaviour of
+//! a kube-proxy. Their effects are described in docs/flags.md, in `OF_KUBE_PROXY` and in
+//! `WITHOUT_EFFECT`.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use crate::version::KUBERNETES;
 
-/// `spec.externalIPs` of Services are served (KEP-5707).
+/// Gate for serving `spec.externalIPs` of Services (KEP-5707).
 pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
-/// The page `/flagz`.
+/// Gate for the page `/flagz`.
 pub const FLAGZ: &str = "ComponentFlagz";
-/// The page `/statusz`.
+/// Gate for the page `/statusz`.
 pub const STATUSZ: &str = "ComponentStatusz";
-/// Options of the log that are alpha: standard output, and buffers.
+/// Gate for alpha options of the log: standard output, and buffers.
 pub const ALPHA_LOGGING: &str = "LoggingAlphaOptions";
-/// Options of the log that are beta: JSON.
+/// Gate for beta options of the log: JSON.
 pub const BETA_LOGGING: &str = "LoggingBetaOptions";
-/// The first list of objects is streamed.
+/// Gate for streaming the first list of objects.
 pub const STREAMED_LISTS: &str = "WatchListClient";
-/// IPVS mode may be chosen (KEP-5495). Only an explicit `false` has an effect here.
+/// Gate for choosing IPVS mode (KEP-5495). Only an explicit `false` has an effect in this program.
 pub const IPVS_MODE: &str = "KubeProxyIPVS";
-/// NodePorts at loopback addresses in nftables mode (KEP-6032): alpha and off in 1.37, beta and on
-/// in 1.38.
+/// Gate for NodePorts at loopback addresses in nftables mode (KEP-6032). It is alpha and off in
+/// 1.37, beta and on in 1.38.
 pub const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
 
-/// Gates that switch all gates of a stage which are not given themselves.
+/// Gates that set all gates of a stage, except gates with a value of their own.
 const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
-/// Gates that an upstream kube-proxy of some release reads, itself or in its libraries.
+/// Gates that an upstream kube-proxy of some release uses, directly or in its libraries.
 const OF_KUBE_PROXY: &[&str] = &[
     EXTERNAL_IPS,
     FLAGZ,
@@ -70,7 +72,7 @@ const OF_KUBE_PROXY: &[&str] = &[
     "WinOverlay",
 ];
 
-/// Gates of kube-proxy with a value that changes nothing here, and the reason.
+/// Gates of kube-proxy, each with a value that has no effect in this program, and the reason.
 const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("CBORServingAndStorage", true, "no page is served as CBOR"),
     (
@@ -105,7 +107,7 @@ const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ),
 ];
 
-/// The maturity of a feature.
+/// Maturity of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Off by default.
@@ -119,7 +121,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Returns the label of metrics, which is empty for a stable gate.
+    /// Returns the stage's label in metrics, which is empty for a stable gate.
     pub fn label(self) -> &'static str {
         match self {
             Self::Alpha => "ALPHA",
@@ -132,16 +134,16 @@ impl Stage {
 
 /// The minor version of the first release in `gates/kubernetes.txt`.
 const FIRST: usize = 34;
-/// The number of releases there.
+/// Number of releases in `gates/kubernetes.txt`.
 const RELEASES: usize = 5;
 
-/// The column of the release that this program matches.
+/// Index of the column of the release that this program matches.
 static OWN: LazyLock<usize> = LazyLock::new(|| {
     let minor: usize = KUBERNETES.minor.parse().unwrap_or(FIRST);
     minor.saturating_sub(FIRST).min(RELEASES - 1)
 });
 
-/// A gate as one release has it.
+/// Stage and default of a gate in one release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Spec {
     stage: Stage,
@@ -150,7 +152,8 @@ struct Spec {
 }
 
 impl Spec {
-    /// Reads a cell of `gates/kubernetes.txt`; `None` if the release has no such gate.
+    /// Parses a cell of `gates/kubernetes.txt`. Returns `None` if the release does not have the
+    /// gate.
     fn read(cell: &str) -> Option<Self> {
         let (letter, is_locked) = match cell.strip_suffix('!') {
             Some(letter) => (letter, true),
@@ -171,12 +174,13 @@ impl Spec {
     }
 }
 
-/// A gate of Kubernetes, release by release.
+/// A gate of Kubernetes with its specification in each release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct KnownGate {
     name: &'static str,
     specs: [Option<Spec>; RELEASES],
-    /// The specification in the release that this program matches, or in the nearest one.
+    /// Specification in the release that this program matches, or in the nearest release with the
+    /// gate.
     spec: Spec,
 }
 
@@ -204,7 +208,7 @@ impl KnownGate {
         KNOWN.iter().find(|known| known.name == name)
     }
 
-    /// The first release that locks the gate to its default, as `1.35`.
+    /// Returns the first release that locks the gate to its default, such as `1.35`.
     fn locked_since(&self) -> Option<String> {
         let is_locked = |spec: &Option<Spec>| spec.is_some_and(|spec| spec.is_locked);
         let at = self.specs.iter().position(is_locked)?;
@@ -212,28 +216,29 @@ impl KnownGate {
     }
 }
 
-/// The gates that were given; the rest have their defaults.
+/// Gates with a given value. All other gates have their defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Gates(BTreeMap<String, bool>);
 
 impl Gates {
-    /// Collects the given gates. The last value of a repeated gate counts.
+    /// Collects the gates with their given values. If a gate is repeated, its last value applies.
     pub fn new(given: impl IntoIterator<Item = (String, bool)>) -> Self {
         let given = given.into_iter().filter(|(name, _)| !name.is_empty());
         Self(given.collect())
     }
 
-    /// True if a gate is on; an unknown gate is off.
+    /// Returns true if a gate is on. An unknown gate is off.
     pub fn is_on(&self, name: &str) -> bool {
         KnownGate::of(name).is_some_and(|known| self.has(known))
     }
 
-    /// The value that a gate was given by its name; `AllBeta` gives none.
+    /// Returns the value that was given for this gate by its own name. `AllBeta` does not count.
     pub fn given(&self, name: &str) -> Option<bool> {
         self.0.get(name).copied()
     }
 
-    /// The gates of the release that this program matches: names, stages, and whether they are on.
+    /// Returns the gates of the release that this program matches, each with its name, its stage,
+    /// and true if it is on.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, Stage, bool)> {
         let there = KNOWN
             .iter()
@@ -241,7 +246,7 @@ impl Gates {
         there.map(|known| (known.name, known.spec.stage, self.has(known)))
     }
 
-    /// A line for each gate of kube-proxy that was given and will be removed, as upstream logs it.
+    /// Returns a line for each given gate of kube-proxy that will be removed, as upstream logs it.
     pub fn notes(&self) -> Vec<String> {
         let read = self.0.iter().filter(|(name, _)| is_of_kube_proxy(name));
         let notes = read.filter_map(|(name, value)| {
@@ -261,8 +266,8 @@ impl Gates {
         notes.collect()
     }
 
-    /// A line for each gate of kube-proxy whose value changes nothing here, one for all gates of
-    /// other components, and one for all unknown gates.
+    /// Returns a line for each gate of kube-proxy whose value has no effect in this program. Adds
+    /// one line for all gates of other components, and one line for all unknown gates.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let (mut foreign, mut unknown) = (Vec::new(), Vec::new());

@@ -1,7 +1,8 @@
 //! Parsers for the values and names of Go's command lines.
 //!
-//! Existing manifests have flags for Go's `strconv`, `time` and pflag. These accept more than Rust's
-//! parsers (`T`, `1h30m`, `0x10`, `--proxy_mode`), and this module accepts exactly the same.
+//! Existing manifests have flags for Go's `strconv`, `time` and pflag. These accept more spellings
+//! than Rust's parsers (`T`, `1h30m`, `0x10`, `--proxy_mode`). This module accepts exactly the same
+//! spellings.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -39,13 +40,13 @@ pub fn int(text: &str) -> Result<i32, &'static str> {
     i32::from_str_radix(&format!("{sign}{digits}"), radix).map_err(|_| WRONG)
 }
 
-/// Parses a floating-point number like `strconv.ParseFloat`, except hexadecimal ones.
+/// Parses a floating-point number like `strconv.ParseFloat`, without the hexadecimal form.
 pub fn float(text: &str) -> Result<f32, &'static str> {
     text.parse().map_err(|_| "give a number such as 5 or 2.5")
 }
 
-/// Parses a duration like `time.ParseDuration`. A negative duration is an error: no flag has a meaning
-/// for it.
+/// Parses a duration like `time.ParseDuration`. Rejects a negative duration, which no flag
+/// supports.
 pub fn duration(text: &str) -> Result<Duration, &'static str> {
     const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
     let rest = text.strip_prefix('+').unwrap_or(text);
@@ -76,7 +77,8 @@ pub fn duration(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// Returns `number`, digits with at most one point, of a unit in nanoseconds.
+/// Returns a time in nanoseconds. `number` consists of digits with at most one decimal point, and
+/// `unit` is its unit.
 fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
     let unit: u64 = match unit {
         "ns" => 1,
@@ -164,7 +166,7 @@ pub fn quantity(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Parses the address of a server. There is no server if `text` is empty, or if `port`, the value of
+/// Parses the address of a server. Returns `None` if `text` is empty, or if `port`, the value of
 /// the deprecated flag, is 0. An address without a port gets `port`.
 pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
@@ -317,7 +319,7 @@ mod tests {
         assert_eq!(listen("0.0.0.0:80", 0), Ok(None));
         assert!(listen("10.0.0.1", -1).is_err());
         assert!(listen("10.0.0.1", 65536).is_err());
-        // The port of the flag is not needed.
+        // The deprecated flag's port is unused if the address has a port.
         assert!(listen("10.0.0.1:80", 65536).is_ok());
     }
 

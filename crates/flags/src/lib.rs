@@ -305,19 +305,19 @@ pub struct Flags {
     )]
     pub iptables_backend: String,
 
-    /// `nftables.masqueradeAll`, a field without a flag.
+    /// Value of the field `nftables.masqueradeAll`, which has no flag.
     #[arg(skip)]
     pub nftables_masquerade_all: bool,
 
-    /// `nftables.masqueradeBit`, a field without a flag.
+    /// Value of the field `nftables.masqueradeBit`, which has no flag.
     #[arg(skip = 14_i32)]
     pub nftables_masquerade_bit: i32,
 
-    /// `nftables.minSyncPeriod`, a field without a flag.
+    /// Value of the field `nftables.minSyncPeriod`, which has no flag.
     #[arg(skip = Duration::from_secs(1))]
     pub nftables_min_sync_period: Duration,
 
-    /// `nftables.syncPeriod`, a field without a flag.
+    /// Value of the field `nftables.syncPeriod`, which has no flag.
     #[arg(skip = Duration::from_secs(30))]
     pub nftables_sync_period: Duration,
 

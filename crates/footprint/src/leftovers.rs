@@ -1,9 +1,9 @@
-//! Finds the iptables entries that modes have left, in the output of `iptables-save`, and writes
-//! the restore that removes them.
+//! Finds the iptables entries that modes have left, in the output of `iptables-save`. Writes the
+//! input for `iptables-restore` that removes them.
 //!
-//! The name of a chain says which mode made it. A jump into such a chain is a kube-proxy's if it
-//! stands in a built-in chain and has a known comment. Any other jump is a rule of another program:
-//! it stays, and so does the chain, empty.
+//! The name of a chain identifies the mode that created it. A jump into such a chain belongs to a
+//! kube-proxy if the jump is in a built-in chain and has a known comment. Any other jump is a rule
+//! of another program. That rule stays, and its target chain stays without rules.
 //!
 //! Source: upstream's `pkg/proxy/iptables/cleanup.go`, `pkg/proxy/ipvs/cleanup.go`.
 
@@ -14,7 +14,7 @@ use iptables::{BUILT_IN, Entry, Restore, RuleLine, Table, entries, restore_text}
 
 use crate::footprint::{Footprint, Footprints};
 
-/// iptables entries that kube-proxies have left, of one family and backend.
+/// iptables entries that kube-proxies have left in one family and backend.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leftovers {
     tables: BTreeMap<Table, Chains>,
@@ -24,36 +24,36 @@ pub struct Leftovers {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Chains {
     names: BTreeSet<String>,
-    /// Jumps into the chains, each as a line from `-A` on.
+    /// Jumps into the chains, each as a line that begins with `-A`.
     jumps: Vec<String>,
-    /// Chains that a foreign rule jumps to, each with that rule.
+    /// Chains that are targets of another program's rule, each with that rule.
     holds: BTreeMap<String, String>,
 }
 
-/// Treatment of a chain that a foreign rule jumps to.
+/// Treatment of a chain to which another program's rule jumps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
-    /// The chain stays, empty.
+    /// Keep the chain without rules.
     Stays,
-    /// The chain is deleted. The kernel refuses that, so the failure is reported and retried.
+    /// Delete the chain. The kernel rejects the deletion, so the failure is reported and retried.
     Goes,
 }
 
-/// Finds leftovers, entry by entry.
+/// Finds leftovers among the entries that it receives.
 #[derive(Debug)]
 pub struct Finder {
     theirs: Vec<&'static Footprint>,
     mine: Option<&'static Footprint>,
-    /// Jumps of the mode that serves, each as a line.
+    /// Jumps of the current mode, each as a line.
     my_jumps: BTreeSet<(Table, String)>,
     held: Held,
-    /// Chains of other modes; true if the chain has rules.
+    /// Chains of other modes, each with true if the chain has rules.
     names: BTreeMap<Table, BTreeMap<String, bool>>,
     found: Leftovers,
 }
 
 impl Finder {
-    /// Returns a finder for everything that these modes have left.
+    /// Returns a finder for all entries that these modes have left.
     pub fn all(modes: &[&'static Footprint]) -> Self {
         Self {
             theirs: modes.to_vec(),
@@ -65,8 +65,8 @@ impl Finder {
         }
     }
 
-    /// Returns a finder for everything that `modes` other than `mine` have left and `mine` does not
-    /// use. An empty chain that stays because a foreign rule jumps to it is no leftover.
+    /// Returns a finder for entries that `modes` other than `mine` have left and `mine` does not
+    /// use. An empty chain that stays because of another program's rule is not a leftover.
     pub fn beside(mine: &'static Footprint, modes: Footprints, held: Held) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {
@@ -82,12 +82,12 @@ impl Finder {
         self.mine.is_some_and(|mine| mine.has_chain(table, chain))
     }
 
-    /// Reports whether a chain belongs to another mode. It may belong to `mine` as well.
+    /// Reports whether a chain belongs to another mode. The chain may also belong to `mine`.
     fn is_theirs(&self, table: Table, chain: &str) -> bool {
         self.theirs.iter().any(|mode| mode.has_chain(table, chain))
     }
 
-    /// Takes an entry of a table.
+    /// Checks an entry of a table.
     pub fn entry(&mut self, table: Table, entry: Entry<'_>) {
         match entry {
             Entry::Chain(name) => self.chain(table, name),
@@ -95,7 +95,7 @@ impl Finder {
         }
     }
 
-    /// Takes a chain.
+    /// Checks a chain.
     pub fn chain(&mut self, table: Table, name: &str) {
         if self.is_theirs(table, name) && !self.is_mine(table, name) {
             let names = self.names.entry(table).or_default();
@@ -103,7 +103,7 @@ impl Finder {
         }
     }
 
-    /// Takes a rule.
+    /// Checks a rule.
     pub fn rule(&mut self, table: Table, rule: RuleLine<'_>) {
         let of_table = self.names.get_mut(&table);
         if let Some(has_rules) = of_table.and_then(|names| names.get_mut(rule.chain)) {
@@ -137,7 +137,7 @@ impl Finder {
             })
     }
 
-    /// Returns the leftovers that were found.
+    /// Returns the found leftovers.
     pub fn finish(self) -> Leftovers {
         let (mut found, held) = (self.found, self.held);
         for (table, mut names) in self.names {
@@ -165,7 +165,7 @@ impl Finder {
 }
 
 impl Leftovers {
-    /// Returns the leftovers that a finder finds in the output of `iptables-save`.
+    /// Returns the leftovers that `finder` finds in the output of `iptables-save`.
     pub fn find(mut finder: Finder, saved: &str) -> Self {
         for (table, entry) in entries(saved) {
             finder.entry(table, entry);
@@ -173,7 +173,8 @@ impl Leftovers {
         finder.finish()
     }
 
-    /// Reports whether current rules of a mode jump into the leftovers. If so, that mode serves.
+    /// Reports whether current rules of a mode jump into the leftovers, which shows that the mode
+    /// serves.
     pub fn serve<'a>(&self, installed: impl IntoIterator<Item = (Table, &'a str)>) -> bool {
         installed.into_iter().any(|(table, line)| {
             let Some(chains) = self.tables.get(&table) else {
@@ -184,7 +185,7 @@ impl Leftovers {
         })
     }
 
-    /// Excludes a chain from the removal. Returns true if it was a leftover.
+    /// Excludes a chain from the removal. Returns true if the chain was a leftover.
     pub fn keep(&mut self, table: Table, chain: &str) -> bool {
         let Some(of) = self.tables.get_mut(&table) else {
             return false;
@@ -196,7 +197,7 @@ impl Leftovers {
         is_there
     }
 
-    /// Reports whether there is nothing to remove.
+    /// Reports whether no leftover exists.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
@@ -206,19 +207,19 @@ impl Leftovers {
         self.tables.contains_key(&table)
     }
 
-    /// Returns the leftover chains, including those that stay empty.
+    /// Returns the leftover chains, including chains that stay without rules.
     pub fn chains(&self) -> impl Iterator<Item = (Table, &str)> {
         let tables = self.tables.iter();
         tables.flat_map(|(table, of)| of.names.iter().map(|name| (*table, name.as_str())))
     }
 
-    /// Returns the jumps, as lines.
+    /// Returns the leftover jumps, as lines.
     pub fn jumps(&self) -> impl Iterator<Item = (Table, &str)> {
         let tables = self.tables.iter();
         tables.flat_map(|(table, of)| of.jumps.iter().map(|line| (*table, line.as_str())))
     }
 
-    /// Returns the number of chains and of jumps to remove.
+    /// Returns the numbers of chains and jumps to remove.
     pub fn counts(&self) -> (usize, usize) {
         let chains = |of: &Chains| of.names.len().saturating_sub(of.holds.len());
         (
@@ -239,7 +240,8 @@ impl Leftovers {
         })
     }
 
-    /// Writes the restore text that removes the leftovers. Entries that it does not name stay.
+    /// Writes the input for `iptables-restore` that removes the leftovers and keeps all other
+    /// entries.
     ///
     /// # Errors
     ///
@@ -247,7 +249,7 @@ impl Leftovers {
     pub fn write(&self, restore: &mut Restore<'_>) -> io::Result<()> {
         for (table, chains) in &self.tables {
             restore.begin(*table)?;
-            // No chain refers to another once all are empty.
+            // Once all chains are empty, no chain refers to another.
             for name in &chains.names {
                 restore.declare(name)?;
             }
@@ -264,7 +266,7 @@ impl Leftovers {
         Ok(())
     }
 
-    /// Returns the restore text that removes the leftovers.
+    /// Returns the input for `iptables-restore` that removes the leftovers.
     pub fn restore_text(&self) -> String {
         restore_text(|restore| self.write(restore))
     }

@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 server on one address. The caller says how to answer a request's head.
+//! A small HTTP/1.1 server on one address. The caller provides the response to a request's head.
 //!
 //! ```text
 //!   Listen: TCP, a local socket ─▶ Accepted ─▶ Place ─▶ Patient ─▶ Respond ─▶ Answer
@@ -45,20 +45,22 @@ pub use places::Client;
 use places::{Place, Places};
 pub use thread::HttpThread;
 
-/// Longest head of a request, in bytes. No probe sends more, and each connection may use as much.
+/// Largest head of a request, in bytes. Every probe sends less, and each connection may use this
+/// amount of memory.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Pause after a failed accept, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Period between attempts to bind an address that another process holds, as upstream.
+/// Interval between attempts to bind an address that another process has bound, as upstream.
 const LISTEN_RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {
     Duration::from_secs(5)
 };
 
-/// Answers requests. A function that returns the answer at once is one, too.
+/// Responds to requests. A function that returns a response without waiting also implements this
+/// trait.
 pub trait Respond: Send + Sync + 'static {
-    /// Returns the answer to a request with this head.
+    /// Returns the response to a request with this head.
     fn respond(&self, head: &Parts) -> impl Future<Output = Answer> + Send;
 }
 
@@ -71,7 +73,7 @@ impl<F: Fn(&Parts) -> Answer + Send + Sync + 'static> Respond for F {
 /// An HTTP response.
 pub type Answer = Response<Full<Bytes>>;
 
-/// Returns an answer with a content type that browsers must not guess again.
+/// Returns a response. Forbids browsers to guess another content type.
 pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -85,12 +87,12 @@ pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<By
     answer
 }
 
-/// Returns an answer in plain text.
+/// Returns a response in plain text.
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     answer(status, "text/plain; charset=utf-8", body)
 }
 
-/// Returns the answer for a client that may not ask. The connection ends after it.
+/// Returns the response for a client without access. The connection is closed after it.
 fn refused(why: &str) -> Answer {
     let mut answer = text(StatusCode::FORBIDDEN, why.to_owned() + "\n");
     let close = HeaderValue::from_static("close");
@@ -98,7 +100,7 @@ fn refused(why: &str) -> Answer {
     answer
 }
 
-/// Returns the answer for a path that does not exist.
+/// Returns the response for a path that does not exist.
 pub fn not_found() -> Answer {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
@@ -108,13 +110,13 @@ pub fn not_found() -> Answer {
 pub struct Purpose {
     /// Name in the log, for example `health`.
     pub name: &'static str,
-    /// Flag that sets its address, without dashes.
+    /// Flag that sets the server's address, without dashes.
     pub flag: &'static str,
-    /// Reason of the Kubernetes event when it cannot listen.
+    /// Reason of the Kubernetes event if the server cannot listen.
     pub event: &'static str,
 }
 
-/// Failure to bind an address, where that is fatal.
+/// Failure to bind an address, if the failure ends the process.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {}: {source}. See what has the port (ss -ltnp), or give another --{}", .purpose.name, .purpose.flag)]
 pub struct ListenError {
@@ -137,10 +139,10 @@ impl Drop for Server {
     }
 }
 
-/// Reaction to an address that another process holds.
+/// Reaction to an address that another process has bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenTaken {
-    /// Retry until it is free.
+    /// Retry until the address is free.
     Retry,
     /// Fail (`--bind-address-hard-fail`).
     Fail,
@@ -198,7 +200,8 @@ async fn until_bound(purpose: Purpose, at: SocketAddr) -> TcpListener {
     }
 }
 
-/// Answers until it is aborted; its connections end with it. `what` is the name in the log.
+/// Accepts connections and responds to requests until the task is aborted, which closes the
+/// connections. `what` is the server's name in the log.
 pub async fn serve(
     listener: impl Listen,
     what: impl std::fmt::Display,
@@ -222,7 +225,7 @@ async fn serve_within(
                     let place = places.admit(server, accepted.client, &what);
                     connections.spawn(answer_all(accepted, place, Arc::clone(&respond)));
                 }
-                // The peer closed the connection already.
+                // The peer has already closed the connection.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     debug!(%error, "cannot accept a connection for {what}");
@@ -235,7 +238,8 @@ async fn serve_within(
     }
 }
 
-/// Answers the requests of one connection until the peer closes it, takes too long, or is evicted.
+/// Responds to the requests of one connection until the peer closes it, exceeds a time limit, or is
+/// evicted.
 async fn answer_all<S: AsyncRead + AsyncWrite + Unpin + Send>(
     accepted: Accepted<S>,
     place: Place,

@@ -1,16 +1,19 @@
 //! Limits the connections to all HTTP servers of this process.
 //!
-//! The ports are open to everybody, and a client may connect and stay silent. So a new connection
-//! is never refused and never waits: it evicts an old one. Two limits decide which. A client may
-//! have [`CLIENT_SHARE`] connections to one server; one more evicts the client's own oldest idle
-//! connection. All servers together may have [`CONNECTIONS_MAX`]; one more evicts the oldest idle
-//! connection of the client that has the most. A client with few connections, such as a probe or a
-//! scraper, loses none, unless there are more clients than connections allowed.
+//! Every host can connect to the ports, and a client may connect and stay silent. So a new
+//! connection is never refused and never waits. It evicts an old connection instead. Two limits
+//! select the evicted connection.
+//!
+//! A client may have [`CLIENT_SHARE`] connections to one server. A further connection evicts this
+//! client's oldest idle connection. All servers together may have [`CONNECTIONS_MAX`] connections.
+//! A further connection evicts the oldest idle connection of the client with the most connections.
+//! A client with few connections, such as a probe or a scraper, loses a connection only if more
+//! clients exist than connections are allowed.
 //!
 //! A client is an IPv4 address or an IPv6 network of 64 bits, because the owner of such a network
 //! has all its addresses. All loopback addresses, 127.0.0.0/8 and `::1`, are one client. On a local
-//! socket each user is a client. All users who may not ask there are one client together, because
-//! one person may have many users.
+//! socket each user is a client. All users without access to the socket are one client together,
+//! because one person may have many users.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -25,15 +28,16 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-/// Largest number of connections to all servers together, unless a quarter of the file descriptor
-/// limit is lower. Each takes its buffers, which are limited too, and an answer while it is sent.
+/// Largest number of connections to all servers together. A quarter of the file descriptor limit
+/// replaces it if that is lower. A connection needs limited buffers, and a response while it is
+/// sent.
 const CONNECTIONS_MAX: usize = 512;
 /// Largest number of connections of a client to one server.
 const CLIENT_SHARE: usize = 32;
 /// Shortest time between two log lines about a client with too many connections.
 const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
-/// The connections of this process.
+/// The connections to the servers of this process.
 static ALL: LazyLock<Arc<Places>> = LazyLock::new(|| {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let quarter = usize::try_from(files / 4).unwrap_or(usize::MAX);
@@ -43,19 +47,19 @@ static ALL: LazyLock<Arc<Places>> = LazyLock::new(|| {
     ))
 });
 
-/// The open connections, counted by server and client.
+/// Open connections, counted by server and client.
 #[derive(Debug)]
 pub(super) struct Places {
     most: usize,
     share: usize,
     held: Mutex<OpenConnections>,
-    /// Origin of the times below.
+    /// Time from which the times of connections are counted.
     epoch: Instant,
 }
 
 #[derive(Debug, Default)]
 struct OpenConnections {
-    /// Connections by a number that grows.
+    /// Connections, numbered in the order of their arrival.
     connections: HashMap<u64, Connection>,
     next: u64,
     told: Option<Instant>,
@@ -68,7 +72,7 @@ struct Connection {
     activity: Arc<Activity>,
 }
 
-/// A client. All connections of one client share its limit.
+/// A client of the servers. All connections of one client share its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Client {
     /// A remote address, or its network.
@@ -77,24 +81,24 @@ pub enum Client {
     Loopback,
     /// A user on a local socket.
     Local(u32),
-    /// All users who may not ask on a local socket.
+    /// All users without access to a local socket.
     Refused,
 }
 
-/// Activity of a connection.
+/// Idle time of a connection, and the signal of its eviction.
 #[derive(Debug)]
 pub(super) struct Activity {
     epoch: Instant,
-    /// Start of the idle time in milliseconds since the epoch, or [`BUSY`] during a request.
+    /// Start of the idle time in milliseconds since `epoch`, or [`BUSY`] during a request.
     idle_since: AtomicU64,
     /// Signal that the connection is evicted.
     over: Notify,
 }
 
-/// A time later than any other.
+/// Marker of a connection with a request in progress. It is later than any time.
 const BUSY: u64 = u64::MAX;
 
-/// A connection's entry. Dropping it frees the entry.
+/// A connection's entry in [`Places`]. Dropping it removes the entry.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
@@ -117,13 +121,13 @@ impl Places {
         Arc::clone(&ALL)
     }
 
-    /// Returns a number for a new server.
+    /// Returns a number that identifies a new server.
     pub(super) fn server(&self) -> u64 {
         self.lock().number()
     }
 
-    /// Adds a connection of `client`. A client with too many loses its oldest idle one. `what` is
-    /// the server's name in the log.
+    /// Adds a connection of `client`. A client with too many connections loses its oldest idle
+    /// connection. `what` is the server's name in the log.
     pub(super) fn admit(
         self: &Arc<Self>,
         server: u64,
@@ -177,7 +181,8 @@ impl OpenConnections {
             .count()
     }
 
-    /// Evicts the oldest idle connection that matches; if none is idle, the oldest.
+    /// Evicts the oldest idle connection for which `is_meant` is true. If none is idle, evicts the
+    /// oldest one.
     fn end(&mut self, is_meant: impl Fn(&Connection) -> bool) {
         let meant = self.connections.iter().filter(|(_, one)| is_meant(one));
         let oldest = meant.min_by_key(|(number, one)| (one.activity.idle_since(), **number));
@@ -189,8 +194,8 @@ impl OpenConnections {
         }
     }
 
-    /// Evicts a connection of the client that has the most. Of two such clients, the one with the
-    /// older connection loses it.
+    /// Evicts a connection of the client with the most connections. Among clients with equally
+    /// many, chooses the client with the oldest connection.
     fn shrink(&mut self) {
         let mut clients = HashMap::<Client, (usize, Reverse<(u64, u64)>)>::new();
         for (number, one) in &self.connections {
@@ -258,12 +263,12 @@ impl Activity {
         activity
     }
 
-    /// Notes that a request is being answered.
+    /// Records that a request is in progress.
     pub(super) fn busy(&self) {
         self.idle_since.store(BUSY, Ordering::Relaxed);
     }
 
-    /// Notes that the connection waits for a request from now on.
+    /// Records that the connection waits for a request from now on.
     pub(super) fn idle(&self) {
         let since = u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(BUSY);
         self.idle_since.store(since, Ordering::Relaxed);
@@ -301,7 +306,7 @@ pub(super) mod tests {
         places(CONNECTIONS_MAX, CLIENT_SHARE)
     }
 
-    /// Returns places for `most` connections, `share` of them for each client.
+    /// Returns an empty state with room for `most` connections, `share` of them for each client.
     pub(in super::super) fn places(most: usize, share: usize) -> Arc<Places> {
         Arc::new(Places::new(most, share))
     }
@@ -354,7 +359,7 @@ pub(super) mod tests {
         let more = [admit(), admit()];
         let over: Vec<_> = all.iter().chain(&more).map(is_over).collect();
         assert_eq!(over, [false, true, true, false, false]);
-        // If none is idle, the oldest is evicted.
+        // If no connection is idle, the oldest is evicted.
         for place in &more {
             place.activity.busy();
         }

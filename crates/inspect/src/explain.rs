@@ -1,4 +1,4 @@
-//! `/api/v1/explain`.
+//! Responds to `/api/v1/explain`.
 
 use std::net::IpAddr;
 
@@ -15,12 +15,12 @@ use super::{Asker, Inspect, Unanswered, rendered};
 
 /// Number of Services that one turn of the loop checks.
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
-/// Maximum number of endpoints to check for pods on this node.
+/// Largest number of endpoints that are checked for pods on this node.
 const ENDPOINTS_LOOKED_AT: usize = 10_000;
 const PODS: usize = 64;
-/// Maximum number of Services that are named for an address.
+/// Largest number of Services that are listed for an address.
 const NAMED_BY: usize = 4;
-/// Maximum number of searches if Services change during one.
+/// Largest number of searches, if Services change during a search.
 const TRIES: usize = 3;
 
 impl Inspect {
@@ -36,7 +36,7 @@ impl Inspect {
             Asker::Anyone => Quotes::Own,
         };
         rendered(move || {
-            // Keep the turn even if the client is gone.
+            // The turn lasts until the work ends, even if the client has disconnected.
             let _turn = turn;
             let objects = known.objects(&asked)?;
             let listening = listening(&counters);
@@ -58,7 +58,7 @@ impl Inspect {
         while !rest.is_empty() {
             let ask = rest.to_vec();
             let told = self.ask(|answer| Question::Services(ask, answer)).await?;
-            // The loop returns at least one.
+            // The loop returns at least one Service.
             rest = rest.get(told.len().max(1)..).unwrap_or_default();
             copied.extend(told.into_iter().flatten());
         }
@@ -83,7 +83,7 @@ impl Inspect {
     }
 
     /// Lists the Services with an address and port. If Services change during the search, their
-    /// order may change, and the search starts again a few times.
+    /// order may change. The search is then repeated a limited number of times.
     pub async fn claimants(
         &self,
         address: IpAddr,
@@ -112,7 +112,7 @@ impl Inspect {
     }
 }
 
-/// Reads the objects of a request from the loop.
+/// Objects for a request, as the loop returned them.
 struct Known {
     copied: Vec<Copied>,
     ground: Ground,
@@ -121,7 +121,7 @@ struct Known {
 }
 
 impl Known {
-    /// Converts the copies to objects of the API, which takes a while for many endpoints.
+    /// Converts the copied objects to API objects, which takes a while for many endpoints.
     fn objects(self, asked: &Asked) -> Result<Objects, Unanswered> {
         let (counted, nowhere) = (Counted::default(), EndpointPlaces::default());
         let seen = Seen::new(&self.ground, &counted, &nowhere);
@@ -139,7 +139,7 @@ impl Known {
     }
 }
 
-/// Returns the Services with an address and port, of the piece that starts at `from`.
+/// Searches a part of the Services, which starts at index `from`, for an address and port.
 pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Claimed {
     let mut looked_at = 0;
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
@@ -156,7 +156,7 @@ pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Clai
     }
 }
 
-/// Reports whether a Service has an address and port. A node port counts at any address of the
+/// Reports whether a Service has an address and port. A node port matches at any address of the
 /// node.
 fn has(service: &Service, address: IpAddr, port: u16) -> bool {
     let is_it = |place| match place {
@@ -196,7 +196,7 @@ pub fn own_node(
     }
 }
 
-/// A few of this node's pods, if the first Services have any.
+/// Returns some of this node's pods, if the first Services have any as endpoints.
 fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     let names = model.service_names().take(LOOKED_AT_A_TURN);
     let views = names.filter_map(|name| model.view(name));
@@ -209,7 +209,7 @@ fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     pods
 }
 
-/// Who serves at a listening port of this process.
+/// Returns a function that finds the Service port behind a listening port of this process.
 fn listening(
     counters: &Counters,
 ) -> impl Fn(IpFamily, Protocol, u16) -> Option<service_counters::Relayed> + '_ {

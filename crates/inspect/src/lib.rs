@@ -67,20 +67,20 @@ pub use question::{
 pub use rooms::Asker;
 use rooms::{Room, TURN_PATIENCE, Trims};
 
-/// Prefix of all paths.
+/// Prefix of the paths of all requests.
 pub const PREFIX: &str = "/api/v1/";
-/// Length of the queue of questions to the loop.
+/// Length of the queue of requests to the loop.
 const QUEUE: usize = 16;
-/// Deadline for an answer of the loop.
+/// Deadline for a reply of the loop.
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Answers the requests.
+/// Server that responds to requests about the daemon's state.
 pub struct Inspect {
     about: About,
     /// The source of objects, once it is open.
     source: OnceLock<Origin>,
     counters: Counters,
-    /// Counters for status requests.
+    /// Counters for status requests, which have a separate reader.
     status_counters: Counters,
     looks: top::Looks,
     health: Arc<dyn Health>,
@@ -90,7 +90,7 @@ pub struct Inspect {
     of_anyone: Room,
 }
 
-/// Constants of the process.
+/// Facts about the process that never change.
 #[derive(Debug, Clone)]
 pub struct About {
     /// The name of the node.
@@ -103,9 +103,10 @@ pub struct About {
     pub kubernetes: String,
     /// The modes of this build.
     pub modes: Footprints,
-    /// Returns why IPVS cannot schedule by this name here; `None` if nothing speaks against it.
+    /// Returns the reason why IPVS lacks a scheduler of this name. Returns `None` if the scheduler
+    /// may be available.
     pub missing_scheduler: fn(&str) -> Option<String>,
-    /// Gives free memory back to the system, by blocking.
+    /// Returns free memory to the system. Blocks.
     pub trim: fn(),
 }
 
@@ -114,38 +115,38 @@ pub trait Health: Send + Sync {
     /// Reports whether the initial lists are complete.
     fn is_expecting(&self) -> bool;
 
-    /// Lists what the daemon waits for before it is ready.
+    /// Lists the conditions that the daemon waits for before it is ready.
     fn awaiting(&self) -> Vec<String>;
 
-    /// Reports whether the daemon keeps up.
+    /// Reports whether the daemon writes changes to the kernel in time.
     fn is_healthy(&self, now: Instant) -> bool;
 
-    /// Returns for each family when all changes were last programmed. Families without such a time
-    /// are absent.
+    /// Returns the time before which all changes are in the kernel, by family. Families without
+    /// such a time are absent.
     fn updated(&self) -> BTreeMap<IpFamily, Instant>;
 }
 
-/// The source of objects.
+/// The source of the daemon's objects.
 #[derive(Clone)]
 pub struct Origin {
     /// The description of the source, without secrets.
     pub from: String,
-    /// Access to objects that the model does not keep.
+    /// Access to objects that the model does not store.
     pub registry: Registry,
     /// Errors of the source.
     pub troubles: Troubles,
 }
 
-/// Errors of a request.
+/// Reason for not responding to a request with an object.
 #[derive(Debug, thiserror::Error)]
 pub enum Unanswered {
     /// The initial lists are not complete yet.
     #[error("the daemon is starting, and awaits {0}")]
     Starting(String),
-    /// The loop is busy, or ends.
+    /// The loop is busy or is ending.
     #[error("the daemon's loop has not answered within {} s: see its log", LOOP_PATIENCE.as_secs())]
     Late,
-    /// Other requests are being answered, or their answers are not read yet.
+    /// Earlier requests are in progress, or their clients have not read the responses yet.
     #[error(
         "others ask, or do not take their answers, and none of them has ended within {} s: ask again",
         TURN_PATIENCE.as_secs()
@@ -163,7 +164,7 @@ pub enum Unanswered {
 }
 
 impl Inspect {
-    /// Returns the server, and the receiver of questions for the loop.
+    /// Returns the server, and the receiving end of the requests to the loop.
     pub fn new(
         about: About,
         health: Arc<dyn Health>,
@@ -197,7 +198,7 @@ impl Inspect {
         let _ = self.source.set(source);
     }
 
-    /// Answers a request for a path under [`PREFIX`].
+    /// Responds to a request for a path under [`PREFIX`].
     pub async fn respond(self: &Arc<Self>, head: &Parts, asker: Asker) -> Answer {
         if head.method != Method::GET && head.method != Method::HEAD {
             let why = "only GET is answered: nothing can be changed here";
@@ -215,7 +216,8 @@ impl Inspect {
             Ok(turn) => turn,
             Err(busy) => return refused(&busy),
         };
-        // The client may close the connection. The work keeps its turn until it ends.
+        // The client may close the connection. The request nevertheless keeps its turn until its
+        // work ends.
         let (inspect, uri) = (Arc::clone(self), head.uri.clone());
         let answered = tokio::spawn(async move {
             let _turn = turn;
@@ -241,7 +243,7 @@ impl Inspect {
                         )),
                     },
                 };
-                // Free the memory of copies. Samples are kept, and expire by themselves.
+                // Frees the memory of copied objects. Samples are kept until they expire.
                 self.trims.soon();
                 found
             }
@@ -263,7 +265,7 @@ impl Inspect {
         }
     }
 
-    /// Sends a question to the loop, and waits for the answer.
+    /// Sends a request to the loop, and waits for its reply.
     async fn ask<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> Question,
@@ -283,7 +285,7 @@ impl Inspect {
     }
 }
 
-/// Returns the path under [`PREFIX`].
+/// Returns the part of the path after [`PREFIX`].
 fn path(uri: &Uri) -> &str {
     uri.path().strip_prefix(PREFIX).unwrap_or_default()
 }
@@ -321,7 +323,7 @@ fn failed(code: StatusCode, why: &str) -> Answer {
     uncached(answer(code, "application/json", body))
 }
 
-/// Forbids caches, as an answer is a snapshot.
+/// Forbids caching, because a response is a snapshot.
 fn uncached(mut answer: Answer) -> Answer {
     let not = HeaderValue::from_static("no-store");
     answer.headers_mut().insert(header::CACHE_CONTROL, not);
@@ -340,7 +342,7 @@ async fn rendered<T: Serialize>(
     rendered.await.map_err(ended)?
 }
 
-/// Parses a path with a query, for the fuzzer.
+/// Parses a path with a query. Entry point for fuzzing.
 #[doc(hidden)]
 pub fn read_query(text: &str) {
     if let Ok(uri) = text.parse::<Uri>() {

@@ -1,5 +1,5 @@
-//! Reads the kernel features of a mode, and the use of limited resources. It blocks, runs on
-//! request only, and loads no module.
+//! Reads the kernel features of a mode, and the use of limited resources. Blocks, runs only on
+//! request, and loads no module.
 
 use std::fs;
 use std::path::Path;
@@ -14,10 +14,10 @@ use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
 use view::{Feature, Limit, OFF};
 
-/// Returns why IPVS cannot schedule by a name.
+/// Function that returns the reason why IPVS lacks a scheduler of this name.
 type MissingScheduler = fn(&str) -> Option<String>;
 
-/// Root of the kernel's files.
+/// Root directory of the kernel's files.
 const ROOT: &str = "/";
 
 /// Folder of the settings of connection tracking.
@@ -37,7 +37,7 @@ pub(super) fn limits(parts: &[Part], modes: Footprints) -> Vec<Limit> {
     limits
 }
 
-/// Makes a limit, which is near from 90 % on.
+/// Creates a limit. It counts as nearly reached from 90 % on.
 fn limit(of: String, used: u64, limit: u64) -> Limit {
     Limit {
         of,
@@ -47,7 +47,7 @@ fn limit(of: String, used: u64, limit: u64) -> Limit {
     }
 }
 
-/// Returns the sizes of a mode's sets.
+/// Returns the sizes of a mode's sets, with their limits.
 fn sets(footprint: &Footprint) -> Vec<Limit> {
     let headers = Ipset::open().and_then(|mut ipset| ipset.headers());
     let headers = headers.unwrap_or_default();
@@ -64,7 +64,7 @@ fn sets(footprint: &Footprint) -> Vec<Limit> {
     IpFamily::ALL.into_iter().flat_map(of_family).collect()
 }
 
-/// Returns the IPVS connections of this network namespace, if the kernel limits them.
+/// Returns the number of IPVS connections in this network namespace, if the kernel limits it.
 fn connections(root: &Path) -> Option<Limit> {
     let tables = Tables::read(root).ok()??;
     let used = tables.status.connections?;
@@ -76,7 +76,8 @@ fn connections(root: &Path) -> Option<Limit> {
     ))
 }
 
-/// Returns the conntrack entries of this network namespace, with the limit of all namespaces.
+/// Returns the number of conntrack entries in this network namespace, with the limit for all
+/// namespaces.
 fn conntrack(folder: &Path) -> Option<Limit> {
     let used = number(&folder.join("nf_conntrack_count"))?;
     let most = number(&folder.join("nf_conntrack_max"))?;
@@ -148,13 +149,13 @@ fn of_part(part: &Part, missing_scheduler: MissingScheduler) -> Vec<Feature> {
                 found.map_err(|error| error.to_string()),
             )]
         }
-        // The start of the mode has tried the programs.
+        // The mode tried the iptables programs at its start.
         Part::Iptables(backend) => vec![feature("iptables", Ok(format!("backend {backend}")))],
     }
 }
 
-/// Returns the iptables tables of the mode that packets do not reach, by family, or why this is
-/// unknown.
+/// Returns the iptables tables of the mode that packets bypass, by family, or the reason why they
+/// are unknown.
 pub(super) fn switched_off(parts: &[Part]) -> Vec<(IpFamily, String)> {
     let backends = parts.iter().filter_map(|part| match part {
         Part::Iptables(backend) => Some(backend),
@@ -186,15 +187,15 @@ fn ipvs() -> Result<String, String> {
     Ok(format!("version {major}.{minor}.{patch}, {table}{grows}"))
 }
 
-/// Describes a growing connection table.
+/// Describes a connection table that grows.
 fn growing(tables: &Tables) -> String {
     let connections = tables.status.connections.unwrap_or_default();
     let chain = tables.status.connection_table.longest().unwrap_or_default();
     format!(" that grows, with {connections} connections, {chain} in the longest chain")
 }
 
-/// Describes the connection table. Linux 7.2 creates it with the first virtual server of a
-/// namespace, and grows it.
+/// Describes the connection table. Linux 7.2 creates the table with the first virtual server of a
+/// namespace, and enlarges it later.
 fn connection_table(slots: u32) -> String {
     match slots {
         0 => "no connection table before the first virtual server".to_owned(),
@@ -211,7 +212,7 @@ fn tracking(folder: &Path) -> Feature {
     feature("connection tracking", found)
 }
 
-/// Returns whether conntrack entries count packets, if connections are tracked.
+/// Returns whether conntrack entries count packets, or `None` without connection tracking.
 fn flow_counters(folder: &Path) -> Option<Feature> {
     let file = folder.join("nf_conntrack_acct");
     let found = if number(&file)? == 1 {

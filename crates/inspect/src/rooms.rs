@@ -1,8 +1,8 @@
-//! Limits the work and memory of requests, apart for root and for others.
+//! Limits the work and memory of requests, separately for root and for other clients.
 //!
-//! Root uses the local socket. At the metrics address anyone on the node may ask, with limited
-//! connections. Each has its own room, so that others cannot block root. A status request waits for
-//! other status requests only.
+//! Root uses the local socket. Any process on the node may send requests to the metrics address,
+//! with a limited number of connections. Each kind of client has separate limits, so that other
+//! clients cannot block root. A status request waits only for other status requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,18 +16,18 @@ use tokio::time::{sleep, timeout};
 
 use super::Unanswered;
 
-/// Number of concurrent answers of a room, which bounds their memory.
+/// Number of requests of one kind of client that are processed in parallel. It limits their memory.
 const AT_ONCE: usize = 2;
-/// Number of concurrent traces, which read the kernel rule by rule.
+/// Number of traces in parallel. A trace reads the kernel rule by rule.
 const EXPLAINING: usize = 1;
-/// Deadline for a turn.
+/// Longest wait for a turn.
 pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
-/// Maximum size of answers that clients have not read yet, in KiB. Some clients read slowly or
+/// Largest size of responses that clients have not read yet, in KiB. Some clients read slowly or
 /// never.
 const UNTAKEN_KIB: u32 = 16 << 10;
-/// Answers up to this size do not count, as connections are limited.
+/// Size up to which a response does not count, because connections are limited.
 const SMALL_BYTES: usize = 64 << 10;
-/// Delay from an answer until free memory is returned to the system.
+/// Delay between a response and returning free memory to the system.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
 /// The client of a request.
@@ -35,22 +35,22 @@ const TRIM_DELAY: Duration = Duration::from_secs(1);
 pub enum Asker {
     /// A client of the local socket: root, or the user of the daemon.
     Root,
-    /// A client at the metrics address: anyone on the node.
+    /// A client at the metrics address, which may be any process on the node.
     Anyone,
 }
 
-/// The limits of one kind of client.
+/// Limits for one kind of client.
 #[derive(Debug)]
 pub(super) struct Room {
     at_once: Arc<Semaphore>,
     status: Arc<Semaphore>,
     explaining: Arc<Semaphore>,
-    /// Size of unread answers, in KiB.
+    /// Size of unread responses, in KiB.
     untaken: Arc<Semaphore>,
     trims: Trims,
 }
 
-/// A turn. Dropping it ends the turn.
+/// Permission to process a request. Dropping it ends the turn.
 #[derive(Debug)]
 pub(super) struct Turn {
     _permit: OwnedSemaphorePermit,
@@ -68,12 +68,12 @@ impl Room {
         }
     }
 
-    /// Waits for a turn to compute an answer.
+    /// Waits for a turn to process a request.
     pub(super) async fn turn(&self) -> Result<Turn, Unanswered> {
         wait(&self.at_once, 1).await
     }
 
-    /// Waits for a turn to compute a status.
+    /// Waits for a turn to process a status request.
     pub(super) async fn status_turn(&self) -> Result<Turn, Unanswered> {
         wait(&self.status, 1).await
     }
@@ -83,7 +83,7 @@ impl Room {
         wait(&self.explaining, 1).await
     }
 
-    /// Wraps an answer that counts as unread until it is sent or the connection ends.
+    /// Wraps a response. It counts as unread until it is sent or the connection ends.
     pub(super) async fn untaken(&self, answer: Vec<u8>) -> Result<Bytes, Unanswered> {
         if answer.len() <= SMALL_BYTES {
             return Ok(answer.into());
@@ -102,12 +102,12 @@ async fn wait(turns: &Arc<Semaphore>, count: u32) -> Result<Turn, Unanswered> {
     let permit = Arc::clone(turns).acquire_many_owned(count);
     match timeout(TURN_PATIENCE, permit).await {
         Ok(Ok(permit)) => Ok(Turn { _permit: permit }),
-        // It is never closed.
+        // The semaphore is never closed.
         Ok(Err(_)) | Err(_) => Err(Unanswered::Busy),
     }
 }
 
-/// An answer that the client has not read yet.
+/// A response that the client has not read yet.
 struct Untaken {
     answer: Vec<u8>,
     _room: Turn,
@@ -126,8 +126,8 @@ impl Drop for Untaken {
     }
 }
 
-/// Returns free memory to the system after answers, at most once a second and never on the loop's
-/// thread. Clones share the timer.
+/// Returns free memory to the system after responses. Runs at most once a second and never on the
+/// loop's thread. Clones share the timer.
 #[derive(Debug, Clone)]
 pub(super) struct Trims {
     is_due: Arc<AtomicBool>,
@@ -135,7 +135,7 @@ pub(super) struct Trims {
 }
 
 impl Trims {
-    /// Creates a timer for this function.
+    /// Creates a timer that calls `trim`.
     pub(super) fn new(trim: fn()) -> Self {
         Self {
             is_due: Arc::default(),
@@ -143,9 +143,9 @@ impl Trims {
         }
     }
 
-    /// Schedules the return of memory in a second.
+    /// Schedules returning memory to the system in a second.
     pub(super) fn soon(&self) {
-        // Without a runtime, the process ends.
+        // Without a runtime, the process is about to end.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
@@ -156,7 +156,7 @@ impl Trims {
         runtime.spawn(async move {
             sleep(TRIM_DELAY).await;
             is_due.store(false, Ordering::Relaxed);
-            // The runtime ends.
+            // The runtime is shutting down.
             let _ = spawn_blocking(trim).await;
         });
     }
@@ -183,7 +183,7 @@ mod tests {
         assert!(root.untaken(large()).await.is_ok());
         drop(held);
         assert_eq!(anyone.untaken(large()).await.unwrap().len(), 6 << 20);
-        // Larger than all of it.
+        // This response exceeds the whole limit.
         assert!(anyone.untaken(vec![0; 40 << 20]).await.is_ok());
     }
 

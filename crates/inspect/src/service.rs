@@ -1,4 +1,4 @@
-//! Converts copies of Services to objects of the API, with counters.
+//! Converts copied Services to API objects, and adds counters.
 
 mod draining;
 
@@ -19,14 +19,15 @@ use draining::Held;
 
 use super::question::{Copied, Ground};
 
-/// The level of detail.
+/// Detail of the converted Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Detail {
     /// True to list endpoints, false to count them.
     pub(super) has_endpoints: bool,
 }
 
-/// The context of the conversion.
+/// Data that the conversion of a Service needs: the node's state, counters, and names of pods and
+/// nodes.
 pub(super) struct Seen<'a> {
     ground: &'a Ground,
     counted: &'a Counted,
@@ -93,7 +94,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Converts a Service.
+    /// Converts a copied Service to an API object.
     pub(super) fn service(&self, copied: &Copied, detail: Detail) -> view::Service {
         let service = &copied.service;
         let policy = |is_local| if is_local { "Local" } else { "Cluster" }.to_owned();
@@ -179,7 +180,7 @@ impl<'a> Seen<'a> {
         let at = self.ground.addresses(service, port);
         let addresses = at.iter().map(|(kind, at)| self.address(*kind, at, &name));
         let addresses: Vec<Address> = addresses.collect();
-        // Counters of another program's virtual server do not count.
+        // Counters of another program's virtual server are excluded.
         let at = at.into_iter().map(|(_, at)| at);
         let at = at.filter(|at| !self.is_held_by_others(at));
         let at: Vec<At> = at.chain(anywhere(port)).collect();
@@ -237,7 +238,7 @@ impl<'a> Seen<'a> {
         sum(counts.chain(self.counted.ports.get(name)))
     }
 
-    /// Lists endpoints of EndpointSlices, and then those that only the kernel has.
+    /// Lists the endpoints of EndpointSlices, and then endpoints that only the kernel has.
     fn endpoints(
         &self,
         judged: &[EndpointVerdict<'_>],
@@ -306,7 +307,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Adds the weight and the counters of an endpoint.
+    /// Adds the kernel's weight and counters to an endpoint.
     fn add_held(
         &self,
         endpoint: &mut Endpoint,
@@ -322,7 +323,8 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Returns the unspecified addresses, where some modes count a node port for all node addresses.
+/// Returns the unspecified addresses. Some modes use them for a node port's counter over all node
+/// addresses.
 pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let (number, protocol) = (port.node_port, port.protocol);
@@ -335,7 +337,7 @@ pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     })
 }
 
-/// Lists the options that a Service gives, and then those that are wrong.
+/// Lists the options of a Service: valid ones first, then invalid ones.
 fn options(service: &Service) -> Vec<ServiceOption> {
     let options = service.options.as_deref().into_iter();
     let all = options.flat_map(|of| {
@@ -362,7 +364,7 @@ fn counts(judged: &[EndpointVerdict<'_>]) -> EndpointCounts {
     }
 }
 
-/// Describes why an endpoint is in or out, under each policy of the Service.
+/// Describes why an endpoint receives traffic or not, under each policy of the Service.
 fn why(one: &EndpointVerdict<'_>) -> String {
     let why = match (one.cluster, one.local) {
         (Reason::Unasked, local) => local.to_string(),

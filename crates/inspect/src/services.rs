@@ -1,4 +1,4 @@
-//! `/api/v1/services` and `/api/v1/services/NAMESPACE/NAME`.
+//! Responds to `/api/v1/services` and `/api/v1/services/NAMESPACE/NAME`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,13 @@ use super::question::{Copied, Ground, Question, SERVICES_A_TURN};
 use super::service::{Detail, Seen, anywhere};
 use super::{Inspect, Unanswered, rendered};
 
-/// Maximum number of lists if Services change during one.
+/// Largest number of attempts to list the Services, if they change during an attempt.
 const TRIES: usize = 3;
-/// Number of endpoints, counted at each port, after which a page with endpoints ends.
+/// Number of endpoints after which a page with endpoints ends. An endpoint counts once for each of
+/// its ports.
 const ENDPOINTS_MAX: usize = 20_000;
-/// Maximum number of addresses whose counters are read one by one, with endpoints. More are read in
-/// one dump, without endpoints.
+/// Largest number of addresses whose counters are read one by one, with endpoints. The counters of
+/// more addresses are read in one dump, without endpoints.
 const COUNTED_ADDRESSES_MAX: usize = 2_000;
 /// Deadline for the names of pods, nodes and zones.
 const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);
@@ -51,7 +52,7 @@ impl Inspect {
         while !names.is_empty() {
             let asked = names.get(..SERVICES_A_TURN).unwrap_or(names).to_vec();
             let told = self.ask(|answer| Question::Services(asked, answer)).await?;
-            // The loop returns at least one.
+            // The loop returns at least one Service.
             let (done, rest) = names.split_at(told.len().clamp(1, names.len()));
             last = done.last().cloned();
             names = rest;
@@ -126,7 +127,8 @@ impl Inspect {
         .await
     }
 
-    /// Reads pods, nodes and zones of endpoints from the source, as the model does not keep them.
+    /// Reads the pods, nodes and zones of endpoints from the source, because the model does not
+    /// store them.
     async fn whereabouts(&self, name: &NamespacedName, notes: &mut Vec<String>) -> EndpointPlaces {
         let without = "names of pods, nodes and zones are left out";
         let Some(source) = self.source.get() else {
@@ -144,7 +146,7 @@ impl Inspect {
         EndpointPlaces::default()
     }
 
-    /// Returns the names of all Services, unordered.
+    /// Returns the names of all Services, unsorted.
     async fn names(&self, notes: &mut Vec<String>) -> Result<Vec<NamespacedName>, Unanswered> {
         let mut all = Vec::new();
         for _ in 0..TRIES {
@@ -179,7 +181,7 @@ impl Inspect {
     }
 }
 
-/// Selects the Services of a page, in order.
+/// Selects the Services of a page and sorts them.
 fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     names.retain(|name| query.matches(name));
     let total = names.len();
@@ -202,7 +204,7 @@ fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     }
 }
 
-/// Compares namespaces, then names. The whole text would sort `-` before `/`.
+/// Compares namespaces, then names. Comparing the whole text would sort `-` before `/`.
 fn by_name(one: &NamespacedName, other: &NamespacedName) -> std::cmp::Ordering {
     (one.namespace(), one.name()).cmp(&(other.namespace(), other.name()))
 }
@@ -220,7 +222,7 @@ fn addresses(copied: &[Copied], ground: &Ground) -> Vec<At> {
     addresses.collect()
 }
 
-/// Reads the counters of a page. It blocks.
+/// Reads the counters of a page. Blocks.
 fn counted_of_page(
     counters: &Counters,
     addresses: &[At],
@@ -242,7 +244,7 @@ fn counted_of_page(
     counted(counters, which, notes)
 }
 
-/// Reads counters; if they cannot be read, adds a note. It blocks.
+/// Reads counters, and adds a note if they cannot be read. Blocks.
 fn counted(counters: &Counters, which: Which<'_>, notes: &mut Vec<String>) -> Counted {
     let read = counters.with(|reader| reader.read(which));
     match read {
@@ -263,11 +265,11 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| Unanswered::Unreadable(error.to_string()))
 }
 
-/// Seconds that IPVS keeps a closed TCP connection (`TIME_WAIT`).
+/// Time that IPVS keeps a closed TCP connection (`TIME_WAIT`), in seconds.
 const TIME_WAIT: u32 = 120;
 
-/// Returns a note if affinity may last longer than its timeout. IPVS keeps a client's template
-/// while it has a connection of the client, even a closed one.
+/// Returns a note if affinity may last longer than its timeout. IPVS keeps a client's persistence
+/// template while it has a connection of the client, even a closed one.
 fn affinity_note(mode: &str, seconds: Option<u32>) -> Option<String> {
     let seconds = seconds.filter(|seconds| mode == "ipvs" && *seconds < TIME_WAIT)?;
     Some(format!(

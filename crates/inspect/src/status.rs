@@ -1,4 +1,4 @@
-//! `/api/v1/status`.
+//! Responds to `/api/v1/status`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,11 +14,12 @@ use super::facts::{Facts, OfFamily};
 use super::parts::{features, limits, switched_off};
 use super::{About, Inspect, Unanswered, rendered};
 
-/// Maximum number of errors, conflicts and drains in the list, over all families.
+/// Largest number of errors, conflicts and drains in the response, over all families.
 const LISTED: usize = 100;
 
 impl Inspect {
-    /// Returns the state of the node; during the start, what the daemon waits for.
+    /// Returns the state of the node. During the start, returns the conditions that the daemon
+    /// waits for.
     pub(super) async fn status(&self) -> Result<Vec<u8>, Unanswered> {
         let facts = match self.ask(super::Question::Facts).await {
             Ok(facts) => Some(facts),
@@ -45,11 +46,11 @@ impl Inspect {
     }
 }
 
-/// State from outside the loop.
+/// State that the loop does not have.
 struct Outer {
     about: About,
     source: String,
-    /// Errors of the source.
+    /// Descriptions of the source's errors.
     troubles: Vec<String>,
     /// Conditions that must hold before the daemon is ready.
     awaiting: Vec<String>,
@@ -129,8 +130,8 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
     status.draining.truncate(LISTED);
 }
 
-/// Adds the connections of draining endpoints, if they can be read. Both lists have the same
-/// endpoints in order; the first may be shorter.
+/// Adds the numbers of connections to draining endpoints, if they can be read. Both lists have the
+/// same endpoints in the same order. The first list may be shorter.
 fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], counters: &Counters) {
     if drains.is_empty() {
         return;
@@ -237,11 +238,11 @@ fn told(trouble: &Trouble, is_serving: bool, now: Instant) -> String {
 
 fn ago(since: Instant, now: Instant) -> f64 {
     let ago = now.saturating_duration_since(since);
-    // Milliseconds are enough.
+    // A precision of milliseconds suffices.
     Duration::from_millis(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
 }
 
-/// Formats RFC 3339, to the second.
+/// Formats a time as RFC 3339, in whole seconds.
 fn text(at: SystemTime) -> String {
     let at = Timestamp::try_from(at).unwrap_or_default();
     Timestamp::from_second(at.as_second())

@@ -1,8 +1,9 @@
-//! Addresses of the local socket: a file that only root can make, and an abstract name where no
-//! file can be made.
+//! Addresses of the local socket: a file that only root can create, or an abstract name if no file
+//! can be created.
 //!
-//! While no daemon holds the abstract name, any process of the network namespace can take it. So a
-//! client trusts the holder of the name only if it runs the client's own program file.
+//! While no daemon has the abstract name, any process of the network namespace can bind it. So a
+//! client trusts the process that has the name only if that process runs the client's own program
+//! file.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -15,12 +16,12 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use tracing::info;
 
-/// Folder of the socket file. The pod mounts a volume at `/run/kube-proxy` if its root is
-/// read-only.
+/// Folder of the socket file. If the pod's root is read-only, the pod mounts a volume at
+/// `/run/kube-proxy`.
 const FOLDER: &str = "/run/kube-proxy/inspect";
 /// Abstract name of the socket.
 const NAME: &str = "kube-proxy-ipvs/inspect";
-/// The network namespace of the calling thread, as a file.
+/// File that identifies the network namespace of the calling thread.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 /// Addresses of the socket of one network namespace, best first.
@@ -39,12 +40,12 @@ impl Default for Places {
     }
 }
 
-/// A socket that is bound.
+/// A bound socket.
 #[derive(Debug)]
 pub struct Bound {
     /// Listening socket.
     pub listener: UnixListener,
-    /// File of the socket, unless it has an abstract name.
+    /// Socket file, or `None` for an abstract name.
     pub file: Option<OwnFile>,
 }
 
@@ -54,13 +55,13 @@ pub struct OwnFile(PathBuf);
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        // The next daemon replaces a file that stays.
+        // If the file stays, the next daemon replaces it.
         let _ = fs::remove_file(&self.0);
     }
 }
 
 impl Places {
-    /// Returns the places with this folder and this abstract name.
+    /// Returns the addresses with this folder and this abstract name.
     pub fn of(folder: &Path, name: &str) -> Self {
         Self {
             folder: folder.to_owned(),
@@ -83,7 +84,7 @@ impl Places {
     ///
     /// # Errors
     ///
-    /// Another process holds it; the error names that process.
+    /// Another process has bound the socket. The error names that process.
     pub fn bind(&self) -> io::Result<Bound> {
         let why = match self.own_folder() {
             Ok(()) => return self.bind_file(),
@@ -102,7 +103,7 @@ impl Places {
         })
     }
 
-    /// Names the process that holds the abstract name.
+    /// Adds the process that has bound the abstract name to an error.
     fn held(&self, error: io::Error) -> io::Error {
         if error.kind() != io::ErrorKind::AddrInUse {
             return error;
@@ -114,7 +115,7 @@ impl Places {
         io::Error::new(io::ErrorKind::AddrInUse, text)
     }
 
-    /// Makes the folder, writable for this user and root only.
+    /// Creates the folder, writable only for this user and root.
     fn own_folder(&self) -> io::Result<()> {
         if let Some(parent) = self.folder.parent() {
             fs::create_dir_all(parent)?;
@@ -136,7 +137,7 @@ impl Places {
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(&self.folder, Permissions::from_mode(0o700))?;
         }
-        // Only this call reports a read-only file system.
+        // Of these calls, only this one detects a read-only file system.
         rustix::fs::access(&self.folder, rustix::fs::Access::WRITE_OK)?;
         Ok(())
     }
@@ -171,12 +172,12 @@ impl Places {
     ///
     /// # Errors
     ///
-    /// The process that listens cannot be confirmed as the daemon, or the socket cannot be used.
+    /// The listening process cannot be confirmed as the daemon, or the socket cannot be used.
     pub fn connect(&self) -> io::Result<Option<UnixStream>> {
         match self.connect_file() {
             Ok(Some(stream)) => Ok(Some(stream)),
             Ok(None) => self.connect_abstract(),
-            // A daemon does not use a folder of another user either.
+            // A daemon also does not use a folder of another user.
             Err(error) if self.own_folder_is_foreign() => match self.connect_abstract()? {
                 Some(stream) => Ok(Some(stream)),
                 None => Err(error),
@@ -185,7 +186,7 @@ impl Places {
         }
     }
 
-    /// True if another user owns the folder, so that a daemon would not use it.
+    /// Returns true if another user owns the folder. A daemon does not use such a folder.
     fn own_folder_is_foreign(&self) -> bool {
         fs::symlink_metadata(&self.folder)
             .is_ok_and(|found| !found.is_dir() || !is_trusted(found.uid()))
@@ -247,15 +248,15 @@ impl std::fmt::Display for Places {
     }
 }
 
-/// True for root, and for the user of this process.
+/// Returns true for root, and for the user of this process.
 fn is_trusted(user: u32) -> bool {
     user == 0 || user == geteuid().as_raw()
 }
 
-/// The process that listens at a socket, as the kernel reports it.
+/// Process that listens on a socket, as the kernel reports it.
 #[derive(Debug)]
 struct Holder {
-    /// Process id; `None` if its process namespace cannot be seen from here.
+    /// Process id, or `None` if the process is in a process namespace that this process cannot see.
     process: Option<u32>,
     user: u32,
 }
@@ -275,7 +276,7 @@ impl Holder {
         Some(PathBuf::from(format!("/proc/{}/exe", self.process?)))
     }
 
-    /// True if the process runs this process's program file.
+    /// Returns true if the process runs the same program file as this process.
     fn runs_this_program(&self) -> bool {
         let file = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
         let own = file(Path::new("/proc/self/exe"));

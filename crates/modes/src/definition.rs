@@ -31,27 +31,27 @@ use crate::sysctl;
 use crate::sysctl::machine::Machine;
 use crate::sysctl::row::{Row, Wanted};
 
-/// A mode of this build. Methods with a default do nothing in most modes.
+/// A mode of this build. The default methods have no effect. Most modes use them.
 pub trait Definition: Sync {
-    /// Returns the mode's name in `--proxy-mode`, which also names its section of the configuration
-    /// file.
+    /// Returns the mode's name in `--proxy-mode`. Its section of the configuration file has the
+    /// same name.
     fn name(&self) -> &'static str;
 
-    /// Returns the paths of configuration file fields that this mode reads and some other mode does
-    /// not, sorted.
+    /// Returns the paths of configuration file fields that this mode reads but not every mode,
+    /// sorted.
     fn fields(&self) -> &'static [&'static str];
 
-    /// Returns flags that the mode reads only without a configuration file. In a file it ignores
-    /// their fields.
+    /// Returns flags that the mode reads only without a configuration file. With a file, it ignores
+    /// the fields of these flags.
     fn flags_without_file(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Copies flags into settings that only a file can give. Called only without a configuration
-    /// file.
+    /// Copies flags into settings that are otherwise set only in a configuration file. Called only
+    /// without a configuration file.
     fn take_flags(&self, _flags: &mut Flags) {}
 
-    /// Returns the feature gate that forbids the mode if it is set to false.
+    /// Returns the feature gate that disables the mode when set to false.
     fn gate(&self) -> Option<&'static str> {
         None
     }
@@ -61,7 +61,7 @@ pub trait Definition: Sync {
         NodePortAddresses::All
     }
 
-    /// Returns flags that only this mode reads and that have no field in the configuration file.
+    /// Returns flags that only this mode reads and that have no configuration file field.
     fn flags(&self) -> &'static [OwnFlag] {
         &[]
     }
@@ -69,12 +69,12 @@ pub trait Definition: Sync {
     /// Returns the sync period and the shortest pause between syncs.
     fn periods(&self, flags: &Flags) -> Periods;
 
-    /// Opens the kernel, by blocking, for each family that can be served. With read access, nothing
-    /// changes. With write access, nothing is written for a Service yet.
+    /// Opens the kernel for each family that can be served. Blocks. With read access, it changes
+    /// nothing. With write access, it writes no entry of a Service yet.
     ///
     /// # Errors
     ///
-    /// No family can be served, or not with these settings.
+    /// No family can be served, or the settings cannot be applied.
     fn open(
         &self,
         settings: &Settings,
@@ -82,7 +82,7 @@ pub trait Definition: Sync {
         access: Access,
     ) -> Result<Box<dyn Opened>>;
 
-    /// Does the work that needs more privileges than serving (`--init-only`), apart from sysctls.
+    /// Does the work that needs more privileges than serving (`--init-only`), except sysctls.
     ///
     /// # Errors
     ///
@@ -91,24 +91,25 @@ pub trait Definition: Sync {
         Ok(())
     }
 
-    /// Tries, by blocking, the kernel features without which a family cannot be served. Leaves
-    /// nothing behind.
+    /// Checks that the kernel has the features without which a family cannot be served. Blocks.
+    /// Leaves no entry in the kernel.
     ///
     /// # Errors
     ///
     /// The family cannot be served.
     fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()>;
 
-    /// Returns the mode's kernel settings with the values that it wants. With `None`, another mode
-    /// is chosen, and the settings have no values.
+    /// Returns the mode's kernel settings with their wanted values. With `None`, another mode is
+    /// chosen, and the settings have no values.
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted>;
 
-    /// Lists kernel settings that have this mode's value although no flag asks for it, a line each.
+    /// Lists kernel settings that have this mode's value without a flag that requests it, one line
+    /// each.
     fn unasked_sysctls(&self, _asked: &sysctl::settings::Settings, _root: &Path) -> Vec<String> {
         Vec::new()
     }
 
-    /// Turns off the settings that depend on a kernel setting that cannot be written.
+    /// Disables the settings that depend on an unwritable kernel setting.
     fn go_without(&self, _missing: &Row, _settings: &mut Settings) {}
 
     /// Reports whether this mode has programmed this network namespace.
@@ -117,33 +118,33 @@ pub trait Definition: Sync {
     }
 
     /// Returns a line about kernel settings that this mode may have left, for the mode that cleans
-    /// up after it. Starts no process if there are none.
+    /// up after it. Starts no process if none are left.
     fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
     }
 
-    /// Says if the mode needs the networks that ClusterIPs come from.
+    /// Reports whether the mode needs the networks of the ClusterIPs.
     fn service_cidrs(&self) -> ServiceCidrs {
         ServiceCidrs::NotWatched
     }
 
-    /// Returns the kernel modules that the mode uses on a usual node, by their own names.
+    /// Returns the kernel modules that the mode uses on a typical node.
     fn modules(&self, settings: &Settings) -> Vec<Module>;
 
-    /// Reports whether the mode writes iptables rules with these settings, if the node supports
-    /// them.
+    /// Reports whether the mode writes iptables rules with these settings, provided that the node
+    /// supports them.
     fn uses_iptables(&self, _settings: &Settings) -> bool {
         false
     }
 
-    /// Returns the mode's own metrics, in addition to those of all modes.
+    /// Returns the metrics that only this mode has.
     fn metrics(&self) -> Option<Arc<dyn OfMode>> {
         None
     }
 }
 
-/// Drains connections that the process carries itself, by blocking. Returns a line about the
-/// connections that it cuts.
+/// Drains connections that the process itself relays. Blocks. Returns a line about the connections
+/// that it closes early.
 pub type Ending = Box<dyn FnOnce() -> Option<String> + Send>;
 
 /// The kernel, opened for a mode in each family that can be served.
@@ -151,11 +152,11 @@ pub trait Opened: Send {
     /// Returns the families that cannot be served.
     fn left_out(&self) -> &[LeftOut];
 
-    /// Returns the cleanup to run once this mode serves; `None` if the mode cleans up by itself.
+    /// Returns the cleanup to run once this mode serves, or `None` if the mode itself cleans up.
     fn predecessor(&self, settings: &Settings) -> Option<Predecessor>;
 
-    /// Returns the kernel's notifications about the mode's own rules; address changes are
-    /// subscribed elsewhere. Must be called within a tokio runtime, before `into_modes`.
+    /// Returns the kernel's notifications about the mode's own rules. The daemon subscribes to
+    /// address changes separately. Must be called within a tokio runtime, before `into_modes`.
     ///
     /// # Errors
     ///
@@ -164,27 +165,27 @@ pub trait Opened: Send {
         Ok(Vec::new())
     }
 
-    /// Returns a reader of the mode's counters. It opens nothing before the first read.
+    /// Returns a reader of the mode's counters. The reader opens no socket before the first read.
     fn counters(&self) -> Box<dyn ReadCounters>;
 
-    /// Returns the mode's forms and the kernel features that it needs on this node, without the
-    /// families that are left out.
+    /// Returns the mode's variants and the kernel features that it needs on this node. Families
+    /// that cannot be served are excluded.
     fn uses(&self, settings: &Settings) -> Uses;
 
-    /// Returns the work to do when the process ends, after the last write.
+    /// Returns the last work before the process ends, after the last write.
     fn ending(&self) -> Option<Ending> {
         None
     }
 
-    /// Makes one mode for each family.
+    /// Creates one mode for each family.
     ///
     /// # Errors
     ///
     /// A kernel thread cannot be started.
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>>;
 
-    /// Returns the writes that the modes would make after the changes `told`, which are everything
-    /// that the model knows.
+    /// Returns the writes that the modes would make after the changes `told`, which contain all
+    /// objects of the model.
     ///
     /// # Errors
     ///
@@ -196,21 +197,21 @@ pub trait Opened: Send {
     ) -> LocalBoxFuture<'a, Result<Preview>>;
 }
 
-/// Inputs of a mode's start.
+/// Inputs for starting a mode.
 pub struct Start<'a> {
-    /// Settings, possibly without what this node cannot do; the kernel may have been opened with
-    /// others.
+    /// Settings, without options that this node does not support. The kernel may have been opened
+    /// with other settings.
     pub settings: &'a Settings,
     /// Name of this node.
     pub node: &'a str,
-    /// The model, which may know the Node object.
+    /// The model, which may contain the Node object.
     pub model: &'a Model,
     /// Time of the start.
     pub now: Instant,
 }
 
 impl Start<'_> {
-    /// Returns the node facts that a mode of this family starts with.
+    /// Returns the facts about the node with which a mode of this family starts.
     pub(super) fn node_facts(&self, family: IpFamily) -> NodeFacts {
         let mut facts = NodeFacts::new(family, self.node);
         facts.node_port_addresses = self.settings.shared.node_port_addresses.clone();
@@ -221,18 +222,18 @@ impl Start<'_> {
 /// A kernel module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
-    /// The module's own name.
+    /// Name of the module.
     pub name: Cow<'static, str>,
-    /// The reason to need it.
+    /// Reason why the mode needs the module.
     pub need: ModuleNeed,
 }
 
-/// The part of a mode that needs a module.
+/// Part of a mode that needs a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModuleNeed {
     /// The mode as a whole.
     All,
-    /// Some of its entries, or one of its forms.
+    /// Some of its entries, or one of its variants.
     Some,
 }
 
@@ -268,8 +269,8 @@ pub struct Periods {
 pub struct Facts<'a> {
     /// Settings of the modes.
     pub settings: &'a Settings,
-    /// Kernel settings that flags ask for by name.
+    /// Kernel settings that flags request by name.
     pub asked: &'a sysctl::settings::Settings,
-    /// The machine.
+    /// Properties of the machine, such as the number of CPUs.
     pub machine: &'a Machine,
 }

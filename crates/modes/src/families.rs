@@ -1,5 +1,4 @@
-//! The IP families of the node, and the kernel threads of a mode. All kernel threads are spawned
-//! here.
+//! Opens the kernel for the IP families of the node, and starts all kernel threads of a mode.
 
 use std::fs;
 use std::io;
@@ -10,15 +9,15 @@ use netlink_batch::Worker;
 use proxy::{IpFamily, Mode};
 use tracing::{info, warn};
 
-/// Reason for leaving out IPv6.
+/// Reason for not serving IPv6.
 const DISABLED: &str = "IPv6 is disabled on this node (net.ipv6.conf.all.disable_ipv6, or that of default or kube-ipvs0)";
 
-/// Purpose for which the kernel is opened.
+/// Purpose of opening the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Reading and writing. Missing kernel modules may be loaded.
     Write,
-    /// Reading only: nothing changes.
+    /// Reading only. Changes nothing.
     Read,
 }
 
@@ -32,7 +31,8 @@ impl Access {
     }
 }
 
-/// A kernel thread for each family that can be served, and the reasons why others cannot.
+/// A kernel thread for each family that can be served, and the reasons why other families cannot be
+/// served.
 pub struct Families<K> {
     pub(super) opened: Vec<(IpFamily, Worker<K>)>,
     pub(super) left_out: Vec<LeftOut>,
@@ -52,7 +52,7 @@ impl LeftOut {
     }
 }
 
-/// Frequency of a reason among healthy nodes. Half of all nodes have no IPv6, and that deserves no
+/// Frequency of a reason among healthy nodes. Half of all nodes have no IPv6, which needs no
 /// warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Usual {
@@ -71,21 +71,22 @@ pub(super) enum ThreadError {
     Thread(#[from] io::Error),
 }
 
-/// Starts a kernel thread that owns the value made by `kernel`. `what` goes into its name.
+/// Starts a kernel thread that owns the value returned by `kernel`. The thread's name contains
+/// `what`.
 pub(super) fn thread<K: 'static>(
     what: &str,
     family: IpFamily,
     kernel: impl FnOnce() -> Result<K> + Send + 'static,
 ) -> Result<Worker<K>, ThreadError> {
-    // The kernel keeps 15 bytes of a thread's name.
+    // The kernel truncates a thread's name to 15 bytes.
     Worker::spawn(&format!("{what}-{family}"), || {
         kernel().map_err(ThreadError::Kernel)
     })
 }
 
 impl<K: 'static> Families<K> {
-    /// Starts the first thread of each family that can be served: the family is enabled, `check`
-    /// passes, and `kernel` opens. Fails if no family can be served.
+    /// Starts the first thread of each family that can be served. Such a family is enabled, `check`
+    /// accepts it, and `kernel` opens. Fails if no family can be served.
     pub(super) fn open(
         check: impl Fn(IpFamily) -> Result<(), IptablesError>,
         is_disabled: impl Fn(IpFamily) -> bool,
@@ -136,7 +137,7 @@ impl<K: 'static> Families<K> {
     }
 }
 
-/// Logs the families that are left out, with the reasons.
+/// Logs the families that cannot be served, with the reasons.
 pub fn tell_left_out(left_out: &[LeftOut]) {
     for LeftOut {
         family,
@@ -155,7 +156,7 @@ pub fn tell_left_out(left_out: &[LeftOut]) {
 ///
 /// # Errors
 ///
-/// The family is left out.
+/// The family cannot be served.
 pub fn require(left_out: &[LeftOut], family: IpFamily) -> Result<()> {
     match left_out.iter().find(|left_out| left_out.family == family) {
         Some(LeftOut { reason, .. }) => Err(anyhow!("cannot serve {family}: {reason}")),
@@ -163,8 +164,8 @@ pub fn require(left_out: &[LeftOut], family: IpFamily) -> Result<()> {
     }
 }
 
-/// Reports whether the setting `disable_ipv6` of an interface turns this family off. Returns `None`
-/// if there is no such interface.
+/// Reports whether the setting `disable_ipv6` of an interface disables this family. Returns `None`
+/// if the interface does not exist.
 pub(super) fn is_disabled(family: IpFamily, interface: &str) -> Option<bool> {
     if family == IpFamily::V4 {
         return Some(false);
@@ -189,7 +190,7 @@ mod tests {
     const V4: IpFamily = IpFamily::V4;
     const V6: IpFamily = IpFamily::V6;
 
-    /// Sorts the families into those that open and those that are disabled, cannot be checked, or
+    /// Opens families on fakes. Each family opens unless it is disabled, cannot be checked, or
     /// cannot be opened.
     fn families(
         disabled: &[IpFamily],

@@ -1,4 +1,4 @@
-//! The modes of this build, and the one that is chosen.
+//! The modes of this build, and the choice between them.
 //!
 //! Each mode is a file here that implements [`Definition`]. It also has a row in this registry and
 //! a part of [`Settings`]. No other code in the daemon distinguishes modes.
@@ -70,11 +70,11 @@ impl ProxyMode {
             })
     }
 
-    /// Fails if its feature gate is off.
+    /// Fails if the feature gate of the mode is off.
     ///
     /// # Errors
     ///
-    /// The gate was given as false.
+    /// The gate is set to false.
     pub fn check_gate(self, gates: &Gates) -> Result<(), UnusableFlag> {
         let gate = self.definition().gate();
         let Some(gate) = gate.filter(|gate| gates.given(gate) == Some(false)) else {
@@ -97,7 +97,7 @@ impl ProxyMode {
     ///
     /// # Errors
     ///
-    /// The sync period is zero, or shorter than the shortest pause between syncs.
+    /// The sync period is zero, or shorter than the shortest time between syncs.
     pub fn periods(self, flags: &Flags) -> Result<Periods, UnusableFlag> {
         let periods = self.definition().periods(flags);
         let Periods { sync, min_sync } = periods;
@@ -127,7 +127,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// A flag has an invalid value, even one of a mode that is not chosen.
+    /// A flag has an invalid value, even if it belongs to a mode that is not chosen.
     pub fn read(flags: &Flags, chosen: ProxyMode, periods: &Periods) -> Result<Self, UnusableFlag> {
         Ok(Self {
             chosen,
@@ -144,10 +144,10 @@ impl Settings {
     }
 }
 
-/// Lets the chosen mode copy flags into settings that only a file can give. Used only without a
-/// configuration file.
+/// Lets the chosen mode copy flags into settings that are otherwise set only in a configuration
+/// file. Used only without a configuration file.
 pub fn take_flags(flags: &mut Flags) {
-    // An unknown mode is rejected elsewhere.
+    // Another function rejects an unknown mode.
     if let Ok(chosen) = ProxyMode::read(flags) {
         chosen.definition().take_flags(flags);
     }
@@ -165,8 +165,8 @@ impl PartialEq for Settings {
     }
 }
 
-/// Returns the kernel settings of all modes, in the order in which they are written. Only those of
-/// the mode chosen in `facts` have values.
+/// Returns the kernel settings of all modes, in the order in which they are written. Only settings
+/// of the mode in `facts` have values.
 pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<Wanted> {
     let of = |mode: ProxyMode| {
         let facts = facts.filter(|facts| facts.settings.chosen == mode);
@@ -175,7 +175,7 @@ pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<Wanted> {
     ProxyMode::ALL.into_iter().flat_map(of).collect()
 }
 
-/// Describes where the choice of the mode comes from.
+/// Describes the origin of the mode: a flag, a file, or the default.
 pub fn origin_of_mode(flags: &Flags) -> String {
     match (flags.proxy_mode.is_empty(), flags.config.is_empty()) {
         (true, _) => "the default".to_owned(),
@@ -184,10 +184,10 @@ pub fn origin_of_mode(flags: &Flags) -> String {
     }
 }
 
-/// Returns a warning if no mode is given, with the flag or field that gives one.
+/// Returns a warning if no mode is set. The warning names the flag or field that sets the mode.
 ///
-/// Upstream's default changes in 1.40. This program's does not: a new image must not change how
-/// Services are carried.
+/// Upstream's default changes in 1.40. The default of this program does not change: a new image
+/// must not change how packets to Services are handled.
 pub fn warning_of_default(flags: &Flags) -> Option<String> {
     if !flags.proxy_mode.is_empty() {
         return None;
@@ -205,8 +205,8 @@ pub fn warning_of_default(flags: &Flags) -> Option<String> {
     ))
 }
 
-/// Returns a line for each flag that was given for a mode that is not chosen and has no field in
-/// the configuration file.
+/// Returns a line for each flag that has no effect because it belongs to another mode. Includes
+/// only flags without a configuration file field.
 pub fn flags_without_effect(chosen: ProxyMode, flags: &Flags) -> Vec<String> {
     let defaults = Flags::defaults();
     let of = |mode: ProxyMode| {

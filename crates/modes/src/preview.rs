@@ -1,4 +1,4 @@
-//! The writes that a mode would make, for `kube-proxy check`, `plan` and `diff`.
+//! Computes the writes that a mode would make, for `kube-proxy check`, `plan` and `diff`.
 
 use anyhow::Result;
 use engine::{Engine, KernelAccess, Kinds, Part as _, Scheme};
@@ -8,26 +8,26 @@ use serde::Serialize;
 use super::definition::Start;
 use crate::sysctl::setting::Setting;
 
-/// Family column of changes that belong to no family.
+/// Value of the family column for changes that belong to no family.
 pub const NODE: &str = "node";
 
-/// Kind of entries that other modes have left.
+/// Kind of the entries that other modes have left.
 pub const OTHER_MODES: &str = "other modes";
 
 /// The writes that a mode would make.
 #[derive(Debug, Default)]
 pub struct Preview {
-    /// Settings that are written once, whatever the Services are.
+    /// Settings that are written once, independent of the Services.
     pub settings: Vec<Setting>,
-    /// Changes, in the order in which they would be made.
+    /// Changes, in the order in which the mode would make them.
     pub changes: Vec<Change>,
-    /// Number of writes, by family and for the node.
+    /// Number of writes, by family. Writes for the whole node are counted separately.
     pub writes: Vec<(String, usize)>,
     /// Number of entries that are up to date, by family and part.
     pub kept: Vec<Kept>,
     /// Warnings for the operator.
     pub warnings: Vec<String>,
-    /// Option values of Services that the kernel does not offer.
+    /// Option values of Services that the kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
     /// Foreign state that would make the kernel reject writes, with the next step.
     pub obstacles: Vec<Obstacle>,
@@ -36,18 +36,18 @@ pub struct Preview {
 /// Foreign state that makes the kernel reject writes at a start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
-    /// Kind of the state: `sets`, ...
+    /// Kind of the state, such as `sets`.
     pub kind: &'static str,
-    /// A sentence: the finding, its consequence, and the next step.
+    /// Sentence with the finding, its consequence, and the next step.
     pub message: String,
 }
 
-/// Entries that are up to date.
+/// Number of entries that are up to date, for one part of the kernel's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Kept {
-    /// `IPv4` or `IPv6`.
+    /// Family of the entries: `IPv4` or `IPv6`.
     pub of: String,
-    /// Part: `the virtual servers`, ...
+    /// Part of the kernel's state, such as `the virtual servers`.
     pub part: &'static str,
     /// Number of entries.
     pub entries: usize,
@@ -56,41 +56,41 @@ pub struct Kept {
 /// One change of an entry.
 #[derive(Debug, Clone, Serialize)]
 pub struct Change {
-    /// `node`, `IPv4` or `IPv6`.
+    /// Scope of the change: `node`, `IPv4` or `IPv6`.
     pub of: String,
-    /// Kind of the entry: `virtual servers`, `rules`, ...
+    /// Kind of the entry, such as `virtual servers` or `rules`.
     pub kind: &'static str,
-    /// Action: the entry is added, changed or removed.
+    /// Action: adding, changing or removing the entry.
     pub action: Action,
-    /// Change in words.
+    /// Description of the change.
     pub write: String,
     /// Kernel thread that makes the change, or the step of a start.
     pub lane: &'static str,
     /// Name of the entry.
     pub entry: String,
-    /// State of the entry now, if more is known than its name.
+    /// Current state of the entry, if it consists of more than a name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// State of the entry afterwards, if more is known than its name.
+    /// State of the entry after the change, if it consists of more than a name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Rules of a chain that is written whole: removed ones begin with `- `, added ones with `+ `.
+    /// Rules of a chain that is replaced. Removed rules begin with `- `, added rules with `+ `.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<String>,
-    /// Service port that the entry belongs to, if known: `default/web:http`.
+    /// Service port of the entry, if known, such as `default/web:http`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
 }
 
-/// Action of a change on its entry.
+/// Effect of a change on its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// An entry that is added.
+    /// The entry is added.
     Add,
-    /// An entry that is changed.
+    /// The entry is changed.
     Change,
-    /// An entry that is removed.
+    /// The entry is removed.
     Remove,
 }
 
@@ -111,12 +111,12 @@ impl Change {
         }
     }
 
-    /// Returns a change of iptables rules. The first word of `line` gives the action.
+    /// Returns a change of iptables rules. The first word of `line` determines the action.
     pub(super) fn rule(of: IpFamily, lane: &'static str, line: String) -> Self {
         Self::told(of, lane, "rules", line)
     }
 
-    /// Returns a change of this kind. The first word of `line` gives the action.
+    /// Returns a change of this kind. The first word of `line` determines the action.
     pub fn told(of: IpFamily, lane: &'static str, kind: &'static str, line: String) -> Self {
         let (verb, rest) = line.split_once(' ').unwrap_or(("", &line));
         let action = match verb {
@@ -124,7 +124,7 @@ impl Change {
             "remove" | "delete" => Action::Remove,
             _ => Action::Change,
         };
-        // A chain that is flushed is filled again, so it counts as changed.
+        // A flushed chain is then filled, so it counts as changed.
         let (entry, after) = match (action, verb) {
             (Action::Change, "flush") => (rest, Some("written anew".to_owned())),
             (Action::Change, _) => (&*line, None),
@@ -195,20 +195,20 @@ impl Change {
     }
 }
 
-/// Plan type of a scheme.
+/// Type of the plan of a scheme.
 pub type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
-/// A plan in a preview: the number of writes and the changes.
+/// A plan as the preview shows it: the number of writes and the changes.
 pub struct Shown {
-    /// Number of writes that the kernel sees.
+    /// Number of writes that reach the kernel.
     pub writes: usize,
     /// Changes of the plan.
     pub changes: Vec<Change>,
 }
 
 impl Preview {
-    /// Adds the writes that modes of a scheme would make after the changes `told`. `show` receives
-    /// each plan with its family and the scheme, which still knows the state before.
+    /// Adds the writes that modes of a scheme would make after the changes `told`. `show` converts
+    /// each plan. It receives the plan's family and the scheme in its state before the plan.
     ///
     /// # Errors
     ///
@@ -247,7 +247,7 @@ impl Preview {
     }
 }
 
-/// Returns the error for a part of the kernel's state that cannot be read.
+/// Returns the error for an unreadable part of the kernel's state.
 fn unreadable(family: IpFamily) -> impl Fn(Unreadable) -> anyhow::Error {
     move |unreadable| anyhow::anyhow!("{family}: {unreadable}")
 }

@@ -1,6 +1,6 @@
-//! Counters of Services for observers, kept by the kernel or, in userspace mode, by the relay.
-//! Observers read them by blocking, over sockets of their own, so that no lane of a mode waits for
-//! them.
+//! Counters of Services for observers. The kernel keeps them, or in userspace mode the relay.
+//! Observers read them on blocking sockets of their own, so that the kernel threads of a mode do
+//! not wait for a read.
 //!
 //! | mode | by | connections | packets, bytes | active |
 //! |---|---|---|---|---|
@@ -20,14 +20,14 @@ use ipnet::IpNet;
 use proxy::{IpFamily, Protocol, ServicePortName};
 
 /// An address at which a Service port is served. A NodePort is listed under each node address that
-/// serves it. Iptables mode has one rule for all of them, so there it is listed under the
-/// unspecified address.
+/// serves it. iptables mode has one rule for all node addresses, so in that mode the NodePort is
+/// listed under the unspecified address.
 pub use proxy::ServiceAddress as At;
 
 /// Selection of the counters to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which<'a> {
-    /// All addresses, without endpoints: one dump.
+    /// All addresses, without endpoints. Needs one dump.
     Addresses,
     /// All addresses with their endpoints.
     All,
@@ -35,21 +35,21 @@ pub enum Which<'a> {
     Of(&'a [At]),
 }
 
-/// Counters that were read. They may include virtual servers of other programs.
+/// Counters from one read. They may include virtual servers of other programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Counters by address.
     pub addresses: HashMap<At, OfAddress>,
     /// Counters by address and endpoint.
     pub endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
-    /// Counters by firewall mark: virtual servers of other programs, in IPVS mode.
+    /// Counters by firewall mark, in IPVS mode. They belong to virtual servers of other programs.
     pub marks: HashMap<(IpFamily, u32), OfAddress>,
-    /// Counters by Service port, in userspace mode, which has none by address. All ports are
-    /// included, whatever the selection.
+    /// Counters by Service port, in userspace mode, which has no counters by address. Includes all
+    /// ports, regardless of the selection.
     pub ports: HashMap<ServicePortName, Count>,
     /// Counters by Service port and endpoint, in userspace mode.
     pub port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
-    /// Note about counters that this mode lacks, with the reason, for the reader.
+    /// Note for the reader about counters that this mode lacks, with the reason.
     pub note: Option<&'static str>,
 }
 
@@ -71,7 +71,7 @@ pub struct OfEndpoint {
     pub count: Count,
 }
 
-/// Counters since the entry was made. A counter that the mode lacks is `None`.
+/// Counters since the entry was created. A counter that the mode lacks is `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
     /// Opened connections.
@@ -86,14 +86,14 @@ pub struct Count {
     pub bytes_out: Option<u64>,
     /// Open connections.
     pub active: Option<u64>,
-    /// Connections that the kernel remembers after they were closed, in IPVS mode.
+    /// Closed connections that the kernel still stores, in IPVS mode.
     pub inactive: Option<u64>,
-    /// Clients that keep this endpoint by session affinity (IPVS: persistence templates).
+    /// Clients that are bound to this endpoint by session affinity (persistence templates in IPVS).
     pub persistent: Option<u64>,
 }
 
 impl Count {
-    /// Adds the counters of another entry. A counter that both lack stays `None`.
+    /// Adds the counters of another entry. A counter that both entries lack stays `None`.
     pub fn add(&mut self, other: &Self) {
         let add = |one: &mut Option<u64>, other: Option<u64>| {
             if let Some(other) = other {
@@ -111,23 +111,23 @@ impl Count {
     }
 }
 
-/// One sample of counters.
+/// A counter sample of one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Told<'a> {
-    /// An address, with its scheduler in IPVS mode.
+    /// Sample of an address, with its scheduler in IPVS mode.
     Address(At, Option<&'a str>, Count),
-    /// An endpoint at an address, with its weight in IPVS mode.
+    /// Sample of an endpoint at an address, with its weight in IPVS mode.
     Endpoint(At, SocketAddr, Option<u32>, Count),
-    /// A firewall mark, with its scheduler.
+    /// Sample of a firewall mark, with its scheduler.
     Mark(IpFamily, u32, &'a str, Count),
-    /// A Service port, at one of its listening ports.
+    /// Sample of a Service port, at one of its listening ports.
     Port(&'a ServicePortName, Listener, Count),
-    /// An endpoint of a Service port, at one of its listening ports.
+    /// Sample of an endpoint of a Service port, at one of its listening ports.
     PortEndpoint(&'a ServicePortName, Listener, SocketAddr, Count),
 }
 
-/// Number of a listening port among all that this process ever opened. A Service port has one for
-/// each way in which it is served.
+/// Number of a listening port among all that this process has opened. A Service port may have
+/// several listening ports, each for other addresses of the Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener(pub u64);
 
@@ -136,25 +136,24 @@ pub struct Listener(pub u64);
 pub struct Relayed {
     /// Service port that the listening port belongs to.
     pub name: ServicePortName,
-    /// Endpoints that it connects to, in turn.
+    /// Endpoints that the listening port connects to, in turn.
     pub endpoints: Vec<SocketAddr>,
-    /// Networks that clients may come from; `None` if all may.
+    /// Networks of the accepted clients, or `None` if every client is accepted.
     pub sources: Option<Vec<IpNet>>,
 }
 
 /// Reads the counters of a mode.
 pub trait ReadCounters: Send {
-    /// Reads the selected counters, by blocking, and passes each sample on as it comes. Keeps none
-    /// of them.
+    /// Reads the selected counters and passes each sample to `take`. Stores no sample. Blocks.
     ///
     /// # Errors
     ///
-    /// The kernel cannot be read; the error has the reason and the next step.
+    /// The kernel cannot be read. The error has the reason and the next step.
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()>;
 
     /// Reports whether [`Which::Of`] returns more counters of an address than [`Which::Addresses`].
-    /// If so, it pays to ask for the few addresses that matter. If not, [`Which::All`] costs no
-    /// more.
+    /// If true, callers should request only the addresses that they need. If false, [`Which::All`]
+    /// is not slower.
     fn tells_more_of_single(&self) -> bool {
         false
     }
@@ -169,11 +168,11 @@ pub trait ReadCounters: Send {
         None
     }
 
-    /// Reads the selected counters into maps, by blocking.
+    /// Reads the selected counters into maps. Blocks.
     ///
     /// # Errors
     ///
-    /// The kernel cannot be read; the error has the reason and the next step.
+    /// The kernel cannot be read. The error has the reason and the next step.
     fn read(&mut self, which: Which<'_>) -> Result<Counted> {
         let mut all = Counted {
             note: self.note(),
@@ -211,23 +210,22 @@ impl Counted {
     }
 }
 
-/// The counters of the mode that serves, for observers on any thread. Clones share one reader, and
-/// read one after the other.
+/// Counters of the current mode, for observers on any thread. Clones share one reader and take
+/// turns.
 #[derive(Clone, Default)]
 pub struct Counters(Arc<CurrentReader>);
 
 #[derive(Default)]
 struct CurrentReader {
-    /// Reader of the mode that serves now, until the next read takes it over. Locked for a moment
-    /// only.
+    /// Reader of the current mode, until the next read uses it. The lock is held only briefly.
     next: Mutex<Option<Box<dyn ReadCounters>>>,
-    /// Reader in use. Locked during a read.
+    /// Reader in use. The lock is held during a read.
     reader: Mutex<Option<Box<dyn ReadCounters>>>,
 }
 
 impl Counters {
-    /// Replaces the reader after a change of mode. A read that is under way goes on with the old
-    /// one, so this never waits.
+    /// Replaces the reader after a change of mode. Never waits: a read in progress continues with
+    /// the old reader.
     pub fn set(&self, reader: Box<dyn ReadCounters>) {
         *lock(&self.0.next) = Some(reader);
         if let Ok(mut held) = self.0.reader.try_lock() {
@@ -241,13 +239,13 @@ impl Counters {
             .flatten()
     }
 
-    /// Runs `work` with the reader, by blocking, one caller at a time. Returns `None` before the
-    /// first mode is set.
+    /// Runs `work` with the reader, one caller at a time. Blocks. Returns `None` before the first
+    /// mode is set.
     pub fn with<R>(&self, work: impl FnOnce(&mut dyn ReadCounters) -> R) -> Option<R> {
         let mut held = lock(&self.0.reader);
         self.0.take_over(&mut held);
         let done = held.as_mut().map(|reader| work(&mut **reader));
-        // Dropping the reader of the mode that ended closes its sockets.
+        // Dropping the old mode's reader closes its sockets.
         self.0.take_over(&mut held);
         done
     }
@@ -266,17 +264,17 @@ fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The counters with one reader for each kind of caller, so that callers do not wait for each
+/// Counters with one reader for each kind of caller, so that the callers do not wait for each
 /// other.
 #[derive(Debug, Clone, Default)]
 pub struct Apart {
-    /// Reader for requests that take long.
+    /// Reader for slow requests.
     pub asked: Counters,
     /// Reader for the node's status.
     pub status: Counters,
     /// Reader for `/metrics`.
     pub scraped: Counters,
-    /// Reader for the daemon's own work.
+    /// Reader for the daemon's internal work.
     pub own: Counters,
 }
 

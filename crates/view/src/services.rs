@@ -1,10 +1,10 @@
-//! `/api/v1/services` and `/api/v1/services/NAMESPACE/NAME`.
+//! Objects of `/api/v1/services` and `/api/v1/services/NAMESPACE/NAME`.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The name in `lost_to` of a program that holds an address.
+/// Value of `lost_to` for an address that another program has.
 pub const ANOTHER_PROGRAM: &str = "another program";
 
 /// Services, sorted by namespace and name.
@@ -13,7 +13,7 @@ pub const ANOTHER_PROGRAM: &str = "another program";
 pub struct ServiceList {
     /// The Services of this page.
     pub items: Vec<Service>,
-    /// The number of matches on all pages.
+    /// Number of matching Services on all pages.
     pub total: usize,
     /// The value of `after=` for the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -23,7 +23,7 @@ pub struct ServiceList {
     pub notes: Vec<String>,
 }
 
-/// `NAMESPACE/NAME`.
+/// Name of a Service, printed as `NAMESPACE/NAME`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServiceName {
     /// The namespace.
@@ -38,33 +38,34 @@ impl fmt::Display for ServiceName {
     }
 }
 
-/// A Service that is proxied.
+/// A Service that this proxy serves.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Service {
     #[serde(flatten)]
     /// Namespace and name.
     pub name: ServiceName,
-    /// `ClusterIP`, `NodePort` or `LoadBalancer`.
+    /// Type of the Service: `ClusterIP`, `NodePort` or `LoadBalancer`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// `Cluster` or `Local`.
+    /// Internal traffic policy: `Cluster` or `Local`.
     pub internal_traffic_policy: String,
-    /// `Cluster` or `Local`.
+    /// External traffic policy: `Cluster` or `Local`.
     pub external_traffic_policy: String,
     /// The timeout of `ClientIP` affinity, if enabled.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub session_affinity_seconds: Option<u32>,
-    /// `spec.loadBalancerSourceRanges`.
+    /// Networks of the accepted clients (`spec.loadBalancerSourceRanges`).
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub source_ranges: Vec<String>,
-    /// `spec.healthCheckNodePort`.
+    /// Port of the health check (`spec.healthCheckNodePort`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub health_check_node_port: Option<u16>,
-    /// The options, also ignored ones; an error has the reason.
+    /// Options of the Service, including ignored ones, which have an error with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub options: Vec<ServiceOption>,
-    /// Problems of the Service: refused writes, addresses of another Service.
+    /// Problems of the Service, such as rejected writes, or addresses that belong to another
+    /// Service.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub errors: Vec<String>,
     /// The ports of `spec.ports`.
@@ -74,12 +75,12 @@ pub struct Service {
     pub notes: Vec<String>,
 }
 
-/// An annotation that is an option of this proxy.
+/// An annotation that sets an option of this proxy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceOption {
-    /// The annotation.
+    /// Name of the annotation.
     pub annotation: String,
-    /// The value.
+    /// Value of the annotation.
     pub value: String,
 }
 
@@ -87,23 +88,23 @@ pub struct ServiceOption {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
-    /// The name; may be empty.
+    /// Name of the port. May be empty.
     pub name: String,
-    /// `TCP`, `UDP` or `SCTP`.
+    /// Protocol: `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// `port`.
+    /// Port number at the Service's addresses (`port`).
     pub port: u16,
-    /// `nodePort`.
+    /// Port number at the node's addresses (`nodePort`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub node_port: Option<u16>,
-    /// The addresses on this node.
+    /// Addresses at which this node serves the port.
     pub addresses: Vec<Address>,
     /// The numbers of endpoints.
     pub endpoint_counts: EndpointCounts,
-    /// The endpoints; a list has them only with `endpoints=true`.
+    /// Endpoints of the port. A list includes them only with `endpoints=true`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub endpoints: Vec<Endpoint>,
-    /// The sum over the addresses; absent in a mode without counters.
+    /// Sum of the counters over the addresses. Absent in a mode without counters.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }
@@ -118,15 +119,15 @@ pub struct EndpointCounts {
     pub ready: usize,
     /// Endpoints on this node.
     pub local: usize,
-    /// Endpoints that get traffic of this node, by any policy.
+    /// Endpoints that receive traffic from this node, under any policy.
     pub used: usize,
-    /// Draining endpoints that the mode knows. `total` counts them only while an EndpointSlice has
+    /// Draining endpoints in the kernel. `total` includes them only while an EndpointSlice contains
     /// them.
     #[serde(default)]
     pub draining: usize,
 }
 
-/// An address that a port is served at.
+/// An address at which a port is served.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Address {
@@ -137,8 +138,8 @@ pub struct Address {
     /// The scheduler of the virtual server (IPVS mode).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scheduler: Option<String>,
-    /// The Service that the address is served for instead, or [`ANOTHER_PROGRAM`] that has a
-    /// virtual server there.
+    /// The Service that has the address instead, or [`ANOTHER_PROGRAM`] if another program has a
+    /// virtual server at the address.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost_to: Option<String>,
     /// The counters of the address.
@@ -172,38 +173,38 @@ pub enum AddressKind {
     reason = "each is a field of the object that programs read"
 )]
 pub struct Endpoint {
-    /// `10.244.1.5:8080`.
+    /// Address and port, such as `10.244.1.5:8080`.
     pub at: String,
     /// The name of the pod or of another object in `targetRef`, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<String>,
-    /// `nodeName`, if known.
+    /// Node of the endpoint (`nodeName`), if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub node: Option<String>,
-    /// `zone`, if known.
+    /// Zone of the endpoint (`zone`), if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub zone: Option<String>,
     /// True if the endpoint is on this node.
     pub local: bool,
-    /// The state in a word.
+    /// State of the endpoint in one word.
     pub condition: Condition,
-    /// `conditions.ready`.
+    /// True if the endpoint is ready (`conditions.ready`).
     pub ready: bool,
-    /// `conditions.serving`.
+    /// True if the endpoint is serving (`conditions.serving`).
     pub serving: bool,
-    /// `conditions.terminating`.
+    /// True if the endpoint is terminating (`conditions.terminating`).
     pub terminating: bool,
-    /// True if the endpoint gets traffic under the policy `Cluster`.
+    /// True if the endpoint receives traffic under the policy `Cluster`.
     pub cluster: bool,
-    /// True if the endpoint gets traffic under the policy `Local`.
+    /// True if the endpoint receives traffic under the policy `Local`.
     pub local_policy: bool,
-    /// The reason why the endpoint is in or out.
+    /// Reason why the endpoint receives traffic or not.
     pub why: String,
-    /// The largest weight at the addresses of the port (IPVS mode); absent if the kernel has no
-    /// destination.
+    /// Largest weight of the endpoint at the port's addresses (IPVS mode). Absent if the kernel has
+    /// no destination.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub weight: Option<u32>,
-    /// The drain: the endpoint gets no new connections, and keeps its open ones.
+    /// Drain of the endpoint, which receives no new connections and keeps its open ones.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub draining: Option<Drain>,
     /// The counters, over all addresses of the port.
@@ -215,36 +216,36 @@ pub struct Endpoint {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Drain {
-    /// Seconds since the drain began, or since the restart of the process.
+    /// Seconds since the drain began, or since the process restarted.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seconds: Option<f64>,
     /// Open connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub open: Option<u64>,
-    /// Closed connections that the kernel still has. The drain lasts until they expire.
+    /// Closed connections that the kernel still stores. The drain lasts until they expire.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended: Option<u64>,
-    /// Seconds until the drain ends, even with open connections; absent without a limit.
+    /// Seconds until the drain ends, even with open connections. Absent without a limit.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ends_within_seconds: Option<f64>,
 }
 
-/// The state of an endpoint, in a word.
+/// State of an endpoint, in one word.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Condition {
-    /// Ready.
+    /// The endpoint is ready.
     Ready,
-    /// Terminating, and still serving.
+    /// The endpoint is terminating and still serving.
     ServingTerminating,
-    /// Terminating, and no longer serving.
+    /// The endpoint is terminating and no longer serving.
     Terminating,
-    /// Not ready.
+    /// The endpoint is not ready.
     #[default]
     NotReady,
-    /// In no EndpointSlice, with open connections.
+    /// No EndpointSlice contains the endpoint, but it has open connections.
     Draining,
-    /// In no EndpointSlice, and still a target of new connections in the kernel.
+    /// No EndpointSlice contains the endpoint, but the kernel still sends new connections to it.
     Left,
 }
 
@@ -252,24 +253,24 @@ pub enum Condition {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counters {
-    /// Connections since the entry was created; flows for UDP.
+    /// Connections (flows for UDP) since the entry was created.
     pub connections: u64,
-    /// Traffic from clients.
+    /// Packets from clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets_in: Option<u64>,
-    /// Traffic to clients.
+    /// Packets to clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets_out: Option<u64>,
-    /// Traffic from clients.
+    /// Bytes from clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes_in: Option<u64>,
-    /// Traffic to clients.
+    /// Bytes to clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes_out: Option<u64>,
     /// Open connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub active: Option<u64>,
-    /// Closed connections that the kernel still has.
+    /// Closed connections that the kernel still stores.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub inactive: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! `/api/v1/status`.
+//! Objects of `/api/v1/status`.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,33 +8,33 @@ use serde::{Deserialize, Serialize};
 pub struct Status {
     /// The name of the node.
     pub node: String,
-    /// `ipvs`, `iptables`, `nftables` or `userspace`.
+    /// Mode: `ipvs`, `iptables`, `nftables` or `userspace`.
     pub mode: String,
-    /// The variants of the mode: `shim upstream`, `scheduler rr`, `layout flat`.
+    /// Variants of the mode, such as `shim upstream`, `scheduler rr`, `layout flat`.
     pub forms: Vec<String>,
     /// This program's version.
     pub version: String,
     /// The Kubernetes version that this program matches.
     pub kubernetes: String,
-    /// The start time of the process, RFC 3339.
+    /// Start time of the process, in RFC 3339.
     pub started: String,
-    /// True once the initial Services are programmed, like `/readyz`.
+    /// True once the kernel has the initial Services, like `/readyz`.
     pub ready: bool,
-    /// True if `/livez` answers 200.
+    /// True if `/livez` returns 200.
     pub healthy: bool,
     /// The state of each IP family.
     pub families: Vec<Family>,
     /// The source of objects.
     pub source: Source,
-    /// Entries that the kernel refused at the last attempt; at most 100.
+    /// Entries that the kernel rejected at the last attempt. At most 100.
     pub errors: Vec<Refused>,
     /// Parts of the kernel's state that cannot be read.
     pub unreadable: Vec<Unreadable>,
-    /// Addresses that two Services claim; at most 100.
+    /// Addresses that two Services claim. At most 100.
     pub conflicts: Vec<Conflict>,
-    /// Drift since the start, by family and kind.
+    /// Drift since the start, by family and kind of entry.
     pub drift: Vec<Drifted>,
-    /// Removed endpoints with open connections; at most 100.
+    /// Removed endpoints with open connections. At most 100.
     pub draining: Vec<Draining>,
     /// The number of draining endpoints, including unlisted ones.
     pub draining_count: usize,
@@ -50,20 +50,20 @@ pub struct Status {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Family {
-    /// `IPv4` or `IPv6`.
+    /// IP family: `IPv4` or `IPv6`.
     pub family: String,
-    /// The state in a word.
+    /// State of the family in one word.
     pub state: State,
     /// Number of pending entries.
     pub pending: usize,
-    /// Number of pending entries that the kernel refused at the last attempt.
+    /// Number of pending entries that the kernel rejected at the last attempt.
     pub failing: usize,
-    /// The age of the oldest pending change in seconds; 0 without one.
+    /// Age of the oldest pending change in seconds, or 0 without a pending change.
     pub lag_seconds: f64,
-    /// Seconds since a pending change could last be written.
+    /// Seconds since the kernel last accepted a pending change.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stuck_seconds: Option<f64>,
-    /// Seconds since all changes were last programmed.
+    /// Seconds since the kernel last had all changes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub updated_seconds_ago: Option<f64>,
 }
@@ -72,16 +72,16 @@ pub struct Family {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// The initial Services are not programmed yet.
+    /// The kernel does not have all initial Services yet.
     #[default]
     Starting,
-    /// All Services are programmed.
+    /// The kernel has all Services.
     Synced,
-    /// Changes are being written.
+    /// Changes are being written to the kernel.
     Syncing,
-    /// The kernel refused some entries; the rest is programmed.
+    /// The kernel rejected some entries and has all others.
     Failing,
-    /// No pending change can be written.
+    /// The kernel accepts no pending change.
     Stuck,
 }
 
@@ -89,34 +89,34 @@ pub enum State {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
-    /// `API server https://...`, `manifests in /etc/...`.
+    /// Description of the source, such as `API server https://...` or `manifests in /etc/...`.
     pub from: String,
-    /// Number of proxied Services.
+    /// Number of Services that the proxy serves.
     pub services: usize,
     /// Number of EndpointSlices.
     pub endpoint_slices: usize,
     /// True once both initial lists are complete.
     pub complete: bool,
-    /// True if every object could be read; otherwise nothing is removed.
+    /// True if every object could be read. Otherwise no entry is removed from the kernel.
     pub whole: bool,
-    /// True if the Node of this node exists, if known.
+    /// True if the Node object of this node exists, if known.
     pub node_exists: Option<bool>,
 }
 
-/// An entry that the kernel refused.
+/// An entry that the kernel rejected.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Refused {
-    /// `IPv4` or `IPv6`; empty if the whole Service is concerned.
+    /// Family of the entry, `IPv4` or `IPv6`. Empty if the error concerns the whole Service.
     pub family: String,
-    /// The failed write: `add virtual server 10.0.0.1:80/TCP`.
+    /// Rejected write, such as `add virtual server 10.0.0.1:80/TCP`.
     pub object: String,
-    /// The Service port: `default/web:http`.
+    /// Service port of the entry, such as `default/web:http`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub service: Option<String>,
     /// The reason, and the next step.
     pub reason: String,
-    /// Seconds since the first refusal; 0 if unknown.
+    /// Seconds since the first rejection, or 0 if unknown.
     pub seconds: f64,
 }
 
@@ -124,9 +124,9 @@ pub struct Refused {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unreadable {
-    /// `IPv4` or `IPv6`.
+    /// IP family: `IPv4` or `IPv6`.
     pub family: String,
-    /// `the virtual servers`, ...
+    /// Part of the state, such as `the virtual servers`.
     pub part: String,
     /// The reason, and the next step.
     pub reason: String,
@@ -136,29 +136,29 @@ pub struct Unreadable {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Conflict {
-    /// `IPv4` or `IPv6`.
+    /// IP family: `IPv4` or `IPv6`.
     pub family: String,
-    /// `192.0.2.20:80/TCP`.
+    /// Claimed address, such as `192.0.2.20:80/TCP`.
     pub address: String,
-    /// The Service that the address is served for.
+    /// Service for which the address is served.
     pub winner: String,
-    /// The Service whose claim is ignored.
+    /// Service whose claim is ignored.
     pub loser: String,
 }
 
-/// Entries that another program changed and kube-proxy repaired.
+/// Entries that another program changed and this proxy repaired.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Drifted {
-    /// `IPv4` or `IPv6`.
+    /// IP family: `IPv4` or `IPv6`.
     pub family: String,
-    /// `virtual server`, `set member`, ...
+    /// Kind of the entries, such as `virtual server` or `set member`.
     pub kind: String,
-    /// Number of entries since the start.
+    /// Number of changed entries since the start.
     pub count: u64,
-    /// Time of the last drift, RFC 3339.
+    /// Time of the last drift, in RFC 3339.
     pub last: String,
-    /// Names of the first entries of the last drift.
+    /// Names of the first entries in the last drift.
     pub names: Vec<String>,
 }
 
@@ -166,9 +166,9 @@ pub struct Drifted {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Draining {
-    /// `10.96.0.1:80/TCP`.
+    /// Virtual server, such as `10.96.0.1:80/TCP`.
     pub server: String,
-    /// `10.244.1.5:8080`.
+    /// Draining endpoint, such as `10.244.1.5:8080`.
     pub endpoint: String,
     /// Seconds since the drain began, as this process knows.
     pub seconds: f64,

@@ -1,4 +1,4 @@
-//! Renders a sample and a view as lines. It needs no clock and no terminal.
+//! Renders a sample and a view as lines of text. It reads no clock and writes to no terminal.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use view::{Counters, Rate, Top, TopEndpoint, TopPort};
@@ -6,15 +6,15 @@ use view::{Counters, Rate, Top, TopEndpoint, TopPort};
 use super::Sort;
 use crate::table::{Tone, short, shown};
 
-/// Smallest width of names, as long as a column of numbers can be omitted.
+/// Smallest width of the column of names. Columns of numbers are omitted before it shrinks further.
 const NAME_MIN: usize = 28;
-/// Smallest number of rows of a list that has as many.
+/// Smallest number of rows that are shown of a longer list.
 const ROWS_MIN: usize = 3;
 
-/// The spans of a line.
+/// A line of the screen, as spans of text.
 pub(super) type Line = Vec<Span>;
 
-/// Text of one colour in a line.
+/// Text in one colour, part of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) text: String,
@@ -40,7 +40,7 @@ impl Span {
     }
 }
 
-/// Choices of the user.
+/// Choices of the user: sort order, pause, and scroll positions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct View {
     pub(super) sort: Sort,
@@ -115,17 +115,17 @@ impl View {
     }
 }
 
-/// A row of a list.
+/// A row of a list: a Service port or an endpoint.
 struct Row {
     name: String,
-    /// Text behind the name, in a faint colour.
+    /// Text after the name, in a faint colour.
     of: String,
     rate: Rate,
     counters: Counters,
 }
 
 /// Renders at most `height` lines of at most `width` columns. `failure` is the error of the last
-/// question.
+/// request.
 pub(super) fn draw(
     top: &Top,
     view: &View,
@@ -136,7 +136,7 @@ pub(super) fn draw(
     let (width, height) = (usize::from(width), usize::from(height));
     let mut lines = head(top, view, failure);
     let keys = "q quit   s sort   p pause   Tab, ↑ ↓ scroll";
-    // Five lines are for the heads of the lists, the blank lines between them, and the keys.
+    // Five lines are left for the headers of the lists, the blank lines between them, and the keys.
     let rows = height.saturating_sub(lines.len() + 5);
     let ports = sorted(top.ports.iter().map(port), view.sort);
     let endpoints = sorted(top.endpoints.iter().map(endpoint), view.sort);
@@ -164,7 +164,7 @@ pub(super) fn draw(
         lines.extend(listed(name, all, shown, view, list, form));
     }
     if height < usize::from(u16::MAX) {
-        // The keys are at the bottom.
+        // The last line shows the keys.
         lines.truncate(height.saturating_sub(1));
         lines.resize(height.saturating_sub(1), Line::new());
         lines.push(vec![Span::of(keys, Tone::Faint)]);
@@ -226,7 +226,8 @@ fn head(top: &Top, view: &View, failure: Option<&str>) -> Vec<Line> {
     lines
 }
 
-/// Divides the rows among the two lists: half for each, and unused rows for the other.
+/// Divides the rows between the two lists. Each list gets half, plus the rows that the other list
+/// does not need.
 fn shares(rows: usize, ports: usize, endpoints: usize) -> (usize, usize) {
     let half = rows.div_ceil(2);
     let for_ports = ports.min(half.max(rows.saturating_sub(endpoints)));
@@ -261,7 +262,7 @@ fn named(service: &str, port: &str) -> String {
     }
 }
 
-/// Sorts rows, the busiest first. Equal rows keep the order of the daemon.
+/// Sorts rows, the busiest first. Equal rows keep the daemon's order.
 fn sorted(rows: impl Iterator<Item = Row>, sort: Sort) -> Vec<Row> {
     let mut rows: Vec<_> = rows.collect();
     rows.sort_by(|one, other| by(&other.rate, sort).total_cmp(&by(&one.rate, sort)));
@@ -287,7 +288,7 @@ enum Column {
 }
 
 impl Column {
-    /// Columns by priority; the last one is omitted first.
+    /// Columns by priority. The last one is omitted first.
     const BY_WORTH: [Self; 5] = [
         Self::New,
         Self::Bytes,
@@ -306,7 +307,7 @@ impl Column {
         }
     }
 
-    /// Returns the width with a gap of two columns.
+    /// Returns the width of the column, including a gap of two characters.
     fn width(self) -> usize {
         self.head().len().max(8) + 2
     }
@@ -331,7 +332,8 @@ impl Column {
     }
 }
 
-/// Returns the width of names in both lists: that of the longest name, if there is room.
+/// Returns the width of the names in both lists: the width of the longest name, if the screen is
+/// wide enough.
 fn for_names(rows: &[&[Row]], columns: &[Column], width: usize) -> usize {
     let numbers: usize = columns.iter().map(|column| column.width()).sum();
     let rows = rows.iter().flat_map(|rows| rows.iter());
@@ -340,7 +342,7 @@ fn for_names(rows: &[&[Row]], columns: &[Column], width: usize) -> usize {
     wanted.min(width.saturating_sub(numbers))
 }
 
-/// Returns the columns that fit, in their order. The column of the sort order is always among them.
+/// Returns the columns that fit, in their order. Always includes the column of the sort order.
 fn columns(width: usize, sort: Sort) -> Vec<Column> {
     let mut by_worth = Column::BY_WORTH;
     by_worth.sort_by_key(|column| !column.is_of(sort));
@@ -437,7 +439,7 @@ fn shortened(text: &str, width: usize) -> String {
     short
 }
 
-/// Cuts a line to the width.
+/// Cuts a line to `width` characters.
 fn cut(line: &mut Line, width: usize) {
     let mut left = width;
     for span in line {
@@ -449,7 +451,7 @@ fn cut(line: &mut Line, width: usize) {
     }
 }
 
-/// A rate: tenths below 100, then as counts are told.
+/// Formats a rate: with one decimal below 100, otherwise as a count.
 fn number(rate: f64) -> String {
     if rate > 0.0 && rate < 100.0 {
         format!("{rate:.1}")

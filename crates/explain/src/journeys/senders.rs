@@ -22,10 +22,10 @@ const NOBODYS_V6: [Ipv6Addr; 3] = [
     Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 7),
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0xffff, 0, 0, 0, 7),
 ];
-/// Number of addresses of a pod network to try.
+/// Number of addresses of a pod network that are tried.
 const TRIED: u32 = 16;
 
-/// The possible senders to an address.
+/// Data from which the senders to a destination are chosen.
 pub(super) struct Cast<'a, 'r> {
     pub(super) objects: &'a Objects,
     pub(super) routing: &'r dyn Routing,
@@ -34,7 +34,7 @@ pub(super) struct Cast<'a, 'r> {
 }
 
 impl Cast<'_, '_> {
-    /// Returns the senders of a kind, or a note if there are none.
+    /// Returns the senders of a kind, or a note if the kind has none.
     pub(super) fn senders(&self, from: From) -> Result<Vec<Sender>, String> {
         match from {
             From::Node => Ok(vec![Sender {
@@ -72,7 +72,7 @@ impl Cast<'_, '_> {
         address.is_ipv4() == self.to.is_ipv4()
     }
 
-    /// Returns the first endpoint on this node that gets traffic.
+    /// Returns the first endpoint on this node that receives traffic.
     fn local_endpoint(&self) -> Option<IpAddr> {
         let endpoints = self.of.iter().flat_map(Place::endpoints);
         let mut own = endpoints
@@ -96,8 +96,8 @@ impl Cast<'_, '_> {
             })
     }
 
-    /// Returns a neighbour's address that is no endpoint. The search starts at the end of the
-    /// network, away from the bridge's own address.
+    /// Returns an address in a pod network that is not an endpoint. The search starts at the end of
+    /// the network, because the bridge's address is usually at the start.
     fn pod_address(&self) -> Option<IpAddr> {
         let networks = self.objects.node.pod_networks.iter();
         let networks = networks.filter(|net| self.is_family(net.addr()));
@@ -183,8 +183,8 @@ impl Cast<'_, '_> {
         })
     }
 
-    /// Returns why the rules do not treat an address behind an interface as a pod's, in modes with
-    /// such rules.
+    /// Returns the reason why the rules do not treat an address behind `interface` as a pod's.
+    /// Applies only to modes with such rules.
     fn stranger(&self, interface: &str, address: IpAddr) -> Option<String> {
         let mode = self.objects.mode.as_deref();
         if !matches!(mode, Some("iptables" | "nftables")) {
@@ -212,8 +212,8 @@ impl Cast<'_, '_> {
         }
     }
 
-    /// Returns an outside host with a service address, such as a load balancer that probes from it.
-    /// The node has the address too, and sends from it only to itself.
+    /// Returns an outside host that has a service address, such as a load balancer that sends
+    /// probes from it. This node also has the address, but sends from it only to itself.
     fn balancer(&self, address: IpAddr) -> Result<Sender, String> {
         let who = format!("{address}, which this node has as a Service's address too,");
         let outside = self.outsider(Some(self.nobody()), &who, "")?;
@@ -230,19 +230,20 @@ impl Cast<'_, '_> {
         })
     }
 
-    /// Returns an unused documentation address.
+    /// Returns an unused documentation address of the destination's family.
     fn nobody(&self) -> IpAddr {
         super::nobodys(self.to.is_ipv4())
     }
 
-    /// Reports whether an address belongs to one of these Services and not to the node.
+    /// Reports whether an address belongs to one of these Services but not to the node.
     fn is_of_service(&self, address: IpAddr) -> bool {
         let is_own = self.objects.node.addresses.contains(&address);
         let mut places = self.objects.places();
         !is_own && places.any(|place| place.at.ip() == address && is_balanced(&place))
     }
 
-    /// Returns outside senders: one, or with source ranges one inside and one outside of them.
+    /// Returns senders outside the cluster. With source ranges, returns one sender inside and one
+    /// outside the ranges.
     fn outsiders(&self) -> Result<Vec<Sender>, String> {
         let ranges = self.ranges();
         let nobodys: Vec<IpAddr> = if self.to.is_ipv4() {
@@ -290,7 +291,7 @@ impl Cast<'_, '_> {
         Ok(senders)
     }
 
-    /// Returns the source ranges that apply to this address.
+    /// Returns the source ranges that apply to the destination address.
     fn ranges(&self) -> Vec<IpNet> {
         let Some(of) = &self.of else {
             return Vec::new();
@@ -303,7 +304,7 @@ impl Cast<'_, '_> {
         ranges.filter(|net| self.is_family(net.addr())).collect()
     }
 
-    /// Reports whether no Service has an address.
+    /// Reports whether an address belongs to no Service.
     fn is_free(&self, address: IpAddr) -> bool {
         let mut places = self.objects.places();
         !places.any(|place| place.at.ip() == address)
@@ -336,7 +337,7 @@ impl Cast<'_, '_> {
                 self.family()
             )
         })?;
-        // Whoever is within ranges is not chosen freely.
+        // A sender within source ranges must keep its address.
         if !about.is_empty() {
             let words = format!("outside {address}{about}");
             return Ok(sender(words, hop.interface, address));
@@ -345,7 +346,7 @@ impl Cast<'_, '_> {
         Ok(sender(words, hop.interface, beside))
     }
 
-    /// Returns an unknown host in a network of this node.
+    /// Returns an address of an unknown host in a network of this node.
     fn beside(&self) -> Option<(IpAddr, Hop)> {
         let own = self.objects.node.addresses.iter().copied();
         let own = own.chain([self.to.ip()]);
@@ -372,8 +373,8 @@ fn is_balanced(place: &Place<'_>) -> bool {
     place.address.kind == AddressKind::LoadBalancerIp
 }
 
-/// Returns the address `back` before the end of a network. Returns `None` if it is outside, or is
-/// the network address.
+/// Returns the address `back` places before the end of a network. Returns `None` if the address is
+/// outside, or is the network address.
 pub(super) fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
     let address: IpAddr = match net.broadcast() {
         IpAddr::V4(last) => Ipv4Addr::from(u32::from(last).checked_sub(back)?).into(),
@@ -382,12 +383,12 @@ pub(super) fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
     (net.contains(&address) && address != net.network()).then_some(address)
 }
 
-/// Returns an address next to this one.
+/// Returns an address next to `address`.
 pub(super) fn neighbour_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(address) => {
             let beside = Ipv4Addr::from(u32::from(address) ^ 1);
-            // 0 and 255 are mostly the network and broadcast addresses.
+            // Addresses that end in 0 or 255 are often the network or broadcast address.
             match beside.octets() {
                 [.., 0 | 255] => Ipv4Addr::from(u32::from(address) ^ 2).into(),
                 _ => beside.into(),

@@ -1,5 +1,5 @@
-//! Lists draining endpoints, and endpoints that only the kernel or the relay has. The mode knows
-//! the start of a drain.
+//! Lists draining endpoints, and endpoints that only the kernel or the relay still has. The mode
+//! reports the start of a drain.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use view::{Condition, Drain, Endpoint};
 
 use crate::question::Ground;
 
-/// Draining and held endpoints, by address or Service port.
+/// Draining endpoints and endpoints with connections, by address or Service port.
 pub(super) struct Held<'a> {
     counted: &'a Counted,
     drains: HashMap<At, Vec<Known<'a>>>,
@@ -22,7 +22,7 @@ pub(super) struct Held<'a> {
     carried: HashMap<&'a ServicePortName, Vec<SocketAddr>>,
 }
 
-/// A drain that the mode reports.
+/// A draining endpoint that the mode reports.
 struct Known<'a> {
     endpoint: SocketAddr,
     drain: &'a DrainingEndpoint,
@@ -30,7 +30,7 @@ struct Known<'a> {
     now: Instant,
 }
 
-/// The holder of the connections: the kernel or the relay.
+/// Owner of the connections: the kernel or the relay.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     Kernel,
@@ -68,7 +68,7 @@ impl<'a> Held<'a> {
         held
     }
 
-    /// Lists all draining or held endpoints of a port.
+    /// Lists all endpoints of a port that drain or have connections.
     pub(super) fn all(&self, name: &ServicePortName, at: &[At]) -> BTreeSet<SocketAddr> {
         let drains = at.iter().filter_map(|at| self.drains.get(at)).flatten();
         let destinations = at.iter().filter_map(|at| self.destinations.get(at));
@@ -79,7 +79,7 @@ impl<'a> Held<'a> {
             .collect()
     }
 
-    /// Counts the draining endpoints of a port that the mode reports.
+    /// Counts the draining endpoints of a port, as reported by the mode.
     pub(super) fn count(&self, at: &[At]) -> usize {
         if self.drains.is_empty() {
             return 0;
@@ -89,7 +89,7 @@ impl<'a> Held<'a> {
         endpoints.len()
     }
 
-    /// Adds the drain of an endpoint of an EndpointSlice, if any.
+    /// Adds the drain of an endpoint that an EndpointSlice contains, if the endpoint drains.
     pub(super) fn add_drain(
         &self,
         endpoint: &mut Endpoint,
@@ -109,7 +109,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Adds the reason why the kernel has an endpoint without an EndpointSlice.
+    /// Adds the reason why the kernel has an endpoint that no EndpointSlice contains.
     pub(super) fn left(
         &self,
         endpoint: &mut Endpoint,
@@ -137,7 +137,7 @@ impl<'a> Held<'a> {
         endpoint.draining = Some(drain);
     }
 
-    /// Returns the drain that the mode reports, over all addresses.
+    /// Returns the drain of an endpoint over all addresses, as reported by the mode.
     fn known(&self, socket: SocketAddr, at: &[At]) -> Option<Drain> {
         let known = |at: &At| {
             let mut of = self.drains.get(at)?.iter();
@@ -153,7 +153,7 @@ impl<'a> Held<'a> {
             Some(known.now.saturating_duration_since(since))
         };
         let left = |known: &Known<'_>| Some(known.limit?.saturating_sub(ago(known)?));
-        // A drain without a limit at one address has none at all.
+        // A drain without a limit at one address has no limit overall.
         let ends = drains.iter().map(|(_, known)| left(known));
         let ends = ends.collect::<Option<Vec<_>>>();
         let ends = ends.and_then(|ends| ends.into_iter().max());
@@ -169,7 +169,7 @@ impl<'a> Held<'a> {
         })
     }
 
-    /// Returns the connections of a destination with weight 0, whose drain has no known start.
+    /// Returns the connections of a destination with weight 0, without a known start of its drain.
     fn unknown(&self, socket: SocketAddr, at: &[At]) -> Drain {
         let held = at.iter().map(|at| (*at, socket));
         let counts = held.filter_map(|key| self.counted.endpoints.get(&key));
@@ -199,12 +199,12 @@ fn is_carried(count: &Count) -> bool {
     count.active.is_some_and(|active| active > 0)
 }
 
-/// Returns seconds, to the millisecond.
+/// Converts a duration to seconds, rounded down to milliseconds.
 fn seconds(time: Duration) -> f64 {
     Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
 }
 
-/// Describes a drain and its end.
+/// Describes a drain and its time limit.
 fn says(drain: &Drain, by: By) -> String {
     let mut text = "drains".to_owned();
     // Writing to a String cannot fail.

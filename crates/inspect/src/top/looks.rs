@@ -1,5 +1,5 @@
-//! Samples the counters for rates: of all addresses, and of the endpoints of listed addresses.
-//! Requests within a second share a sample.
+//! Samples the counters from which rates are computed: the counters of all addresses, and of the
+//! endpoints of listed addresses. Requests within a second share a sample.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,12 +13,12 @@ use tokio::time::sleep;
 
 use crate::Unanswered;
 
-/// Minimum time between samples.
+/// Shortest time between two samples.
 const APART: Duration = Duration::from_secs(1);
-/// Time after the last request until samples are dropped.
+/// Time from the last request until the samples are dropped.
 const KEPT: Duration = Duration::from_mins(1);
 
-/// A sample of the counters.
+/// A sample of the counters of all addresses.
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) at: Instant,
@@ -28,7 +28,7 @@ pub(super) struct Look {
     pub(super) port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
 }
 
-/// Two samples.
+/// Two consecutive samples.
 #[derive(Debug, Clone)]
 pub(super) struct Span {
     /// The previous sample, if any.
@@ -37,7 +37,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Returns the seconds between the samples; 0 for the first.
+    /// Returns the seconds between the two samples, or 0 for the first sample.
     pub(super) fn seconds(&self) -> f64 {
         let before = self.before.as_ref();
         before.map_or(0.0, |before| {
@@ -49,37 +49,38 @@ impl Span {
     }
 }
 
-/// The endpoints of listed ports, with their counters before and now.
+/// Endpoints of the listed ports, with their counters in both samples.
 pub(super) type Endpoints = HashMap<(At, SocketAddr), Counted>;
 
-/// Counters of an address, by endpoint.
+/// Counters of one address, by endpoint.
 type ByEndpoint = HashMap<SocketAddr, Count>;
 
-/// The endpoints of an address.
+/// Last two samples of an address's endpoints.
 #[derive(Debug)]
 struct OfAddress {
     at: Instant,
     counted: ByEndpoint,
-    /// The previous sample and its time.
+    /// Time and counters of the previous sample.
     before: Option<(Instant, ByEndpoint)>,
 }
 
-/// An endpoint in two samples.
+/// Counters of an endpoint in two samples.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counted {
     pub(super) now: Count,
-    /// The previous counters, and the seconds since then.
+    /// Counters in the previous sample, and the seconds since then.
     pub(super) before: Option<(Count, f64)>,
 }
 
-/// The kept samples. Clones share them.
+/// Store of the samples. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Looks {
-    /// The lock is held during a read of the kernel. Only blocking threads may wait for it.
+    /// Stored samples. The lock is held while the kernel is read, so only blocking threads may wait
+    /// for it.
     kept: Arc<Mutex<Kept>>,
     /// The timer that drops the samples.
     forgetting: Arc<Mutex<Option<AbortHandle>>>,
-    /// Returns free memory to the system.
+    /// Function that returns free memory to the system.
     trim: fn(),
 }
 
@@ -100,7 +101,7 @@ impl Looks {
         }
     }
 
-    /// Takes a sample, unless the last one is recent.
+    /// Takes a sample, or returns the last one if it is recent.
     ///
     /// # Errors
     ///
@@ -135,7 +136,7 @@ impl Looks {
         Ok(span)
     }
 
-    /// Takes samples of the endpoints of these addresses, unless recent ones exist.
+    /// Takes samples of the endpoints of these addresses, or returns recent ones.
     ///
     /// # Errors
     ///
@@ -176,7 +177,7 @@ impl Looks {
         Ok(found.flat_map(|(at, of)| of.found(*at)).collect())
     }
 
-    /// Drops all samples a while after the last request.
+    /// Starts a timer that drops all samples some time after the last request.
     pub(super) fn forget_later(&self) {
         let (kept, trim) = (Arc::downgrade(&self.kept), self.trim);
         let forgetting = tokio::spawn(async move {
@@ -189,7 +190,7 @@ impl Looks {
                     trim();
                 }
             };
-            // The runtime ends.
+            // The runtime is shutting down.
             let _ = tokio::task::spawn_blocking(forget).await;
         });
         let mut held = self

@@ -1,4 +1,5 @@
-//! Ranks Service ports and endpoints by two samples and the owners of addresses. Pure.
+//! Ranks Service ports and endpoints by two counter samples and the owners of addresses. Does no
+//! I/O.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -11,10 +12,11 @@ use super::looks::{Endpoints, Span};
 use crate::owners::Owner;
 use crate::service::counters;
 
-/// Number of busiest addresses to sample for each listed Service port, which may have several.
+/// Number of busiest addresses to sample for each listed Service port, because a port may have
+/// several addresses.
 const ADDRESSES_EACH: usize = 4;
 
-/// The order of the lists.
+/// Sort order of the lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sort {
     Connections,
@@ -48,20 +50,20 @@ pub(super) struct Busiest {
     pub(super) names: Vec<ServicePortName>,
 }
 
-/// The answer before its endpoints are sampled.
+/// The result before its endpoints are sampled.
 #[derive(Debug, Default)]
 pub(super) struct Ranked {
     pub(super) view: Top,
     /// The addresses of the listed ports.
     pub(super) at: Vec<At>,
-    /// The index of the listed port of each address.
+    /// Index of the listed port, by address.
     port_of: HashMap<At, usize>,
-    /// Ports with counters of open connections by address.
+    /// Indexes of ports whose addresses have counters of open connections.
     has_active: HashSet<usize>,
 }
 
-/// Returns the busiest addresses, and in userspace mode Service ports. In the first sample the
-/// totals count.
+/// Returns the busiest addresses, or in userspace mode the busiest Service ports. The first sample
+/// is ranked by totals.
 pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> Busiest {
     let at = span.now.addresses.iter().map(|(at, count)| {
         let before = span.before.as_ref().and_then(|look| look.addresses.get(at));
@@ -88,7 +90,7 @@ fn first<T: Ord>(mut all: Vec<(T, Rate, &Count)>, sort: Sort, most: usize) -> Ve
     all.into_iter().map(|(of, _, _)| of).collect()
 }
 
-/// Compares rates, then open connections, then all connections.
+/// Compares rates first, then open connections, then all connections.
 fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::Ordering {
     let rates = sort.of(one.0).total_cmp(&sort.of(other.0));
     let active = one.1.active.cmp(&other.1.active);
@@ -97,7 +99,8 @@ fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::
         .then(one.1.connections.cmp(&other.1.connections))
 }
 
-/// Returns the busiest Service ports first. `is_node` tells the addresses of NodePorts.
+/// Returns the Service ports with the busiest first. `is_node` reports whether an address serves
+/// NodePorts.
 pub(super) fn assemble(
     span: &Span,
     owners: Vec<Owner>,
@@ -120,7 +123,7 @@ pub(super) fn assemble(
             let (rate, count) = of_port(span, &owner.name, &at, seconds);
             (owner, at, rate, count)
         })
-        // Ports without any traffic are not listed.
+        // Ports without traffic are not listed.
         .filter(|(_, _, _, count)| count.connections > 0 || count.packets_in > Some(0))
         .collect();
     ports.sort_by(
@@ -153,7 +156,7 @@ pub(super) fn assemble(
 }
 
 impl Ranked {
-    /// Adds the endpoints of userspace mode, which counts by Service port.
+    /// Adds the endpoints in userspace mode, which counts by Service port and not by address.
     fn add_counted_by_port(&mut self, span: &Span, name: &ServicePortName) {
         for ((of, endpoint), count) in &span.now.port_endpoints {
             if of == name {
@@ -170,9 +173,9 @@ impl Ranked {
         }
     }
 
-    /// Adds the endpoints of the listed ports in order.
+    /// Adds the endpoints of the listed ports in their sort order.
     pub(super) fn add_endpoints(&mut self, found: &Endpoints, sort: Sort, limit: usize) {
-        // A port has an endpoint at each of its addresses.
+        // The same endpoint appears at each address of its port.
         let mut all: HashMap<(usize, SocketAddr), (Rate, Count)> = HashMap::new();
         for ((at, endpoint), counted) in found {
             let Some(port) = self.port_of.get(at) else {
@@ -180,7 +183,7 @@ impl Ranked {
             };
             let (sum, count) = all.entry((*port, *endpoint)).or_default();
             count.add(&counted.now);
-            // IPVS counts open connections by endpoint only.
+            // IPVS counts open connections only by endpoint.
             if let (Some(active), Some(of)) = (counted.now.active, self.view.ports.get_mut(*port))
                 && !self.has_active.contains(port)
             {
@@ -218,7 +221,8 @@ impl Ranked {
     }
 }
 
-/// Finds the addresses of node ports: addresses with such a port that no Service owns.
+/// Finds the addresses of node ports: no Service owns these addresses, and their port is a node
+/// port.
 fn by_node_port(
     span: &Span,
     owners: &[Owner],
@@ -248,7 +252,7 @@ fn service_addresses(owner: &Owner) -> impl Iterator<Item = At> + '_ {
     })
 }
 
-/// Sums a port over its addresses; in userspace mode by its name.
+/// Sums the counters of a port over its addresses, or in userspace mode by the port's name.
 fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rate, Count) {
     let mut sum = (Rate::default(), Count::default());
     let mut add = |count: &Count, before: Option<&Count>| {
@@ -272,7 +276,7 @@ fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rat
     sum
 }
 
-/// Sums all counters.
+/// Sums the rates of all counters.
 fn total(span: &Span, seconds: f64) -> Rate {
     let before = span.before.as_ref();
     let addresses = span.now.addresses.iter().map(|(at, count)| {
@@ -291,8 +295,8 @@ fn total(span: &Span, seconds: f64) -> Rate {
         .fold(Rate::default(), |sum, each| plus(&sum, &each))
 }
 
-/// Returns the rate per second; zero for the first sample. A counter that is new or smaller than
-/// before started between the samples.
+/// Returns the rate per second, or zero for the first sample. A counter that is new or lower than
+/// before was started between the samples.
 fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
     if seconds <= 0.0 {
         return Rate::default();
@@ -316,7 +320,7 @@ fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
 
 #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
 fn per_second(count: u64, seconds: f64) -> f64 {
-    // Three decimals are enough.
+    // Three decimals suffice.
     (count as f64 / seconds * 1_000.0).round() / 1_000.0
 }
 

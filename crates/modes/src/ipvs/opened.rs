@@ -28,14 +28,14 @@ use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 use crate::sysctl::setting::Setting;
 
-/// Period of a glance that counts the virtual servers. The kernel sends no notification when
-/// `ipvsadm -C` deletes every Service. A glance is one system call (docs/operating.md).
+/// Interval between counts of the virtual servers. The kernel sends no notification when `ipvsadm
+/// -C` deletes them all. A count takes one system call (docs/operating.md).
 const GLANCE_PERIOD: Duration = Duration::from_secs(2);
 
-/// The kernel, opened for IPVS mode.
+/// The kernel's IPVS and rules, opened for IPVS mode.
 pub(super) struct Ipvs {
     shim: ChosenShim,
-    /// Sockets that write to nftables.
+    /// Sockets through which this process writes to nftables.
     written: Arc<OwnSockets>,
     families: Families<NetlinkKernel>,
 }
@@ -43,8 +43,8 @@ pub(super) struct Ipvs {
 impl Ipvs {
     pub(super) fn open(settings: &Settings, shim: ChosenShim, access: Access) -> Result<Self> {
         let vip_mode = settings.ipvs.vip_mode;
-        // On such a family no address can be bound to the link. A link that is still to be made has
-        // the default.
+        // No address of a disabled family can be bound to the link. A link that does not exist yet
+        // will have the default setting.
         let is_off = |family| {
             let of_link = is_disabled(family, "kube-ipvs0");
             of_link.or_else(|| is_disabled(family, "default")) == Some(true)
@@ -68,7 +68,7 @@ impl Ipvs {
         })
     }
 
-    /// Sets the timeouts, which belong to the network namespace and not to a family. Blocks.
+    /// Sets the IPVS timeouts, which apply to the network namespace and not to one family. Blocks.
     pub(super) fn set_timeouts(&self, wanted: Timeouts) -> Result<()> {
         let Some((_, kernel)) = self.families.opened.first() else {
             return Ok(());
@@ -83,7 +83,7 @@ impl Ipvs {
         )
     }
 
-    /// Returns the timeouts that differ from the wanted ones.
+    /// Returns the IPVS timeouts that differ from the wanted ones.
     async fn pending_timeouts(&self, wanted: Timeouts) -> Result<Vec<Setting>> {
         let Some((_, kernel)) = self.families.opened.first() else {
             return Ok(Vec::new());
@@ -101,7 +101,7 @@ impl Ipvs {
             .into_iter()
             .zip(found)
             .filter(|((_, wanted), found)| {
-                // The kernel counts in seconds. Zero leaves the value as it is.
+                // The kernel counts in seconds. Zero keeps the current value.
                 wanted.as_secs() > 0 && wanted.as_secs() != found.as_secs()
             });
         Ok(differing
@@ -137,8 +137,7 @@ impl Ipvs {
                 })
             };
             let rules = further("rules")?;
-            // Reads the rules ahead, so that the first look finds them read. Nobody has to wait for
-            // it.
+            // Reads the rules in advance, in the background, for the first comparison.
             drop(rules.call(NetlinkKernel::read_ahead));
             let lanes = Lanes::new([services, further("addresses")?, rules, further("reader")?]);
             let facts = start.node_facts(family);
@@ -186,7 +185,8 @@ impl Opened for Ipvs {
         &self.families.left_out
     }
 
-    /// Returns `None`: this mode cleans up by itself, in the order in which it takes over.
+    /// Returns `None`: IPVS mode removes the entries of other modes itself, in the order in which
+    /// it replaces them.
     fn predecessor(&self, _: &Settings) -> Option<Predecessor> {
         None
     }
@@ -246,7 +246,7 @@ impl Opened for Ipvs {
     }
 }
 
-/// Returns the error that the start will fail with if the node's scheduler is missing.
+/// Returns the error with which the start will fail if the node's scheduler is missing.
 pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     let lack = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler)?;
     Some(format!(
@@ -254,8 +254,8 @@ pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     ))
 }
 
-/// Returns the schedulers that Services name, each with its availability, as far as can be seen
-/// without a write.
+/// Returns the schedulers that Services name, each with its availability. The availability is
+/// determined without a write.
 fn foreseen_schedulers(model: &Model) -> Vec<(Scheduler, Result<(), String>)> {
     let named = model.services_with_options();
     let named: BTreeSet<Scheduler> = named.filter_map(|(_, of)| of.scheduler).collect();
@@ -285,7 +285,8 @@ fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
     }
 }
 
-/// Returns the changes of a plan, one for each write. `entry` names the entry that a write changes.
+/// Returns the changes of a plan, one for each write. `entry` returns the name of the entry that a
+/// write changes.
 fn plan_changes(
     of: IpFamily,
     plan: &Plan,
@@ -311,7 +312,7 @@ fn plan_changes(
     plan.ops.iter().flat_map(told).collect()
 }
 
-/// Returns the kernel thread that makes a write.
+/// Returns the name of the kernel thread that makes a write.
 fn lane(op: &Op) -> &'static str {
     match op.part() {
         OfKernel::Servers | OfKernel::Sets => "services",

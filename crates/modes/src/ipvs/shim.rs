@@ -1,4 +1,5 @@
-//! Choice of the shim next to IPVS, and of the program or netlink family that carries it.
+//! Chooses the shim, which is the set of rules that IPVS mode needs in addition to IPVS. Also
+//! chooses iptables or nftables to write it.
 
 use anyhow::{Context as _, Result, anyhow};
 use iptables::{Iptables, IptablesError, SourcePort};
@@ -10,13 +11,13 @@ use crate::families::Access;
 use crate::programs::Programs;
 use crate::settings::Settings;
 
-/// `--ipvs-shim`.
+/// Value of `--ipvs-shim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShimChoice {
-    /// Upstream's shim if its programs and modules work, else the shim in nftables.
+    /// Upstream's shim if its programs and modules work. Otherwise the shim in nftables.
     #[default]
     Auto,
-    /// A fixed shim.
+    /// The shim that the flag names.
     Fixed(ShimStyle),
 }
 
@@ -27,12 +28,12 @@ pub(super) struct ChosenShim {
     pub(super) carrier: Carrier,
 }
 
-/// Match extension by which rules name sets: the first revision that has today's `-m set !
+/// Match extension with which rules refer to sets: the first revision that supports `-m set !
 /// --match-set`.
 const SET_MATCH: (&str, u8) = ("set", 1);
 
 impl ChosenShim {
-    /// Chooses the shim, by blocking. Loads the modules of IPVS along with those of iptables.
+    /// Chooses the shim. Blocks. Loads the modules of IPVS together with the modules of iptables.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let of_iptables = |style| {
             let iptables = choose_programs(settings, programs).context("cannot use iptables")?;
@@ -45,9 +46,9 @@ impl ChosenShim {
         }
     }
 
-    /// Chooses upstream's shim unless something that it needs is entirely absent. Other failures
-    /// may pass, and a node must not change its shim for them. A backend given by flag also keeps
-    /// upstream's shim.
+    /// Chooses upstream's shim unless a program or kernel feature that it needs is entirely absent.
+    /// Other failures may be temporary, and the node must not change its shim because of them. A
+    /// backend set by flag also keeps upstream's shim.
     fn find(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let chosen = choose_programs(settings, programs);
         if settings.shared.iptables_backend.forced().is_some() {
@@ -75,7 +76,8 @@ impl ChosenShim {
             Access::Read => proxy_ipvs::check_nftables(),
         };
         if !there.any(|family| tried(family).is_ok()) {
-            // If both are absent, the error about upstream's shim names what is missing.
+            // If both shims are unavailable, the error about upstream's shim names the missing
+            // part.
             let iptables = iptables.ok_or(reason)?;
             return Ok(Self::of(ShimStyle::Upstream, iptables));
         }
@@ -107,7 +109,7 @@ impl ChosenShim {
         }
     }
 
-    /// Returns how the source port of masqueraded flows is chosen.
+    /// Returns the method that selects the source port of masqueraded flows.
     pub(super) fn source_port(&self) -> SourcePort {
         match &self.carrier {
             Carrier::Iptables(iptables) => iptables.source_port(),
@@ -115,7 +117,7 @@ impl ChosenShim {
         }
     }
 
-    /// Tries the kernel features that the shim needs. Leaves nothing behind.
+    /// Checks that the kernel has the features that the shim needs. Leaves no entry in the kernel.
     pub(super) fn probe(&self, family: IpFamily) -> Result<()> {
         match &self.carrier {
             Carrier::Iptables(iptables) => {
@@ -136,13 +138,14 @@ fn choose_programs(settings: &Settings, programs: &Programs) -> Result<Iptables,
     programs.choose(&modules)
 }
 
-/// Reports whether iptables is entirely absent: no program, or no kernel support that a program
-/// could use.
+/// Reports whether iptables is entirely absent: either no program is installed, or the kernel has
+/// no support for it.
 fn is_absence(error: &IptablesError) -> bool {
     matches!(error, IptablesError::Missing(_) | IptablesError::Absent(_))
 }
 
-/// Returns what the kernel lacks for upstream's shim, beside iptables.
+/// Returns an error about a kernel feature besides iptables that upstream's shim needs and the
+/// kernel lacks.
 fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
     if let Err(error) = proxy_ipvs::check_ipset()
         && error.is_absence()
@@ -157,15 +160,15 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
         iptables.lacks_match(family, name, revision)
             && (access == Access::Write || !iptables.may_load(family, "xt_set"))
     });
-    // This takes a process or two, which load the modules.
+    // This check runs one or two programs, which load the modules.
     let is_refused =
         || IpFamily::ALL.map(|family| is_refused_for_good(iptables, family)) == [true; 2];
     let is_missing = is_missing(is_lacking, access, is_refused);
     is_missing.then(|| anyhow!("the kernel has no rules that match sets (xt_set)"))
 }
 
-/// Reports whether rules that match sets are unavailable. A reader tries nothing: it trusts the
-/// kernel's report, or finds the module file that a start would load.
+/// Reports whether rules that match sets are unavailable. With read access, no rule is tried. The
+/// kernel's report counts, or the module file that a start would load.
 fn is_missing(is_lacking: bool, access: Access, is_refused: impl FnOnce() -> bool) -> bool {
     is_lacking
         && match access {
@@ -195,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// Otherwise a start would choose another shim than its preview.
+    /// Otherwise the start and its preview could choose different shims.
     #[test]
     fn a_preview_takes_the_kernels_word_that_sets_cannot_be_matched() {
         let nothing_tried = || unreachable!("nothing may be tried");

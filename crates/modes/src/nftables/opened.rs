@@ -30,24 +30,24 @@ use crate::sysctl::machine::Machine;
 
 /// Timeout for connecting to an endpoint of a NodePort on localhost, as upstream.
 const DIAL: Duration = Duration::from_secs(5);
-/// Time that such connections may go on when the process ends.
+/// Time after which the ending process closes such connections.
 const DRAIN: Duration = Duration::from_secs(5);
-/// First kernel that upstream accepts: an older one is a sign of an old `nft` on its host.
+/// First kernel version that upstream accepts. An older kernel indicates an old `nft` on the host.
 const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
-/// First kernel that accepts `reject` in the flat layout's chains before routing (Linux,
-/// `net/netfilter/nft_reject.c`, `nft_reject_validate`). The kernel checks that when a transaction
-/// ends; the trial's transaction never ends.
+/// First kernel version that accepts `reject` in the flat layout's chains before routing (Linux,
+/// `net/netfilter/nft_reject.c`, `nft_reject_validate`). The kernel checks `reject` at the end of a
+/// transaction, which a trial never reaches.
 const FIRST_OF_FLAT: (u32, u32) = (5, 9);
 /// Environment variable that makes upstream skip its check of the kernel's version, if it is not
 /// empty.
 const SKIP: &str = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK";
 
-/// nf_tables, for each family of the node. Nothing has been read yet.
+/// nf_tables, opened for each family of the node. Its tables have not been read yet.
 pub(super) struct Table {
     families: Families<NetlinkKernel>,
-    /// Subscription to each family's table; empty with read access.
+    /// Subscription to each family's table. Empty with read access.
     subscriptions: Vec<(IpFamily, Arc<Subscription>)>,
-    /// Server of NodePorts on localhost, if the mode serves any.
+    /// Server of NodePorts on localhost, or `None` if the mode serves none.
     localhost: Option<Localhost>,
 }
 
@@ -55,10 +55,10 @@ impl Table {
     pub(super) fn open(settings: &Settings, access: Access) -> Result<Self> {
         let layout = settings.nftables.layout;
         refuse_old(layout, Machine::this().kernel)?;
-        // The subscription comes before the first read, so that no change is missed.
+        // The subscription precedes the first read, so that no change is missed.
         let mut subscriptions = Vec::new();
         if access == Access::Write {
-            // The error names what is missing: nf_tables, or a privilege.
+            // The error names the missing module or privilege.
             Nftables::open()?;
             for family in IpFamily::ALL {
                 let subscription =
@@ -88,7 +88,7 @@ impl Table {
                 if access == Access::Write {
                     proxy_nftables::probe(family, layout, localhost(family))?;
                 }
-                // The subscriptions of both families ignore what these sockets write.
+                // The subscriptions of both families ignore the writes of these sockets.
                 let kernel = NetlinkKernel::new(family).among(footprints::ALL);
                 let kernel = kernel.on_localhost(of_kernel.clone());
                 Ok(kernel.one_of(Arc::clone(&own)))
@@ -133,7 +133,7 @@ impl Table {
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let lines = plan.lines().into_iter();
             Shown {
-                // Counted as the daemon counts its writes.
+                // The daemon counts its writes in the same way.
                 writes: plan.len(),
                 changes: lines
                     .map(|line| Change::told(of, "table", "nftables", line))
@@ -205,7 +205,7 @@ impl Opened for Table {
     }
 }
 
-/// Tries what the mode writes in a family, without writing it.
+/// Checks that the kernel accepts the mode's writes in a family, without committing them.
 pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
     let own = &settings.nftables;
     refuse_old(own.layout, Machine::this().kernel)?;
@@ -226,7 +226,7 @@ fn limits() -> Limits {
     }
 }
 
-/// Fails on a kernel that would pass the trial and reject the first transaction.
+/// Fails on a kernel that would accept the trial and reject the first transaction.
 fn refuse_old(layout: Layout, kernel: (u32, u32)) -> Result<()> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_FLAT);
     ensure!(
@@ -237,7 +237,8 @@ fn refuse_old(layout: Layout, kernel: (u32, u32)) -> Result<()> {
     Ok(())
 }
 
-/// Returns a line about a kernel that upstream rejects although it has all that the mode needs.
+/// Returns a line about a kernel that upstream rejects although it has every feature that the mode
+/// needs.
 fn note_of_kernel(kernel: (u32, u32), is_skipped: bool) -> Option<String> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_UPSTREAM);
     (kernel < FIRST_OF_UPSTREAM && !is_skipped).then(|| {
@@ -270,7 +271,7 @@ mod tests {
             opened.map(drop).unwrap_err()
         };
         let error = std::thread::spawn(open).join().unwrap();
-        // Without nf_tables, the error says so.
+        // Without nf_tables, the error names the missing module.
         let words = format!("{error:#}");
         let is_told = words.contains("CAP_NET_ADMIN") || words.contains("modprobe nf_tables");
         assert!(is_told && !words.contains("subscribe"), "{words}");

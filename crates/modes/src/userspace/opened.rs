@@ -1,4 +1,5 @@
-//! Listening ports, and the rules that redirect to them: a table of nf_tables, or iptables.
+//! Opens the listening ports of userspace mode, and the rules that redirect to them: an nftables
+//! table, or iptables rules.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,21 +27,21 @@ use crate::programs::Programs;
 use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 
-/// Time that connections may go on when the process ends. Nobody accepts new ones meanwhile, and
-/// the next process cannot start before this one has ended.
+/// Time that existing connections have when the process ends. Meanwhile no process accepts new
+/// connections, because the next process starts only after this one has ended.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Kernel feature that redirects packets to listening ports.
 #[derive(Debug, Clone)]
 pub(super) enum Redirector {
-    /// A table of nf_tables. It needs no iptables program or module.
+    /// A table of nf_tables. It needs no program or module of iptables.
     Nftables,
-    /// Rules of iptables, if the kernel has no nf_tables or a flag names a backend.
+    /// Rules of iptables. Used if the kernel has no nf_tables or a flag names a backend.
     Iptables(Iptables),
 }
 
 impl Redirector {
-    /// Chooses the redirector, by blocking.
+    /// Chooses the redirector. Blocks.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let can = |family: &IpFamily| match access {
             Access::Write => proxy_userspace::probe_nftables(*family).is_ok(),
@@ -56,7 +57,7 @@ impl Redirector {
         Ok(Self::Iptables(chosen))
     }
 
-    /// Tries what a family needs. Leaves nothing behind.
+    /// Checks that the kernel accepts the rules of a family. Leaves no rule in the kernel.
     pub(super) fn probe(&self, family: IpFamily) -> Result<()> {
         match self {
             Self::Nftables => proxy_userspace::probe_nftables(family)?,
@@ -69,7 +70,7 @@ impl Redirector {
         Ok(())
     }
 
-    /// Checks that a family is enabled, and can be written or read.
+    /// Checks that a family is enabled, and that its rules can be written or read.
     fn check(&self, family: IpFamily, access: Access) -> Result<(), IptablesError> {
         match self {
             Self::Nftables => iptables::exists(family),
@@ -98,7 +99,7 @@ impl Redirector {
 pub(super) struct Userspace {
     redirector: Redirector,
     relay: Relay,
-    /// Sockets that write to nftables.
+    /// Sockets through which this process writes to nftables.
     written: Arc<OwnSockets>,
     /// Counters of the relay.
     traffic: Traffic,
@@ -153,7 +154,7 @@ impl Userspace {
                 localhost_node_ports: settings.userspace.serves_localhost(shared),
                 node_ip: shared.node_ip(family),
                 // The mark bit belongs to kube-proxy. The relay's packets have the node's address
-                // anyway.
+                // in any case.
                 own_mark: Some(shared.masquerade_mark()),
                 sync_period: shared.sync_period,
                 modes: footprints::ALL,
