@@ -1,4 +1,4 @@
-//! `kube-proxy explain`.
+//! The command `kube-proxy explain`.
 
 use ::explain::{Asked, Objects, Quotes, Style, To, exit_status, render};
 use clap::Args;
@@ -46,7 +46,7 @@ pub(super) struct Arguments {
     form: Form,
 }
 
-/// Explains the ways of packets.
+/// Traces packets and prints their paths.
 pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     let Arguments {
         to,
@@ -62,7 +62,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     let query = asked.query(from);
     let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}"), timeout) {
         Err(Failure::NoDaemon) => without_daemon(&asked, program.modes)?,
-        // Exit status 1 is for a journey that fails.
+        // Exit status 1 is reserved for a packet that fails.
         Err(Failure::NotFound(why)) => {
             let why = match &asked.to {
                 To::Service(service, _) if !to.contains('/') => {
@@ -88,7 +88,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     Ok((text, exit_status(&explanation)))
 }
 
-/// Explains an address from the kernel alone.
+/// Traces packets to an address from the kernel's state alone, without a daemon.
 fn without_daemon(asked: &Asked, modes: Footprints) -> Result<Explanation, Failure> {
     if let To::Service(..) = asked.to {
         return Err(Failure::NoDaemon);

@@ -1,4 +1,4 @@
-//! Entries of kube-proxies in the kernel, for a node where no daemon answers.
+//! Lists entries of kube-proxies in the kernel, on a node without a daemon.
 
 use std::fmt::Write as _;
 
@@ -11,20 +11,20 @@ use super::table::shown;
 /// Entries of kube-proxies in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Leftovers {
-    /// Always false: no daemon answers.
+    /// Always false, because no daemon responds.
     daemon: bool,
-    /// Modes with entries that no other mode writes.
+    /// Modes with entries that only this mode writes.
     modes: Vec<&'static str>,
-    /// Entries, a line each.
+    /// Entries, one line each.
     holds: Vec<String>,
-    /// Unreadable parts, each with the reason.
+    /// Unreadable parts of the kernel's state, each with the reason.
     unreadable: Vec<String>,
-    /// Parts that this kernel does not have.
+    /// Features that this kernel does not have.
     absent: Vec<String>,
 }
 
 impl Leftovers {
-    /// Reads the kernel, without loading a kernel module.
+    /// Reads the entries from the kernel, without loading a kernel module.
     pub(super) fn look(modes: Footprints) -> Self {
         let all = ::cleanup::survey(modes);
         let alone = modes.iter().map(|mode| {
@@ -79,7 +79,8 @@ impl Leftovers {
     }
 }
 
-/// Returns true if entries belong to this mode alone. Several modes use the same chains of iptables.
+/// Returns true if an entry belongs to this mode and to no other. Several modes use the same
+/// iptables chains.
 fn is_of(mode: &Footprint, found: &[String]) -> bool {
     let names = mode.link.map(|link| link.name).into_iter();
     let names: Vec<_> = names.chain(mode.nft_tables.iter().copied()).collect();

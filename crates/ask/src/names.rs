@@ -1,4 +1,4 @@
-//! Names of Services as kubectl users type them.
+//! Parses names of Services as kubectl users type them.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use view::{ServiceList, ServiceName};
 
 use super::{Failure, socket};
 
-/// Kinds in front of a name, as in `svc/web`.
+/// Words for the kind before a name, as in `svc/web`.
 const KINDS: [&str; 3] = ["svc", "service", "services"];
-/// Services that a search for a name reads at most.
+/// Largest number of Services that a search for a name reads.
 const SEARCH_LIMIT: usize = 500;
 
-/// Removes the kind in front of a name: `svc/web` becomes `web`, `svc/shop/web` becomes `shop/web`.
+/// Removes the kind before a name: `svc/web` becomes `web`, `svc/shop/web` becomes `shop/web`.
 pub(super) fn without_kind(text: &str) -> &str {
     match text.split_once('/') {
         Some((kind, name)) if KINDS.contains(&kind) => name,
@@ -24,7 +24,7 @@ pub(super) fn encoded(text: &str) -> String {
     form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
-/// Returns the error for a Service that does not exist, with the command that was probably meant.
+/// Returns the error for a missing Service, with the command that the user probably meant.
 pub(super) fn not_found(why: &str, name: &str, timeout: Duration) -> Failure {
     let list = |query: String| {
         let path = format!("/api/v1/services?endpoints=false&counters=false&{query}");
@@ -41,8 +41,8 @@ pub(super) fn not_found(why: &str, name: &str, timeout: Duration) -> Failure {
     })
 }
 
-/// Returns the advice for a name without a Service: `name` may be a namespace, or the name of a
-/// Service in another namespace.
+/// Returns the advice for a missing Service. `name` may be a namespace, or the name of a Service in
+/// another namespace.
 fn advice(name: &str, in_namespace: usize, named: &[ServiceName]) -> Option<String> {
     if in_namespace > 0 {
         return Some(format!(

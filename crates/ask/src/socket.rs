@@ -1,4 +1,4 @@
-//! Questions to the daemon over its local socket.
+//! Requests to the daemon through its local socket.
 
 use std::io::{self, Read as _, Write as _};
 use std::time::Duration;
@@ -9,16 +9,16 @@ use serde_json::Value;
 use super::Failure;
 use local_socket::Places;
 
-/// Wait for the start of an answer, before a line says so.
+/// Time without a response after which a notice is printed.
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
-/// Limit of an answer's size. A page of 5,000 Services is a tenth of it.
+/// Largest size of a response. A page of 5,000 Services is a tenth of it.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
-/// Asks for the object at a path. `timeout` is the longest silence of the daemon.
+/// Requests the object at a path. `timeout` is the longest time without data from the daemon.
 ///
 /// # Errors
 ///
-/// No daemon listens, it answers with an error, or the answer is no such object.
+/// No daemon listens, the daemon returns an error, or the response is not such an object.
 pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<T, Failure> {
     let unreadable = |what: &dyn std::fmt::Display| {
         Failure::Unreadable(format!("kube-proxy's answer cannot be read: {what}"))
@@ -41,7 +41,7 @@ pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<
 fn ask(places: &Places, path: &str, patience: Duration) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| {
         Failure::Unreadable(match error.kind() {
-            // The kernel accepted the question, and the daemon does not read it.
+            // The kernel accepted the request, but the daemon does not read it.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => format!(
                 "the daemon has not answered within {patience:?} (--timeout): it is stopped, hangs or gets no CPU. `ps -C kube-proxy \
                  -o pid,stat,wchan,args` shows it: T is stopped (`kill -CONT PID`), D waits for the kernel; a restart of the pod \
@@ -54,7 +54,7 @@ fn ask(places: &Places, path: &str, patience: Duration) -> Result<Vec<u8>, Failu
     let mut stream = connected.ok_or(Failure::NoDaemon)?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let exchange = || {
-        // The kernel takes 0 for no limit.
+        // For the kernel, 0 means no limit.
         let patience = patience.max(Duration::from_millis(1));
         let (first, rest) = match patience.checked_sub(NOTICE_AFTER) {
             Some(rest) if !rest.is_zero() => (NOTICE_AFTER, Some(rest)),
@@ -82,7 +82,7 @@ fn ask(places: &Places, path: &str, patience: Duration) -> Result<Vec<u8>, Failu
     exchange().map_err(failed)
 }
 
-/// Splits an answer into status and body.
+/// Splits a response into status and body.
 fn split(answer: &[u8]) -> Option<(u16, &[u8])> {
     const END: &[u8] = b"\r\n\r\n";
     let at = answer.windows(END.len()).position(|part| part == END)?;
@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    /// A stopped daemon: the kernel accepts connections and questions for it.
+    /// Test scenario: a stopped daemon, for which the kernel accepts connections and requests.
     #[test]
     fn a_silent_daemon_is_an_error_with_advice() {
         let folder = Path::new("/run/kube-proxy/test-nobody");

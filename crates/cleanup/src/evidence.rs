@@ -1,4 +1,5 @@
-//! Evidence of who made a virtual server: addresses on links, members of sets, notes in its flags.
+//! Evidence that assigns virtual servers to modes: addresses on links, members of sets, and notes
+//! in the flags of virtual servers.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -31,7 +32,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Returns the address, port and protocol. Returns `None` for a firewall mark and for a
-    /// protocol that no Service has.
+    /// protocol that Services do not have.
     pub(crate) fn at(&self) -> Option<(SocketAddr, Protocol)> {
         match self.key {
             ServiceKey::Address {
@@ -48,7 +49,7 @@ impl Server {
 }
 
 impl fmt::Display for Server {
-    /// Writes the name that messages use: `192.0.2.1:80/TCP`, `FWM 1`.
+    /// Formats the virtual server for messages: `192.0.2.1:80/TCP`, `FWM 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at() {
             Some((at, protocol)) => write!(f, "{at}/{protocol}"),
@@ -58,7 +59,7 @@ impl fmt::Display for Server {
 }
 
 impl Evidence {
-    /// Records a member of a set.
+    /// Records a member of a set as evidence.
     pub(crate) fn add(&mut self, says: Says, entry: &Entry) {
         let known = |protocol: IpProtocol| Protocol::from_number(protocol.0);
         match (says, *entry) {
@@ -72,16 +73,16 @@ impl Evidence {
             (Says::Bound, Entry::Ip(ip)) => {
                 self.said_bound.insert(ip);
             }
-            // The mode makes no entries of this type, so it did not write this one.
+            // The mode writes no entries of this type, so another program wrote this entry.
             _ => {}
         }
     }
 
-    /// Reports whether one of these modes made a virtual server. Any of three facts is enough. A
-    /// set names it. Or its address is on the mode's link and no set names another one at that
-    /// address. Or its port is a NodePort, and its address belongs to the node or, by the note in
-    /// its flags, did so when it was made. For a firewall mark, only the note counts, because no
-    /// set names marks.
+    /// Reports whether one of these modes created a virtual server. Each of three facts suffices.
+    /// First, a set names the virtual server. Second, its address is on the mode's link, and no set
+    /// names another virtual server at that address. Third, its port is a NodePort, and its address
+    /// belongs to the node, or belonged to the node at its creation according to the note in its
+    /// flags. For a firewall mark, only the note is evidence, because no set names marks.
     pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
         let is_noted = kinds.any(|kind| server.flags & kind.node_port_flag != 0);
@@ -94,8 +95,8 @@ impl Evidence {
                 && self.node_ports.contains(&(at.port(), protocol)))
     }
 
-    /// True if a set names virtual servers at this address. Such a set then names all of the mode's
-    /// virtual servers there.
+    /// Returns true if a set names virtual servers at this address. Such a set names all virtual
+    /// servers of the mode at the address.
     fn names_any_at(&self, address: IpAddr) -> bool {
         let first = (SocketAddr::new(address, 0), Protocol::Tcp);
         let last = (SocketAddr::new(address, u16::MAX), Protocol::Sctp);
@@ -122,14 +123,15 @@ mod tests {
     fn only_what_is_known_to_be_ours_goes() {
         let there = [
             ("10.96.0.1:443", 0),
-            // It is another program's: the sets name all of ours at this address.
+            // This virtual server belongs to another program, because the sets name all virtual
+            // servers of the mode at this address.
             ("10.96.0.3:81", 0),
             ("10.96.0.2:80", 0),
             ("10.96.0.2:81", NOTE),
             ("192.0.2.1:80", NOTE),
             ("192.0.2.1:30000", 0),
             ("192.0.2.2:30000", 0),
-            // The node had this address when the virtual server was made.
+            // The node had this address when the virtual server was created.
             ("192.0.2.3:30000", NOTE),
         ];
         let mut found = Evidence {
@@ -152,7 +154,7 @@ mod tests {
             port: 80,
         };
         found.add(Says::VirtualServers, &other);
-        // A member of a type that this kind of set cannot hold is ignored.
+        // A member of a type that does not fit the set's meaning is ignored.
         found.add(Says::NodePorts(Protocol::Tcp), &named);
         let ours = there.map(|(at, flags)| {
             let at: SocketAddr = at.parse().unwrap();

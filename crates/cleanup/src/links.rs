@@ -1,4 +1,5 @@
-//! Links that hold service addresses. The addresses are evidence of who made a virtual server.
+//! Removes links that hold service addresses. The addresses are evidence that assigns a virtual
+//! server to a mode.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -65,7 +66,7 @@ impl Links {
 }
 
 impl LinkEntries {
-    /// Returns the service addresses of the link, held as addresses or as local routes.
+    /// Returns the service addresses of the link, which are interface addresses or local routes.
     fn service_addresses(&self) -> BTreeSet<IpAddr> {
         let addresses = self.addresses.iter().map(|held| held.address);
         let routes = self.routes.iter().map(|route| route.address);
@@ -73,7 +74,7 @@ impl LinkEntries {
     }
 }
 
-/// Context of a removal in one family.
+/// Family of a removal, with the evidence that the removal needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FamilyEvidence<'a> {
     pub(crate) family: IpFamily,
@@ -81,7 +82,7 @@ pub(crate) struct FamilyEvidence<'a> {
     pub(crate) evidence: &'a Evidence,
 }
 
-/// Removes a link with everything on it, unless its addresses are still needed as evidence.
+/// Removes a link with its addresses and routes, unless the addresses are still needed as evidence.
 pub(crate) fn remove(
     link: &Link,
     families: &[FamilyEvidence<'_>],
@@ -125,8 +126,8 @@ pub(crate) fn remove(
     }
 }
 
-/// Removes from a link that stays the routes of the mode, and the addresses that a set records as
-/// bound by the mode.
+/// Removes the mode's routes from a link that stays, and the addresses that a set records as bound
+/// by the mode.
 fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cleanup) {
     let (family, name) = (of.family, link.name);
     let Some(held) = of.links.on(link) else {
@@ -147,7 +148,8 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         route.push_del(&mut batch);
         doomed.push(route.address);
     }
-    // The anchor exists for the routes and is no service address, so it is not counted.
+    // The anchor is the source address of the routes and not a service address, so it is not
+    // counted.
     let is_anchor = |held: &&Address| Some(held.address) == link.anchor;
     if let Some(anchor) = held.addresses.iter().find(is_anchor) {
         anchor.push_del(&mut batch);
@@ -167,7 +169,7 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         let what = format!("cannot unbind {address} from {name}");
         match reply {
             Reply::Done => done += 1,
-            // It is gone already.
+            // The address, route or link has already been removed.
             Reply::Refused(refusal)
                 if [libc::EADDRNOTAVAIL, libc::ESRCH, libc::ENODEV].contains(&refusal.errno) =>
             {
@@ -186,7 +188,7 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
 }
 
 /// Reports whether an address may belong to a Service or to the node. Loopback and link-local
-/// addresses are no evidence.
+/// addresses are not evidence.
 fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)

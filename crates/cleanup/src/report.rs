@@ -1,21 +1,21 @@
-//! The report of a cleanup, in lines for the operator.
+//! The report of a cleanup, as lines for the operator.
 
 use std::fmt::Display;
 
 use inet::IpFamily;
 
-/// The outcome of a cleanup, in lines for the operator.
+/// Outcome of a cleanup, as lines for the operator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cleanup {
-    /// Removed entries.
+    /// Entries that the cleanup removed.
     pub removed: Vec<String>,
-    /// Entries that are left or may be left, each with the next step.
+    /// Entries that still exist or may exist, each with the next step.
     pub left: Vec<String>,
-    /// Kernel features that this machine lacks, so that no entry can be left in them.
+    /// Kernel features that this machine lacks, so that they cannot have leftover entries.
     pub absent: Vec<String>,
 }
 
-/// Manner of a cleanup: entries are removed, or only counted.
+/// Manner of a cleanup: remove entries, or only count them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
     Remove,
@@ -47,7 +47,7 @@ pub(crate) fn many(count: usize, noun: &str) -> String {
     }
 }
 
-/// Advice after the kernel's reply was lost.
+/// Advice after a lost reply of the kernel.
 pub(crate) const LOST: &str = "the kernel's answer was lost; run this again";
 
 #[cfg(test)]

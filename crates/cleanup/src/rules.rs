@@ -1,4 +1,4 @@
-//! Chains and jumps of iptables.
+//! Removes chains and jumps of iptables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use iptables::{Entry, Iptables, Table, TakenChain, entries, restore_text};
 
 use crate::report::{Cleanup, Manner, many};
 
-/// Removes chains and jumps through these iptables backends.
+/// Removes chains and jumps of these modes from these iptables backends.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     installed: &[Iptables],
@@ -82,7 +82,7 @@ pub(crate) fn remove(
     }
 }
 
-/// Empties the chains through these iptables backends. Jumps to the chains stay, so that a later
+/// Empties the chains in these iptables backends. Keeps jumps to the chains, so that a later
 /// cleanup finds them.
 pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanup: &mut Cleanup) {
     for family in IpFamily::ALL {
@@ -90,7 +90,7 @@ pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanu
             continue;
         }
         for iptables in installed {
-            // The kernel says whether a family has rules, without starting a program.
+            // The kernel reports whether a family has rules without starting a program.
             if iptables.is_empty(family) {
                 continue;
             }
@@ -132,7 +132,7 @@ fn filled(modes: &[&'static Footprint], saved: &str) -> BTreeMap<Table, BTreeSet
     chains
 }
 
-/// Returns the restore text that empties these chains.
+/// Returns input for `iptables-restore` that empties these chains.
 fn emptying(chains: &BTreeMap<Table, BTreeSet<String>>) -> String {
     restore_text(|restore| {
         for (table, names) in chains {

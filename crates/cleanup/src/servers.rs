@@ -1,4 +1,4 @@
-//! Virtual servers.
+//! Removes virtual servers.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -14,26 +14,25 @@ use netlink_batch::{Batch, Reply};
 use crate::evidence::{Evidence, Server};
 use crate::report::{Cleanup, LOST, Manner, many};
 
-/// File with the kernel's list of virtual servers. It exists once IPVS is loaded; a netlink request
-/// would load IPVS.
+/// File with the kernel's list of virtual servers. It exists only while IPVS is loaded. A netlink
+/// request would load IPVS.
 pub(crate) const LIST: &str = "/proc/thread-self/net/ip_vs";
 /// Upper bound for the size of the file's header, in bytes.
 const HEAD: u64 = 1024;
-/// Lines of the file's header, which name no virtual server.
+/// Number of header lines in the file, which contain no virtual server.
 const HEAD_LINES: usize = 3;
 
 /// A virtual server of another program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignServer {
-    /// Address, port and protocol; `None` for a firewall mark and for a protocol that no Service
-    /// has.
+    /// Address, port and protocol. `None` for a firewall mark and for a protocol that Services do
+    /// not have.
     pub at: Option<(SocketAddr, Protocol)>,
-    /// Name in messages: `192.0.2.1:80/TCP`, `FWM 1`.
+    /// Name in messages, such as `192.0.2.1:80/TCP` or `FWM 1`.
     pub name: String,
 }
 
-/// Reports whether any virtual server exists, of any program, and one of these modes makes virtual
-/// servers.
+/// Reports whether any program's virtual server exists and one of these modes uses virtual servers.
 pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
     let may_be = modes.iter().any(|mode| mode.virtual_servers.is_some());
     let mut head = Vec::new();
@@ -43,7 +42,7 @@ pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
             .is_ok_and(|_| head.split(|byte| *byte == b'\n').count() > HEAD_LINES + 1)
 }
 
-/// Removes the virtual servers of these modes. Returns true if all of them are known to be gone.
+/// Removes the virtual servers of these modes. Returns true if all of them are known to be deleted.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -79,7 +78,7 @@ pub(crate) fn remove(
         let what = format!("cannot remove virtual server {server}");
         match reply {
             Reply::Done => done += 1,
-            // It is gone already.
+            // The virtual server has already been deleted.
             Reply::Refused(refusal) if refusal.errno == libc::ESRCH => done += 1,
             Reply::Refused(refusal) => {
                 let next = format_args!("{refusal}; try it with `ipvsadm` by hand");
@@ -94,7 +93,7 @@ pub(crate) fn remove(
     done == doomed.len()
 }
 
-/// Returns the virtual servers for which no evidence names one of these modes.
+/// Returns the virtual servers that no evidence assigns to one of these modes.
 pub(crate) fn foreign(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -146,8 +145,8 @@ fn doomed(
             doomed.push(server);
         }
     }
-    // Deletes in the opposite order of creation: the kernel then finds a destination that returns
-    // sooner in its list of removed ones (ipvs-netlink/examples/trash_cost.rs).
+    // Deletes in reverse order of creation. The kernel then needs less time to find a returning
+    // destination in its list of removed destinations (ipvs-netlink/examples/trash_cost.rs).
     doomed.sort_unstable_by_key(|server| std::cmp::Reverse((server.at(), server.key)));
     doomed.dedup();
     Ok(doomed)

@@ -1,4 +1,4 @@
-//! ipsets, by name.
+//! Finds ipsets by name, and removes them.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use ipset_netlink::{Error, Ipset, Reason};
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner, many};
 
-/// Time in which the nft backend releases a set after its last rule is gone.
+/// Time within which the nft backend releases a set after its last rule is deleted.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// The sets of some modes that exist, of any type.
+/// Existing sets of some modes, of any type.
 pub(crate) struct Sets {
     ipset: Ipset,
     names: Vec<String>,
 }
 
 impl Sets {
-    /// Looks up each set by name, because sets of other programs may be huge. Adds their members to
+    /// Looks up each set by its name, because other programs' sets may be huge. Adds the members to
     /// `evidence`.
     pub(crate) fn read(
         modes: &[&'static Footprint],
@@ -50,7 +50,7 @@ impl Sets {
         Ok(Self { ipset, names })
     }
 
-    /// Destroys the sets, unless their members are still needed as evidence.
+    /// Destroys the sets, except sets whose members are still needed as evidence.
     pub(crate) fn remove(
         &mut self,
         family: IpFamily,

@@ -1,4 +1,4 @@
-//! Tables of nftables, and the evidence in their sets.
+//! Removes nftables tables, and reads the evidence in their sets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,8 +11,8 @@ use nftables_netlink::{Change, CommitError, Error, Family, Transaction};
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner};
 
-/// Adds to the evidence the members of sets in the modes' own tables. These sets are named as the
-/// ipsets.
+/// Adds the members of sets in the modes' own tables to the evidence. These sets have the names of
+/// the ipsets.
 pub(crate) fn read(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -23,7 +23,7 @@ pub(crate) fn read(
         let sets = (mode.sets)(family).into_iter();
         let telling: Vec<_> = sets.filter(|set| set.says != Says::Nothing).collect();
         for table in mode.nft_tables {
-            // Without a table there is nothing to read.
+            // The mode has no table with evidence.
             if telling.is_empty() {
                 continue;
             }
@@ -48,7 +48,7 @@ pub(crate) fn read(
     Ok(())
 }
 
-/// Converts a set element to the entry that an ipset would hold.
+/// Converts a set element to the corresponding entry of an ipset.
 fn entry(says: Says, key: &[u8], family: IpFamily) -> Option<Entry> {
     if let Says::NodePorts(_) = says {
         return Some(Entry::Port(port(key)?));
@@ -63,7 +63,7 @@ fn entry(says: Says, key: &[u8], family: IpFamily) -> Option<Entry> {
         Says::Bound => Some(Entry::Ip(ip)),
         Says::VirtualServers => Some(Entry::IpPort {
             ip,
-            // Each part of the key is padded to four bytes.
+            // Each field of the key is padded to four bytes.
             protocol: IpProtocol(*rest.first()?),
             port: port(rest.get(4..)?)?,
         }),
@@ -82,7 +82,7 @@ fn port(bytes: &[u8]) -> Option<u16> {
 }
 
 /// Empties the chains of tables whose sets are evidence for virtual servers. Packets then bypass
-/// the table, and its sets stay readable. Returns true if there was such a table.
+/// the table, and its sets can still be read. Returns true if such a table existed.
 pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<bool, CommitError> {
     let of = Family::from(family);
     let mut has_any = false;
@@ -103,7 +103,7 @@ pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<b
     Ok(has_any)
 }
 
-/// Removes the tables. A table whose sets are evidence is kept until the virtual servers are gone.
+/// Removes the tables. Keeps a table whose sets are evidence until the virtual servers are deleted.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(entry(ports, &[], v4), None);
     }
 
-    /// Asking needs administrator rights.
+    /// Querying the kernel needs administrator rights.
     #[test]
     fn what_cannot_be_read_is_not_taken_for_absent() {
         const MODE: &Footprint = &Footprint {
@@ -185,7 +185,7 @@ mod tests {
             remove(&[MODE], IpFamily::V4, true, Manner::Remove, &mut cleanup);
             (is_here, read.is_err(), cleanup)
         };
-        // Capabilities belong to the thread, so a thread of its own drops them.
+        // Capabilities belong to the thread, so a separate thread drops them.
         let (is_here, is_error, cleanup) = thread::spawn(look).join().unwrap();
         if is_here {
             assert!(is_error);

@@ -1,4 +1,4 @@
-//! Decides whether an endpoint's answer returns to the client.
+//! Determines whether an endpoint's reply returns to the client.
 //!
 //! ```text
 //!   does it come by this node? ──no──▶ unanswered      nobody knows ──▶ unsure
@@ -18,9 +18,9 @@ use super::journeys::{Planned, Routing, Way};
 use super::origin::NOT_OURS;
 use super::walked::{Surroundings, in_view, source};
 
-/// Access to the answers of endpoints.
+/// Access to the kernel's handling of endpoints' replies.
 pub(crate) trait Answers: Routing {
-    /// Returns all paths of the answer to a delivered packet, if the answer passes this node.
+    /// Returns all paths of the reply to a delivered packet, if the reply passes this node.
     fn answers(&self, arrived: &packet_path::Walk) -> Vec<packet_path::Walk>;
 
     /// Reports whether a process on this node listens at an address.
@@ -31,7 +31,7 @@ pub(crate) trait Answers: Routing {
     fn listens(&self, at: SocketAddr, protocol: Protocol) -> Result<bool, String>;
 }
 
-/// Adds to the path of a delivered packet whether its answer returns.
+/// Adds to a delivered packet's path whether its reply returns.
 pub(crate) fn follow(
     walk: &mut Walk,
     followed: &packet_path::Walk,
@@ -77,7 +77,7 @@ fn steps(way: &packet_path::Walk, planned: &Planned<'_>, modes: Footprints) -> V
         .collect()
 }
 
-/// Describes why an answer does not arrive.
+/// Describes why a reply does not arrive.
 fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     if way.fate == Fate::Unknown {
         return format!(
@@ -103,7 +103,7 @@ fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     format!("its answer is dropped by {}{entry}{whose}", last.place)
 }
 
-/// Returns why an endpoint's answers never return, if they do not.
+/// Returns the reason why an endpoint's replies never return, or `None` if they may.
 fn never_back(
     followed: &packet_path::Walk,
     planned: &Planned<'_>,
@@ -125,7 +125,7 @@ fn never_back(
     }
 }
 
-/// Returns why it is unknown whether the answer passes this node.
+/// Returns the reason why it is unknown whether the reply passes this node.
 fn elsewhere(
     followed: &packet_path::Walk,
     planned: &Planned<'_>,
@@ -133,7 +133,7 @@ fn elsewhere(
 ) -> Option<String> {
     let endpoint = followed.endpoint?;
     let client = match source(followed, planned) {
-        // The source is an address of this node, so the answer comes to it.
+        // The source is an address of this node, so the reply arrives at this node.
         Source::Masqueraded(_) | Source::ServiceAddress => return None,
         Source::Kept | Source::Rewritten(_) => followed.packet.source,
     };
@@ -141,7 +141,7 @@ fn elsewhere(
     if is_local || is_here(endpoint, planned, around) {
         return None;
     }
-    // Behind the same interface, the endpoint can answer the client directly.
+    // If both are behind the same interface, the endpoint can reply to the client directly.
     let by = around.kernel.hop(endpoint.ip()).map(|hop| hop.interface);
     let is_between = match &planned.sender.way {
         Way::Made(_) => true,
@@ -157,7 +157,8 @@ fn elsewhere(
     ))
 }
 
-/// Reports whether an endpoint is on this node, by its object or else by the route.
+/// Reports whether an endpoint is on this node, according to its EndpointSlice or otherwise to the
+/// route.
 fn is_here(endpoint: SocketAddr, planned: &Planned<'_>, around: &Surroundings<'_>) -> bool {
     let known = planned.of.as_ref().and_then(|of| {
         let mut endpoints = of.endpoints();

@@ -36,9 +36,9 @@ use journeys::Planned;
 use view::{Explanation, Fate, Journey, Walk};
 use walked::Surroundings;
 
-/// Maximum number of traced packets.
+/// Largest number of traced packets.
 const JOURNEYS_MAX: usize = 200;
-/// Maximum number of listed paths per packet.
+/// Largest number of listed paths per packet.
 const LISTED_MAX: usize = 500;
 /// Number of listed paths after which no further packet is traced. A path takes about 5 KB.
 const WALKS_MAX: usize = 2_000;
@@ -48,7 +48,7 @@ pub(crate) trait Follow: Answers {
     /// Returns all paths of the first packet of a flow.
     fn follow(&self, planned: &Planned<'_>) -> Vec<packet_path::Walk>;
 
-    /// Returns what could not be read, with the reason.
+    /// Returns the state that could not be read, with the reason.
     fn unread(&self) -> Vec<String>;
 }
 
@@ -115,21 +115,21 @@ pub(crate) fn explain(
     explanation
 }
 
-/// Reports whether a packet may miss its endpoint or process, may stay unanswered, or has no known
-/// path.
+/// Reports whether a packet may miss its endpoint or process, may remain without a reply, or has no
+/// known path.
 pub(crate) fn fails(journey: &Journey) -> bool {
     let arrives = |fate| matches!(fate, Fate::Delivered | Fate::Local);
     let mut walks = journey.walks.iter();
     journey.walks.is_empty() || walks.any(|walk| !arrives(walk.fate) || walk.unanswered.is_some())
 }
 
-/// Reports whether it is unknown if a packet is answered.
+/// Reports whether it is unknown if the sender receives a reply.
 pub(crate) fn is_unsure(journey: &Journey) -> bool {
     journey.walks.iter().any(|walk| walk.unsure.is_some())
 }
 
-/// Returns the exit status: 0 if all packets arrive and are answered, 1 if one fails, 2 if one is
-/// undetermined.
+/// Returns the exit status: 0 if all packets arrive and all replies return, 1 if one fails, 2 if
+/// the result is undetermined.
 pub fn exit_status(explanation: &Explanation) -> u8 {
     let journeys = &explanation.journeys;
     let is_unknown = |journey: &Journey| {
@@ -147,13 +147,13 @@ pub fn exit_status(explanation: &Explanation) -> u8 {
     }
 }
 
-/// Parses a request, for the fuzzer.
+/// Parses a request. Entry point for fuzzing.
 #[doc(hidden)]
 pub fn read_question(to: &str, from: &str, namespace: &str) {
     drop(Asked::parse(to, from, namespace));
 }
 
-/// Parses a list of sockets, for the fuzzer.
+/// Parses a list of sockets. Entry point for fuzzing.
 #[doc(hidden)]
 pub fn read_sockets(text: &str) {
     listeners::read(text);

@@ -1,7 +1,7 @@
 //! Finds the socket of this network namespace that receives packets to an address.
 //!
-//! `/proc/net` lists listening sockets first. So with many connections only one more line is read.
-//! UDP sockets are read until one matches.
+//! `/proc/net` lists listening sockets first, so even with many connections only one additional
+//! line is read. UDP sockets are read until one matches.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -9,11 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::Protocol;
 
-/// `TCP_LISTEN` of net/tcp_states.h.
+/// Hexadecimal value of `TCP_LISTEN` in net/tcp_states.h.
 const LISTEN: &str = "0A";
 
 /// Reports whether a socket receives packets to an address. A socket bound to `::` is assumed to
-/// receive IPv4, too.
+/// also receive IPv4 packets.
 ///
 /// # Errors
 ///
@@ -29,7 +29,7 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
     for file in files {
         let opened = match File::open(format!("/proc/thread-self/net/{file}")) {
             Ok(opened) => BufReader::new(opened),
-            // The kernel has no such sockets.
+            // The kernel does not support this protocol or family.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
@@ -48,8 +48,8 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
 
 type Lines<'a> = &'a mut dyn Iterator<Item = io::Result<String>>;
 
-/// Reports whether one of the sockets has the address. With a state, only the first sockets with
-/// this state count.
+/// Reports whether a listed socket has the address. With a state, only the leading sockets with
+/// this state are compared.
 fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bool> {
     for line in lines {
         let line = line?;
@@ -117,7 +117,7 @@ fn socket(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, port))
 }
 
-/// Parses a list of sockets as each kind.
+/// Parses a list of sockets as each kind. Entry point for fuzzing.
 pub(super) fn read(text: &str) {
     let at = SocketAddr::from(([127, 0, 0, 1], 80));
     let lines = || text.lines().map(|line| Ok(line.to_owned()));
@@ -138,7 +138,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// `cat /proc/net/tcp /proc/net/tcp6` of a little-endian machine.
+    /// The text is the output of `cat /proc/net/tcp /proc/net/tcp6` on a little-endian machine.
     #[test]
     #[cfg(target_endian = "little")]
     fn addresses_are_as_the_machine_has_them() {

@@ -1,4 +1,4 @@
-//! The Kubernetes objects of a request, from the daemon; none without a daemon.
+//! The Kubernetes objects for a request, as the daemon returns them. Empty without a daemon.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,10 +8,10 @@ use view::{Address, AddressKind, Endpoint, Port, Service};
 
 use super::asked::{Asked, PortOf, To, protocol_of};
 
-/// This node, and the Services that have the requested name or address.
+/// This node, and the Services with the requested name or address.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Objects {
-    /// The proxy mode; `None` without a daemon.
+    /// Mode of the proxy, or `None` without a daemon.
     pub mode: Option<String>,
     /// The Services, with their endpoints.
     pub services: Vec<Service>,
@@ -22,20 +22,20 @@ pub struct Objects {
 /// Facts about this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnNode {
-    /// The addresses of the Node object, the primary ones first.
+    /// Addresses of the Node object, with the primary ones first.
     pub addresses: Vec<IpAddr>,
-    /// `spec.podCIDRs`.
+    /// Pod networks of the node (`spec.podCIDRs`).
     pub pod_networks: Vec<IpNet>,
-    /// Some pods on this node, from EndpointSlices.
+    /// Some pods on this node, taken from EndpointSlices.
     pub pods: Vec<IpAddr>,
-    /// The detectors of local pods, by IP family.
+    /// Detectors of traffic from local pods, by IP family.
     pub detectors: Vec<(IpFamily, LocalDetector)>,
-    /// Some Services that have the requested address as an external or load-balancer address, with
-    /// the field.
+    /// Some Services that have the requested address as an external or load-balancer address, each
+    /// with the field.
     pub named_by: Vec<String>,
 }
 
-/// An address of a Service port.
+/// An address at which a Service port is served.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Place<'a> {
     pub(crate) service: &'a Service,
@@ -73,7 +73,7 @@ impl Objects {
         }
     }
 
-    /// Returns the Service port that an address is served for.
+    /// Returns the Service port that is served at an address.
     pub(crate) fn place_at(&self, at: SocketAddr, protocol: Protocol) -> Option<Place<'_>> {
         let mut places = self
             .places()
@@ -96,17 +96,17 @@ pub(crate) fn is_asked(place: &Place<'_>, port: Option<&PortOf>) -> bool {
 }
 
 impl Place<'_> {
-    /// Formats `default/web:http`.
+    /// Formats the Service port, such as `default/web:http`.
     pub(crate) fn port_name(&self) -> String {
         port_name(self.service, self.port)
     }
 
-    /// Formats `clusterIP of default/web:http`.
+    /// Formats the kind of address and the Service port, such as `clusterIP of default/web:http`.
     pub(crate) fn words(&self) -> String {
         format!("{} of {}", kind_word(self.address.kind), self.port_name())
     }
 
-    /// Returns the Service field of the address.
+    /// Returns the Service field that contains the address.
     pub(crate) fn field(&self) -> &'static str {
         match self.address.kind {
             AddressKind::ClusterIp => "spec.clusterIPs",
@@ -116,7 +116,7 @@ impl Place<'_> {
         }
     }
 
-    /// Returns the field of the traffic policy, and true if it is `Local`.
+    /// Returns the name of the field with the traffic policy, and true if the policy is `Local`.
     pub(crate) fn policy(&self) -> (&'static str, bool) {
         let (name, value) = match self.address.kind {
             AddressKind::ClusterIp => (
@@ -131,7 +131,7 @@ impl Place<'_> {
         (name, value == "Local")
     }
 
-    /// Lists the endpoints of the address' IP family.
+    /// Lists the endpoints in the IP family of the address.
     pub(crate) fn endpoints(&self) -> impl Iterator<Item = (SocketAddr, &Endpoint)> {
         let is_v4 = self.at.is_ipv4();
         let endpoints = self.port.endpoints.iter();
@@ -141,7 +141,7 @@ impl Place<'_> {
     }
 }
 
-/// Formats `default/web:http`.
+/// Formats a Service port, such as `default/web:http`.
 pub(crate) fn port_name(service: &Service, port: &Port) -> String {
     if port.name.is_empty() {
         service.name.to_string()
@@ -150,7 +150,7 @@ pub(crate) fn port_name(service: &Service, port: &Port) -> String {
     }
 }
 
-/// Returns the word for an [`AddressKind`] in JSON.
+/// Returns the name of an [`AddressKind`] in JSON.
 pub(crate) const fn kind_word(kind: AddressKind) -> &'static str {
     match kind {
         AddressKind::ClusterIp => "clusterIP",

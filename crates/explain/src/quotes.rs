@@ -1,14 +1,14 @@
-//! Removes other programs' rules from answers to users other than root, because the kernel lists
-//! rules for root alone. A user may know that such a rule drops a packet, but not its text. Texts
-//! quote rules between backticks.
+//! Removes other programs' rules from responses to users other than root, because the kernel lists
+//! rules only for root. A user may know that such a rule drops a packet, but not the text of the
+//! rule. Texts quote rules between backticks.
 
 use view::{Step, Walk};
 
 use super::origin::NOT_OURS;
 
-/// The note for removed rules.
+/// Note about removed rules.
 pub(super) const LEFT_OUT: &str = "rules that are not kube-proxy's are named, and not quoted: root is told all, by kube-proxy explain on the node";
-/// The rules that an answer may quote.
+/// Rules that a response may quote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quotes {
     /// All rules, for root.
@@ -18,7 +18,7 @@ pub enum Quotes {
 }
 
 impl Quotes {
-    /// Removes rules that may not be quoted. Reports whether there were any.
+    /// Removes rules that may not be quoted. Returns true if any were removed.
     pub(super) fn leave_out(self, walks: &mut [Walk]) -> bool {
         self == Self::Own && walks.iter_mut().fold(false, |any, walk| any | cut(walk))
     }
@@ -30,7 +30,7 @@ fn cut(walk: &mut Walk) -> bool {
         is_any |= cut_step(step);
     }
     let why = walk.unanswered.iter_mut().chain(&mut walk.unsure);
-    // The owner of a rule in these texts is unknown.
+    // The owner of a rule in these texts is unknown, so the rule is removed.
     for text in why.chain(&mut walk.doubts) {
         is_any |= unquote(text);
     }
@@ -39,7 +39,7 @@ fn cut(walk: &mut Walk) -> bool {
 
 fn cut_step(step: &mut Step) -> bool {
     let is_others = step.origin.starts_with(NOT_OURS);
-    // A rule that could not be evaluated has no origin, and its text quotes the rule.
+    // A rule that could not be evaluated has no origin, but its text quotes the rule.
     let is_cut = (is_others || step.origin.is_empty()) && unquote(&mut step.says);
     if is_others {
         step.entry.clear();
@@ -49,9 +49,9 @@ fn cut_step(step: &mut Step) -> bool {
     is_others || is_cut
 }
 
-/// Replaces the quoted part of a text. Reports whether there was one.
+/// Removes the quoted part of a text. Returns true if the text had one.
 fn unquote(text: &mut String) -> bool {
-    // A rule may contain backticks itself.
+    // The rule itself may contain backticks.
     let (Some(first), Some(last)) = (text.find('`'), text.rfind('`')) else {
         return false;
     };

@@ -1,4 +1,4 @@
-//! Groups of flags in `--help`, and the few flags of the short help.
+//! Groups the flags in `--help`, and lists the flags of the short help.
 
 use clap::{Command, CommandFactory as _};
 
@@ -140,7 +140,7 @@ const SHORT: &[&str] = &[
     "version",
 ];
 
-/// Columns of help at most, also on a wider terminal.
+/// Largest width of the help in columns, also on a wider terminal.
 pub const HELP_COLUMNS: usize = 100;
 
 /// Returns the command line of the daemon, with its flags in groups.

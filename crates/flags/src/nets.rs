@@ -1,15 +1,15 @@
-//! Flags with lists of networks.
+//! Parses flags with lists of networks.
 
 use ipnet::IpNet;
 
 use super::unusable::UnusableFlag;
 use source::address;
 
-/// Parses the networks of a flag that may be repeated, each time with a list.
+/// Parses the networks of a flag that may be repeated. Each value is a list.
 ///
 /// # Errors
 ///
-/// An item is no network.
+/// An item is not a network.
 pub fn nets<T: AsRef<str>>(flag: &'static str, given: &[T]) -> Result<Vec<IpNet>, UnusableFlag> {
     given
         .iter()
@@ -22,7 +22,7 @@ pub fn nets<T: AsRef<str>>(flag: &'static str, given: &[T]) -> Result<Vec<IpNet>
         .collect()
 }
 
-/// Returns the items of the lists of a flag. An empty list has no items.
+/// Returns the items in all lists of a flag. An empty list has no items.
 pub fn items(given: &[String]) -> impl Iterator<Item = &str> {
     given
         .iter()

@@ -1,5 +1,5 @@
-//! Flags that earlier releases of kube-proxy had. Upstream calls them unknown; here the error names
-//! the replacement.
+//! Flags that earlier releases of kube-proxy had. Upstream reports them as unknown. The error of
+//! this program names the replacement.
 
 /// Removed flags, without their dashes, each group with its advice.
 const REMOVED: &[(&[&str], &str)] = &[
@@ -52,7 +52,7 @@ const REMOVED: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Returns the advice for a removed flag, named without dashes.
+/// Returns the advice for a removed flag. `flag` has no dashes.
 pub(super) fn advice(flag: &str) -> Option<&'static str> {
     REMOVED
         .iter()

@@ -1,19 +1,19 @@
-//! Invalid values of flags.
+//! Errors about invalid values of flags.
 
 /// A flag with an invalid value of the right type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid value '{value}' for '--{flag}': {advice}")]
 pub struct UnusableFlag {
-    /// The flag, without its dashes.
+    /// Name of the flag, without its dashes.
     pub flag: &'static str,
     /// The invalid value.
     pub value: String,
-    /// The mistake, and the allowed values.
+    /// Description of the error, and the allowed values.
     pub advice: String,
 }
 
 impl UnusableFlag {
-    /// Makes an error with the flag, its value and an advice.
+    /// Returns an error with the flag, its value and an advice.
     pub fn new(flag: &'static str, value: &str, advice: impl Into<String>) -> Self {
         Self {
             flag,

@@ -1,4 +1,5 @@
-//! Errors of command lines, one line each: daemon and subcommands word them alike.
+//! Formats errors of command lines as one line each, in the same words for the daemon and the
+//! subcommands.
 
 use std::error::Error as _;
 
@@ -6,11 +7,11 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::removed;
 
-/// Exit status of a wrong command line, and of a question without an answer.
+/// Exit status of an invalid command line, and of a command without a result.
 pub const EXIT_USAGE: u8 = 2;
 
-/// Words an error of clap as one line with the next step. `command` is the program, or the program
-/// and its subcommand.
+/// Formats an error of clap as one line with the next step. `command` is the program, or the
+/// program and its subcommand.
 pub fn in_words(error: &clap::Error, command: &str) -> String {
     let help = format!("see {command} --help");
     let context = |kind| match error.get(kind) {
@@ -19,7 +20,7 @@ pub fn in_words(error: &clap::Error, command: &str) -> String {
         None => String::new(),
     };
     let argument = context(ContextKind::InvalidArg);
-    // `--flag <VALUE>`, `--flag[=<VALUE>]`, or `-v, --v <VALUE>`.
+    // The argument is `--flag <VALUE>`, `--flag[=<VALUE>]`, or `-v, --v <VALUE>`.
     let flag = argument.split([' ', '[']).next().unwrap_or(&argument);
     let flag = if flag == "-v," { "--v" } else { flag };
     let value = context(ContextKind::InvalidValue);

@@ -1,7 +1,7 @@
 //! The version of Kubernetes that this program matches.
 
-/// The version of Kubernetes that this program matches: flags, fields, feature gates and metrics are
-/// those of its kube-proxy. No other place has this number.
+/// The version of Kubernetes that this program matches. Flags, fields, feature gates and metrics
+/// are those of its kube-proxy. The version is defined only here.
 pub const KUBERNETES: Kubernetes = Kubernetes {
     major: "1",
     minor: "37",
@@ -11,21 +11,21 @@ pub const KUBERNETES: Kubernetes = Kubernetes {
 /// A version of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kubernetes {
-    /// `1`.
+    /// Major version, such as `1`.
     pub major: &'static str,
-    /// `37`.
+    /// Minor version, such as `37`.
     pub minor: &'static str,
-    /// `0`.
+    /// Patch version, such as `0`.
     pub patch: &'static str,
 }
 
 impl Kubernetes {
-    /// Returns the version as `v1.37.0`.
+    /// Formats the version as `v1.37.0`.
     pub fn git_version(self) -> String {
         format!("v{}", self.number())
     }
 
-    /// Returns the version as `1.37.0`.
+    /// Formats the version as `1.37.0`.
     pub fn number(self) -> String {
         let Self {
             major,
@@ -35,7 +35,7 @@ impl Kubernetes {
         format!("{major}.{minor}.{patch}")
     }
 
-    /// Returns the version as `1.37`.
+    /// Formats the version as `1.37`.
     pub fn release(self) -> String {
         let Self { major, minor, .. } = self;
         format!("{major}.{minor}")

@@ -1,8 +1,8 @@
-//! Flags with a few words as values.
+//! Parses flags whose values are a few fixed words.
 
 use super::unusable::UnusableFlag;
 
-/// Returns the meaning of the given word.
+/// Returns the meaning of the word.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! The footprint of one mode.
+//! The footprint of one mode: the names that the mode uses in the kernel.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ use iptables::{Jump, Table};
 
 use crate::origin::Origin;
 
-/// Chains of the kubelet. Some modes create or fill them too; like upstream, a cleanup keeps them.
+/// Chains of the kubelet. Some modes also create or fill them. A cleanup keeps them, as upstream.
 const KUBELET: [&str; 4] = [
     "KUBE-FIREWALL",
     "KUBE-MARK-DROP",
@@ -15,7 +15,7 @@ const KUBELET: [&str; 4] = [
     "KUBE-IPTABLES-HINT",
 ];
 
-/// Reports whether a chain is the kubelet's.
+/// Reports whether a chain belongs to the kubelet.
 pub fn is_kubelets(chain: &str) -> bool {
     KUBELET.contains(&chain)
 }
@@ -42,20 +42,20 @@ pub struct Footprint {
     pub cluster_ips: fn(IpFamily) -> Option<String>,
     /// Link that holds the mode's service addresses.
     pub link: Option<Link>,
-    /// Properties of the mode's virtual servers, if it makes any.
+    /// Properties of the mode's virtual servers, or `None` for a mode without virtual servers.
     pub virtual_servers: Option<VirtualServers>,
-    /// The kernel or the process that serves redirected packets.
+    /// Receiver of the redirected packets: the kernel or the process.
     pub served_by: ServedBy,
-    /// Origins of the mode's chains, and of everything in its nftables tables.
+    /// Origins of the mode's chains, and of all objects in its nftables tables.
     pub origins: &'static [Origin],
 }
 
-/// The side that carries a mode's packets.
+/// Receiver of the packets that a mode's entries redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServedBy {
-    /// The kernel: leftover entries go on serving.
+    /// The kernel. Leftover entries continue to serve.
     Kernel,
-    /// The mode's process: leftover entries redirect packets to nobody.
+    /// The mode's process. After its end, packets that leftover entries redirect are lost.
     Process,
 }
 
@@ -64,16 +64,16 @@ pub enum ServedBy {
 pub struct OwnSet {
     /// Name of the ipset.
     pub name: String,
-    /// Meaning of the set's members.
+    /// Meaning of the set's members as evidence.
     pub says: Says,
-    /// Object or flag that the members come from.
+    /// Object or flag from which the members are derived.
     pub origin: &'static str,
 }
 
-/// The meaning of an ipset's members, as evidence.
+/// Meaning of an ipset's members as evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Says {
-    /// The members are no evidence.
+    /// The members are not evidence.
     Nothing,
     /// Each member is the address and port of a virtual server.
     VirtualServers,
@@ -86,27 +86,28 @@ pub enum Says {
 /// A link that holds service addresses, as interface addresses or as local routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// Name of the link. If it is a dummy, cleanup deletes it with everything on it.
+    /// Name of the link. If the link is a dummy, cleanup deletes it with its addresses and routes.
     pub name: &'static str,
-    /// Protocol number (`rtm_protocol`) of the mode's routes; the kernel's routes have another.
+    /// Protocol number (`rtm_protocol`) of the mode's routes. The kernel's own routes have another
+    /// number.
     pub route_protocol: u8,
     /// Source address of the routes, which belongs to no Service.
     pub anchor: Option<IpAddr>,
-    /// Objects that the link's addresses come from.
+    /// Objects from which the link's addresses are derived.
     pub origin: &'static str,
 }
 
-/// Marks of a mode's virtual servers, in addition to its link and sets.
+/// Properties that identify a mode's virtual servers, in addition to its link and sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualServers {
-    /// Bit of the flags that marks a virtual server as made for a NodePort.
+    /// Flag bit that marks a virtual server as created for a NodePort.
     pub node_port_flag: u32,
     /// Virtual server without destinations that the mode creates to probe the kernel.
     pub probe: Option<(SocketAddr, Protocol)>,
 }
 
 impl Footprint {
-    /// Returns the footprint of a mode that leaves nothing.
+    /// Returns the footprint of a mode without any entries in the kernel.
     pub const fn none(mode: &'static str) -> Self {
         Self {
             mode,
@@ -142,7 +143,7 @@ impl Footprint {
 }
 
 impl PartialEq for Footprint {
-    /// Compares by mode: each mode has one footprint.
+    /// Compares the names of the modes, because each mode has one footprint.
     fn eq(&self, other: &Self) -> bool {
         self.mode == other.mode
     }
@@ -153,8 +154,7 @@ impl Eq for Footprint {}
 /// Footprints of several modes.
 pub type Footprints = &'static [&'static Footprint];
 
-/// Returns the names of the modes' links. The addresses on these links are not addresses of the
-/// node.
+/// Returns the names of the modes' links. The addresses on these links do not belong to the node.
 pub fn links(modes: Footprints) -> Vec<&'static str> {
     let links = modes.iter().filter_map(|mode| mode.link);
     links.map(|link| link.name).collect()

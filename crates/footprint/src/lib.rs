@@ -1,5 +1,5 @@
-//! The names that each mode of kube-proxy uses in the kernel, as data. By them a mode, `--check`
-//! and `--cleanup` find entries of other modes and remove them.
+//! The names that each mode of kube-proxy uses in the kernel, as data. With these names a mode,
+//! `--check` and `--cleanup` find and remove entries of other modes.
 //!
 //! ```text
 //!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save       what goes = theirs, less mine, less the kubelet's

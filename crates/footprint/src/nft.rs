@@ -1,4 +1,4 @@
-//! Looks up and removes tables of nftables.
+//! Finds and removes nftables tables.
 //!
 //! A mode keeps all its nftables objects in one table of each family, so one request removes them
 //! with all chains, sets and maps.
@@ -8,14 +8,14 @@
 use inet::IpFamily;
 use nftables_netlink::{Change, CommitError, Error, Nftables, Transaction};
 
-/// Reason why the table is still there.
+/// Reason why a table could not be looked up or removed.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{source}; look at it with `nft list table {family} {table}` and remove it with `nft delete table {family} {table}`"
 )]
 pub struct NftError {
     source: CommitError,
-    /// Family, in the words of `nft`.
+    /// Family, as `nft` names it.
     family: &'static str,
     table: &'static str,
 }
@@ -25,7 +25,7 @@ pub struct NftError {
 ///
 /// # Errors
 ///
-/// The kernel gives no answer.
+/// The kernel does not respond.
 pub fn has_table(family: IpFamily, table: &'static str) -> Result<bool, NftError> {
     let opened = open_with(family, table);
     let opened = opened.map_err(|error| failed(error.into(), family, table))?;
@@ -36,7 +36,7 @@ pub fn has_table(family: IpFamily, table: &'static str) -> Result<bool, NftError
 ///
 /// # Errors
 ///
-/// The kernel gives no answer.
+/// The kernel does not respond.
 pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Error> {
     let mut nftables = match Nftables::open() {
         Err(Error::NoNftables) => return Ok(None),
@@ -50,11 +50,11 @@ pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Erro
     Ok(is_there.then_some(nftables))
 }
 
-/// Removes a table with everything in it. A table that is gone already is no error.
+/// Removes a table with its contents. A missing table is not an error.
 ///
 /// # Errors
 ///
-/// The table is still there, with the reason.
+/// The table still exists. The error has the reason.
 pub fn remove_table(family: IpFamily, table: &'static str) -> Result<(), NftError> {
     let removal = Transaction {
         family: family.into(),

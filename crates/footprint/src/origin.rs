@@ -1,32 +1,32 @@
 //! Origins of the names that modes use in the kernel: the object or flag behind each name. A mode
-//! brings a row for each of its names, including upstream's older ones.
+//! has a row for each of its names, including names of older upstream versions.
 
 use inet::IpFamily;
 
 use crate::{Footprint, Footprints};
 
-/// The kind of kernel object that a name belongs to.
+/// Kind of kernel object that has a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space<'a> {
-    /// A chain of this table of iptables.
+    /// Chain in this table of iptables.
     Iptables(&'a str),
     /// An ipset.
     Ipset,
-    /// A chain, set or map of this table of nf\_tables.
+    /// Chain, set or map in this table of nf\_tables.
     Nftables(&'a str),
     /// A network link.
     Link,
 }
 
-/// The origin of a name, or of all names that begin alike.
+/// Origin of one name, or of all names with a common prefix.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin {
-    /// Kind of object that the name belongs to.
+    /// Kind of object that has the name.
     pub space: Space<'static>,
-    /// The name, or its prefix.
+    /// The whole name, or its prefix.
     pub name: &'static str,
     is_prefix: bool,
-    /// Text for the operator: the objects and flags.
+    /// Description for the operator, with the objects and flags.
     pub says: &'static str,
 }
 
@@ -50,51 +50,51 @@ impl Origin {
     }
 }
 
-/// Table nat of iptables.
+/// Kind of chains in the iptables table nat.
 pub const NAT: Space<'static> = Space::Iptables("nat");
-/// Table filter of iptables.
+/// Kind of chains in the iptables table filter.
 pub const FILTER: Space<'static> = Space::Iptables("filter");
-/// Table mangle of iptables.
+/// Kind of chains in the iptables table mangle.
 pub const MANGLE: Space<'static> = Space::Iptables("mangle");
 
-// Origins that several modes share.
+// Origins that several modes use.
 
-/// Addresses of Services.
+/// Origin of entries with addresses of Services.
 pub const ADDRESSES: &str =
     "Services: spec.clusterIPs, spec.externalIPs, status.loadBalancer.ingress";
-/// NodePorts of Services.
+/// Origin of entries with NodePorts.
 pub const NODE_PORTS: &str = "Services: spec.ports[].nodePort; --nodeport-addresses";
-/// Cluster IPs of Services.
+/// Origin of entries with cluster IPs.
 pub const CLUSTER_IPS: &str = "Services: spec.clusterIPs; whom it masquerades: --cluster-cidr, --detect-local-mode, --masquerade-all";
-/// Source ranges of load balancers.
+/// Origin of entries with source ranges of load balancers.
 pub const RANGES: &str = "Services: spec.loadBalancerSourceRanges";
-/// Health-check node ports.
+/// Origin of entries with health-check node ports.
 pub const HEALTH: &str = "Services: spec.healthCheckNodePort";
-/// Masquerading of marked packets.
+/// Origin of rules that masquerade marked packets.
 pub const MASQUERADE: &str = "kube-proxy: masquerades what was marked; --iptables-masquerade-bit";
-/// Marks for masquerading.
+/// Origin of rules that mark packets for masquerading.
 pub const MARK: &str = "kube-proxy: marks what is to be masqueraded; --masquerade-all, --cluster-cidr, --detect-local-mode, \
                         externalTrafficPolicy";
-/// Endpoints that reach themselves through their Service.
+/// Origin of entries for endpoints that reach themselves through their Service.
 pub const HAIRPIN: &str = "EndpointSlices: endpoints of this node, which may be sent to themselves";
-/// Services without endpoints.
+/// Origin of entries for Services without endpoints.
 pub const UNSERVED: &str = "EndpointSlices: no endpoint for this traffic is ready";
-/// Ready endpoints.
+/// Origin of entries with ready endpoints.
 pub const ENDPOINTS: &str = "EndpointSlices: endpoints that are ready";
-/// Endpoints of this node.
+/// Origin of entries with endpoints of this node.
 pub const LOCAL_ENDPOINTS: &str =
     "EndpointSlices: endpoints of this node; internalTrafficPolicy or externalTrafficPolicy: Local";
-/// Traffic from outside the cluster.
+/// Origin of entries for traffic from outside the cluster.
 pub const OUTSIDE: &str = "Services: externalTrafficPolicy";
-/// Acceptance of forwarded traffic.
+/// Origin of rules that accept forwarded traffic.
 pub const FORWARD: &str = "kube-proxy: lets traffic of Services pass";
-/// Chains that packets enter first.
+/// Origin of chains that packets enter first.
 pub const ENTRY: &str = "kube-proxy: where packets come in";
-/// Suffix of every origin that redirects to a listening port of the daemon.
+/// Suffix of the origin of every rule that redirects to a listening port of the daemon.
 pub const LISTENING: &str = "led to a listening port of kube-proxy";
 
 const KUBELET: &str = "the kubelet's";
-/// Chains of the kubelet that iptables mode and IPVS mode rely on.
+/// Chains of the kubelet that iptables mode and IPVS mode use.
 const KUBELETS: [Origin; 6] = [
     Origin::of(NAT, "KUBE-MARK-DROP", KUBELET),
     Origin::of(
@@ -108,7 +108,7 @@ const KUBELETS: [Origin; 6] = [
     Origin::of(MANGLE, "KUBE-IPTABLES-HINT", KUBELET),
 ];
 
-/// Returns the origin of a name, or `None` if it belongs neither to these modes nor to the kubelet.
+/// Returns the origin of a name, or `None` if neither these modes nor the kubelet use the name.
 pub fn origin_of(modes: Footprints, space: Space<'_>, name: &str) -> Option<&'static str> {
     let mut all = modes.iter();
     let own = all.find_map(|mode| mode.origin_of(space, name));
@@ -123,7 +123,7 @@ impl Footprint {
                 let link = self.link.filter(|link| link.name == name)?;
                 Some(link.origin)
             }
-            // Sets in the table have the names of the ipsets. Source ranges have one set for each
+            // Sets in the table have the names of the ipsets. Source ranges have a set for each
             // prefix length.
             Space::Nftables(table) if self.nft_tables.contains(&table) => {
                 let is_number = |text: &str| text.parse::<u8>().is_ok();
@@ -141,7 +141,7 @@ impl Footprint {
     }
 }
 
-/// Prefers a row with the whole name, then the first row with a matching prefix.
+/// Finds the row with the whole name, or otherwise the first row with a matching prefix.
 fn find(origins: &[Origin], space: Space<'_>, name: &str) -> Option<&'static str> {
     let here = || origins.iter().filter(|row| row.space == space);
     let whole = here().find(|row| !row.is_prefix && row.name == name);

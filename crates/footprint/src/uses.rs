@@ -1,15 +1,15 @@
-//! The forms that a mode has on this node and the kernel features that it needs, for observers.
+//! The variants of a mode on this node and the kernel features that it needs, for observers.
 
 use inet::IpFamily;
 use iptables::Iptables;
 
-/// Forms and kernel features of a mode on this node.
+/// Variants and kernel features of a mode on this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Uses {
-    /// Chosen forms, in words: `shim upstream`, `scheduler rr`.
+    /// Chosen variants, such as `shim upstream` or `scheduler rr`.
     pub forms: Vec<String>,
-    /// The iptables backend of the mode's rules and the reason for the choice, if it has rules
-    /// there.
+    /// The iptables backend of the mode's rules, with the reason for its choice. `None` if the mode
+    /// has no iptables rules.
     pub backend: Option<String>,
     /// Kernel features that the mode needs.
     pub parts: Vec<Part>,
@@ -20,16 +20,16 @@ pub struct Uses {
 /// A kernel feature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
-    /// IPVS, with this scheduler.
+    /// IPVS with a scheduler.
     Ipvs {
-        /// The scheduler's name.
+        /// Name of the scheduler.
         scheduler: String,
     },
-    /// ipset.
+    /// The kernel's ipset.
     Ipset,
-    /// nf_tables.
+    /// The kernel's nf_tables.
     NfTables,
-    /// iptables rules, written by the programs of this backend: `nft`, `legacy`.
+    /// iptables rules of this backend, `nft` or `legacy`.
     Iptables(String),
 }
 

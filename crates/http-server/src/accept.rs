@@ -9,24 +9,24 @@ use super::places::Client;
 
 /// A source of connections.
 pub trait Listen: Send + 'static {
-    /// A connection.
+    /// Byte stream of a connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     /// Waits for the next connection.
     ///
     /// # Errors
     ///
-    /// The peer closed the connection already, or no file descriptor is free.
+    /// The peer has already closed the connection, or no file descriptor is free.
     fn accept(&self) -> impl Future<Output = io::Result<Accepted<Self::Stream>>> + Send;
 }
 
-/// A connection with its client.
+/// An accepted connection and its client.
 pub struct Accepted<S> {
     /// Byte stream of the connection.
     pub stream: S,
-    /// Client that the connection belongs to.
+    /// Client that opened the connection.
     pub client: Client,
-    /// Reason for refusing the client, if it may not ask here. It is then the only answer.
+    /// Reason for refusing the client, if it has no access. The reason is then the only response.
     pub refusal: Option<String>,
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Longest queue of connections that wait for accept. The kernel may allow less
+/// Longest queue of connections that wait for `accept`. The kernel may allow fewer
 /// (`net.core.somaxconn`).
 const BACKLOG: u32 = 1024;
 
@@ -36,7 +36,7 @@ fn is_without_ipv6(error: &io::Error) -> bool {
 pub enum Unspecified {
     /// Both families.
     Both,
-    /// IPv6 only. Another socket may cover IPv4.
+    /// Only IPv6. Another socket may cover IPv4.
     V6Only,
 }
 
@@ -44,13 +44,13 @@ pub enum Unspecified {
 ///
 /// # Errors
 ///
-/// Another process holds the address, or it does not belong to this node.
+/// Another process has bound the address, or the address does not belong to this node.
 pub fn listen_on(at: SocketAddr, unspecified: Unspecified) -> io::Result<TcpListener> {
     let socket = match at {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
-            // The sysctl bindv6only must not decide.
+            // The socket must not depend on the sysctl bindv6only.
             rustix::net::sockopt::set_ipv6_v6only(&socket, unspecified == Unspecified::V6Only)?;
             socket
         }

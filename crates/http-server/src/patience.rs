@@ -1,4 +1,4 @@
-//! A stream with a time limit on everything that the peer has to do.
+//! A stream with a time limit for each step of the peer.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,31 +11,32 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::places::Activity;
 
-/// Time limit for a request's head. It starts with the connection for the first request, and with
-/// the first byte for further ones.
+/// Time limit for a request's head. The time starts with the connection for the first request, and
+/// with the first byte for later requests.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// Time limit for the next request on a connection. Scrapers and load balancers pause for less.
+/// Time limit for the next request on a connection. Scrapers and load balancers send requests more
+/// often.
 const IDLE_PATIENCE: Duration = Duration::from_mins(3);
-/// Time limit for sending an answer, once the socket's buffer is full.
+/// Time limit for sending a response, once the socket's buffer is full.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
-/// A stream whose reads and writes fail when the peer takes too long.
+/// A stream whose reads and writes fail if the peer exceeds a time limit.
 pub(super) struct Patient<S> {
     stream: S,
     activity: Arc<Activity>,
     awaits: Awaits,
-    /// End of the current time limit.
+    /// Time at which the current step must be complete.
     limit: Pin<Box<Sleep>>,
 }
 
-/// The peer's next step.
+/// Next step of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Awaits {
-    /// Send the rest of a head, or all of the first one.
+    /// Send the rest of a head, or the whole head of the first request.
     Head,
-    /// Send another request, or none.
+    /// Send another request, or stay idle.
     Request,
-    /// Receive an answer.
+    /// Receive a response.
     Taking,
 }
 
@@ -69,7 +70,7 @@ impl<S> Patient<S> {
         if result.is_ready() {
             return result;
         }
-        // Sending byte by byte does not extend the limit.
+        // A peer that receives byte by byte does not extend the limit.
         if self.awaits != Awaits::Taking {
             self.await_for(Awaits::Taking, ANSWER_PATIENCE);
         }
@@ -121,7 +122,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         self.stream.is_write_vectored()
     }
 
-    /// Notes that an answer is out: hyper flushes after writing all of it.
+    /// Records that a response is sent: hyper flushes after it has written the whole response.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         if self.activity.is_busy() {

@@ -1,12 +1,12 @@
-//! The thread that answers HTTP. It does no work for the kernel, so a probe is answered however
-//! busy the daemon's loop is.
+//! The thread that responds to HTTP requests. It does no work for the kernel, so it responds to a
+//! probe even while the daemon's loop is busy.
 
 use std::io;
 
 use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 
-/// A thread with a runtime of its own. Dropping it ends the thread and everything that runs on it.
+/// A thread with a separate runtime. Dropping it ends the thread and all its tasks.
 #[derive(Debug)]
 pub struct HttpThread {
     runtime: Handle,
@@ -19,13 +19,13 @@ impl HttpThread {
     ///
     /// # Errors
     ///
-    /// The system has no thread for it, or no runtime.
+    /// The system cannot create the thread or the runtime.
     pub fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (running, ended) = oneshot::channel();
         let answer = move || {
-            // Only the drop of the sender is awaited.
+            // The thread waits only until the sender is dropped.
             let _ = runtime.block_on(ended);
             runtime.shutdown_background();
         };
@@ -43,7 +43,7 @@ impl HttpThread {
         &self.runtime
     }
 
-    /// Enters the runtime: servers that start while the guard lives run on this thread.
+    /// Enters the runtime. Servers that start before the guard is dropped run on this thread.
     pub fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }

@@ -15,19 +15,20 @@ pub struct Facts {
     pub mode: &'static str,
     /// The kernel features and variants of the mode.
     pub uses: Uses,
-    /// The families that are served.
+    /// Served families.
     pub families: Vec<OfFamily>,
-    /// External and load-balancer addresses that are not served, with the time of the finding.
+    /// External and load-balancer addresses that are not served, each with the time of its
+    /// discovery.
     pub refused: Vec<(Contested, Instant)>,
-    /// Number of proxied Services.
+    /// Number of Services that the proxy serves.
     pub services: usize,
-    /// Number of their EndpointSlices.
+    /// Number of EndpointSlices of these Services.
     pub slices: usize,
     /// True once both initial lists are complete.
     pub is_complete: bool,
     /// True if every object could be read.
     pub is_whole: bool,
-    /// True if the own Node exists; `None` if unknown.
+    /// True if this node's Node object exists, or `None` if unknown.
     pub has_node: Option<bool>,
     /// The time of these facts.
     pub now: Instant,
@@ -47,33 +48,33 @@ impl Facts {
 pub struct OfFamily {
     /// The family.
     pub family: IpFamily,
-    /// Progress of its writes.
+    /// Progress of the family's writes.
     pub standing: Standing,
-    /// True once the initial Services are programmed.
+    /// True once the kernel has the initial Services.
     pub is_served: bool,
-    /// Failures, conflicts and drift that its reports name.
+    /// Failures, conflicts and drift from the family's reports.
     pub seen: Seen,
     /// Endpoints that drain.
     pub drains: proxy::Drains,
-    /// The addresses of NodePorts, if known.
+    /// Addresses that serve NodePorts, if known.
     pub node_ports: Option<NodePorts>,
 }
 
 /// Drift of one kind of entry since the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriftTotal {
-    /// Number of entries.
+    /// Number of entries that drifted.
     pub count: u64,
     /// Time of the last drift.
     pub last: SystemTime,
-    /// Names of the first entries of the last drift.
+    /// Names of the first entries in the last drift.
     pub names: Vec<String>,
 }
 
 /// Problems of a family, from its reports.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
-    /// Failures, with their age.
+    /// Failures, each with its age.
     pub failures: Vec<(Failure, Duration)>,
     /// Addresses that two Services claim.
     pub conflicts: Vec<Conflict>,

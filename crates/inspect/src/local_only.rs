@@ -1,9 +1,9 @@
-//! Restricts the API at the metrics address to clients on this node, and to the daemon's own page
-//! in a browser.
+//! Restricts the API at the metrics address to clients on this node. In a browser, only the
+//! daemon's own page may use it.
 //!
-//! A loopback address is open to every program on the node, also to a browser. A foreign page can
-//! resolve its own name to 127.0.0.1 and read answers as its own (DNS rebinding). Such a request
-//! has the page's host name. So only names of this node are accepted.
+//! Every program on the node can reach a loopback address, including a browser. A foreign page can
+//! resolve its own name to 127.0.0.1 and read responses as its own (DNS rebinding). Such a request
+//! has the foreign page's host name, so only names of this node are accepted.
 
 use std::net::IpAddr;
 
@@ -13,8 +13,8 @@ use http::{HeaderName, HeaderValue, header};
 /// The header in which a browser names the origin of a request (Fetch Metadata, W3C).
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Returns why a request at the metrics address is refused; `None` if it is allowed. `is_loopback`
-/// is true if only this node reaches the address.
+/// Returns the reason for refusing a request at the metrics address, or `None` if it is allowed.
+/// `is_loopback` is true if only this node reaches the address.
 pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     if !is_loopback {
         return Some(
@@ -24,7 +24,7 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     }
     let host = head.headers.get(header::HOST);
     let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
-    // A host in the request line of HTTP/1.1 has precedence.
+    // A host in the request line overrides the header in HTTP/1.1.
     let host = head.uri.authority().map_or(host, |uri| uri.as_str());
     if !is_of_this_node(host) {
         return Some(
@@ -36,9 +36,9 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
         .then_some("a page from elsewhere asks: only the page /ui/ of this address may")
 }
 
-/// Reports whether a page of another origin asks for an object. That page cannot read the answer,
-/// but would cost the node work. A link to our page is allowed, and other clients do not send the
-/// header.
+/// Reports whether a page of another origin requests an object. That page cannot read the response,
+/// but the request would cost the node work. A link to the daemon's page is allowed. Clients other
+/// than browsers do not send the header.
 fn is_anothers(head: &Parts) -> bool {
     let site = head.headers.get(SITE).map(HeaderValue::as_bytes);
     head.uri.path().starts_with(super::PREFIX)
@@ -47,7 +47,7 @@ fn is_anothers(head: &Parts) -> bool {
 
 fn is_of_this_node(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
-        // The colon separates the port, and is not part of an IPv6 address.
+        // The colon precedes the port and is not part of an IPv6 address.
         Some((name, port)) if !port.ends_with(']') => {
             if port.parse::<u16>().is_err() {
                 return false;

@@ -12,12 +12,13 @@ use service_counters::places::{Place, addresses, places};
 /// Number of Services that one turn checks.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 
-/// The requested addresses and names.
+/// Requested addresses and names of Service ports.
 #[derive(Debug, Default)]
 pub struct Wanted {
     /// Addresses of Service ports.
     pub(crate) at: HashSet<At>,
-    /// Ports of these addresses, which may be node ports. The node's addresses are unknown here.
+    /// Ports of these addresses, which may be node ports. This module does not know the node's
+    /// addresses.
     pub(crate) ports: HashSet<(u16, Protocol)>,
     /// Names of Service ports.
     pub(crate) names: HashSet<ServicePortName>,
@@ -42,31 +43,31 @@ impl Wanted {
             Place::At(at) => self.at.contains(&at),
             Place::NodePort(number, protocol) => self.ports.contains(&(number, protocol)),
         };
-        // The port excludes most Services quickly.
+        // Comparing the port first quickly excludes most Services.
         let may_be = port.node_port.is_some() || self.ports.contains(&(port.port, port.protocol));
         (may_be && places(service, port).any(is_wanted))
             || (!self.names.is_empty() && self.names.contains(&name(service, port)))
     }
 }
 
-/// A requested Service port.
+/// A Service port that matches the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) name: ServicePortName,
     pub(crate) port: u16,
     pub(crate) node_port: Option<u16>,
-    /// All addresses of the Service except the node's.
+    /// Addresses of the Service, without the node's.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// The matches in a piece of the Services.
+/// Matching Service ports among the Services of one turn.
 #[derive(Debug, Default)]
 pub struct Owners {
     pub(crate) found: Vec<Owner>,
     pub(crate) is_last: bool,
 }
 
-/// Checks the piece of Services that starts at `from`.
+/// Searches the Services of one turn, which starts at index `from`.
 pub fn owners(model: &Model, wanted: &Wanted, from: usize) -> Owners {
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! The query of a request for Services.
+//! The query of a request for a list of Services.
 
 use http::Uri;
 use proxy::NamespacedName;
@@ -7,22 +7,22 @@ use super::Unanswered;
 
 /// Default number of Services on a page.
 const LIMIT: usize = 500;
-/// Maximum number of Services on a page.
+/// Largest number of Services on a page.
 const LIMIT_MAX: usize = 5_000;
 
-/// The filter and the details of a list.
+/// Filter and details of the requested list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Query {
     /// The namespace of the Services.
     pub(super) namespace: Option<String>,
-    /// Part of `NAMESPACE/NAME`, in lower case.
+    /// Text that `NAMESPACE/NAME` must contain, in lower case.
     pub(super) search: String,
-    /// The Service before the first one of the page.
+    /// Last Service of the previous page.
     pub(super) after: Option<NamespacedName>,
     pub(super) limit: usize,
     /// True to list endpoints, false to count them.
     pub(super) has_endpoints: bool,
-    /// True to add counters.
+    /// True to add counters to the Services.
     pub(super) has_counters: bool,
 }
 
@@ -73,7 +73,7 @@ impl Query {
         Ok(query)
     }
 
-    /// Reports whether a Service matches, on any page.
+    /// Reports whether a Service matches the filter, regardless of the page.
     pub(super) fn matches(&self, name: &NamespacedName) -> bool {
         let of = self.namespace.as_deref();
         of.is_none_or(|of| of == name.namespace())

@@ -1,7 +1,7 @@
-//! Questions to the loop, and its answers: copies of bounded size.
+//! Requests to the loop, and its replies: copies of bounded size.
 //!
-//! The limits are for the loop and for its clients.
-//! `run::said::tests::no_question_holds_up_the_loop` measures the cost of a piece.
+//! The limits protect the loop and its clients. `run::said::tests::no_question_holds_up_the_loop`
+//! measures the cost of a turn.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -19,53 +19,55 @@ use tokio::sync::oneshot::Sender;
 use super::facts::Facts;
 use super::owners::{Owners, Wanted};
 
-/// Number of names in one turn.
+/// Number of names that the loop returns in one turn.
 pub const NAMES_A_TURN: usize = 2_500;
-/// Number of Services in one turn, unless they have too many endpoints.
+/// Number of Services in one turn. Services with many endpoints reduce it.
 pub const SERVICES_A_TURN: usize = 100;
-/// Number of endpoints in one turn. The endpoints of one Service come together.
+/// Number of endpoints in one turn. The endpoints of one Service are never split.
 pub const ENDPOINTS_A_TURN: usize = 25_000;
-/// Maximum number of failures and conflicts of a family.
+/// Largest number of failures and of conflicts in a family.
 pub const TROUBLES: usize = 1_000;
-/// Maximum number of drains of a family with a start time.
+/// Largest number of drains with a start time in a family.
 pub const DRAINS: usize = 1_000;
 
-/// A question to the loop, with the sender of its answer. Each takes at most about 2 ms, except a
-/// Service with more than [`ENDPOINTS_A_TURN`] endpoints.
+/// A request to the loop, with the channel for its reply. Each request takes at most about 2 ms,
+/// except for a Service with more than [`ENDPOINTS_A_TURN`] endpoints.
 pub enum Question {
-    /// The state of the daemon.
+    /// Requests the state of the daemon.
     Facts(Sender<Facts>),
-    /// The owners of addresses, in the piece of Services that starts at the index.
+    /// Requests the owners of addresses among the Services from an index on, as many as one turn
+    /// checks.
     Owners(Arc<Wanted>, usize, Sender<Owners>),
-    /// The names of the piece of Services that starts at the index, unordered.
+    /// Requests the names of Services from an index on, unsorted, as many as fit in one turn.
     Names(usize, Sender<Names>),
-    /// As many of these Services as fit in one turn; at least one.
+    /// Requests copies of these Services, as many as fit in one turn. At least one is returned.
     Services(Vec<NamespacedName>, Sender<Vec<Option<Copied>>>),
-    /// The node and its problems.
+    /// Requests facts about the node and its problems.
     Ground(Sender<Ground>),
-    /// The Services with an address and port, in the piece that starts at the index.
+    /// Requests the Services with an address and port, among those from an index on that one turn
+    /// checks.
     Claimants(usize, IpAddr, u16, Sender<Claimed>),
-    /// The name of the mode, and facts about this node and this address.
+    /// Requests the name of the mode, and facts about this node and this address.
     OwnNode(Option<IpAddr>, Sender<(&'static str, OwnNode)>),
 }
 
-/// The owners of an address in a piece of the Services.
+/// The Services with an address, among those that one turn checked.
 #[derive(Debug, Default)]
 pub struct Claimed {
     /// The names of these Services.
     pub names: Vec<NamespacedName>,
-    /// Version of the order of Services; a new number means a new order.
+    /// Version of the order of Services. It changes with the order.
     pub version: u64,
-    /// Index of the next piece, if any.
+    /// Index at which the next turn continues, or `None` at the end.
     pub next: Option<usize>,
 }
 
-/// A piece of the names.
+/// Names of Services that one turn returns.
 #[derive(Debug)]
 pub struct Names {
     /// The names.
     pub some: Vec<NamespacedName>,
-    /// Version of the order of Services; a new number means a new order.
+    /// Version of the order of Services. It changes with the order.
     pub version: u64,
     /// True if no further names follow.
     pub is_last: bool,
@@ -94,7 +96,7 @@ impl Copied {
         self.slices.iter().map(|slice| slice.endpoints.len()).sum()
     }
 
-    /// Returns the number of listed endpoints: each endpoint at each port.
+    /// Returns the number of listed endpoints. An endpoint counts once for each port.
     pub(crate) fn listed_count(&self) -> usize {
         self.endpoint_count()
             .saturating_mul(self.service.ports.len())
@@ -105,7 +107,7 @@ impl Copied {
     }
 }
 
-/// The node and its problems, for answers about Services.
+/// The node and its problems, for responses about Services.
 #[derive(Debug, Default)]
 pub struct Ground {
     /// The families that are served.
@@ -119,16 +121,16 @@ pub struct Ground {
 pub struct GroundOfFamily {
     /// Name and zone of the node.
     pub node: NodeFacts,
-    /// The addresses of NodePorts; `None` while unknown.
+    /// Addresses that serve NodePorts, or `None` while unknown.
     pub node_ports: Option<NodePorts>,
-    /// Entries that the kernel refuses.
+    /// Entries that the kernel rejects.
     pub failures: Vec<Failure>,
     /// Addresses that two Services claim.
     pub conflicts: Vec<Conflict>,
-    /// The addresses and ports that another program holds.
+    /// Addresses and ports at which another program has a virtual server.
     pub held_by_others: HashSet<ServiceAddress>,
-    /// Draining endpoints; at most [`DRAINS`].
+    /// Draining endpoints. At most [`DRAINS`].
     pub drains: Drains,
-    /// The time of this answer.
+    /// Time of this reply.
     pub now: Instant,
 }

@@ -1,4 +1,4 @@
-//! The local socket, and the users that may connect to it.
+//! The local socket, and its access control.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-/// Period of retries while another process holds the socket.
+/// Interval between retries while another process has bound the socket.
 const RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {
@@ -29,8 +29,8 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server on the socket. If another process holds the socket, one warning names that
-/// process, and the server retries in the background.
+/// Starts a server on the socket. If another process has bound the socket, logs one warning that
+/// names the process, and retries in the background.
 pub(crate) fn start(places: Places, respond: impl Respond) -> Server {
     let first = listen(&places);
     if let Err(error) = &first {
@@ -72,13 +72,14 @@ fn listen(places: &Places) -> io::Result<Local> {
     })
 }
 
-/// The socket.
+/// The bound local socket.
 #[derive(Debug)]
 struct Local {
-    /// The file drops before the listener. So another daemon finds no file without a listener.
+    /// Socket file. It is dropped before the listener, so that another daemon finds no file without
+    /// a listener.
     _file: Option<OwnFile>,
     listener: UnixListener,
-    /// The user of the daemon.
+    /// User of the daemon.
     own: u32,
 }
 
@@ -87,7 +88,8 @@ impl Listen for Local {
 
     async fn accept(&self) -> io::Result<Accepted<UnixStream>> {
         let (stream, _) = self.listener.accept().await?;
-        // The kernel's record of the client at connect; a client that is gone is refused.
+        // The kernel recorded the client's user when it connected. A client without a record is
+        // refused.
         let user = stream.peer_cred().map(|credentials| credentials.uid());
         Ok(accepted(stream, user.ok(), self.own))
     }
@@ -105,7 +107,7 @@ fn accepted(stream: UnixStream, user: Option<u32>, own: u32) -> Accepted<UnixStr
     }
 }
 
-/// Returns why a user is refused; `None` if the user is allowed.
+/// Returns the reason for refusing a user, or `None` if the user is allowed.
 fn refusal(user: Option<u32>, own: u32) -> Option<String> {
     match user {
         Some(user) if user == 0 || user == own => None,

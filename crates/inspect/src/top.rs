@@ -1,4 +1,4 @@
-//! `/api/v1/top`: the busiest, by two looks at what is counted.
+//! Responds to `/api/v1/top` with the busiest Services, from two counter samples.
 //!
 //! ```text
 //!   look: all addresses ─▶ rates since the look before ─▶ the busiest addresses ─▶ the loop: whose they are
@@ -26,12 +26,12 @@ use rank::{Sort, assemble, busiest};
 use super::owners::{Owner, Wanted};
 use super::{Inspect, Question, Unanswered, rendered};
 
-/// Default number of Service ports and endpoints.
+/// Default number of listed Service ports and endpoints.
 const LIMIT: usize = 50;
-/// Maximum number of Service ports and endpoints.
+/// Largest number of listed Service ports and endpoints.
 const LIMIT_MAX: usize = 1_000;
 
-/// The request.
+/// Parameters of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asked {
     limit: usize,
@@ -106,7 +106,7 @@ impl Inspect {
         .await
     }
 
-    /// Asks the loop for the owners of addresses, piece by piece.
+    /// Requests the owners of addresses from the loop, turn by turn.
     async fn owners(&self, wanted: Wanted) -> Result<Vec<Owner>, Unanswered> {
         let wanted = Arc::new(wanted);
         let mut all = Vec::new();

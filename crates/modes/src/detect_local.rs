@@ -1,4 +1,4 @@
-//! Detection of traffic from this node's pods.
+//! Settings for detecting traffic from this node's pods.
 
 use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Node};
@@ -7,20 +7,20 @@ use flags::Flags;
 use flags::nets::nets;
 use flags::unusable::UnusableFlag;
 
-/// Longest name of a network interface, in bytes (`IFNAMSIZ` less its NUL).
+/// Longest name of a network interface, in bytes (`IFNAMSIZ` without its NUL).
 const INTERFACE_NAME_MAX: usize = 15;
 
-/// `--detect-local-mode` with its parameter.
+/// Value of `--detect-local-mode`, with its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// The cluster's pod networks, at most one of each family. In a family without one, local
-    /// traffic is not detected.
+    /// By pod networks of the cluster, at most one in each family. A family without a network
+    /// detects no local traffic.
     ClusterCidr(Vec<IpNet>),
-    /// The pod networks in this node's Node object.
+    /// By the pod networks in this node's Node object.
     NodeCidr,
-    /// The bridge that pods are attached to.
+    /// By the bridge to which pods are attached.
     BridgeInterface(String),
-    /// The prefix of the names of pods' interfaces.
+    /// By the prefix of the names of pods' interfaces.
     InterfaceNamePrefix(String),
 }
 
@@ -71,7 +71,7 @@ impl DetectLocal {
         }
     }
 
-    /// Returns the detector of one family, given this node's Node object if it is known.
+    /// Returns the detector for one family. Uses this node's Node object if it is known.
     pub fn detector(&self, family: IpFamily, node: Option<&Node>) -> LocalDetector {
         let first = |nets: &[IpNet]| {
             nets.iter()

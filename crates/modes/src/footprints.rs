@@ -20,7 +20,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns every name in a mode's footprint, except its nftables tables.
+    /// Returns the names in a mode's footprint, except its nftables tables.
     fn named(mode: &Footprint) -> BTreeSet<(String, String)> {
         let chains = mode.chains.iter().chain(mode.prefixes);
         let chains = chains.map(|(table, chain)| (table.to_string(), (*chain).to_owned()));
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn upstreams_own_tables_have_origins_too() {
-        // Written by upstream's kube-proxy 1.36.2.
+        // Upstream's kube-proxy 1.36.2 wrote these tables.
         const DUMPS: [&str; 4] = [
             include_str!("../../../integration/golden/cases/nftables/affinity-clientip/nft-ip"),
             include_str!(

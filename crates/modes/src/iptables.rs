@@ -1,4 +1,4 @@
-//! iptables mode: rules carry Services.
+//! iptables mode: rules of iptables distribute the packets to Services.
 
 mod chains;
 mod counters;
@@ -25,14 +25,14 @@ use crate::sysctl::row::{Row, Wanted, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
-/// Prefixes of saved rules that show that this mode serves NodePorts on 127.0.0.1: chains in table
-/// nat, and the rule that keeps remote packets out of 127.0.0.0/8.
+/// Prefixes of saved rules that show that this mode serves NodePorts on 127.0.0.1. They match
+/// chains in table nat, and the rule that rejects remote packets to 127.0.0.0/8.
 const OF_LOCALHOST: [&str; 2] = [
     ":KUBE-NODEPORTS ",
     "--comment \"block incoming localnet connections\"",
 ];
 
-/// Kernel modules that its rules need.
+/// Kernel modules that the rules of the mode need.
 const MODULES: &[&str] = &[
     "xt_addrtype",
     "xt_comment",
@@ -110,8 +110,9 @@ impl Definition for IptablesMode {
         }
     }
 
-    /// Nobody can tell now who wrote the setting. Reads rules, by a process, only if the setting
-    /// has this value and rules exist.
+    /// Returns a line about the setting without naming its author, because the kernel does not
+    /// record it. Starts a process to read rules only if the setting has this value and rules
+    /// exist.
     fn left_behind(&self, programs: &Programs) -> Option<String> {
         let (row, _) = sysctls::ROWS
             .iter()

@@ -1,4 +1,4 @@
-//! IPVS mode: virtual servers carry Services.
+//! IPVS mode: the kernel's virtual servers distribute the packets to Services.
 
 mod counters;
 mod metrics;
@@ -35,7 +35,7 @@ use shim::{ChosenShim, ShimChoice};
 /// Prefix of the line in /proc/net/dev for the link that holds the service addresses.
 const LINK: &str = "kube-ipvs0:";
 
-/// Modules of the ipsets that upstream's shim and the lean shim match.
+/// Modules of the ipsets that the rules of upstream's shim and the lean shim match.
 const OF_SETS: &[&str] = &[
     "ip_set",
     "ip_set_hash_ip",
@@ -59,7 +59,8 @@ impl Definition for IpvsMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // `ipvs.excludeCIDRs` is absent: a mode that cleans up after this one reads it, too.
+        // `ipvs.excludeCIDRs` is not listed, because a mode that cleans up after this one also
+        // reads it.
         &[
             "iptables.masqueradeAll",
             "iptables.masqueradeBit",
@@ -133,8 +134,8 @@ impl Definition for IpvsMode {
         wanted(sysctls::ROWS, context.as_ref())
     }
 
-    /// Lists the ARP settings if they have strictARP's values. An earlier kube-proxy or another
-    /// program may have set them.
+    /// Lists the ARP settings if they have the values of strictARP. An earlier kube-proxy or
+    /// another program may have set them.
     fn unasked_sysctls(&self, asked: &sysctl::settings::Settings, root: &Path) -> Vec<String> {
         if asked.strict_arp {
             return Vec::new();
@@ -179,8 +180,8 @@ impl Definition for IpvsMode {
     }
 }
 
-/// Returns a reader of all virtual servers, whoever made them, for commands that run without a
-/// daemon. It opens nothing before the first read.
+/// Returns a reader of all virtual servers of any program, for commands that run without a daemon.
+/// The reader opens no socket before the first read.
 pub fn virtual_servers() -> Box<dyn ReadCounters> {
     Box::new(IpvsCounters::default())
 }

@@ -1,4 +1,4 @@
-//! Metrics of one mode alone.
+//! Metrics that only one mode has.
 
 pub mod buckets;
 pub mod relay;
@@ -16,32 +16,33 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use rows::Rows;
 
-/// Metrics of one mode. The mode brings them, so that nothing here knows modes.
+/// Metrics that only one mode has. The mode provides them, so that shared code does not distinguish
+/// modes.
 pub trait OfMode: Debug + Send + Sync {
     /// Registers the metrics.
     fn register(&self, rows: &mut Rows);
 
-    /// Starts the counters of a family at zero. Otherwise a counter would appear only with its
-    /// first increment, which then would not show.
+    /// Starts the counters of a family at zero. Otherwise a counter would appear only after its
+    /// first increment, and a rate would miss that increment.
     fn begins(&self, family: IpFamily);
 
     /// Counts finished work of kernel threads.
     fn booked(&self, family: IpFamily, report: &Report);
 
-    /// Returns the extent of the sync that this report is part of; `None` if the mode does not
-    /// distinguish extents.
+    /// Returns the extent of the sync that this report belongs to. Returns `None` if the mode does
+    /// not distinguish extents.
     fn extent(&self, report: &Report) -> Option<Extent>;
 
     /// Counts a finished sync.
     fn synced(&self, family: IpFamily, took: Duration, extent: Extent);
 }
 
-/// Extent of a sync, the smaller first.
+/// Extent of a sync, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
     /// Only changes were written.
     Partial,
-    /// Everything was compared with the kernel.
+    /// The whole state was compared with the kernel.
     Full,
 }
 
@@ -55,14 +56,14 @@ impl Extent {
 /// Label for a family.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfFamily {
-    /// `IPv4` or `IPv6`.
+    /// IP family: `IPv4` or `IPv6`.
     pub ip_family: &'static str,
 }
 
 /// Labels for a table of iptables.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfTable {
-    /// `IPv4` or `IPv6`.
+    /// IP family: `IPv4` or `IPv6`.
     pub ip_family: &'static str,
     /// Name of the table.
     pub table: &'static str,

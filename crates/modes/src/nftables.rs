@@ -1,4 +1,4 @@
-//! nftables mode: one table of nftables for each family carries Services.
+//! nftables mode: one nftables table for each family distributes the packets to Services.
 
 mod counters;
 mod metrics;
@@ -22,7 +22,7 @@ use crate::sysctl::row::Wanted;
 use metrics::TableMetrics;
 use opened::Table;
 
-/// Kernel modules that its rules need.
+/// Kernel modules that the rules of the mode need.
 const MODULES: &[&str] = &[
     "nft_ct",
     "nft_masq",
@@ -68,7 +68,7 @@ impl Definition for NftablesMode {
         settings::take_flags(flags);
     }
 
-    /// Returns the node's primary addresses, as upstream.
+    /// Returns the node's primary addresses as the default, as upstream.
     fn node_port_addresses(&self) -> NodePortAddresses {
         NodePortAddresses::Primary
     }
@@ -97,8 +97,8 @@ impl Definition for NftablesMode {
             .collect()
     }
 
-    /// Returns none, as upstream: the CNI sets the forwarding of NodePort traffic to pods, and a
-    /// listening port serves 127.0.0.1.
+    /// Returns no settings, as upstream. The CNI configures the forwarding of NodePort traffic to
+    /// pods, and a listening port serves 127.0.0.1.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
         Vec::new()
     }

@@ -1,5 +1,5 @@
-//! The addresses of this node that serve NodePorts, at a start. A mode reads them later; by then an
-//! external IP may have taken the node port of another Service.
+//! Finds the addresses of this node that serve NodePorts, at a start. A mode reads them later.
+//! Before that, an external IP could take another Service's node port.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use route_netlink::Rtnetlink;
 use super::definition::Start;
 use crate::footprints;
 
-/// Returns the addresses, sorted; empty if they cannot be read.
+/// Returns the addresses, sorted. Returns an empty list if they cannot be read.
 pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
     let mut serving: Vec<IpAddr> = Vec::new();
     for family in IpFamily::ALL {
@@ -29,7 +29,7 @@ pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
     serving
 }
 
-/// Returns the addresses of all links except the modes' links and localhost.
+/// Returns the addresses of all links, without localhost and the modes' links.
 fn own(family: IpFamily) -> Option<BTreeSet<IpAddr>> {
     let mut rtnetlink = Rtnetlink::open().ok()?;
     let made = footprint::links(footprints::ALL).into_iter();

@@ -11,8 +11,8 @@ use super::families::{Access, LeftOut};
 use super::programs::Programs;
 use super::settings::Settings;
 
-/// Returns the family that must be served: the family of `--bind-address` if it names an address,
-/// else of the Node's first address.
+/// Returns the family that must be served. This is the family of `--bind-address` if it names an
+/// address, otherwise of the Node's first address.
 pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     let bind = settings.shared.bind_address;
     let node = model
@@ -22,14 +22,15 @@ pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     IpFamily::of(of_node.unwrap_or(bind))
 }
 
-/// Opens the kernel to write, for each family that can be served. Writes no Service yet.
+/// Opens the kernel for writing, for each family that can be served. Writes no entry of a Service
+/// yet.
 ///
 /// # Errors
 ///
 /// No family can be served.
 pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     let settings = settings.clone();
-    // Blocks on the kernel and on programs. The first lists arrive meanwhile.
+    // Opening blocks on the kernel and on programs. The first lists arrive meanwhile.
     spawn_blocking(move || {
         let programs = Programs::new(&settings, Access::Write);
         let mode = settings.chosen.definition();
@@ -44,7 +45,7 @@ pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     .await?
 }
 
-/// Opens the kernel to read. Nothing in the kernel changes.
+/// Opens the kernel for reading. Changes nothing in the kernel.
 ///
 /// # Errors
 ///
@@ -55,7 +56,8 @@ pub fn open_to_read(settings: &Settings) -> Result<Box<dyn Opened>> {
     mode.open(settings, &programs, Access::Read)
 }
 
-/// Returns the forms and kernel features of an opened mode, with the families that are left out.
+/// Returns the variants and kernel features of an opened mode, and the families that cannot be
+/// served.
 pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
     let left_out = opened.left_out().iter().map(LeftOut::told);
     Uses {
@@ -64,23 +66,24 @@ pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
     }
 }
 
-/// Prepares a node for the chosen mode (`--init-only`). Does what needs more privileges than
-/// serving, and what only a container that can load kernel modules can do. Also tries every feature
-/// that the mode requires. A node that lacks one is found before the new container starts to serve,
-/// and the entries of the previous mode go on serving.
+/// Prepares a node for the chosen mode (`--init-only`). Does the work that needs more privileges
+/// than serving, or a container that can load kernel modules. Also checks every feature that the
+/// mode requires. A missing feature is thus found before the new container starts, and the entries
+/// of the previous mode continue to serve.
 ///
 /// # Errors
 ///
 /// This node cannot run the mode.
 pub async fn prepare(settings: &Settings) -> Result<()> {
     let settings = settings.clone();
-    // Blocks on the kernel and on programs. Nothing else happens meanwhile.
+    // The preparation blocks on the kernel and on programs. The process has no other work
+    // meanwhile.
     spawn_blocking(move || prepare_blocking(&settings)).await?
 }
 
 fn prepare_blocking(settings: &Settings) -> Result<()> {
     let mode = settings.chosen.definition();
-    // The serving container has the same image, so programs missing here are missing there.
+    // The serving container has the same image, so it lacks the same programs.
     let programs = Programs::new(settings, Access::Write);
     mode.prepare(settings, &programs)?;
     // Half of all nodes have no IPv6. Without a bind address, the Node's first address may be of
@@ -131,7 +134,7 @@ mod tests {
             ("::", &["192.0.2.1"], V4),
             ("192.0.2.1", &["fd00::1"], V4),
             ("fd00::1", &["192.0.2.1"], V6),
-            // The family is unknown.
+            // Without an address, the family is unknown.
             ("0.0.0.0", &[], V4),
             ("::", &[], V6),
         ] {

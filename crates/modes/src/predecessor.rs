@@ -1,4 +1,4 @@
-//! Cleanup after a mode that served before this one.
+//! Removes the entries of a mode that served before this one.
 
 use ::cleanup::{Cleanup, Serving, clean_up_beside, disarm_ended, foresee_beside};
 use ipnet::IpNet;
@@ -8,9 +8,9 @@ use tracing::{error, info, warn};
 use super::preview::{Change, NODE, Preview};
 use crate::footprints;
 
-/// Cleanup after another mode that served on this node.
+/// Cleanup of the entries of modes that served on this node before.
 pub struct Predecessor {
-    /// Mode that serves now; its entries stay.
+    /// Current mode. The cleanup keeps its entries.
     pub(super) serving: Serving,
     /// Networks in which virtual servers stay.
     pub(super) excluded: Vec<IpNet>,
@@ -20,12 +20,12 @@ impl Predecessor {
     /// Removes the entries of other modes, and logs them.
     pub async fn clear(self) {
         let Self { serving, excluded } = self;
-        // Blocks on the kernel and on programs.
+        // The cleanup blocks on the kernel and on programs.
         let clear = move || clean_up_beside(footprints::ALL, &serving, &excluded);
         tell(spawn_blocking(clear).await);
     }
 
-    /// Returns the entries that [`clear`](Self::clear) would remove. Changes nothing.
+    /// Returns the removals that [`clear`](Self::clear) would make. Changes nothing.
     pub async fn preview(self) -> Result<Preview, JoinError> {
         let Self { serving, excluded } = self;
         let foresee = move || foresee_beside(footprints::ALL, &serving, &excluded);
@@ -40,10 +40,10 @@ impl Predecessor {
     }
 }
 
-/// Lets packets bypass the rules of modes whose process has ended, while the mode of this name
+/// Makes packets bypass the rules of modes whose process has ended, while the mode named `serving`
 /// serves.
 pub async fn disarm(serving: &'static str) {
-    // Blocks on the kernel and on programs.
+    // The cleanup blocks on the kernel and on programs.
     let disarm = move || disarm_ended(footprints::ALL, serving);
     tell(spawn_blocking(disarm).await);
 }

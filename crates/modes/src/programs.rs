@@ -1,5 +1,5 @@
-//! The iptables programs of this node. They are looked up when a mode first asks, so a mode that
-//! needs none starts on a node without any.
+//! Finds the iptables programs of this node. The search starts when a mode first needs them, so a
+//! mode without iptables starts on a node without these programs.
 
 use std::cell::OnceCell;
 
@@ -11,14 +11,14 @@ use super::settings::Settings;
 
 /// The iptables programs of this node.
 pub struct Programs {
-    /// `--iptables-backend`, if it names one.
+    /// Backend that `--iptables-backend` names, if any.
     forced: Option<Backend>,
     access: Access,
     chosen: OnceCell<Iptables>,
 }
 
 impl Programs {
-    /// Returns the programs, without looking for them yet.
+    /// Returns the programs. Does not search for them yet.
     pub fn new(settings: &Settings, access: Access) -> Self {
         Self {
             forced: settings.shared.iptables_backend.forced(),
@@ -27,12 +27,12 @@ impl Programs {
         }
     }
 
-    /// Chooses the programs, by blocking, once for all callers. With write access, loads these
-    /// kernel modules and those of iptables if they are missing. With read access, changes nothing.
+    /// Chooses the programs, once for all callers. Blocks. With write access, loads these kernel
+    /// modules and the modules of iptables if they are missing. With read access, changes nothing.
     ///
     /// # Errors
     ///
-    /// No program is installed, or none works here.
+    /// No program is installed, or none works on this node.
     pub fn choose(&self, modules: &[&str]) -> Result<Iptables, IptablesError> {
         if let Some(chosen) = self.chosen.get() {
             return Ok(chosen.clone());
@@ -45,8 +45,8 @@ impl Programs {
         Ok(self.chosen.get_or_init(|| chosen).clone())
     }
 
-    /// Returns all installed programs, the chosen ones first. Returns none if they do not report
-    /// their version.
+    /// Returns all installed programs, with the chosen ones first. Returns none if they do not
+    /// report their version.
     pub(super) fn installed(&self) -> Vec<Iptables> {
         match self.chosen.get() {
             Some(used) => [used.clone()]

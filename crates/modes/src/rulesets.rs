@@ -1,4 +1,4 @@
-//! The kernel's notifications about a mode's nftables table, if another program has changed it.
+//! Notifies a mode that another program has changed its nftables table.
 //!
 //! ```text
 //!   kernel ─BPF: not by this process─▶ Subscription ─▶ Notice::Ruleset ─▶ the family's mode
@@ -18,23 +18,23 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::{debug, warn};
 
-/// Receive buffer for messages that wait to be read, in bytes.
+/// Size of the socket's receive buffer, in bytes.
 const ROOM_BYTES: usize = 1 << 20;
 
 /// Notifications of the kernel, each with its family.
 pub type Notices = BoxStream<'static, (IpFamily, Notice)>;
 
-/// Opens a subscription.
+/// Opens a subscription to nftables changes.
 ///
 /// # Errors
 ///
-/// The kernel has no such socket.
+/// The kernel does not support the socket.
 pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
     Subscription::open(ROOM_BYTES).map(Arc::new)
 }
 
-/// Makes a subscription ignore transactions of this process. If the kernel cannot filter, our own
-/// transactions count as foreign, and the table is read again after each write.
+/// Makes a subscription ignore transactions of this process. If the kernel cannot filter, this
+/// process's transactions also cause notices, and the table is read again after each write.
 pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
     if let Err(error) = own.leave_out_of(Arc::clone(of)) {
         warn!(%error, "the kernel cannot filter out our own nftables changes: the table is read after each write");
@@ -42,7 +42,7 @@ pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
 }
 
 /// Returns a stream of notices that another program may have changed this table. Must be called
-/// within a tokio runtime. If the subscription breaks, the stream logs that and ends.
+/// within a tokio runtime. If the subscription fails, the stream logs the failure and ends.
 pub(super) fn follow(
     family: IpFamily,
     table: &'static str,
@@ -78,11 +78,11 @@ pub(super) fn follow(
     Ok(notices.boxed())
 }
 
-/// Subscribes to all tables of a mode.
+/// Subscribes to the tables of a mode in these families.
 ///
 /// # Errors
 ///
-/// The kernel has no such socket.
+/// The kernel does not support the socket.
 pub(super) fn follow_all(
     mode: &'static Footprint,
     families: impl Iterator<Item = IpFamily>,
@@ -113,13 +113,13 @@ async fn receive(socket: &AsyncFd<Arc<Subscription>>) -> io::Result<Vec<Event>> 
 struct TableEvents {
     family: IpFamily,
     table: &'static str,
-    /// True if the current transaction touches the table.
+    /// True if the current transaction has changed the table.
     is_touched: bool,
 }
 
 impl TableEvents {
     /// Reports whether another program may have changed the table. The kernel names the author of a
-    /// transaction after all its other events.
+    /// transaction in its last event.
     fn is_news(&mut self, events: &[Event]) -> bool {
         let family = Family::from(self.family);
         let mut is_news = false;
@@ -175,7 +175,8 @@ mod tests {
         assert!(!tells(touched(Family::Ip6, "kube-proxy")));
         assert!(!tells(touched(Family::Ip, "filter")));
         assert!(tells(Event::Lost));
-        // A transaction that arrives in two messages counts once; the next one counts again.
+        // A transaction that arrives in two messages counts once. The next transaction counts
+        // again.
         let mut heard = heard();
         assert!(!heard.is_news(&[touched(Family::Ip, "kube-proxy")]));
         assert!(heard.is_news(&[by("nft")]));

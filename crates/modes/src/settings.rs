@@ -1,7 +1,7 @@
-//! Settings of the modes, read from the flags: those of every mode, and a part for each.
+//! Settings of the modes, read from the flags: shared settings, and a part for each mode.
 //!
 //! Two equal settings open equal modes. A changed configuration file reopens the modes only if the
-//! settings differ. The flags of every mode are checked, whichever is chosen.
+//! settings differ. The flags of all modes are checked, regardless of the chosen mode.
 
 use super::iptables::settings as iptables;
 use super::ipvs::settings as ipvs;
@@ -9,34 +9,34 @@ use super::nftables::settings as nftables;
 use super::shared::Shared;
 use super::userspace::settings as userspace;
 
-/// Settings of the modes. Two are equal if the chosen mode behaves the same with both.
+/// Settings of the modes. Two settings are equal if the chosen mode behaves the same with both.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The chosen mode.
     pub chosen: ProxyMode,
-    /// Settings of every mode.
+    /// Settings that apply to every mode.
     pub shared: Shared,
-    /// Settings of iptables mode alone.
+    /// Settings that only iptables mode has.
     pub iptables: iptables::Settings,
-    /// Settings of IPVS mode alone.
+    /// Settings that only IPVS mode has.
     pub ipvs: ipvs::Settings,
-    /// Settings of nftables mode alone.
+    /// Settings that only nftables mode has.
     pub nftables: nftables::Settings,
-    /// Settings of userspace mode alone.
+    /// Settings that only userspace mode has.
     pub userspace: userspace::Settings,
 }
 
-/// `--proxy-mode`.
+/// Value of `--proxy-mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyMode {
-    /// Rules of iptables. As in upstream on Linux, an empty value means this mode, so that a
-    /// swapped image changes no data plane.
+    /// Rules of iptables. As in upstream on Linux, an empty value means this mode, so that
+    /// replacing upstream's image keeps the data plane.
     #[default]
     Iptables,
-    /// Virtual servers.
+    /// Virtual servers of IPVS.
     Ipvs,
-    /// One table of nftables.
+    /// One nftables table for each family.
     Nftables,
-    /// This process itself.
+    /// A relay in this process.
     Userspace,
 }

@@ -1,4 +1,4 @@
-//! Settings of every mode.
+//! Settings that apply to every mode.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -29,11 +29,11 @@ const BACKENDS: [(&str, IptablesBackend); 3] = [
     ("nft", IptablesBackend::Nft),
 ];
 
-/// Settings of every mode.
+/// Settings that apply to every mode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shared {
-    /// `--bind-address`; unspecified (`0.0.0.0`, `::`) if the node's IP comes from its Node object.
-    /// Its family is the primary one.
+    /// Address in `--bind-address`. It is unspecified (`0.0.0.0`, `::`) if the node's IP is taken
+    /// from its Node object. Its family is the primary family.
     pub bind_address: IpAddr,
     /// Detection of traffic from this node's pods.
     pub detect_local: DetectLocal,
@@ -41,30 +41,30 @@ pub struct Shared {
     pub node_port_addresses: NodePortAddresses,
     /// True if all traffic to cluster IPs is masqueraded, in IPVS and iptables mode.
     pub masquerade_all: bool,
-    /// Bit of the packet mark that means "masquerade", 0 to 31, in IPVS and iptables mode.
+    /// Number of the packet mark bit for masquerading, 0 to 31, in IPVS and iptables mode.
     pub masquerade_bit: u8,
     /// iptables programs to use.
     pub iptables_backend: IptablesBackend,
-    /// Networks in which foreign virtual servers stay, for IPVS mode and for the mode that cleans
-    /// up after it.
+    /// Networks in which virtual servers of other programs stay, for IPVS mode and for the mode
+    /// that cleans up after it.
     pub exclude_cidrs: Vec<IpNet>,
     /// Longest time between two comparisons with the kernel, more than zero.
     pub sync_period: Duration,
 }
 
-/// `--iptables-backend`.
+/// Value of `--iptables-backend`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IptablesBackend {
-    /// The backend that the node already uses, else one that works.
+    /// The backend that the node already uses, or else one that works.
     Auto,
-    /// `iptables-legacy-restore` and its siblings.
+    /// The legacy backend, with `iptables-legacy-restore` and related programs.
     Legacy,
-    /// `iptables-nft-restore` and its siblings.
+    /// The nft backend, with `iptables-nft-restore` and related programs.
     Nft,
 }
 
 impl IptablesBackend {
-    /// Returns the backend if the flag names one.
+    /// Returns the backend that the flag names, or `None` for `auto`.
     pub(super) fn forced(self) -> Option<Backend> {
         match self {
             Self::Auto => None,
@@ -77,7 +77,7 @@ impl IptablesBackend {
 impl Shared {
     /// Reads the flags. `sync_period` belongs to the chosen mode.
     ///
-    /// If no flag says where NodePorts are served, `node_ports` applies.
+    /// Without `--nodeport-addresses`, NodePorts are served at `node_ports`.
     pub(super) fn read(
         flags: &Flags,
         sync_period: Duration,
@@ -95,7 +95,7 @@ impl Shared {
         })
     }
 
-    /// Returns the mask of the mark bit that means "masquerade".
+    /// Returns the mark bit for masquerading as a mask.
     pub(super) fn masquerade_mark(&self) -> u32 {
         1 << self.masquerade_bit
     }
@@ -107,7 +107,7 @@ impl Shared {
     }
 }
 
-/// Parses the number of a mark bit, given by `flag`.
+/// Parses the number of a mark bit in `flag`.
 pub(super) fn mark_bit(flag: &'static str, number: i32) -> Result<u8, UnusableFlag> {
     match u8::try_from(number) {
         Ok(bit @ 0..=31) => Ok(bit),
@@ -119,7 +119,7 @@ pub(super) fn mark_bit(flag: &'static str, number: i32) -> Result<u8, UnusableFl
     }
 }
 
-/// Returns `None` if the flag is empty.
+/// Parses `--nodeport-addresses`. Returns `None` if the flag is empty.
 fn node_port_addresses(flags: &Flags) -> Result<Option<NodePortAddresses>, UnusableFlag> {
     let given: Vec<&str> = items(&flags.nodeport_addresses).collect();
     if given.is_empty() {

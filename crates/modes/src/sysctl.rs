@@ -1,5 +1,5 @@
-//! Kernel settings below /proc/sys and /sys: the rows, and how they get their values. Each mode
-//! names its own settings; those of connection tracking are here.
+//! Kernel settings below /proc/sys and /sys: the table of settings, and the code that writes them.
+//! Each mode defines its own settings. The settings of connection tracking are defined here.
 
 pub mod apply;
 pub mod conntrack;

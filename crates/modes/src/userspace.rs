@@ -1,5 +1,5 @@
-//! Userspace mode: this process carries Services through listening ports, to which packets are
-//! redirected.
+//! Userspace mode: rules redirect packets to listening ports, and this process relays them to
+//! endpoints.
 
 mod counters;
 mod opened;
@@ -20,7 +20,7 @@ use crate::metrics::relay::RelayMetrics;
 use crate::sysctl::row::Wanted;
 use opened::{Redirector, Userspace};
 
-/// Kernel modules that its rules need.
+/// Kernel modules that the rules of the mode need.
 const MODULES: &[&str] = &["nf_tables", "nft_redir"];
 
 /// Definition of userspace mode.
@@ -32,8 +32,8 @@ impl Definition for UserspaceMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // Like upstream until Kubernetes 1.25, it has no section of its own and reads that of
-        // iptables mode.
+        // The mode has no configuration section. It reads the section of iptables mode, like
+        // upstream until Kubernetes 1.25.
         &[
             "iptables.localhostNodePorts",
             "iptables.minSyncPeriod",
@@ -88,8 +88,8 @@ impl Definition for UserspaceMode {
         settings.shared.iptables_backend.forced().is_some()
     }
 
-    /// Returns none: the kernel forwards nothing for it, and its own packets have this node's
-    /// address.
+    /// Returns no settings. The kernel forwards no packets for the relay, whose own packets have
+    /// this node's address.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
         Vec::new()
     }

@@ -1,5 +1,5 @@
-//! The addresses and ports of a Service port. All who look up the Service behind an address use
-//! this.
+//! Finds the addresses and ports at which a Service port is served. All code that finds the Service
+//! of an address uses this module.
 
 use std::net::IpAddr;
 
@@ -7,12 +7,12 @@ use proxy::{NodePorts, Protocol, Service, ServicePort};
 
 use crate::At;
 
-/// An address, or a node port, at which a Service port is served.
+/// A service address or a node port at which a Service port is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
     /// An address of the Service, with the port.
     At(At),
-    /// A port on the node's NodePort addresses, which no Service lists.
+    /// Port at the node's NodePort addresses. A Service does not list these addresses.
     NodePort(u16, Protocol),
 }
 
@@ -23,7 +23,7 @@ pub fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> + Clone {
     all.chain(&service.ingress_ips).copied()
 }
 
-/// Returns the places at which a port of a Service is served.
+/// Returns the addresses and node ports at which a Service's port is served.
 pub fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Place> {
     let (number, protocol) = (port.port, port.protocol);
     let cluster = service.cluster_ips.iter().copied();
@@ -40,8 +40,8 @@ pub fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Pla
     at.chain(node_port.map(|number| Place::NodePort(number, protocol)))
 }
 
-/// Reports whether NodePorts are served at an address. The unspecified address stands for all of
-/// them. At other addresses of the node, another program may own the port.
+/// Reports whether NodePorts are served at an address. The unspecified address represents all
+/// NodePort addresses. At other addresses of the node, another program may have the port.
 pub fn is_of_node(node_ports: Option<&NodePorts>, address: IpAddr) -> bool {
     address.is_unspecified() || node_ports.is_some_and(|node| node.contains(address))
 }

@@ -1,14 +1,14 @@
-//! `/api/v1/explain`.
+//! Objects of `/api/v1/explain`.
 
 use serde::{Deserialize, Serialize};
 
-/// The traces of packets to a destination, by the kernel's current state.
+/// Traces of packets to a destination, according to the kernel's current state.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// The requested destination: `default/web`, `10.96.0.1:80`.
+    /// Requested destination, such as `default/web` or `10.96.0.1:80`.
     pub to: String,
-    /// The proxy mode; absent without a daemon.
+    /// Mode of the proxy. Absent without a daemon.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mode: Option<String>,
     /// One trace for each sender and address.
@@ -22,16 +22,16 @@ pub struct Explanation {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Journey {
-    /// The sender: `pod 10.244.1.5 on this node`, `this node`, `outside 192.0.2.7`.
+    /// Sender, such as `pod 10.244.1.5 on this node`, `this node` or `outside 192.0.2.7`.
     pub from: String,
-    /// `10.96.0.1:80`.
+    /// Destination address and port, such as `10.96.0.1:80`.
     pub to: String,
-    /// `TCP`, `UDP` or `SCTP`.
+    /// Protocol: `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// The owner of the address: `clusterIP of default/web:http`; absent if unknown.
+    /// Owner of the address, such as `clusterIP of default/web:http`. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub of: Option<String>,
-    /// The possible paths, the likeliest first.
+    /// Possible paths, with the likeliest first.
     pub walks: Vec<Walk>,
     /// The verdict in one sentence.
     pub verdict: String,
@@ -48,18 +48,19 @@ pub struct Walk {
     /// The address and port of the endpoint.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub endpoint: Option<String>,
-    /// `kept`, or how the source is rewritten: `masqueraded, to an address of this node`.
+    /// Treatment of the source address: `kept`, or for example `masqueraded, to an address of this
+    /// node`.
     pub source: String,
     /// The source address that the endpoint sees, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seen_as: Option<String>,
-    /// The reason why the endpoint's answer never returns, if so.
+    /// Reason why the endpoint's reply never returns. Absent if it may return.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unanswered: Option<String>,
-    /// The reason why the answer may not return, if this is unknown.
+    /// Reason why the reply may not return. Absent if its return is certain or impossible.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unsure: Option<String>,
-    /// The steps of the endpoint's answer on this node, in order.
+    /// Steps of the endpoint's reply on this node, in order.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub answer: Vec<Step>,
     /// Assumptions of this path about rules that could not be read or evaluated.
@@ -72,7 +73,7 @@ pub struct Walk {
     pub steps: Vec<Step>,
 }
 
-/// A probability from 0 to 1; for a scheduler, the share of an endpoint.
+/// A probability from 0 to 1. For a scheduler, the share of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Chance(pub f64);
@@ -83,19 +84,19 @@ pub struct Chance(pub f64);
 pub enum Fate {
     /// An endpoint receives the packet.
     Delivered,
-    /// The sender gets an error: connection refused.
+    /// The sender receives an error: connection refused.
     Refused,
-    /// This node has no route, and the sender gets an error.
+    /// This node has no route, and the sender receives an error.
     Unrouted,
     /// The packet is dropped silently.
     Dropped,
-    /// The packet is for a process on this node, which may not listen.
+    /// The packet is delivered to this node, where a process may or may not listen.
     Local,
     /// The packet leaves this node unchanged.
     Forwarded,
-    /// The connection is accepted and closed at once.
+    /// The connection is accepted and then closed immediately.
     Reset,
-    /// A rule could not be evaluated; a step names it.
+    /// A rule could not be evaluated. A step names the rule.
     #[default]
     Unknown,
 }
@@ -104,23 +105,24 @@ pub enum Fate {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Step {
-    /// The place in the kernel: `nat PREROUTING`, `routing`, `IPVS`, `table kube-proxy, chain
-    /// services`.
+    /// Location in the kernel, such as `nat PREROUTING`, `routing`, `IPVS` or `table kube-proxy,
+    /// chain services`.
     pub place: String,
-    /// The entry as its tool lists it: a rule, a set member, a virtual server.
+    /// Rule, set member or virtual server, in the format of its tool.
     pub entry: String,
-    /// The effect on the packet, in plain words.
+    /// Description of the effect on the packet.
     pub says: String,
-    /// The origin: `Service default/web, port http`, `--cluster-cidr`; empty for the kernel itself.
+    /// Origin, such as `Service default/web, port http` or `--cluster-cidr`. Empty for the kernel
+    /// itself.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub origin: String,
-    /// The packet counter, if any.
+    /// Packet counter of the entry, if it has one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets: Option<u64>,
-    /// The byte counter, if any.
+    /// Byte counter of the entry, if it has one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes: Option<u64>,
-    /// The matching set members, each with its set: `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
+    /// Matching set members, each with its set, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub members: Vec<String>,
 }

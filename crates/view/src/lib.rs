@@ -1,8 +1,8 @@
 //! The objects of `/api/v1/...`, which the subcommands print and the page shows. docs/api.md
 //! documents them.
 //!
-//! People and programs read them. So they use the words of Kubernetes and no internal numbers.
-//! Fields may be added, and stay.
+//! Both people and programs read these objects. So the fields use the words of Kubernetes and
+//! contain no internal numbers. New fields may be added, but no field is removed.
 
 mod explanation;
 mod services;

@@ -1,7 +1,7 @@
-//! Makes texts safe for a terminal.
+//! Makes texts safe to print on a terminal.
 
-/// Replaces characters that control a terminal, forge lines or reorder text. Names, reasons and
-/// kernel entries may come from an attacker.
+/// Replaces characters that control a terminal, forge lines or reorder text. An attacker may have
+/// chosen names, reasons and kernel entries.
 pub fn shown(text: &str) -> String {
     let steers = |letter: char| {
         letter.is_control()

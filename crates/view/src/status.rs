@@ -170,9 +170,9 @@ pub struct Draining {
     pub server: String,
     /// Draining endpoint, such as `10.244.1.5:8080`.
     pub endpoint: String,
-    /// Seconds since the drain began, as this process knows.
+    /// Seconds since the drain began, if the process has not restarted since.
     pub seconds: f64,
-    /// Active and inactive connections at the last check.
+    /// Number of active and inactive connections at the last check.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub connections: Option<u64>,
 }
@@ -181,28 +181,29 @@ pub struct Draining {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limit {
-    /// `set KUBE-CLUSTER-IP (IPv4)`, `connection tracking entries`, `open files`.
+    /// Name of the resource, such as `set KUBE-CLUSTER-IP (IPv4)`, `connection tracking entries`,
+    /// `open files`.
     pub of: String,
-    /// The amount in use.
+    /// Amount in use.
     pub used: u64,
     /// The maximum.
     pub limit: u64,
-    /// True from 90 % of the limit.
+    /// True if at least 90 % of the limit is in use.
     pub near: bool,
 }
 
-/// Prefix of the note on a feature that exists and is switched off.
+/// Prefix of the note on a feature that the kernel has but that is disabled.
 pub const OFF: &str = "off: ";
 
-/// A kernel feature.
+/// A kernel feature that the mode uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Feature {
-    /// `IPVS`, `scheduler rr`, `nf_tables`, ...
+    /// Name of the feature, such as `IPVS`, `scheduler rr` or `nf_tables`.
     pub name: String,
     /// True if the kernel has the feature.
     pub found: bool,
-    /// Details.
+    /// Details about the feature.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub note: String,
 }

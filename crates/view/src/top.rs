@@ -1,4 +1,4 @@
-//! `/api/v1/top`.
+//! Objects of `/api/v1/top`.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,19 +8,19 @@ use super::services::{Counters, ServiceName};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Top {
-    /// Seconds between the samples; 0 for the first sample, which has no rates.
+    /// Seconds between the samples, or 0 for the first sample, which has no rates.
     pub seconds: f64,
-    /// The sum over all Services.
+    /// Sum of the rates over all Services.
     pub total: Rate,
-    /// The busiest Service ports first.
+    /// Service ports, with the busiest first.
     pub ports: Vec<TopPort>,
-    /// The busiest endpoints of the listed ports first.
+    /// Endpoints of the listed ports, with the busiest first.
     pub endpoints: Vec<TopEndpoint>,
     /// Number of draining endpoints.
     pub draining: usize,
     /// Number of pending entries.
     pub pending: usize,
-    /// Number of pending entries that the kernel refused.
+    /// Number of pending entries that the kernel rejected.
     pub failing: usize,
     /// Missing information, with the reason, such as a mode without counters.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -31,30 +31,30 @@ pub struct Top {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rate {
-    /// New connections.
+    /// New connections per second.
     pub connections: f64,
-    /// Traffic from clients.
+    /// Packets from clients per second.
     pub packets_in: f64,
-    /// Traffic to clients.
+    /// Packets to clients per second.
     pub packets_out: f64,
-    /// Traffic from clients.
+    /// Bytes from clients per second.
     pub bytes_in: f64,
-    /// Traffic to clients.
+    /// Bytes to clients per second.
     pub bytes_out: f64,
 }
 
-/// A Service port.
+/// A Service port with its rate and counters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopPort {
     #[serde(flatten)]
     /// The Service.
     pub service: ServiceName,
-    /// The name; may be empty.
+    /// Name of the port. May be empty.
     pub port_name: String,
-    /// `TCP`, `UDP` or `SCTP`.
+    /// Protocol: `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// `port`.
+    /// Port number at the Service's addresses (`port`).
     pub port: u16,
     /// The rate since the previous sample.
     pub rate: Rate,
@@ -62,16 +62,16 @@ pub struct TopPort {
     pub counters: Counters,
 }
 
-/// An endpoint of a Service port.
+/// An endpoint of a Service port, with its rate and counters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopEndpoint {
     #[serde(flatten)]
     /// The Service.
     pub service: ServiceName,
-    /// The name of the Service port; may be empty.
+    /// Name of the Service port. May be empty.
     pub port_name: String,
-    /// `10.244.1.5:8080`.
+    /// Address and port of the endpoint, such as `10.244.1.5:8080`.
     pub at: String,
     /// The rate since the previous sample.
     pub rate: Rate,

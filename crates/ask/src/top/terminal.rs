@@ -1,5 +1,5 @@
-//! The terminal, taken for a while: given back as it was when this is dropped, and when something
-//! panics.
+//! The terminal in full-screen mode. Its former state is restored when the value is dropped or a
+//! panic occurs.
 
 use std::io::{self, Stdout, Write as _};
 use std::panic::{set_hook, take_hook};
@@ -17,7 +17,7 @@ use super::screen::Line;
 use crate::has_colours;
 use crate::table::Tone;
 
-/// The terminal, in raw mode and with a screen of its own.
+/// The terminal in raw mode, with the alternate screen.
 #[derive(Debug)]
 pub(super) struct Terminal {
     out: Stdout,
@@ -25,11 +25,11 @@ pub(super) struct Terminal {
 }
 
 impl Terminal {
-    /// Takes the terminal.
+    /// Switches the terminal to raw mode and to the alternate screen.
     ///
     /// # Errors
     ///
-    /// The terminal cannot be set. It then stays as it was.
+    /// The terminal cannot be switched. It then keeps its former state.
     pub(super) fn take() -> io::Result<Self> {
         static HOOKED: Once = Once::new();
         HOOKED.call_once(|| {
@@ -53,16 +53,16 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// The terminal is gone.
+    /// The terminal is disconnected.
     pub(super) fn size() -> io::Result<(u16, u16)> {
         terminal::size()
     }
 
-    /// Shows these lines, from the top, in one write.
+    /// Shows these lines from the top of the screen, with a single write.
     ///
     /// # Errors
     ///
-    /// The terminal is gone.
+    /// The terminal is disconnected.
     pub(super) fn show(&mut self, lines: &[Line]) -> io::Result<()> {
         let mut screen = Vec::new();
         for (row, line) in (0_u16..).zip(lines) {
@@ -102,7 +102,7 @@ impl Drop for Terminal {
 }
 
 fn give_back() {
-    // If this fails, the terminal is gone.
+    // A failure means that the terminal is disconnected.
     let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }
@@ -119,10 +119,10 @@ mod tests {
 
     use super::*;
 
-    /// Variable in the environment of the process that panics.
+    /// Environment variable of the child process that panics.
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS_IN_A_TERMINAL";
 
-    /// Runs in a process of its own, with a terminal of its own.
+    /// Runs in a child process with its own terminal.
     #[test]
     fn a_panic_restores_the_terminal_before_its_message() {
         if env::var_os(PANICS).is_some() {
@@ -151,7 +151,7 @@ mod tests {
         assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
         drop(terminal);
         let mut shown = Vec::new();
-        // The read ends with an error, because the other end is closed.
+        // The read ends with an error, because the child process has closed its end.
         let _ = File::from(end).read_to_end(&mut shown);
         let shown = String::from_utf8_lossy(&shown);
         let at = |part: &str| {

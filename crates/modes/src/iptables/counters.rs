@@ -1,5 +1,5 @@
-//! Connection counters in the rules of iptables mode. Each read starts a process for each family,
-//! which prints all rules of table nat.
+//! Reads connection counters in the rules of iptables mode. Each read starts a process for each
+//! family, which prints all rules of table nat.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use proxy_iptables::{CounterReader, PortConnections, ServedAddress};
 
 use service_counters::{At, Count, ReadCounters, Told, Which};
 
-/// Reads the counters with `iptables-save`.
+/// Reader that uses `iptables-save`.
 pub(super) struct RuleCounters {
     pub(super) iptables: Iptables,
     pub(super) families: Vec<IpFamily>,
@@ -49,7 +49,7 @@ fn tell(port: &PortConnections, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)
     for (served, connections) in &port.addresses {
         take(Told::Address(at(served), None, count(*connections)));
     }
-    // The rule of a NodePort comes first, but not every Service port has one.
+    // A NodePort's rule comes first, but not every Service port has such a rule.
     let mut own = port.addresses.iter().map(|(served, _)| served);
     let first = own.clone().next();
     let own = own

@@ -1,4 +1,4 @@
-//! nfacct counters of rules in iptables mode. They are absent if the kernel lacks nfacct.
+//! Reads nfacct counters of rules in iptables mode. Absent if the kernel lacks nfacct.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 use proxy_iptables::{Accounting, Counter};
 
-/// Reads the counters at each scrape.
+/// Collector that reads the counters at each scrape.
 #[derive(Debug)]
 pub(super) struct Counters;
 
-/// Counter, metric name without `_total`, and help.
+/// nfacct counters, each with its metric name without `_total`, and its help.
 const ROWS: [(Counter, &str, &str); 2] = [
     (
         Counter::InvalidDropped,

@@ -25,14 +25,15 @@ use crate::predecessor::Predecessor;
 use crate::preview::{Change, Preview, Shown};
 use crate::settings::Settings;
 
-/// Sysctl that makes connection tracking accept segments that it would call INVALID.
+/// Sysctl that makes connection tracking accept segments outside the window, which are otherwise
+/// INVALID.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// iptables, for each family of the node. Nothing has been read or written yet.
+/// iptables, for each family of the node. Its rules have not been read or written yet.
 pub(super) struct Rules {
     iptables: Iptables,
     families: Families<IptablesKernel>,
-    /// Families whose rules count with nfacct.
+    /// Families whose rules have nfacct counters.
     counting: Vec<IpFamily>,
 }
 
@@ -89,7 +90,7 @@ impl Rules {
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
         let iptables = self.iptables.clone();
-        // The text is parsed at once and not kept, because it may be large.
+        // The text is parsed immediately and then dropped, because it may be large.
         let there = |family| {
             let saved = iptables.save(family).ok();
             saved.map(|saved| Chains::of(&saved))
@@ -98,7 +99,7 @@ impl Rules {
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let found = found.iter().find(|(family, _)| *family == of);
             let told = plan.steps().into_iter();
-            // Chains that cannot be read are not compared.
+            // Without readable chains, no comparison is made.
             let change = |told: PlanStep| {
                 let found = found.and_then(|(_, found)| found.get_or_init(|| there(of)).as_ref());
                 match (told.chain, found) {
@@ -163,8 +164,8 @@ impl Opened for Rules {
     }
 }
 
-/// Reports whether rules of a family count with nfacct. With write access, tries if they can. With
-/// read access, looks if the present rules do.
+/// Reports whether the rules of a family have nfacct counters. With write access, checks that the
+/// kernel accepts such a rule. With read access, checks the existing rules.
 fn counts(family: IpFamily, iptables: &Iptables, access: Access) -> bool {
     match access {
         Access::Write => match probe_counters(family, iptables) {

@@ -1,15 +1,15 @@
-//! Settings of iptables mode alone.
+//! Settings that only iptables mode has.
 
 use flags::Flags;
 
 use crate::shared::Shared;
 
-/// Settings of iptables mode alone.
+/// Settings that only iptables mode has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// True if NodePorts should be served on 127.0.0.1.
+    /// True to serve NodePorts on 127.0.0.1.
     pub localhost_node_ports: bool,
-    /// True if connection tracking should accept TCP segments outside the window. One of the mode's
+    /// True to accept TCP segments outside the window in connection tracking. One of the mode's
     /// rules depends on it.
     pub tcp_be_liberal: bool,
 }
@@ -22,8 +22,8 @@ impl Settings {
         }
     }
 
-    /// Reports whether NodePorts are served on 127.0.0.1: the flag asks for it and
-    /// --nodeport-addresses includes the address.
+    /// Reports whether NodePorts are served on 127.0.0.1: the flag enables it and
+    /// `--nodeport-addresses` includes the address.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
         self.localhost_node_ports && shared.node_port_addresses.has_localhost()
     }

@@ -2,14 +2,14 @@
 
 use crate::sysctl::row::{End, Need, Row, Rows};
 
-/// Inputs for the values.
+/// Inputs for computing the values.
 pub(super) struct Context {
     pub(super) serves_localhost: bool,
 }
 
 pub(super) static ROWS: &Rows<Context> = &[
-    // Packets from 127.0.0.1 may leave for a pod and replies may return. Rules keep remote packets
-    // out (k/k#90259).
+    // Packets from 127.0.0.1 may be sent to a pod, and replies may return. Rules reject remote
+    // packets to 127.0.0.0/8 (k/k#90259).
     (
         Row {
             need: Need::Part {

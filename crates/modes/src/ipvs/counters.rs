@@ -1,10 +1,10 @@
-//! The 64-bit counters of IPVS virtual servers and destinations.
+//! Reads the 64-bit counters of IPVS virtual servers and destinations.
 //!
-//! One dump lists all virtual servers. Destinations take a dump for each virtual server, because a
-//! socket has one dump at a time and no other request returns destinations. Each of these dumps is
-//! three system calls. In the lab, where system calls are slow, 50,000 virtual servers with two
-//! destinations each take 1.2 s; the dump of all virtual servers takes 0.8 s (`cargo run -p
-//! ipvs-netlink --example read_cost`).
+//! One dump lists all virtual servers. Reading destinations takes a dump for each virtual server,
+//! because a socket has one dump at a time and no other request returns destinations. Each of these
+//! dumps takes three system calls. In the lab, system calls are slow. There, 50,000 virtual servers
+//! with two destinations each take 1.2 s, and the dump of all virtual servers takes 0.8 s (`cargo
+//! run -p ipvs-netlink --example read_cost`).
 
 use std::net::SocketAddr;
 
@@ -14,10 +14,10 @@ use proxy::Protocol;
 
 use service_counters::{At, Count, ReadCounters, Told, Which};
 
-/// Reads the counters over a socket of its own.
+/// Reads the counters through a separate socket.
 #[derive(Debug, Default)]
 pub(super) struct IpvsCounters {
-    /// Socket, opened by the first read.
+    /// Socket that the first read opens.
     ipvs: Option<Ipvs>,
 }
 
@@ -28,7 +28,7 @@ impl ReadCounters for IpvsCounters {
             None => Ipvs::open().context("cannot read what IPVS has counted")?,
         };
         tell(&mut ipvs, which, take).context("cannot read what IPVS has counted")?;
-        // A socket that failed is not kept.
+        // After a failure, the socket is dropped.
         self.ipvs = Some(ipvs);
         Ok(())
     }
@@ -70,7 +70,7 @@ fn tell_with_destinations(
     entry: &ServiceEntry,
     take: &mut dyn FnMut(Told<'_>),
 ) -> Result<(), ipvs_netlink::Error> {
-    // The list is empty if the virtual server is gone by now.
+    // The list is empty if the virtual server has been deleted meanwhile.
     let destinations = ipvs.destinations(&entry.service.key)?;
     let at = at(&entry.service.key);
     let mut whole = Count {
@@ -112,7 +112,8 @@ fn tell_server(entry: &ServiceEntry, count: Count, take: &mut dyn FnMut(Told<'_>
     }
 }
 
-/// Returns `None` for a firewall mark and for a protocol that no Service has.
+/// Returns the address and port, or `None` for a firewall mark and for a protocol that Services do
+/// not have.
 fn at(key: &ServiceKey) -> Option<At> {
     let ServiceKey::Address {
         protocol,

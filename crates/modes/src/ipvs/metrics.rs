@@ -1,4 +1,4 @@
-//! Metrics of IPVS mode alone.
+//! Metrics that only IPVS mode has.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::metrics::{Extent, OfMode};
 #[derive(Debug)]
 pub(super) struct IpvsMetrics {
     restores: FailedRestores,
-    /// Root of the kernel's files.
+    /// Root directory of the kernel's files.
     root: PathBuf,
 }
 
@@ -57,8 +57,8 @@ impl OfMode for IpvsMetrics {
     }
 }
 
-/// Gauges about the tables of IPVS, read at each scrape. They are absent if the kernel does not
-/// report them.
+/// Gauges of the IPVS tables, read at each scrape. Absent if the kernel does not report their
+/// values.
 #[derive(Debug)]
 struct TableGauges {
     root: PathBuf,
@@ -139,7 +139,7 @@ mod tests {
         page
     }
 
-    /// The files are copies from Linux 7.2.7.
+    /// The test files are copies from Linux 7.2.7.
     #[test]
     fn the_tables_are_gauges_where_the_kernel_describes_them() {
         let root = std::env::temp_dir().join(format!("ipvs-tables-{}", std::process::id()));
@@ -166,7 +166,7 @@ mod tests {
         ] {
             assert!(page.lines().any(|told| told == line), "{line}: {page}");
         }
-        // A file that cannot be read hides no other metric.
+        // An unreadable file does not hide other metrics.
         write("proc/thread-self/net/ip_vs_status", "Conns:\tmany\n");
         let page = scraped(&root);
         assert!(!page.contains("kubeproxy_ipvs_connections"), "{page}");

@@ -1,4 +1,4 @@
-//! Settings of IPVS mode alone.
+//! Settings that only IPVS mode has.
 
 use std::time::Duration;
 
@@ -20,22 +20,22 @@ const SHIMS: [(&str, ShimChoice); 4] = [
 /// Values of `--ipvs-vip-mode`.
 const VIP_MODES: [(&str, VipMode); 2] = [("address", VipMode::Address), ("route", VipMode::Route)];
 
-/// Settings of IPVS mode alone.
+/// Settings that only IPVS mode has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// IPVS scheduler of virtual servers whose Service names none.
+    /// IPVS scheduler of virtual servers whose Service does not choose one.
     pub scheduler: String,
     /// Timeouts of IPVS connections.
     pub timeouts: Timeouts,
-    /// Shim: the rules next to IPVS.
+    /// Shim: the rules that IPVS mode needs in addition to IPVS.
     pub shim: ShimChoice,
-    /// Time that a removed endpoint may keep its TCP connections; `None` for no limit.
+    /// Time after which a removed endpoint loses its TCP connections, or `None` for no limit.
     pub drain_timeout: Option<Duration>,
-    /// Form in which `kube-ipvs0` holds the service addresses.
+    /// Form of the service addresses on `kube-ipvs0`.
     pub vip_mode: VipMode,
 }
 
-/// Timeouts of IPVS connections. Zero leaves the kernel's value.
+/// Timeouts of IPVS connections. Zero keeps the kernel's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Timeouts {
     /// Timeout of idle TCP connections.

@@ -1,8 +1,8 @@
-//! Kernel settings of IPVS mode, in the order in which they are written. Each has its reason.
+//! Kernel settings of IPVS mode, in the order in which they are written, each with its reason.
 
 use crate::sysctl::row::{End, Row, Rows};
 
-/// Inputs for the values.
+/// Inputs for computing the values.
 pub(super) struct Context {
     /// Major and minor version of the kernel.
     pub(super) kernel: (u32, u32),
@@ -10,28 +10,29 @@ pub(super) struct Context {
 }
 
 pub(super) static ROWS: &Rows<Context> = &[
-    // Masquerading of IPVS connections is done by conntrack.
+    // conntrack masquerades the IPVS connections.
     (Row::needed("proc/sys/net/ipv4/vs/conntrack"), |_| Some(1)),
-    // Before 5.9, a reused source port was rescheduled with a delay of one second (k/k#70747). From
-    // 5.9 on the kernel's default is right (k/k#93297). Before 4.1 the setting does not exist.
+    // Before 5.9, a connection with a reused source port was delayed by one second (k/k#70747).
+    // From 5.9 on, the kernel's default is correct (k/k#93297). Before 4.1 the setting does not
+    // exist.
     (
         Row::comfort("proc/sys/net/ipv4/vs/conn_reuse_mode"),
         |Context { kernel, .. }| ((4, 1) <= *kernel && *kernel < (5, 9)).then_some(0),
     ),
-    // Connections to a removed destination end at once instead of timing out.
+    // Connections to a removed destination end immediately instead of timing out.
     (
         Row::comfort("proc/sys/net/ipv4/vs/expire_nodest_conn"),
         |_| Some(1),
     ),
-    // Session affinity stops using a destination that drains (k/k#71809).
+    // Session affinity stops using a draining destination (k/k#71809).
     (
         Row::comfort("proc/sys/net/ipv4/vs/expire_quiescent_template"),
         |_| Some(1),
     ),
-    // Service traffic is forwarded to pods.
+    // The kernel forwards packets for Services to pods.
     (Row::needed("proc/sys/net/ipv4/ip_forward"), |_| Some(1)),
-    // Answers ARP only for addresses of the interface that is asked. Otherwise every node would
-    // answer for service addresses.
+    // The node replies to ARP requests only for addresses of the receiving interface. Otherwise
+    // every node would reply for service addresses.
     (
         of_strict_arp("proc/sys/net/ipv4/conf/all/arp_ignore", "1"),
         |Context { strict_arp, .. }| strict_arp.then_some(1),

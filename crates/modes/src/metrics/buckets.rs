@@ -6,15 +6,15 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, line
 /// Bucket boundaries of a histogram.
 #[derive(Debug, Clone, Copy)]
 pub enum Buckets {
-    /// One millisecond, doubled up to 16 s.
+    /// From one millisecond, doubled up to 16 s.
     Sync,
-    /// Quarters of a second, then seconds, then steps of 5 s and 30 s up to five minutes.
+    /// In steps of a quarter second, then of seconds, then of 5 s and 30 s, up to five minutes.
     NetworkProgramming,
-    /// A quarter of a millisecond, doubled up to 33 s.
+    /// From a quarter of a millisecond, doubled up to 33 s.
     Programming,
-    /// client-go's, in seconds.
+    /// Buckets of client-go, in seconds.
     Request,
-    /// client-go's, in bytes: 64 to 16 Mi.
+    /// Buckets of client-go, in bytes: 64 to 16 Mi.
     Size,
 }
 
@@ -24,7 +24,8 @@ impl MetricConstructor<Histogram> for Buckets {
             Self::Sync => Histogram::new(exponential_buckets(0.001, 2.0, 15)),
             Self::Programming => Histogram::new(exponential_buckets(0.000_25, 2.0, 18)),
             Self::NetworkProgramming => {
-                // Upstream has the first bucket, too. Only clocks that disagree can fill it.
+                // Upstream also has the first bucket. Only values from clocks that disagree fall
+                // into it.
                 let buckets = std::iter::once(0.0)
                     .chain(linear_buckets(0.25, 0.25, 2))
                     .chain(linear_buckets(1.0, 1.0, 59))

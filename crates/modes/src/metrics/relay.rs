@@ -1,5 +1,5 @@
-//! Connections and flows that a relay of this process evicted to make room for others. Absent while
-//! there is no relay.
+//! Counts connections and flows that a relay of this process evicted for new ones. Absent without a
+//! relay.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use relay::Evictions;
 use super::rows::Rows;
 use super::{Extent, OfMode};
 
-/// Name without `_total`.
+/// Name of the metric without `_total`.
 const NAME: &str = "kubeproxy_relay_evictions";
 const HELP: &str = "[ALPHA] Connections (TCP) and flows (UDP) that kube-proxy's relay ended to make room for those of other \
                     clients or Services";
 
-/// Reads the counts at each scrape.
+/// Collector that reads the counts at each scrape.
 #[derive(Debug)]
 pub struct RelayEvictions(fn() -> Option<Evictions>);
 
@@ -44,7 +44,7 @@ impl Collector for RelayEvictions {
     }
 }
 
-/// Metrics of a mode that has only those of the relay.
+/// Metrics of a mode whose only metrics are those of the relay.
 #[derive(Debug)]
 pub struct RelayMetrics;
 

@@ -1,4 +1,4 @@
-//! Metrics of modes whose rules `iptables-restore` writes.
+//! Metrics of modes that write rules with `iptables-restore`.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use proxy::{IpFamily, Report};
 use super::rows::Rows;
 use super::{Extent, OfFamily, OfMode, of};
 
-/// Counter of rejected restores, the only metric of IPVS mode's rules.
+/// Counter of rejected restores. It is the only metric of IPVS mode's rules.
 #[derive(Debug, Default)]
 pub struct FailedRestores(Family<OfFamily, Counter>);
 

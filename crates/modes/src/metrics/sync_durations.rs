@@ -1,4 +1,4 @@
-//! Durations of syncs, in modes that distinguish full and partial ones.
+//! Durations of syncs, in modes that distinguish full and partial syncs.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::buckets::Buckets;
 use super::rows::Rows;
 use super::{Extent, OfFamily, of};
 
-/// A histogram for each extent.
+/// Histograms of sync durations, by extent of the sync.
 #[derive(Debug)]
 pub struct SyncDurations {
     full: Family<OfFamily, Histogram, Buckets>,

@@ -1,5 +1,5 @@
-//! Connections in nftables mode, whose rules have no counters, as upstream's. The numbers are the
-//! flows that the kernel tracks, for selected addresses only.
+//! Counts connections in nftables mode, whose rules have no counters, as upstream's. The counts are
+//! the flows that the kernel tracks, for selected addresses only.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -11,15 +11,16 @@ use proxy_nftables::LocalhostPorts;
 
 use service_counters::{At, Count, ReadCounters, Relayed, Told, Which};
 
-/// Number of walks through the conntrack table, in case the kernel restarts a walk.
+/// Largest number of walks through the conntrack table. The kernel may restart a walk, which then
+/// counts flows twice.
 const ATTEMPTS: usize = 3;
 
-/// Counts flows in connection tracking.
+/// Reader that counts flows in connection tracking.
 pub(super) struct TrackedFlows(pub(super) Option<LocalhostPorts>);
 
 impl ReadCounters for TrackedFlows {
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
-        // A node may track millions of flows, so they are not counted for all addresses at once.
+        // A node may track millions of flows, so they are not counted for all addresses together.
         let Which::Of(addresses) = which else {
             return Ok(());
         };
@@ -66,7 +67,7 @@ fn tell(family: IpFamily, of: &HashSet<At>, take: &mut dyn FnMut(Told<'_>)) -> R
     Ok(())
 }
 
-/// Number of flows, by the address they were sent to and the endpoint that answers.
+/// Number of flows, by the client's destination address and the endpoint.
 type Flows = HashMap<(At, SocketAddr), u64>;
 
 /// Counts flows in one walk through the conntrack table.
@@ -74,11 +75,11 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
     let mut conntrack = Conntrack::open().context("cannot count tracked flows")?;
     let mut protocols = of.iter().map(|at| at.protocol);
     let first = protocols.next();
-    // If all addresses have one protocol, the kernel filters by it.
+    // If all addresses have the same protocol, the kernel filters by it.
     let only = first.filter(|first| protocols.all(|protocol| protocol == *first));
     for _ in 0..ATTEMPTS {
         let (mut flows, mut looked_at) = (Flows::new(), 0_usize);
-        // Flows are counted as they arrive, so that none is kept.
+        // Flows are counted as they arrive, so that no flow is stored.
         let count = |flow: &Flow| {
             looked_at += 1;
             let at = sent_to(flow);
@@ -90,7 +91,7 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
         let found = conntrack
             .find(family, only, count)
             .context("cannot count tracked flows")?;
-        // After a restarted walk some flows were counted twice.
+        // During a restarted walk, some flows are counted twice.
         if looked_at == found.seen {
             return Ok(flows);
         }

@@ -1,4 +1,5 @@
-//! Packets rejected on localhost, from the table's named counters. Absent if the table has none.
+//! Counts packets rejected on localhost, from the table's named counters. Absent if the table has
+//! no such counters.
 
 use std::fmt;
 
@@ -10,12 +11,12 @@ use prometheus_client::metrics::counter::ConstCounter;
 use proxy::{IpFamily, Protocol};
 use proxy_nftables::{TABLE, localhost_counter};
 
-/// Name without `_total`.
+/// Name of the metric without `_total`.
 const NAME: &str = "kubeproxy_nftables_localhost_nodeport_rejected_packets";
 const HELP: &str = "[ALPHA] Number of packets rejected on localhost NodePorts. UDP and SCTP are always rejected; TCP is \
                     rejected when the localhost NodePort proxy is not running";
 
-/// Reads the counters at each scrape.
+/// Collector that reads the counters at each scrape.
 #[derive(Debug)]
 pub(super) struct Rejected;
 

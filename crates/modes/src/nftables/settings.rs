@@ -1,4 +1,4 @@
-//! Settings of nftables mode alone.
+//! Settings that only nftables mode has.
 
 use std::time::Duration;
 
@@ -14,16 +14,17 @@ use crate::shared::{Shared, mark_bit};
 /// Values of `--nftables-layout`.
 const LAYOUTS: [(&str, Layout); 2] = [("upstream", Layout::Upstream), ("flat", Layout::Flat)];
 
-/// Settings of nftables mode alone.
+/// Settings that only nftables mode has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// True if all traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
-    /// Bit of the packet mark that means "masquerade", 0 to 31.
+    /// Number of the packet mark bit for masquerading, 0 to 31.
     pub masquerade_bit: u8,
-    /// Layout of the table.
+    /// Layout of the nftables table.
     pub layout: Layout,
-    /// Feature gate: if true, NodePorts on localhost are served, else rejected and counted.
+    /// Value of the feature gate. If true, NodePorts on localhost are served. Otherwise they are
+    /// rejected and counted.
     pub localhost_node_ports: bool,
 }
 
@@ -39,7 +40,7 @@ impl Settings {
     }
 
     /// Returns the treatment of NodePorts on localhost in a family. They are served if
-    /// --nodeport-addresses names a loopback network (KEP-6032).
+    /// `--nodeport-addresses` names a loopback network (KEP-6032).
     pub(super) fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
         if !self.localhost_node_ports {
             LocalhostNodePorts::Off
@@ -50,21 +51,21 @@ impl Settings {
         }
     }
 
-    /// Returns the bit as a mask.
+    /// Returns the mark bit for masquerading as a mask.
     pub(super) fn masquerade_mark(&self) -> u32 {
         1 << self.masquerade_bit
     }
 }
 
-/// Copies flags into the fields of this mode, without a configuration file. Upstream has no flag
-/// for the mark's bit; for the rest it uses the flags of iptables mode.
+/// Copies flags into the fields of this mode. Used without a configuration file. Upstream has no
+/// flag for the number of the mark bit. For the other fields, it uses the flags of iptables mode.
 pub(super) fn take_flags(flags: &mut Flags) {
     flags.nftables_masquerade_all = flags.masquerade_all;
     flags.nftables_sync_period = flags.iptables_sync_period;
     flags.nftables_min_sync_period = flags.iptables_min_sync_period;
 }
 
-/// Returns the sync periods, each with the flag or field that gives it.
+/// Returns the sync periods, each with the name of its flag or field.
 pub(super) fn periods(flags: &Flags) -> [(&'static str, Duration); 2] {
     let (sync, min_sync) = if flags.config.is_empty() {
         ("iptables-sync-period", "iptables-min-sync-period")

@@ -1,7 +1,7 @@
-//! Writes kernel settings, and sets them back.
+//! Writes kernel settings, and restores them.
 //!
 //! Writes a setting only if its value differs. So a container that may not write /proc/sys works on
-//! a node that is set up already.
+//! a node whose settings are already correct.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,13 +14,13 @@ use super::error::SysctlError;
 use super::row::{End, OnReadOnly, Row, Wanted};
 use super::setting::Setting;
 
-/// Origins of the settings that may be set back later, by their files.
+/// Origins of the settings that may be restored later, by file.
 pub type Origins = BTreeMap<&'static str, Origin>;
 
 /// The origin of a setting's current value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// The value was there before.
+    /// This process found the value and has not written it.
     Found,
     /// This process wrote the value.
     Written {
@@ -32,11 +32,11 @@ pub enum Origin {
 /// Outcome of writing the settings.
 #[derive(Debug, Default)]
 pub struct Applied {
-    /// Names of the settings that were written.
+    /// Names of the written settings.
     pub written: Vec<String>,
-    /// Settings that got their old value back, a line each.
+    /// Settings whose old value was restored, one line each.
     pub set_back: Vec<String>,
-    /// Settings that are no longer wanted and stay, a line each.
+    /// Settings that are no longer needed and keep their value, one line each.
     pub left: Vec<String>,
     /// Settings that could not be written.
     pub failures: Vec<SysctlError>,
@@ -84,14 +84,14 @@ pub fn differences<'a>(
     })
 }
 
-/// Writes the wanted values below `root`, in the order of `wanted`. Sets back values that are no
-/// longer wanted.
+/// Writes the wanted values below `root`, in the order of `wanted`. Restores values that are no
+/// longer needed.
 pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
     let mut applied = Applied::default();
     for Wanted { row, value } in wanted {
         match value {
             None => applied.set_back(root, row, origins),
-            // If it differs, it is written below.
+            // A differing value is written below.
             Some(_) if row.end == End::Stays => {}
             Some(_) => {
                 origins.entry(row.path).or_insert(Origin::Found);
@@ -116,7 +116,7 @@ pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
                 );
             }
             Err(source) => {
-                // Nothing was changed that could be set back.
+                // The failed write changed no value that could be restored.
                 origins.remove(row.path);
                 applied.failures.push(SysctlError {
                     row,
@@ -131,13 +131,13 @@ pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
 }
 
 impl Applied {
-    /// Sets back a value that is no longer wanted, if this process wrote it and nobody has changed
-    /// it since.
+    /// Restores a value that is no longer needed, if this process wrote the value and no other
+    /// program has changed it since.
     fn set_back(&mut self, root: &Path, row: &Row, origins: &mut Origins) {
         let Some(origin) = origins.remove(row.path) else {
             return;
         };
-        // Another program changed it, and so does not want the old value either.
+        // Another program changed the value, so the old value is not restored.
         let Some(stays) = row.stays(root) else {
             return;
         };

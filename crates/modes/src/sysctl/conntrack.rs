@@ -1,4 +1,4 @@
-//! Kernel settings of connection tracking, which every mode relies on.
+//! Kernel settings of connection tracking, which every mode needs.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use super::settings::Conntrack;
 /// Upstream's upper bound, in entries, for `--conntrack-max-per-core` times the number of CPUs.
 const SCALED_ENTRIES_MAX: u64 = 1_048_576;
 
-/// Inputs for the values.
+/// Inputs for computing the values.
 type Context = (Conntrack, Machine);
 
 static ROWS: &Rows<Context> = &[
-    // Every connection to a Service has a conntrack entry; when the table is full, new connections
-    // are dropped. All network namespaces share one table, and only the initial namespace may
-    // change it. An administrator may have set a larger one (k/k#142035). The kernel does not
-    // record who set it, so a smaller value is never written, even if an earlier kube-proxy set the
-    // larger one.
+    // Every connection to a Service has a conntrack entry. When the table is full, the kernel drops
+    // new connections. All network namespaces share one table, and only the initial namespace may
+    // change its size. An administrator may have set a larger size (k/k#142035). The kernel does
+    // not record who set the size. So a smaller value is never written, even if an earlier
+    // kube-proxy set the larger one.
     (
         Row {
             enough: Enough::AtLeast,
@@ -28,11 +28,11 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| entries(conntrack, machine.cpus),
     ),
-    // At most four entries to a bucket, on average.
+    // A bucket has at most four entries on average.
     (
         Row {
             enough: Enough::AtLeast,
-            // A table with few buckets is slow, but works. Upstream ignores this failure, too.
+            // A table with few buckets is slow but works. Upstream also ignores this failure.
             on_read_only: OnReadOnly::Warns,
             ..Row::flagged(
                 "sys/module/nf_conntrack/parameters/hashsize",
@@ -41,7 +41,7 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| Some(entries(conntrack, machine.cpus)? / 4),
     ),
-    // The kernel's default of five days keeps entries of connections whose peers are long gone.
+    // The kernel's default of five days keeps entries long after both peers have disappeared.
     (
         Row::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established",
@@ -67,7 +67,7 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| conntrack.tcp_be_liberal.then_some(1),
     ),
-    // A client that never stops asking stays with its first endpoint as long as its entry lives.
+    // A client that never stops sending stays with its first endpoint until its entry expires.
     (
         Row::flagged(
             "proc/sys/net/netfilter/nf_conntrack_udp_timeout",
@@ -89,7 +89,7 @@ pub fn settings(asked: Conntrack, machine: Machine) -> Vec<Wanted> {
     wanted(ROWS, Some(&(asked, machine)))
 }
 
-/// Returns the wanted size of the conntrack table, in entries.
+/// Returns the wanted size of the conntrack table, in entries. `None` keeps the kernel's size.
 fn entries(asked: &Conntrack, cpus: u64) -> Option<u64> {
     let per_core = u64::from(asked.max_per_core);
     (per_core > 0).then(|| {

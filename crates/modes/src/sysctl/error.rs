@@ -5,7 +5,7 @@ use std::io;
 
 use super::row::Row;
 
-/// Failures to write kernel settings. All other settings were written.
+/// Failures to write kernel settings. All settings that are not listed were written.
 #[derive(Debug, thiserror::Error)]
 pub struct SysctlErrors(pub Vec<SysctlError>);
 
@@ -14,13 +14,13 @@ pub struct SysctlErrors(pub Vec<SysctlError>);
 pub struct SysctlError {
     /// Row of the setting.
     pub row: &'static Row,
-    /// Wanted value.
+    /// Value that the setting should have.
     pub(super) value: u64,
     pub(super) found: String,
     pub(super) source: io::Error,
 }
 
-/// Groups settings with the same cause.
+/// Groups settings that failed for the same reason.
 impl fmt::Display for SysctlErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut reasons: Vec<(String, Vec<&SysctlError>)> = Vec::new();
@@ -45,7 +45,7 @@ impl fmt::Display for SysctlErrors {
     }
 }
 
-/// Names the wanted value and the flag that leaves the setting alone.
+/// Formats the failure with the wanted value and the flag that keeps the setting unchanged.
 impl fmt::Display for SysctlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

@@ -6,56 +6,57 @@ use std::path::Path;
 /// A kernel setting.
 #[derive(Debug)]
 pub struct Row {
-    /// Path of the file, from the root folder.
+    /// Path of the setting's file, relative to the root directory.
     pub path: &'static str,
-    /// Values that are enough.
+    /// Values that suffice for the setting.
     pub enough: Enough,
-    /// Severity if the file system is read-only.
+    /// Severity of a failed write if the file system is read-only.
     pub on_read_only: OnReadOnly,
-    /// Flag that leaves the setting alone, if there is one.
+    /// Flag whose zero value keeps the setting unchanged, if one exists.
     pub off: Option<&'static str>,
-    /// Work that needs the setting.
+    /// Work that fails or suffers without the setting.
     pub need: Need,
     /// Treatment of the setting once it is no longer wanted.
     pub end: End,
 }
 
-/// Values of a setting that are enough.
+/// Values of a setting that suffice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enough {
-    /// Only the wanted value.
+    /// Only the wanted value suffices.
     Exactly,
-    /// The wanted value or a larger one.
+    /// The wanted value or a larger one suffices.
     AtLeast,
 }
 
-/// Severity of a read-only file system, as container engines sometimes mount /sys.
+/// Severity of a failed write on a read-only file system. Container engines sometimes mount /sys
+/// read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnReadOnly {
-    /// The setting could not be written.
+    /// Failure: the setting could not be written.
     Fails,
-    /// A warning, and no failure.
+    /// Warning only.
     Warns,
 }
 
-/// Work that needs a setting, the most important first.
+/// Work that needs a setting. The most important work comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
     /// Serving correctly and without harm to other hosts. Without the setting the start fails, and
-    /// the entries of another mode go on serving. If this mode has served here before, the start
-    /// goes on, because that makes nothing worse.
+    /// the entries of another mode continue to serve. If this mode has served here before, the
+    /// start continues, because it does not worsen the state.
     Mode,
-    /// A feature, which is turned off without the setting.
+    /// A feature, which is disabled without the setting.
     Part {
-        /// Consequence for the operator.
+        /// Consequence of the missing setting, for the operator.
         then: &'static str,
     },
-    /// Better behavior; everything works without the setting.
+    /// Better behavior. All features work without the setting.
     Comfort,
 }
 
 impl Need {
-    /// Describes the consequence when settings with this need cannot be written.
+    /// Describes the consequence of unwritable settings with this need.
     pub fn then(self) -> &'static str {
         match self {
             Self::Mode => "this mode has served here before, and goes on as it did",
@@ -68,33 +69,33 @@ impl Need {
 /// Treatment of a setting once it is no longer wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// It stays, because open connections may rely on it.
+    /// Keep the setting, because open connections may rely on it.
     Stays,
-    /// It is set back.
+    /// Restore the old value.
     IsSetBack {
-        /// Text about the value while it is wanted.
+        /// Text about the wanted value, for the operator.
         wanted: &'static str,
-        /// Flag or field that wants it.
+        /// Flag or field that requires the setting.
         by: &'static str,
-        /// Default value of the kernel.
+        /// The kernel's default value.
         default: u64,
     },
 }
 
-/// A setting with its wanted value.
+/// A setting with the value that a mode needs.
 #[derive(Debug)]
 pub struct Wanted {
     /// Row of the setting.
     pub row: &'static Row,
-    /// Wanted value; `None` leaves the setting alone.
+    /// Wanted value, or `None` to keep the setting unchanged.
     pub value: Option<u64>,
 }
 
-/// Rows with functions that compute the wanted values from `C`.
+/// Rows, each with a function that computes the wanted value from `C`.
 pub type Rows<C> = [(Row, fn(&C) -> Option<u64>)];
 
-/// Returns the settings of a table with the values wanted in `context`. Without a context, they
-/// have none.
+/// Returns the settings of a table with the values wanted in `context`. Without a context, the
+/// settings have no values.
 pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<Wanted> {
     let wanted = rows.iter().map(|(row, value)| Wanted {
         row,
@@ -104,7 +105,7 @@ pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<Wanted> {
 }
 
 impl Row {
-    /// Returns a setting that improves behavior.
+    /// Returns a setting that improves behavior but is not required.
     pub const fn comfort(path: &'static str) -> Self {
         Self {
             path,
@@ -124,7 +125,7 @@ impl Row {
         }
     }
 
-    /// Returns a setting that a flag sets, or leaves alone.
+    /// Returns a setting that a flag sets or keeps unchanged.
     pub const fn flagged(path: &'static str, off: &'static str) -> Self {
         Self {
             off: Some(off),
@@ -132,7 +133,7 @@ impl Row {
         }
     }
 
-    /// Returns the name in sysctl(8), or the file.
+    /// Returns the name of the setting in sysctl(8), or its file.
     pub fn name(&self) -> String {
         match self.path.strip_prefix("proc/sys/") {
             Some(key) => key.replace('/', "."),
@@ -147,7 +148,7 @@ impl Row {
     }
 
     /// Describes how to undo the setting if it has the value that a kube-proxy sets. Returns `None`
-    /// if it has another value, or always stays.
+    /// if it has another value or is never restored.
     pub fn stays(&self, root: &Path) -> Option<String> {
         let End::IsSetBack {
             wanted,

@@ -1,4 +1,4 @@
-//! A kernel setting in reports.
+//! A kernel setting, as reports show it.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use std::fmt;
 pub struct Setting {
     /// Name of the setting.
     pub name: String,
-    /// Value in the kernel.
+    /// Current value in the kernel.
     pub found: String,
-    /// Value that the mode wants.
+    /// Value that the mode needs.
     pub wanted: String,
 }
 

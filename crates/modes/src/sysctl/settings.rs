@@ -1,32 +1,32 @@
-//! Kernel settings that flags ask for by name.
+//! Kernel settings that flags request by name.
 
 use std::time::Duration;
 
 use flags::Flags;
 use flags::unusable::UnusableFlag;
 
-/// Kernel settings that flags ask for.
+/// Kernel settings that flags request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Settings {
     /// Settings of connection tracking.
     pub conntrack: Conntrack,
-    /// True if `arp_ignore` and `arp_announce` should be set, in a mode that needs them.
+    /// True to set `arp_ignore` and `arp_announce`, in a mode that needs them.
     pub strict_arp: bool,
 }
 
-/// Settings of connection tracking. Zero leaves the kernel's value. Times are at least one second,
+/// Settings of connection tracking. Zero keeps the kernel's value. A time is at least one second,
 /// the kernel's unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Conntrack {
-    /// Entries for each CPU.
+    /// Largest number of entries for each CPU.
     pub max_per_core: u32,
-    /// Least number of entries, if `max_per_core` is not zero.
+    /// Smallest limit of entries, if `max_per_core` is not zero.
     pub min: u32,
     /// Timeout of idle established TCP connections.
     pub tcp_established: Duration,
     /// Timeout of TCP connections in `CLOSE_WAIT`.
     pub tcp_close_wait: Duration,
-    /// True if TCP segments outside the window are valid.
+    /// True to accept TCP segments outside the window as valid.
     pub tcp_be_liberal: bool,
     /// Timeout of UDP flows without a reply.
     pub udp: Duration,

@@ -1,5 +1,5 @@
-//! Counters of this process's relay, by Service port. The relay does not know which address a
-//! client used.
+//! Reads the counters of this process's relay, by Service port. The relay does not know the address
+//! that a client used.
 
 use anyhow::Result;
 use proxy::{IpFamily, Protocol};
@@ -8,7 +8,7 @@ use relay::TrafficCounts;
 
 use service_counters::{Count, Listener, ReadCounters, Relayed, Told, Which};
 
-/// Reads the relay's counters.
+/// Reader of the relay's counters.
 pub(super) struct RelayCounters(pub(super) Traffic);
 
 impl ReadCounters for RelayCounters {

@@ -1,4 +1,4 @@
-//! Settings of userspace mode alone.
+//! Settings that only userspace mode has.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use flags::unusable::UnusableFlag;
 
 use crate::shared::Shared;
 
-/// Settings of userspace mode alone.
+/// Settings that only userspace mode has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// True if NodePorts should be served on 127.0.0.1.
+    /// True to serve NodePorts on 127.0.0.1.
     pub localhost_node_ports: bool,
     /// Lifetime of a UDP flow without a datagram in either direction.
     pub udp_timeout: Duration,
@@ -32,8 +32,8 @@ impl Settings {
         })
     }
 
-    /// Reports whether NodePorts are served on 127.0.0.1: the flag asks for it and
-    /// --nodeport-addresses includes the address.
+    /// Reports whether NodePorts are served on 127.0.0.1: the flag enables it and
+    /// `--nodeport-addresses` includes the address.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
         self.localhost_node_ports && shared.node_port_addresses.has_localhost()
     }
