@@ -1,4 +1,4 @@
-//! Compiles `xstate.c`, which the runner carries inside itself.
+//! Compiles `xstate.c`, which the runner binary embeds.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,7 @@ fn main() {
     println!("cargo::rerun-if-env-changed=CC");
     let out =
         PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("xstate.so");
-    // Elsewhere there is no User Mode Linux either.
+    // User Mode Linux exists only on x86-64.
     if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
         std::fs::write(&out, []).expect("OUT_DIR is writable");
         return;

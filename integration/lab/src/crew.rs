@@ -1,22 +1,22 @@
-//! Threads that work beside a story until the story ends.
+//! Background threads of a test.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Threads at work, each with a result of type `T`. They stop when this is dropped, also by a panic.
+/// Running threads with results of type `T`. They stop on drop, even during a panic.
 #[derive(Debug)]
 pub struct Crew<T = ()> {
     over: Over,
     threads: Vec<JoinHandle<T>>,
 }
 
-/// Signal to threads to end. Clones share the signal.
+/// Stop signal for threads. Clones share the signal.
 #[derive(Debug, Clone, Default)]
 pub struct Over(Arc<AtomicBool>);
 
 impl Over {
-    /// Returns true once the threads have to end.
+    /// Returns true once the threads must stop.
     pub fn is_over(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
@@ -36,13 +36,13 @@ impl<T> Default for Crew<T> {
 }
 
 impl<T: Send + 'static> Crew<T> {
-    /// Starts a thread, whose `work` must return soon after `Over`.
+    /// Starts a thread. `work` must return soon after the stop signal.
     pub fn begin(&mut self, work: impl FnOnce(&Over) -> T + Send + 'static) {
         let over = self.over.clone();
         self.threads.push(thread::spawn(move || work(&over)));
     }
 
-    /// Ends all threads, and returns their results, or the first panic.
+    /// Stops all threads. Returns their results, or the first panic.
     pub fn stop(&mut self) -> thread::Result<Vec<T>> {
         self.over.end();
         self.threads.drain(..).map(JoinHandle::join).collect()

@@ -1,11 +1,10 @@
-//! Reports what the lab finds here: the kernel that it would use, and the tools that worlds and
-//! tests call.
+//! Reports the lab's prerequisites: the chosen kernel, and the tools for worlds and tests.
 
 use crate::job::sane_path;
 use crate::lane::Kernel;
 use crate::runner::Options;
 
-/// A program that runs in the lab, and the Debian package that brings it.
+/// Required programs, and the Debian packages that contain them.
 const TOOLS: [(&str, &str); 9] = [
     ("ip", "iproute2"),
     ("modprobe", "kmod"),
@@ -23,14 +22,14 @@ const TOOLS: [(&str, &str); 9] = [
 pub struct Finding {
     /// Name of the tool or kernel.
     pub what: String,
-    /// Version or path, or the reason why nothing was found.
+    /// Version or path, or the reason for its absence.
     pub found: Result<String, String>,
-    /// The Debian package to install when it is missing and a package brings it.
+    /// The Debian package of a missing tool, if any.
     pub package: Option<&'static str>,
 }
 
-/// Looks for the kernel that `options` choose and for every tool; nothing is changed (but `ip_vs`
-/// may get loaded, as a run would load it).
+/// Searches the kernel that `options` choose, and every tool. Changes nothing, except that it may
+/// load `ip_vs` like a run.
 pub fn doctor(options: &Options) -> Vec<Finding> {
     let kernel = Kernel::choose(options.lane, options.kernel.as_deref());
     let package = matches!(kernel, Err(crate::Missing::Uml(_))).then_some("user-mode-linux");

@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 client for servers that answer with their name.
+//! A small HTTP/1.1 client for the lab's servers, which return their name.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -8,11 +8,11 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
-/// Limit for connecting, and for each read and write.
+/// Timeout for connecting, and for each read and write.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Connects from a source port (0: any), in the calling thread's network namespace. With `reset`,
-/// the connection is reset when it is dropped.
+/// dropping the connection resets it.
 ///
 /// # Errors
 /// Nobody accepts the connection within five seconds.
@@ -41,10 +41,9 @@ pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> 
     loop {
         match rustix::net::connect(&socket, &to) {
             Ok(()) => return Ok(socket.into()),
-            // What a limit on sending means to connect(2).
+            // Error of connect(2) after the send timeout.
             Err(Errno::INPROGRESS) => return Err(io::ErrorKind::TimedOut.into()),
-            // A process that is being started holds a copy of the connection before until it
-            // executes its program.
+            // A child process between fork and exec still holds a copy of the previous connection.
             Err(Errno::ADDRNOTAVAIL) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -53,8 +52,8 @@ pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> 
     }
 }
 
-/// Sends one request, and returns the body of the answer, and true if the server has closed the
-/// connection. With `is_last`, asks the server to close.
+/// Sends one request. Returns the response body, and true if the server closed the connection. With
+/// `is_last`, requests the server to close.
 ///
 /// # Errors
 /// The connection ends or times out before the whole answer, or the status is not 200.
@@ -63,14 +62,14 @@ pub fn get(socket: &mut TcpStream, path: &str, is_last: bool) -> io::Result<(Str
     let request = format!("GET {path} HTTP/1.1\r\nHost: web\r\n{connection}\r\n");
     socket.write_all(request.as_bytes())?;
     let (answer, is_last) = read_answer(socket)?;
-    // The server closes first: whoever closes first keeps its port for a minute.
+    // Lets the server close first, because the side that closes first keeps its port for a minute.
     if is_last && socket.read(&mut [0])? > 0 {
         return Err(io::Error::other("more than the answer came"));
     }
     Ok((answer, is_last))
 }
 
-/// Reads one answer: its body, and true if the server will close the connection.
+/// Reads one response. Returns its body, and true if the server will close the connection.
 fn read_answer(socket: &mut TcpStream) -> io::Result<(String, bool)> {
     let closed = || io::Error::new(io::ErrorKind::UnexpectedEof, "closed without an answer");
     let mut input = Vec::new();

@@ -35,12 +35,11 @@ use rustix::system::{RebootCommand, finit_module, reboot, sethostname, uname};
 use crate::job::Job;
 use crate::signals::kill_all_others;
 
-/// Call first in `main` of every program that the runner may start as the guest's init (the program
-/// that called [`crate::run`]). Does nothing unless this is PID 1 and was started as `PROGRAM init
-/// WORKDIR`.
+/// Becomes the VM's init if this process is PID 1 and was started as `PROGRAM init WORKDIR`.
+/// Otherwise does nothing. Call first in `main` of every program that calls [`crate::run`].
 pub fn maybe_init() {
     let mut args = std::env::args_os().skip(1);
-    // Behind them, User Mode Linux puts more of the kernel's command line (console=tty0).
+    // User Mode Linux appends more of the kernel's command line (console=tty0).
     let (verb, dir) = (args.next(), args.next());
     if std::process::id() != 1 || verb.is_none_or(|verb| verb != "init") {
         return;
@@ -53,8 +52,8 @@ pub fn maybe_init() {
     }
 }
 
-/// Lets what runs here have as many files open as a container may, which a kernel's first process
-/// may not: its limit is 4,096.
+/// Raises the open file limit to that of a container. The limit of a kernel's first process is only
+/// 4,096.
 fn allow_files() {
     const FILES: u64 = 1 << 20;
     let Rlimit { current, .. } = getrlimit(Resource::Nofile);
@@ -79,11 +78,12 @@ fn init(dir: &Path) -> ! {
         };
         let mut report = report.context("cannot set up the lab")??;
         let status = execute(&job, &report);
-        // Only a whole line counts, and only now: everything written before it is there.
+        // The runner accepts only a complete line. All earlier output is already written.
         writeln!(report.status, "{status}").context("cannot write the status")
     });
     if let Err(error) = done {
-        // The console if there is one; the runner shows its end when no status came.
+        // Writes to the console, if there is one. The runner shows the console's end if no status
+        // arrived.
         eprintln!("lab: init: {error:#}");
     }
     if host {
@@ -91,13 +91,13 @@ fn init(dir: &Path) -> ! {
     }
     rustix::fs::sync();
     let _ = reboot(RebootCommand::PowerOff);
-    // PID 1 must not end: the kernel would panic.
+    // PID 1 must not exit, because the kernel would panic.
     loop {
         std::thread::park();
     }
 }
 
-/// Report from the guest to the runner.
+/// Channel from the VM to the runner.
 struct Report {
     stdout: File,
     stderr: File,
@@ -120,7 +120,7 @@ impl Report {
     }
 }
 
-/// Host lane: `unshare` made the namespaces, with private mount propagation.
+/// In the host lane, `unshare` created the namespaces with private mount propagation.
 fn enter_namespaces() -> Result<()> {
     attach("proc", Path::new("/proc"), "proc", "")?;
     attach("sysfs", Path::new("/sys"), "sysfs", "")?;
@@ -146,7 +146,7 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
     );
     attach("overlay", &new, "overlay", layers)?;
     if let Err(error) = File::open(below(&new, &dir.join("argv"))) {
-        // Linux 5.10 lists what is in an overlay over hostfs, and opens nothing of it.
+        // Linux 5.10 lists files of an overlay over hostfs, but cannot open them.
         eprintln!("lab: no overlay over hostfs ({error}): the root is put together instead");
         unmount(&new, UnmountFlags::DETACH).context("cannot detach the overlay")?;
         put_together(&new)?;
@@ -176,7 +176,7 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
             inner("dev").join(name),
         );
     }
-    // Tests do not need it; programs that look for it find it.
+    // Tests do not need cgroups, but some programs look for them.
     let _ = attach("cgroup2", &inner("sys/fs/cgroup"), "cgroup2", "");
     if let Some(modules) = &job.modules {
         let release = inner("lib/modules").join(OsStr::from_bytes(uname().release().to_bytes()));
@@ -192,8 +192,7 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
         attach("hostfs", &here, "hostfs", folder)?;
     }
 
-    // Stacks the old root under the new one and takes it away: nothing but the open report is left
-    // of it.
+    // Stacks the old root under the new one and detaches it. Only the open report remains.
     chdir(&new).context("chdir")?;
     pivot_root(".", ".").context("pivot_root")?;
     unmount(".", UnmountFlags::DETACH).context("cannot detach the old root")?;
@@ -207,8 +206,8 @@ fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// A root without an overlay: the host's folders as they are, read-only, beside a copy of `/etc`, and a
-/// `/tmp` and `/var` with nothing of the host's.
+/// Builds a root without an overlay: the host's folders read-only, a copy of `/etc`, and empty
+/// `/tmp` and `/var`.
 fn put_together(new: &Path) -> Result<()> {
     const OWN: [&str; 5] = ["proc", "sys", "dev", "run", "tmp"];
     attach("tmpfs", new, "tmpfs", "mode=755")?;
@@ -229,8 +228,8 @@ fn put_together(new: &Path) -> Result<()> {
     symlink("/run", new.join("var/run")).context("/var/run")
 }
 
-/// Copies a file, a folder with all that is in it, or a link as such. What is none of these, or may not be
-/// read, is left out.
+/// Copies a file, a symbolic link, or a folder with its content. Skips unreadable and special
+/// files.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let about = || format!("cannot copy {}", from.display());
     let kind = from.symlink_metadata().with_context(about)?.file_type();
@@ -254,7 +253,8 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Overlayfs is a module in Debian's package; `modprobe` would look for it where it cannot be yet.
+/// Loads overlayfs, which is a module in Debian's package. `modprobe` would look for it in the
+/// wrong folder at this point.
 fn load_overlay(modules: Option<&Path>) -> Result<()> {
     let Some(file) = modules
         .map(|dir| dir.join("kernel/fs/overlayfs/overlay.ko"))
@@ -301,8 +301,7 @@ fn loopback_up() -> Result<()> {
     }
 }
 
-/// Runs the command to its end, takes everything that it left running with it, and returns its
-/// status as a shell would.
+/// Runs the command to its end, kills its remaining processes, and returns its status like a shell.
 fn execute(job: &Job, report: &Report) -> i32 {
     let complain = |text: String, status| {
         let _ = writeln!(&report.stderr, "lab: {text}");
@@ -340,8 +339,8 @@ fn execute(job: &Job, report: &Report) -> i32 {
             );
         }
     };
-    // Pipes, not the files themselves: a program that opens /dev/stdout again would cut a file off.
-    // The price: when the kernel panics, what was written in the last moment is lost.
+    // Uses pipes instead of the files, because a program that reopens /dev/stdout would truncate a
+    // file. As a drawback, a kernel panic loses the last output.
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let pid = Pid::from_child(&child);
     std::thread::scope(|scope| {
@@ -349,13 +348,13 @@ fn execute(job: &Job, report: &Report) -> i32 {
         scope.spawn(|| stderr.map(|from| pump(from, &report.stderr)));
         let status = reap_until(pid);
         kill_all_others();
-        // Until nobody is left, so that the pipes end.
+        // Waits until no process is left, so that the pipes end.
         while matches!(wait(WaitOptions::empty()), Ok(_) | Err(Errno::INTR)) {}
         status
     })
 }
 
-/// Waits for every child, as PID 1 has to, until it is `pid` that ended.
+/// Reaps children, as PID 1 must, until `pid` ends.
 fn reap_until(pid: Pid) -> i32 {
     loop {
         match wait(WaitOptions::empty()) {
@@ -375,7 +374,7 @@ fn pump(mut from: impl Read, mut to: &File) {
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return,
-            // The host's disk being full must not stop the command.
+            // A full disk of the host must not stop the command.
             Ok(length) => drop(to.write_all(buffer.get(..length).unwrap_or_default())),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return,

@@ -1,12 +1,12 @@
-//! Jobs as files in the work dir: lists of NUL-terminated byte strings, so that every argument,
-//! variable and path arrives exactly as it was given. No shell, no quoting.
+//! Jobs as files in the work dir. Files are lists of NUL-terminated byte strings, so that
+//! arguments, variables and paths arrive unchanged, without a shell and without quoting.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
-/// Default `PATH`; system tools live in `sbin`.
+/// Default `PATH`. System tools are in `sbin`.
 const PATHS: [&str; 6] = [
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -21,11 +21,11 @@ pub(crate) struct Job {
     pub(crate) argv: Vec<OsString>,
     pub(crate) env: Vec<(OsString, OsString)>,
     pub(crate) cwd: PathBuf,
-    /// [`crate::Lane`] by name.
+    /// Name of the [`crate::Lane`].
     pub(crate) lane: String,
-    /// Host folder with the guest kernel's modules.
+    /// Host folder with the VM kernel's modules.
     pub(crate) modules: Option<PathBuf>,
-    /// Host folders that the guest may write to.
+    /// Host folders that the VM may write to.
     pub(crate) keep: Vec<PathBuf>,
 }
 
@@ -85,8 +85,7 @@ fn join(name: &OsStr, value: &OsStr) -> OsString {
     [name, "=".as_ref(), value].into_iter().collect()
 }
 
-/// Splits a variable as the C library does: the value follows the first `=` that is not the first
-/// byte.
+/// Splits a variable like the C library: at the first `=` that is not the first byte.
 fn split(pair: &OsStr) -> (OsString, OsString) {
     let bytes = pair.as_bytes();
     let at = bytes
@@ -101,7 +100,7 @@ fn split(pair: &OsStr) -> (OsString, OsString) {
     )
 }
 
-/// `path` with the usual folders that it lacks behind it.
+/// Returns `path`, extended by the missing default folders.
 pub(crate) fn sane_path(path: Option<&OsStr>) -> OsString {
     let given: Vec<PathBuf> = path
         .map(|path| std::env::split_paths(path).collect())

@@ -1,4 +1,4 @@
-//! Lanes, by which IPVS is real on this machine: the host's own kernel, or one of two User Mode
+//! Lanes: the kernels on which IPVS is available. These are the host's kernel, and two User Mode
 //! Linux kernels.
 
 use std::fmt;
@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-/// Debian's packaged User Mode Linux: the kernel and the folder that holds its modules by release.
+/// Debian's packaged User Mode Linux: the kernel, and the folder with its modules per release.
 const PACKAGED: &str = "/usr/bin/linux.uml";
 const PACKAGED_MODULES: &str = "/usr/lib/uml/modules";
 
-/// Which kernel a command runs on.
+/// Kernel for a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
-    /// The host's kernel, in fresh network, mount and PID namespaces. The host's files are *not*
+    /// The host's kernel, with fresh network, mount and PID namespaces. The host's files are *not*
     /// protected.
     Host,
-    /// Debian's packaged User Mode Linux: modules, iptables-legacy only. With `--kernel`, that of
-    /// another suite, its modules in the folder `modules` beside it.
+    /// Debian's packaged User Mode Linux with modules. It has only iptables-legacy. `--kernel`
+    /// selects another suite's kernel, whose modules are in the folder `modules` next to it.
     A,
-    /// User Mode Linux of one's own (`--kernel`), everything built in: iptables-nft too, boots in
-    /// half a second.
+    /// A custom User Mode Linux kernel (`--kernel`) without modules. It supports iptables-nft and
+    /// boots in half a second.
     B,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Lane {
 impl FromStr for Lane {
     type Err = String;
 
-    /// `host`, `A`, `B`, or `uml`, which is another word for `A`.
+    /// Parses `host`, `A`, `B`, or `uml` (an alias for `A`).
     fn from_str(name: &str) -> Result<Self, String> {
         match name {
             "host" => Ok(Self::Host),
@@ -48,7 +48,7 @@ impl FromStr for Lane {
     }
 }
 
-/// Part of the chosen lane that is missing, with the next step.
+/// Missing part of the chosen lane, with the next step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// Neither a packaged User Mode Linux nor IPVS in the host's kernel.
@@ -56,7 +56,7 @@ pub enum Missing {
         "no IPVS here: the host's kernel does not offer it, and {0} is missing; apt-get install -y user-mode-linux"
     )]
     Uml(PathBuf),
-    /// The kernel that was asked for is not an executable file.
+    /// The given kernel is not an executable file.
     #[error(
         "{0} is not an executable kernel; build it, or leave --kernel away for Debian's package"
     )]
@@ -66,14 +66,14 @@ pub enum Missing {
         "lane B needs its kernel: --kernel PATH, or LAB_KERNEL in the environment (`integration/kernel/build` prints the path)"
     )]
     NoKernel,
-    /// The host lane was asked for and cannot be.
+    /// The host lane was requested but is not possible.
     #[error(
         "the host's kernel cannot be used: run as root with CAP_SYS_ADMIN (network, mount and PID namespaces)"
     )]
     Host,
 }
 
-/// A lane that can be used here.
+/// A usable lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kernel {
     Host,
@@ -85,8 +85,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// Returns the lane that was asked for, or the best that exists: the host's kernel, then
-    /// Debian's package.
+    /// Returns the requested lane. By default, prefers the host's kernel to Debian's package.
     pub(crate) fn choose(lane: Option<Lane>, kernel: Option<&Path>) -> Result<Self, Missing> {
         let lane = match (lane, kernel) {
             (Some(lane), _) => lane,
@@ -140,7 +139,7 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// The package holds one release's modules, in a folder of that release's name.
+/// Returns the modules' folder, which is named after the package's only release.
 fn newest_release(modules: &Path) -> Option<PathBuf> {
     let mut releases: Vec<PathBuf> = std::fs::read_dir(modules)
         .ok()?
@@ -155,14 +154,14 @@ fn executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// Asks the kernel for IPVS; a module that is not loaded is loaded, which only root can.
+/// Checks whether the kernel has IPVS. Loads the module if necessary, which needs root.
 fn host_has_ipvs() -> bool {
     let there = || Path::new("/proc/net/ip_vs").exists();
     rustix::process::geteuid().is_root()
         && (there() || succeeds("modprobe", &["-q", "ip_vs"]) && there())
 }
 
-/// Asks the kernel for a table, in a network namespace that is gone afterwards.
+/// Checks whether the kernel can create a table, in a temporary network namespace.
 pub(crate) fn host_has_nftables() -> bool {
     rustix::process::geteuid().is_root()
         && succeeds("unshare", &["--net", "nft", "add", "table", "inet", "lab"])

@@ -1,4 +1,10 @@
-//! The lab: a real kernel with IPVS, and nodes, pods and outside hosts as network namespaces.
+//! The lab: a real kernel with IPVS, and network namespaces as nodes, pods and external hosts.
+//!
+//! The *runner* ([`run`], the `lab` command) runs a command where IPVS is available. It uses fresh
+//! namespaces of the host's kernel if that has IPVS and we are root. Otherwise it boots a User Mode
+//! Linux VM whose root is an overlay over the host's. The *world* ([`World`]) builds a test network
+//! there: a fabric, nodes, pods on the nodes, external hosts, and servers that report their name
+//! and the client's address.
 //!
 //! Two halves. The *runner* ([`run`], the `lab` command) carries a command to where IPVS is real:
 //! fresh namespaces of the host's kernel if that has IPVS and we are root, otherwise a User Mode
@@ -61,13 +67,14 @@ pub use world::{
     World,
 };
 
-/// Returns true if this process runs in the lab (`LAB=1`, which the lab's init sets).
+/// Returns true if this process runs in the lab. The lab's init sets `LAB=1`.
 pub fn in_lab() -> bool {
     std::env::var_os("LAB").is_some_and(|lab| lab == "1")
 }
 
-/// The backend of iptables that stories use in this lab, as the commands are named: `nft` on lane
-/// B, whose kernel must have it, and on a host that can do NAT with it; else `legacy`.
+/// Returns the iptables backend of tests in this lab, by the suffix of its commands. This is `nft`
+/// on lane B, whose kernel must have it, and on a host whose nft backend supports NAT. Otherwise it
+/// is `legacy`.
 pub fn iptables_backend() -> &'static str {
     static BACKEND: OnceLock<&str> = OnceLock::new();
     BACKEND.get_or_init(|| {
@@ -79,12 +86,12 @@ pub fn iptables_backend() -> &'static str {
     })
 }
 
-/// Call first in a test binary's `main`: returns inside the lab. Outside it, runs this same binary
-/// with the same arguments in the lab, and exits with its status (124 after `limit`, 125 if the
-/// guest died, 127 if there is neither IPVS nor User Mode Linux here). `LAB_LANE`, `LAB_KERNEL` and
-/// `LAB_MEMORY` choose as the runner's flags do.
+/// Runs this test binary in the lab, with the same arguments. Call first in a test binary's `main`.
+/// Inside the lab, returns immediately. Outside, exits with the status of the run: 124 after
+/// `limit`, 125 if the VM died, 127 without IPVS and User Mode Linux. `LAB_LANE`, `LAB_KERNEL` and
+/// `LAB_MEMORY` correspond to the runner's flags.
 ///
-/// `--list` needs no kernel: then it returns outside the lab too.
+/// With `--list`, returns outside the lab too, as listing needs no kernel.
 pub fn enter(limit: Duration) {
     maybe_init();
     if in_lab() || std::env::args_os().any(|argument| argument == "--list") {

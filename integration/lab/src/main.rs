@@ -72,8 +72,7 @@ struct Where {
 impl Where {
     fn options(self) -> Options {
         let given = Options::from_env();
-        // A flag beats the environment as a whole: `--lane A` must not meet a LAB_KERNEL meant for
-        // B.
+        // A flag overrides all variables: `--lane A` must not use a LAB_KERNEL for B.
         match (self.lane, self.kernel) {
             (None, None) => given,
             (Some(Lane::B), None) => Options {

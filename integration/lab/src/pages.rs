@@ -1,9 +1,9 @@
-//! Markdown pages that programs of the lab write into docs.
+//! Markdown pages that lab programs write into docs.
 
-/// Columns of a line of prose, as `integration/documents` wants them.
+/// Maximum line length of prose, as `integration/documents` requires.
 const COLUMNS: usize = 100;
 
-/// Breaks lines of prose at 100 columns. Tables, headings and pictures stay as they are.
+/// Wraps prose at 100 columns. Keeps tables, headings and pictures.
 #[must_use]
 pub fn wrapped(text: &str) -> String {
     let mut page = String::with_capacity(text.len());
@@ -18,7 +18,7 @@ pub fn wrapped(text: &str) -> String {
     page
 }
 
-/// Appends one paragraph or list item; further lines of an item are indented.
+/// Appends one paragraph or list item. Indents further lines of an item.
 fn fill(line: &str, page: &mut String) {
     let indent = if line.starts_with("* ") || line.starts_with("- ") {
         "  "

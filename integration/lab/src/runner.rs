@@ -1,11 +1,12 @@
-//! Carries a command into the lab, and its output and exit status out.
+//! Runs a command in the lab, and returns its output and exit status.
 //!
-//! The two sides share a work dir: the job goes in as files ([`Job`]), the guest's init appends to
-//! `stdout` and `stderr`, which are passed on while it runs, and writes `status` last. Files, not
-//! consoles: a tty would mangle bytes and mix the two streams.
+//! Runner and VM share a work dir. The runner writes the job as files ([`Job`]). The VM's init
+//! appends to `stdout` and `stderr`, which the runner passes on, and writes `status` last. Files
+//! replace consoles, because a tty would change bytes and mix the two streams.
 //!
-//! Nothing is left behind: the guest is one process group that is killed as a whole, and the work
-//! dir goes with [`WorkDir`]; if the runner itself is killed, its [`sentry`] does both.
+//! A run leaves nothing behind. The VM is one process group, which is killed as a whole.
+//! [`WorkDir`] removes the work dir on drop. If the runner itself is killed, its [`sentry`] does
+//! both.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
@@ -30,33 +31,33 @@ use crate::job::{Job, sane_path};
 use crate::lane::{self, Kernel, Lane, Missing};
 use crate::signals::{Signals, unblock_all};
 
-/// See `xstate.c`.
+/// Helper program; see `xstate.c`.
 const XSTATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/xstate.so"));
 
 const TIMED_OUT: i32 = 124;
 const FAILED: i32 = 125;
 const NO_KERNEL: i32 = 127;
 
-/// Pause between two looks at the guest's output.
+/// Interval between two reads of the VM's output.
 const TICK: Duration = Duration::from_millis(10);
-/// Time for a guest that has delivered its status to switch itself off.
+/// Time for a VM to power off after it has written its status.
 const POWER_OFF: Duration = Duration::from_secs(5);
 
 /// Options of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Limit, boot included, after which everything is killed and the status is 124.
+    /// Time limit including boot. After it, the run is killed with status 124.
     pub timeout: Duration,
-    /// Memory of the guest, as the kernel's `mem=` takes it: digits and K, M or G.
+    /// Memory of the VM, in the format of the kernel's `mem=`: digits and K, M or G.
     pub memory: String,
-    /// The one CPU to use; `None`: one that no other run uses, if there is one.
+    /// The CPU to use. `None` chooses a CPU that no other run uses, if possible.
     pub cpu: Option<usize>,
-    /// `None`: the host's kernel if it has IPVS, otherwise lane B if a kernel is given, otherwise
-    /// A.
+    /// `None` chooses the host's kernel if it has IPVS, otherwise lane B if a kernel is given,
+    /// otherwise lane A.
     pub lane: Option<Lane>,
     /// Kernel of lane B.
     pub kernel: Option<PathBuf>,
-    /// Host folders that the guest may write to, seen there at the same paths.
+    /// Host folders that the VM may write to, at the same paths.
     pub keep: Vec<PathBuf>,
 }
 
@@ -74,8 +75,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, changed by `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY`. A lane that does not
-    /// exist is reported on standard error and passed over.
+    /// Returns the defaults, changed by `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY`. Reports an
+    /// unknown lane on standard error and ignores it.
     pub fn from_env() -> Self {
         let lane = std::env::var("LAB_LANE")
             .ok()
@@ -94,8 +95,8 @@ impl Options {
 }
 
 impl Options {
-    /// Chooses the host's kernel for commands that need `nf_tables`, if no lane was chosen, the
-    /// kernel has them and we are root with `nft`.
+    /// Chooses the host's kernel for commands that need `nf_tables`. Requires that no lane was
+    /// chosen, that the kernel has nf_tables, and that we are root and have `nft`.
     #[must_use]
     pub fn with_nftables(self) -> Self {
         let is_open = self.lane.is_none() && self.kernel.is_none();
@@ -110,12 +111,12 @@ impl Options {
     }
 }
 
-/// Runs `argv` in the lab with this process's environment and working directory, passes its output
-/// on, and returns its exit status: its own (128 + n if signal n ended it), 124 after the time
-/// limit, 125 if the guest died (the tail of its console goes to standard error), 127 if there is
-/// no kernel to run it on, 128 + n if signal n (SIGINT, SIGTERM, SIGHUP) ended the run.
+/// Runs `argv` in the lab with this process's environment and working directory. Passes its output
+/// on, and returns its exit status (128 + n after signal n). Other statuses are 124 after the time
+/// limit, 125 if the VM died (the end of its console goes to standard error), 127 without a kernel,
+/// and 128 + n if signal n (SIGINT, SIGTERM, SIGHUP) ended the run.
 ///
-/// Inside the lab it just runs the command.
+/// Inside the lab, it runs the command directly.
 pub fn run(argv: &[OsString], options: &Options) -> i32 {
     try_run(argv, options).unwrap_or_else(|error| {
         eprintln!("lab: {error:#}");
@@ -163,7 +164,7 @@ fn try_run(argv: &[OsString], options: &Options) -> Result<i32> {
             TIMED_OUT
         }
         RunEnd::Signal(signal) => 128 + i32::from(signal),
-        // Nobody reads the output any more: what a shell does then.
+        // The output's reader has closed it. Returns the status that a shell would return.
         RunEnd::OutputClosed => 128 + Signal::PIPE.as_raw(),
         RunEnd::Died => {
             let how = leader
@@ -185,7 +186,7 @@ fn memory_is_sane(memory: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Bytes of `1G` and the like.
+/// Parses a size like `1G` into bytes.
 fn memory_bytes(memory: &str) -> u64 {
     let shift = match memory.as_bytes().last() {
         Some(b'K' | b'k') => 10,
@@ -237,14 +238,14 @@ fn prepare(dir: &Path, argv: &[OsString], options: &Options, kernel: &Kernel) ->
         File::create(dir.join(name)).with_context(step)?;
     }
     std::fs::write(dir.join("xstate.so"), XSTATE).with_context(step)?;
-    // By this name, because the kernel's command line knows no quoting.
+    // Uses a link in the work dir, because the kernel's command line has no quoting.
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
     std::os::unix::fs::symlink(exe, dir.join("init")).with_context(step)
 }
 
-/// The CPU to pin the guest to: a User Mode Linux whose processes wander between CPUs pays three
-/// times as much for every system call. The claim on it, a socket name that vanishes with its
-/// owner, keeps runs that go on at the same time apart.
+/// Chooses a CPU for the VM. In a User Mode Linux whose processes move between CPUs, every system
+/// call takes three times as long. An abstract socket claims the CPU, so that concurrent runs use
+/// different CPUs. The claim ends with its owner.
 fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Option<UnixListener>)> {
     let allowed = sched_getaffinity(None).context("cannot read the CPU affinity")?;
     if let Some(cpu) = wanted {
@@ -276,7 +277,7 @@ enum RunEnd {
     Died,
 }
 
-/// The running guest: one process group, led by the User Mode Linux kernel or by `unshare`.
+/// The running VM: one process group, led by the User Mode Linux kernel or by `unshare`.
 struct Guest {
     leader: Child,
     sentry: Child,
@@ -304,7 +305,7 @@ impl Guest {
                 }
                 let shown = dir.display();
                 command.arg(format!("mem={memory}"));
-                // Read-only: what the guest may write to it mounts on its own.
+                // Read-only. The VM mounts its writable folders itself.
                 command.args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]);
                 command.args([
                     format!("init={shown}/init"),
@@ -318,8 +319,8 @@ impl Guest {
                     "panic=-1",
                     "oops=panic",
                 ]);
-                // Otherwise every new network namespace starts with tunl0 and sit0 beside lo, and a
-                // kernel with dummy built in with dummy0.
+                // Otherwise every new network namespace starts with tunl0 and sit0, and with dummy0
+                // if dummy is built in.
                 command.arg("sysctl.net.core.fb_tunnels_only_for_init_net=2");
                 command.arg("dummy.numdummies=0");
                 command.arg("--").arg("init").arg(dir);
@@ -342,8 +343,8 @@ impl Guest {
             unsafe_code,
             reason = "std has no other way to pin a child and to tie its life to ours"
         )]
-        // SAFETY: between fork and exec only three async-signal-safe system calls are made; nothing
-        // is allocated and no lock is taken.
+        // SAFETY: between fork and exec, the child makes only three async-signal-safe system calls.
+        // It does not allocate and takes no lock.
         unsafe {
             command.pre_exec(move || {
                 unblock_all();
@@ -354,7 +355,7 @@ impl Guest {
                 Ok(())
             });
         }
-        // So that the group's orphans are ours to wait for, and gone when we say so.
+        // Makes this process the parent of the group's orphans, so that it can wait for their end.
         set_child_subreaper(Some(getpid())).context("cannot become a subreaper")?;
         let leader = command
             .spawn()
@@ -367,7 +368,7 @@ impl Guest {
         })
     }
 
-    /// Passes output on until the guest has delivered a status or something else ends the run.
+    /// Passes output on until the VM has written a status or another event ends the run.
     fn watch(&mut self, dir: &Path, mut deadline: Instant, signals: &Signals) -> Result<RunEnd> {
         let pidfd =
             pidfd_open(Pid::from_child(&self.leader), PidfdFlags::empty()).context("pidfd_open")?;
@@ -380,7 +381,7 @@ impl Guest {
         loop {
             let late = Instant::now() >= deadline;
             status = status.or_else(|| read_status(&dir.join("status")));
-            // After the checks, so that what was written before the end is passed on before we end.
+            // Passes output on after the checks, so that output written before the end is not lost.
             if pass_on(&mut stdout, &mut io::stdout())? | pass_on(&mut stderr, &mut io::stderr())? {
                 return Ok(RunEnd::OutputClosed);
             }
@@ -406,16 +407,15 @@ impl Guest {
         }
     }
 
-    /// Kills the whole group and waits until no member is left; how the leader ended, if it was
-    /// seen.
+    /// Kills the whole group and waits until it is empty. Returns the leader's status, if known.
     fn kill(&mut self) -> Option<WaitStatus> {
         if std::mem::replace(&mut self.killed, true) {
             return None;
         }
-        // Nobody has waited for the leader yet, so the group's number cannot be another's.
+        // The leader has not been reaped, so the group's number cannot belong to another group.
         let group = Pid::from_child(&self.leader);
         let _ = kill_process_group(group, Signal::KILL);
-        // Two seconds: a process that the host's kernel holds cannot be waited for.
+        // At most two seconds, because a process that hangs in the host's kernel never ends.
         let deadline = Instant::now() + Duration::from_secs(2);
         let mut leader = None;
         while Instant::now() < deadline {
@@ -438,9 +438,8 @@ impl Drop for Guest {
     }
 }
 
-/// A shell that waits until nobody holds the other end of its input, which happens before it is
-/// killed only if the runner was: then it kills the guest's group and removes the work dir in its
-/// place.
+/// Starts a shell that waits for the end of its input. The input ends before the shell is killed
+/// only if the runner was killed. The shell then kills the VM's group and removes the work dir.
 fn sentry(leader: &Child, dir: &Path) -> io::Result<Child> {
     let script = r#"read -r _; n=0; while kill -s KILL -- "-$1" && [ $n -lt 40 ]; do n=$((n + 1)); sleep 0.05; done; rm -rf "$2""#;
     Command::new("/bin/sh")
@@ -454,7 +453,7 @@ fn sentry(leader: &Child, dir: &Path) -> io::Result<Child> {
         .spawn()
 }
 
-/// Copies what is new in `from`; true if nobody reads `to` any more.
+/// Copies new data of `from`. Returns true if the reader of `to` has closed it.
 fn pass_on(from: &mut File, to: &mut impl Write) -> Result<bool> {
     let mut buffer = vec![0; 1 << 16];
     let mut any = false;
@@ -476,7 +475,7 @@ fn pass_on(from: &mut File, to: &mut impl Write) -> Result<bool> {
     Ok(any && to.flush().is_err())
 }
 
-/// The status once it is whole: digits and a newline.
+/// Returns the status once it is complete: digits and a newline.
 fn read_status(file: &Path) -> Option<i32> {
     std::fs::read_to_string(file)
         .ok()?
@@ -500,9 +499,9 @@ fn tail(file: &Path, lines: usize) -> String {
         .collect()
 }
 
-/// Returns the folder for User Mode Linux's memory file (unlinked): in memory if there is room,
-/// otherwise in the work dir. Containers often have a small `/dev/shm`, and a guest that fills it
-/// dies.
+/// Returns the folder for User Mode Linux's (unlinked) memory file. This is a folder in memory if
+/// it has enough space, otherwise the work dir. Containers often have a small `/dev/shm`, and a VM
+/// that fills it dies.
 fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     let shm = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(shm).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
@@ -515,12 +514,13 @@ fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     }
 }
 
-/// A folder of one run's own, removed with everything in it when dropped.
+/// The folder of one run. It is removed with its content on drop.
 struct WorkDir(PathBuf);
 
 impl WorkDir {
     fn new() -> Result<Self> {
-        // The kernel's command line separates by blanks, and a socket's path has to fit 108 bytes.
+        // The kernel's command line is separated by blanks, and a socket path has at most 108
+        // bytes.
         let fits = |dir: &PathBuf| {
             dir.is_absolute()
                 && dir.as_os_str().len() < 60

@@ -1,11 +1,11 @@
-//! The three signals that end a run early, as a file descriptor to poll: a run that is interrupted
-//! has a guest to kill and a work dir to remove, which no signal handler could do.
+//! The three signals that end a run early, as a file descriptor for poll. An interrupted run must
+//! kill a VM and remove a work dir, which a signal handler cannot do.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
-/// SIGINT, SIGTERM and SIGHUP, blocked in this thread for as long as this lives.
+/// Descriptor for SIGINT, SIGTERM and SIGHUP. The signals are blocked in this thread until drop.
 pub(crate) struct Signals {
     fd: OwnedFd,
     before: libc::sigset_t,
@@ -16,8 +16,9 @@ impl Signals {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
         #[allow(unsafe_code, reason = "neither std nor rustix has signalfd")]
-        // SAFETY: sigemptyset initialises `set`, pthread_sigmask (given valid sets) `before`;
-        // signalfd returns a descriptor that nobody else owns, or -1, which is checked.
+        // SAFETY: sigemptyset initialises `set`, and pthread_sigmask (given valid sets) initialises
+        // `before`. signalfd returns a descriptor that only this code owns, or -1, which is
+        // checked.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -35,7 +36,7 @@ impl Signals {
         }
     }
 
-    /// The signal that arrived, if one did.
+    /// Returns the signal that arrived, if any.
     pub(crate) fn next(&self) -> Option<u8> {
         let mut event = [0u8; size_of::<libc::signalfd_siginfo>()];
         let length = rustix::io::read(&self.fd, &mut event).ok()?;
@@ -69,22 +70,22 @@ impl Drop for Signals {
     }
 }
 
-/// Lets a child receive every signal again: a mask is inherited through fork and exec. For
-/// `pre_exec`.
+/// Unblocks every signal in a child, because masks survive fork and exec. For `pre_exec`.
 pub(crate) fn unblock_all() {
     let mut none = MaybeUninit::<libc::sigset_t>::uninit();
     #[allow(unsafe_code, reason = "std leaves the signal mask of a child as it is")]
-    // SAFETY: both calls are async-signal-safe and get a set that the first one initialises.
+    // SAFETY: both calls are async-signal-safe. The first call initialises the set.
     unsafe {
         libc::sigemptyset(none.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
     }
 }
 
-/// SIGKILL to every process but the caller. Only for PID 1 of its own PID namespace or guest.
+/// Sends SIGKILL to every process except the caller. Only for PID 1 of a separate PID namespace or
+/// VM.
 pub(crate) fn kill_all_others() {
     #[allow(unsafe_code, reason = "rustix cannot name the process id -1")]
-    // SAFETY: kill takes two integers and touches no memory.
+    // SAFETY: kill takes two integers and accesses no memory.
     unsafe {
         libc::kill(-1, libc::SIGKILL);
     }

@@ -1,4 +1,4 @@
-//! Detects stalls: times in which the machine gave this guest no CPU, so that nobody could answer.
+//! Detects stalls: periods in which this VM got no CPU time, so that no server could reply.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::{Crew, Over};
 
-/// Pause between two looks at the clock.
+/// Interval between two looks at the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// Least delay of a look that counts as a stall.
+/// Minimum delay of a look that counts as a stall.
 const STALL: Duration = Duration::from_millis(150);
 
-/// Sum of all stalls, measured by a thread that only sleeps. Clones share the sum.
+/// Sum of all stalls. A thread that only sleeps measures them. Clones share the sum.
 #[derive(Debug, Clone)]
 pub(crate) struct Meter(Arc<Mutex<State>>);
 
@@ -44,13 +44,13 @@ impl Meter {
         }
     }
 
-    /// Returns the sum of all stalls, the one that is just ending included. Two sums that differ
-    /// have a stall between them.
+    /// Returns the sum of all stalls, including one that is just ending. If two sums differ, a
+    /// stall occurred between them.
     pub(crate) fn so_far(&self) -> Duration {
         self.state().so_far()
     }
 
-    /// Returns the longest delay of a look, also below [`STALL`].
+    /// Returns the longest delay of a look, including delays below [`STALL`].
     pub(crate) fn longest(&self) -> Duration {
         self.state().longest
     }

@@ -1,4 +1,4 @@
-//! Clients that ask until they are stopped, and the account of what they got.
+//! Clients that send requests until stopped, and their results.
 //!
 //! ```text
 //!  client: a place, a pause, what counts ──▶ a thread that asks again and again ──▶ its account
@@ -15,35 +15,36 @@ use std::time::{Duration, Instant};
 use crate::stalls::Meter;
 use crate::{Crew, Failure, Over, Place};
 
-/// Distinct failures that an account shows.
+/// Maximum number of distinct failures that an account shows.
 const SHOWN: usize = 10;
 
 /// A client of a [`Traffic`].
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// Name of the account that the client adds to. Clients may share one.
+    /// Name of the account for the client's results. Clients may share an account.
     pub account: String,
     /// Pause after each request.
     pub rest: Duration,
     /// Requests that count.
     pub counts: Counts,
-    /// Least stall during a request that excuses its timeout. Such a request is counted as unjudged.
+    /// Minimum stall that excuses the timeout of a concurrent request. Such a request counts as
+    /// unjudged.
     pub excuse: Duration,
 }
 
-/// Requests of a client that count.
+/// Requests of a client that its account counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
     /// All requests.
     All,
-    /// The first answer, and all requests after it.
+    /// The first successful request, and all later requests.
     FromFirstAnswer,
-    /// All requests up to the first failure, which ends the client.
+    /// All requests up to the first failure, which stops the client.
     UntilFailure,
 }
 
 impl Client {
-    /// Describes a client whose requests all count and whose timeouts have no excuse.
+    /// Describes a client that counts all requests and excuses no timeout.
     pub fn new(account: impl Into<String>, rest: Duration) -> Self {
         Self {
             account: account.into(),
@@ -57,21 +58,21 @@ impl Client {
 /// Results of one or more clients.
 #[derive(Debug, Clone, Default)]
 pub struct Account {
-    /// Clients that were started.
+    /// Number of started clients.
     pub clients: u64,
-    /// Requests that count, unjudged ones included.
+    /// Number of counted requests, including unjudged ones.
     pub requests: u64,
-    /// Requests that failed.
+    /// Number of failed requests.
     pub failed: u64,
-    /// Requests that timed out while the guest stood still: neither answered nor failed.
+    /// Requests that timed out during a stall. They count neither as answered nor as failed.
     pub unjudged: u64,
-    /// Longest time from a request to its answer.
+    /// Longest time from a request to its reply.
     pub longest: Duration,
-    /// Failures by client and cause, with their number.
+    /// Number of failures by client and cause.
     pub reasons: BTreeMap<String, u64>,
-    /// Answers, by the name of the server.
+    /// Number of replies by server name.
     pub by_server: BTreeMap<String, u64>,
-    /// Time of the last answer.
+    /// Time of the last reply.
     pub last_answer: Option<Instant>,
     /// Time of the last failure.
     pub last_failure: Option<Instant>,
@@ -83,7 +84,7 @@ impl Account {
         self.requests - self.failed - self.unjudged
     }
 
-    /// Returns true if more than 19 of 20 requests could be judged.
+    /// Returns true if more than 19 of 20 requests are judged.
     pub fn is_judged(&self) -> bool {
         self.requests > 20 * self.unjudged
     }
@@ -150,7 +151,7 @@ impl fmt::Display for Account {
 /// Accounts by their name.
 type Accounts = BTreeMap<String, Account>;
 
-/// Clients at work. They stop when this is dropped.
+/// Running clients. They stop on drop.
 #[derive(Debug)]
 pub struct Traffic {
     accounts: Arc<Mutex<Accounts>>,
@@ -175,8 +176,8 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// Starts a client on a thread that is in the network namespace of `place`. `ask` makes one
-    /// request and returns the name of the server that answered.
+    /// Starts a client on a thread in the network namespace of `place`. `ask` sends one request and
+    /// returns the name of the server.
     pub fn start(
         &mut self,
         place: &Place,
@@ -197,12 +198,12 @@ impl Traffic {
         });
     }
 
-    /// Returns the accounts so far.
+    /// Returns the present accounts.
     pub fn accounts(&self) -> BTreeMap<String, Account> {
         lock(&self.accounts).clone()
     }
 
-    /// Returns the longest time so far in which nothing ran in this guest.
+    /// Returns the longest time without CPU for this VM.
     pub fn longest_stall(&self) -> Duration {
         self.meter.longest()
     }
@@ -222,7 +223,7 @@ impl Traffic {
     }
 }
 
-/// Asks once, and then until `over` or until the client ends by itself.
+/// Sends requests until `over` or until the client stops itself. Sends at least one.
 fn work(
     client: &Client,
     mut ask: impl FnMut() -> Result<String, Failure>,
@@ -259,7 +260,7 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    /// Plays results through a client, and returns its account.
+    /// Runs a client with these results, and returns its account.
     fn play(client: &Client, results: &[Result<&str, Failure>]) -> Account {
         let over = Over::default();
         let mut left: VecDeque<_> = results.iter().cloned().collect();

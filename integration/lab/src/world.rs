@@ -1,4 +1,4 @@
-//! A world to test in: one fabric, nodes and outside hosts on it, pods on the nodes.
+//! A test network: one fabric, nodes and external hosts on it, pods on the nodes.
 //!
 //! ```text
 //!            fabric (bridge in its own network namespace)
@@ -40,11 +40,11 @@ pub use server::Server;
 use netns::Netns;
 use server::{Listening, Servers};
 
-/// The limit of [`Place::run`].
+/// Time limit of [`Place::run`].
 const RUN_LIMIT: Duration = Duration::from_mins(1);
 
-/// Settings without duplicate address detection and router advertisements: an IPv6 address works at
-/// once and stays.
+/// Settings that disable duplicate address detection and router advertisements. An IPv6 address
+/// then works immediately and stays.
 const QUIET_IPV6: [(&str, &str); 6] = [
     ("net/ipv6/conf/all/accept_dad", "0"),
     ("net/ipv6/conf/default/accept_dad", "0"),
@@ -62,12 +62,12 @@ const FORWARDING: [(&str, &str); 2] = [
 /// Error of building a world.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process is not in the lab, where it may change the network.
+    /// The process is outside the lab, and must not change the network.
     #[error(
         "a world can be built in the lab only: start with `lab run --`, or call lab::enter() first in main"
     )]
     NotInLab,
-    /// The kernel lacks something.
+    /// The kernel lacks a module.
     #[error("the kernel has no {what}: {next}")]
     Missing {
         /// The module.
@@ -75,12 +75,12 @@ pub enum Error {
         /// Next step for the user.
         next: &'static str,
     },
-    /// An address that cannot be read or that does not fit where it is to go.
+    /// An invalid or unsuitable address.
     #[error("{text}: {why}")]
     Address {
         /// The address.
         text: String,
-        /// Reason why it is wrong.
+        /// Reason for the error.
         why: String,
     },
     /// A program failed, did not start or took too long.
@@ -101,8 +101,8 @@ pub enum Error {
     },
 }
 
-/// Reads addresses, separated by commas or blanks; one without a prefix length stands alone (/32,
-/// /128).
+/// Parses addresses separated by commas or blanks. An address without a prefix length is a single
+/// address (/32, /128).
 fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
     let parts = text
         .split(|letter: char| letter == ',' || letter.is_whitespace())
@@ -120,24 +120,24 @@ fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
         .collect()
 }
 
-/// The fabric and all that is on it. Dropped, it removes every namespace, link, server and process
-/// of its own.
+/// The fabric and all places on it. Dropping it removes its namespaces, links, servers and
+/// processes.
 #[derive(Debug)]
 pub struct World {
-    /// First part of every namespace's name; unique.
+    /// Unique prefix of every namespace's name.
     prefix: String,
-    /// Namespaces that were made, also those of places that could not be finished.
+    /// Created namespaces, including those of incomplete places.
     namespaces: Vec<Netns>,
     fabric: Netns,
     nodes: Vec<Node>,
-    /// Number of cables so far; each port has its number.
+    /// Number of cables so far, which numbers their ports.
     cables: u32,
     servers: Arc<Servers>,
 }
 
 impl World {
-    /// An empty fabric. `name` tells worlds apart for those who look at `ip netns`; it need not be
-    /// unique.
+    /// Creates an empty fabric. `name` identifies the world in the output of `ip netns`; it need
+    /// not be unique.
     pub fn new(name: &str) -> Result<Self, Error> {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         if !crate::in_lab() {
@@ -162,7 +162,7 @@ impl World {
             cables: 0,
             servers: Arc::new(servers),
         };
-        // The fabric is wire: its packets meet no iptables.
+        // The fabric is plain wire: its packets pass no iptables.
         world.fabric.sysctl(&bridged_through_iptables("0"))?;
         world.fabric.ip(&[
             "link add fabric type bridge mcast_snooping 0".into(),
@@ -171,10 +171,9 @@ impl World {
         Ok(world)
     }
 
-    /// A node on the fabric with `addresses`, and with a pod bridge that has `gateways`: each is
-    /// the gateway of its range (`"192.167.1.1/24"`); `""` for a node without pods. It forwards,
-    /// passes bridged packets through iptables, and it and the nodes before it route each other's
-    /// pod ranges.
+    /// Adds a node on the fabric with `addresses`. Its pod bridge has the `gateways` of its pod
+    /// ranges (`"192.167.1.1/24"`), or `""` for a node without pods. The node forwards, and passes
+    /// bridged packets through iptables. Nodes have routes to each other's pod ranges.
     pub fn node(&mut self, name: &str, addresses: &str, gateways: &str) -> Result<Node, Error> {
         let gateways = parse(gateways)?;
         let node = Node {
@@ -183,8 +182,8 @@ impl World {
         };
         node.netns().sysctl(&FORWARDING)?;
         node.netns().sysctl(&bridged_through_iptables("1"))?;
-        // An address of its own: a bridge without one takes that of its lowest port, and changes it
-        // when a pod comes, while the other pods still remember the old one.
+        // Sets the bridge's MAC address. Without one, the bridge takes that of its lowest port, and
+        // changes it when a pod is added, while other pods still have the old one cached.
         let mut lines =
             vec!["link add cni0 address 02:00:00:00:00:01 type bridge mcast_snooping 0".to_owned()];
         lines.extend(
@@ -202,16 +201,16 @@ impl World {
         Ok(node)
     }
 
-    /// An outside host on the fabric: it knows the fabric's range, and else what
-    /// [`route`](Self::route) tells it.
+    /// Adds an external host on the fabric. It has routes to the fabric's range, and those that
+    /// [`route`](Self::route) adds.
     pub fn host(&mut self, name: &str, addresses: &str) -> Result<Place, Error> {
         let addresses = parse(addresses)?;
         let fabric = self.fabric.clone();
         self.connect(name, addresses, &fabric, "fabric", &[])
     }
 
-    /// A pod on `node` with `addresses`, each in the range of one of the node's gateways, which is
-    /// its default route.
+    /// Adds a pod on `node` with `addresses`. Each address is in the range of one of the node's
+    /// gateways, which is the pod's default route.
     pub fn pod(&mut self, node: &Node, name: &str, addresses: &str) -> Result<Place, Error> {
         let (mut own, mut routes) = (Vec::new(), Vec::new());
         for address in parse(addresses)? {
@@ -233,7 +232,8 @@ impl World {
         self.connect(name, own, node.netns(), "cni0", &routes)
     }
 
-    /// Lets `from` send what is for `ranges` by way of `via`: its first address of the family.
+    /// Routes packets from `from` to `ranges` through the first address of `via` in the same
+    /// family.
     pub fn route(&self, from: &Place, ranges: &str, via: &Place) -> Result<(), Error> {
         let lines = parse(ranges)?.into_iter().map(|range| {
             let gateway = via.ip_like(&range).ok_or_else(|| Error::Address {
@@ -245,7 +245,7 @@ impl World {
         from.netns().ip(&lines.collect::<Result<Vec<_>, Error>>()?)
     }
 
-    /// Takes a place away: its servers, its processes, its links. Its handles are of no more use.
+    /// Removes a place with its servers, processes and links. Its handles become useless.
     pub fn remove(&mut self, place: &Place) {
         self.servers.stop_at(place.netns().name());
         netns::remove(std::slice::from_ref(place.netns()));
@@ -253,7 +253,7 @@ impl World {
         self.nodes.retain(|node| node.netns() != place.netns());
     }
 
-    /// Makes a place and a cable from its `eth0` to `bridge` in `switch`.
+    /// Creates a place, and a cable from its `eth0` to `bridge` in `switch`.
     fn connect(
         &mut self,
         name: &str,
@@ -271,7 +271,8 @@ impl World {
                 "link add {port} up master {bridge} type veth peer name eth0 netns {}",
                 netns.name()
             ),
-            // A pod that calls its own Service is sent back out of the port that it came in by.
+            // Hairpin mode: packets of a pod to its own Service leave through the port by which
+            // they arrived.
             format!("link set {port} type bridge_slave hairpin on"),
         ])?;
         let mut lines = vec!["link set lo up".to_owned()];
@@ -301,8 +302,8 @@ impl Drop for World {
     }
 }
 
-/// A node, an outside host or a pod: a network namespace with a name and addresses. Clones are the
-/// same place; it lasts as long as its world.
+/// A node, an external host or a pod: a network namespace with a name and addresses. Clones refer
+/// to the same place, which exists as long as its world.
 #[derive(Debug, Clone)]
 pub struct Place(Arc<Inner>);
 
@@ -315,17 +316,17 @@ struct Inner {
 }
 
 impl Place {
-    /// The name that its servers answer with.
+    /// Returns the name that its servers reply with.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The addresses of its `eth0`, as they were given.
+    /// Returns the addresses of its `eth0`, as given.
     pub fn addresses(&self) -> &[IpNet] {
         &self.0.addresses
     }
 
-    /// The name that `ip netns` knows it by.
+    /// Returns its name in `ip netns`.
     pub fn netns_name(&self) -> &str {
         self.netns().name()
     }
@@ -334,7 +335,7 @@ impl Place {
         &self.0.netns
     }
 
-    /// The first address of the same family.
+    /// Returns the first address of the same family.
     fn ip_like(&self, net: &IpNet) -> Option<IpAddr> {
         self.addresses()
             .iter()
@@ -342,18 +343,18 @@ impl Place {
             .find(|ip| ip.is_ipv4() == net.addr().is_ipv4())
     }
 
-    /// Serves on a TCP port of every address that it has or gets.
+    /// Serves a TCP port on every present and future address.
     pub fn serve_tcp(&self, port: u16) -> Result<Server, Error> {
         self.serve_stream(port, ipproto::TCP)
     }
 
-    /// Serves on an SCTP port likewise. Fails where the kernel has no SCTP.
+    /// Serves an SCTP port on every present and future address. Fails if the kernel has no SCTP.
     pub fn serve_sctp(&self, port: u16) -> Result<Server, Error> {
         self.serve_stream(port, ipproto::SCTP)
     }
 
-    /// Serves on a UDP port of each of its own addresses and of loopback, so that every answer
-    /// leaves from the address that was asked.
+    /// Serves a UDP port on each of its addresses and on loopback. Separate sockets make every
+    /// reply leave from the address that received the request.
     pub fn serve_udp(&self, port: u16) -> Result<Server, Error> {
         let loopback = [
             IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -405,39 +406,39 @@ impl Place {
         Ok(self.0.servers.add(self.name(), self.netns_name(), sockets))
     }
 
-    /// Runs `inside` in a thread of its own that is in this place, and returns when that is done. A
-    /// socket stays where it was made, so what is returned can be used anywhere.
+    /// Runs `inside` in a new thread in this network namespace, and returns its result. A socket
+    /// stays in its namespace, so the caller can use a returned socket anywhere.
     pub fn enter<T: Send>(&self, inside: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         self.netns().enter(inside)
     }
 
-    /// A connection to be opened from here.
+    /// Returns a connection to open from here.
     pub fn dial(&self, transport: Transport, to: SocketAddr) -> Dial<'_> {
         Dial::new(self, transport, to)
     }
 
-    /// Connects, asks once and closes.
+    /// Connects, sends one request and closes.
     pub fn ask_tcp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
         self.dial(Transport::Tcp, to).timeout(timeout).ask()
     }
 
-    /// Sends one datagram and waits for its answer.
+    /// Sends one datagram and waits for its reply.
     pub fn ask_udp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
         self.dial(Transport::Udp, to).timeout(timeout).ask()
     }
 
-    /// Associates, asks once and closes.
+    /// Associates, sends one request and closes.
     pub fn ask_sctp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
         self.dial(Transport::Sctp, to).timeout(timeout).ask()
     }
 
-    /// Connects, to ask several times.
+    /// Connects for several requests.
     pub fn open_tcp(&self, to: SocketAddr, timeout: Duration) -> Result<Connection, Failure> {
         self.dial(Transport::Tcp, to).timeout(timeout).open()
     }
 
-    /// A command that starts here, with a `/sys` of this place (by `ip netns exec`, which turns
-    /// into the program: the process id is the program's).
+    /// Returns a command that runs here, with a `/sys` of this namespace. (`ip netns exec` becomes
+    /// the program, so the process id is the program's.)
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command
@@ -446,7 +447,7 @@ impl Place {
         command
     }
 
-    /// Starts program and arguments here; its output is kept.
+    /// Starts a program here and collects its output.
     pub fn spawn<S: AsRef<OsStr>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -458,12 +459,12 @@ impl Place {
         Running::start(command)
     }
 
-    /// Runs program and arguments here to their end, one minute at most.
+    /// Runs a program here to its end, for at most one minute.
     pub fn run<S: AsRef<OsStr>>(&self, argv: impl IntoIterator<Item = S>) -> Result<Output, Error> {
         self.spawn(argv)?.wait(RUN_LIMIT)
     }
 
-    /// The standard output of a program that must succeed.
+    /// Returns the standard output of a program that must succeed.
     pub fn read<S: AsRef<OsStr>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -480,7 +481,7 @@ impl Place {
     }
 }
 
-/// A place that forwards, with a bridge `cni0` for pods.
+/// A place that forwards, with a pod bridge `cni0`.
 #[derive(Debug, Clone)]
 pub struct Node {
     place: Place,
@@ -488,12 +489,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// The pod ranges on it.
+    /// Returns its pod ranges.
     pub fn pod_ranges(&self) -> impl Iterator<Item = IpNet> {
         self.gateways.iter().map(IpNet::trunc)
     }
 
-    /// Returns the commands that lead `from` to its pods, in the families that both have.
+    /// Returns commands that add routes from `from` to its pods, in the families that both have.
     fn routes_to_pods(&self, from: &Place) -> Vec<String> {
         let ranges = self
             .pod_ranges()
@@ -512,8 +513,8 @@ impl Deref for Node {
     }
 }
 
-/// A locally administered address that belongs to the IP address: a pod that gets the address of
-/// one that went is found at once, though neighbours still remember it.
+/// Returns a locally administered MAC address derived from the IP address. If a pod gets the
+/// address of a removed pod, neighbours that cached the MAC address still reach it.
 fn mac_of(ip: IpAddr) -> String {
     let mut hasher = DefaultHasher::new();
     ip.hash(&mut hasher);
@@ -537,9 +538,8 @@ fn bridged_through_iptables(value: &str) -> [(&'static str, &str); 2] {
     ]
 }
 
-/// Loads the modules that worlds, and the daemon in them, need, once per process. Built-in modules
-/// need no loading, so that failures are ignored; the `ip` command that needs a missing link type
-/// names it.
+/// Loads the modules for worlds and for the daemon, once per process. Ignores failures, because
+/// built-in modules need no loading. If a link type is missing, the `ip` command names it.
 fn load_modules() -> Result<(), Error> {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {

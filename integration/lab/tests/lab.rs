@@ -1,4 +1,4 @@
-//! The world, in the lab: what a test of the daemon builds on has to hold by itself.
+//! Tests the world in the lab. Tests of the daemon rely on its properties.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use lab::{Failure, Node, Place, Signal, Transport, World};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Limit for asks that are to time out: as short as a loaded machine allows.
+/// Timeout of requests that must time out: as short as a loaded machine allows.
 const BRIEF: Duration = Duration::from_millis(700);
 
 /// A test and its name.
@@ -62,7 +62,7 @@ fn main() {
         .iter()
         .map(|&(name, story)| Trial::test(name, run(story)))
         .collect();
-    // One at a time: there is one CPU, and stories about time limits should not wait for it.
+    // Runs tests one at a time. There is one CPU, and tests of timeouts must not wait for it.
     let arguments = Arguments {
         test_threads: Some(1),
         ..Arguments::from_args()
@@ -70,7 +70,7 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// Two nodes, two pods on the first and one on the second, and an outside host; all of them
+/// Two nodes, two pods on the first and one on the second, and an external host. All are
 /// dual-stack.
 struct Small {
     world: World,
@@ -247,7 +247,7 @@ fn failures_are_told_apart() -> Outcome {
         small.a1.ask_udp(at("192.167.2.206:81"), SOON),
         Err(Failure::Refused)
     );
-    // A host without a route says so itself; a node that has none tells the pod.
+    // A host without a route fails locally. A node without a route informs the pod by ICMP.
     assert_eq!(
         small.outside.ask_tcp(at("10.96.0.10:80"), SOON),
         Err(Failure::Unreachable)
@@ -304,8 +304,8 @@ fn curl_is_answered() -> Outcome {
     Ok(())
 }
 
-/// In each backend of this lane and both families, the kernel accepts the rules of kube-proxy in
-/// every mode, and all schedulers.
+/// The kernel accepts kube-proxy's rules of every mode, in each backend of this lane and both
+/// families. It also accepts all schedulers.
 fn the_kernel_takes_what_proxies_write() -> Outcome {
     let small = small()?;
     let is_b = std::env::var_os("LAB_LANE").is_some_and(|lane| lane == "B");
@@ -318,7 +318,7 @@ fn the_kernel_takes_what_proxies_write() -> Outcome {
             .node1
             .read(["nfacct", "add", "ct_state_invalid_dropped_pkts"])?;
     }
-    // The counters of nfacct and the zones of connections are lane B's only.
+    // Only lane B has nfacct counters and conntrack zones.
     let more = if is_b {
         "-A FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP\n"
     } else {
@@ -370,7 +370,7 @@ fn the_kernel_takes_what_proxies_write() -> Outcome {
     Ok(())
 }
 
-/// A virtual server made with `ipvsadm` works: the lab's point is that IPVS is real.
+/// A virtual server created with `ipvsadm` works, so IPVS is real.
 fn ipvs_by_hand() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;
@@ -397,8 +397,8 @@ fn ipvs_by_hand() -> Outcome {
     Ok(())
 }
 
-/// Pods of one node talk over its bridge; that iptables sees those packets is what kube-proxy
-/// relies on.
+/// Pods of one node communicate over its bridge. kube-proxy relies on iptables processing these
+/// packets.
 fn bridged_packets_meet_iptables() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;
@@ -480,7 +480,7 @@ fn a_world_leaves_nothing_behind() -> Outcome {
     let mut stray = Command::new("ip")
         .args(["netns", "exec", small.a2.netns_name(), "sleep", "60"])
         .spawn()?;
-    // Until it is where it is going: ip first enters the namespace, then becomes the program.
+    // `ip` first enters the namespace and then becomes the program. Waits for the latter.
     while std::fs::read_to_string(format!("/proc/{}/comm", stray.id()))? != "sleep\n" {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -529,11 +529,11 @@ fn wrong_addresses_are_named() -> Outcome {
     Ok(())
 }
 
-/// User Mode Linux saves and restores the vector registers of each thread itself (and `xstate.c`
-/// has a part in it): several that keep theirs busy, on one CPU, must not see each other's.
+/// User Mode Linux saves and restores each thread's vector registers itself, partly in `xstate.c`.
+/// Several threads that keep registers busy on one CPU must not see each other's values.
 #[cfg(target_arch = "x86_64")]
 fn vector_registers_survive_switches() -> Outcome {
-    /// Puts into `$seen` what `$given` has become in a register while a long loop ran.
+    /// Keeps `$given` in a register during a long loop, and stores the register into `$seen`.
     macro_rules! hold {
         ($mov:literal, $register:literal, $given:expr, $seen:expr) => {
             std::arch::asm!(
@@ -545,14 +545,13 @@ fn vector_registers_survive_switches() -> Outcome {
         };
     }
     fn held(given: [u64; 8]) -> [u64; 8] {
-        // Where a register is narrower than eight lanes, the rest is as given.
+        // If the register has fewer than eight lanes, the rest keeps the given value.
         let mut seen = given;
         #[allow(
             unsafe_code,
             reason = "only assembly keeps a value in a register for sure"
         )]
-        // SAFETY: each form runs only where the CPU has it, and reads and writes within the two
-        // arrays.
+        // SAFETY: each form runs only on a CPU that supports it, and accesses only the two arrays.
         unsafe {
             if is_x86_feature_detected!("avx512f") {
                 seen = [0; 8];

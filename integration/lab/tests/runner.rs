@@ -1,4 +1,4 @@
-//! The runner, from the host's side: what goes in, what comes out, and what is left.
+//! Tests the runner from the host's side: its input, its output, and its cleanup.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A folder of one test's own, where its run keeps its work dir.
+/// The folder of one test, which contains the run's work dir.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        // Short, because the runner passes over a folder with a long name.
+        // A short name, because the runner ignores a folder with a long name.
         let dir = PathBuf::from(format!("/tmp/lt-{name}-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         Self(dir)
@@ -42,7 +42,7 @@ impl Scratch {
         command
     }
 
-    /// Returns true if no work dir, and no process that names one, is left.
+    /// Returns true if no work dir, and no process that uses one, is left.
     fn is_clean(&self) -> bool {
         let name = self.0.to_str().unwrap().as_bytes();
         let names = |file: PathBuf| {
@@ -121,7 +121,7 @@ fn arguments_environment_folder_streams_and_status_are_carried() {
 #[test]
 fn the_kernel_is_real_and_loads_its_modules() {
     let scratch = Scratch::new("kernel");
-    // ip_vs is loaded by ipvsadm, dummy by the kernel itself; no process of the command's is PID 1.
+    // ipvsadm loads ip_vs, and the kernel loads dummy. The command is not PID 1.
     let script = "ip link add d0 type dummy && ipvsadm -Ln | head -1 && test -e /proc/net/ip_vs && sysctl -n net.core.fb_tunnels_only_for_init_net && test $$ != 1";
     let output = scratch.sh(&["--lane", "A"], script).output().unwrap();
     assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
@@ -166,7 +166,7 @@ fn the_hosts_files_are_protected() {
 #[test]
 fn a_command_ends_as_it_would_here() {
     let scratch = Scratch::new("ends");
-    // What it leaves running ends with it; a program may open /dev/stdout again.
+    // The command's remaining processes end with it. A program may reopen /dev/stdout.
     let script =
         "sleep 100 & echo one; echo two >/dev/stdout; echo three >/dev/stderr; kill -SEGV $$";
     let started = Instant::now();
@@ -225,8 +225,8 @@ fn the_time_limit_kills() {
     assert!(scratch.is_clean());
 }
 
-/// Output of the very last moment is still in the guest's pipe, and dies with the guest: hence the
-/// pause.
+/// The last output before a kernel panic is still in the VM's pipe and would be lost, so the test
+/// pauses.
 #[test]
 fn a_dead_guest_is_reported_with_its_last_words() {
     let scratch = Scratch::new("dead");
@@ -261,7 +261,7 @@ fn an_interrupted_run_leaves_nothing() {
         assert!(!scratch.is_clean());
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), status);
-        // A runner that was killed has a sentry that cleans up in its place, a moment later.
+        // The sentry of a killed runner cleans up a moment later.
         let deadline = Instant::now()
             + if status.is_none() {
                 Duration::from_secs(10)
@@ -300,7 +300,7 @@ fn runs_do_not_collide() {
     assert!(scratch.is_clean());
 }
 
-/// The mechanics of the host's lane, which do not depend on IPVS.
+/// Tests the parts of the host lane that do not depend on IPVS.
 #[test]
 fn the_hosts_kernel_in_fresh_namespaces() {
     let scratch = Scratch::new("host");

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::merge::merge;
 
-/// Why a folder cannot be built.
+/// Reason why a folder cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages say")]
 pub enum BuildError {
@@ -55,7 +55,7 @@ struct Patch {
     path: PathBuf,
 }
 
-/// The objects of a folder that has a `kustomization.yaml`, its patches applied.
+/// Returns the objects of a folder with a `kustomization.yaml`, after applying its patches.
 pub fn build(folder: &Path) -> Result<Vec<Value>, BuildError> {
     let path = folder.join("kustomization.yaml");
     let kustomization: Kustomization =
@@ -86,12 +86,12 @@ pub fn build(folder: &Path) -> Result<Vec<Value>, BuildError> {
     Ok(objects)
 }
 
-/// The documents of a YAML file.
+/// Returns the documents of a YAML file.
 pub fn read(path: &Path) -> Result<Vec<Value>, BuildError> {
     serde_saphyr::from_multiple(&text(path)?).map_err(|source| yaml(path, source))
 }
 
-/// The identity that a patch shares with its target.
+/// Returns the identity that a patch and its target share.
 fn identity(object: &Value) -> String {
     [
         "/apiVersion",

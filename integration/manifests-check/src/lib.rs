@@ -1,5 +1,4 @@
-//! Builds the manifests as an operator's `kubectl apply -k` would, and holds them against the
-//! Kubernetes schemas.
+//! Builds the manifests like `kubectl apply -k`, and validates them against the Kubernetes schemas.
 //!
 //! ```text
 //!   folder ─▶ kustomization ─▶ objects ─▶ schema

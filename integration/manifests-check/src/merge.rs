@@ -1,10 +1,10 @@
-//! Strategic merge patches, as far as the manifests use them (API conventions of Kubernetes,
+//! Strategic merge patches, limited to the manifests' features (API conventions of Kubernetes,
 //! "Strategic Merge Patch").
 
 use serde_json::Value;
 
-/// What an element of a list is known by (`x-kubernetes-patch-merge-key` of the schema). Lists that
-/// are not here are replaced as a whole.
+/// Returns the field that identifies a list's elements (`x-kubernetes-patch-merge-key` of the
+/// schema). Other lists are replaced as a whole.
 fn merge_key(list: &str) -> Option<&'static str> {
     match list {
         "containers" | "initContainers" | "volumes" | "env" => Some("name"),
@@ -13,8 +13,8 @@ fn merge_key(list: &str) -> Option<&'static str> {
     }
 }
 
-/// Applies `patch` to `target`: objects field by field, `null` removes, lists by their merge key or
-/// as a whole, and `$patch: delete` removes an element of a list.
+/// Applies `patch` to `target`. Merges objects field by field, and lists by their merge key or as a
+/// whole. `null` removes a field, `$patch: delete` removes a list element.
 pub fn merge(target: &mut Value, patch: &Value) {
     let (Value::Object(fields), Value::Object(patches)) = (&mut *target, patch) else {
         patch.clone_into(target);
@@ -56,7 +56,7 @@ fn merge_element(list: &mut Vec<Value>, patch: &Value, key: &str) {
     }
 }
 
-/// The paths at which two values differ, like `spec.containers.0.image`.
+/// Returns the paths at which two values differ, such as `spec.containers.0.image`.
 pub fn differences(left: &Value, right: &Value) -> Vec<String> {
     let mut paths = Vec::new();
     compare(left, right, "", &mut paths);

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// The daemon's metrics: the lists that its own tests use.
+/// Lists of the daemon's metrics, which its tests use, too.
 const LISTS: [&str; 4] = [
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36.txt"),
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36-ipvs.txt"),
@@ -15,7 +15,7 @@ const LISTS: [&str; 4] = [
     include_str!("../../../crates/kube-proxy/src/metrics/ours-services.txt"),
 ];
 
-/// Placeholder for the address of the reader's copy of this repository.
+/// Placeholder for the base URL of the runbooks.
 const RUNBOOKS: &str = "https://runbooks.example.com";
 /// The page with a heading for each alert.
 const PAGE: &str = "/docs/troubleshooting.md";
@@ -123,7 +123,7 @@ fn the_dashboard_shows_all_that_is_ours() {
 fn the_dashboards_panels_have_numbers_and_places_of_their_own() {
     let dashboard = dashboard();
     let outer = dashboard["panels"].as_array().unwrap().iter();
-    // Those of a collapsed row are within it.
+    // Panels of a collapsed row are inside the row.
     let panels: Vec<&Value> = outer
         .flat_map(|one| std::iter::once(one).chain(one["panels"].as_array().into_iter().flatten()))
         .collect();
@@ -160,7 +160,8 @@ fn the_dashboards_panels_have_numbers_and_places_of_their_own() {
     }
 }
 
-/// Lists the anchors of the troubleshooting page, as renderers make them from headings.
+/// Returns the anchors of the troubleshooting page, derived from headings like Markdown renderers
+/// do.
 fn anchors() -> BTreeSet<String> {
     let page = include_str!("../../../docs/troubleshooting.md");
     let headings = page.lines().filter(|line| line.starts_with("##"));
@@ -201,7 +202,7 @@ fn each_alert_has_a_summary_a_runbook_and_a_test() {
     }
 }
 
-/// Each panel that an alert is about leads to that alert's runbook.
+/// Each panel about an alert links to the alert's runbook.
 #[test]
 fn panels_lead_to_runbooks() {
     let dashboard = dashboard();
@@ -215,7 +216,7 @@ fn panels_lead_to_runbooks() {
         !links.contains(&wanted)
     });
     let missing: Vec<_> = missing.map(|rule| rule["alert"].to_string()).collect();
-    // The panel "Nodes that cannot be scraped" shows both of the alerts about scrapes.
+    // The panel "Nodes that cannot be scraped" shows both scrape alerts.
     assert_eq!(missing, ["\"KubeProxyAbsent\""]);
     let anchors = anchors();
     for link in links {
@@ -224,7 +225,7 @@ fn panels_lead_to_runbooks() {
     }
 }
 
-/// Lists the addresses that panels lead to.
+/// Returns the link targets of panels.
 fn links(value: &Value) -> Vec<String> {
     match value {
         Value::Object(fields) => {
@@ -252,7 +253,7 @@ fn the_operators_objects_have_the_same_rules_and_find_the_pods() {
     for (label, value) in selector {
         assert_eq!(&pod[label], value);
     }
-    // The rules name the job.
+    // The rules contain the job's name.
     let job = &pod[monitor["spec"]["jobLabel"].as_str().unwrap()];
     assert_eq!(job, "kube-proxy");
 }

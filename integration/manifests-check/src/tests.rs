@@ -40,10 +40,10 @@ fn kubeadm() -> Vec<Value> {
     read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/kubeadm.yaml")).unwrap()
 }
 
-/// A folder of this test's own.
+/// Creates a folder for one test.
 fn scratch(name: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    // Tests run beside each other, and several want one of this name.
+    // Tests run in parallel, and several use the same name.
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let process = std::process::id();
     let folder = std::env::temp_dir().join(format!("manifests-check-{name}-{process}-{number}"));
@@ -51,7 +51,7 @@ fn scratch(name: &str) -> PathBuf {
     folder
 }
 
-/// Runs `kustomize build` on the patch folder beside what kubectl wrote there.
+/// Runs `kustomize build` on the patch folder with the file that kubectl wrote.
 fn patched_kubeadm() -> Value {
     let folder = scratch("patch");
     for entry in fs::read_dir(manifests().join("kubeadm-patch")).unwrap() {
@@ -115,7 +115,7 @@ fn a_field_that_does_not_exist_or_has_another_type_is_found() {
     }
 }
 
-/// A patch is merged, and removes with `null` and `$patch`.
+/// A patch merges fields, and removes fields with `null` and `$patch`.
 #[test]
 fn patches_are_merged_strategically() {
     let mut object = json!({
@@ -155,7 +155,7 @@ fn the_patch_changes_the_image_and_adds_a_probe_and_nothing_else() {
     );
 }
 
-/// A patch for another DaemonSet would be an error, not a silence.
+/// A patch without a matching DaemonSet is an error.
 #[test]
 fn a_patch_without_its_target_is_an_error() {
     let folder = scratch("target");
@@ -176,7 +176,7 @@ fn a_patch_without_its_target_is_an_error() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// Our DaemonSet equals kubeadm's, apart from these fields.
+/// Our DaemonSet equals kubeadm's except for these fields.
 #[test]
 fn ours_is_kubeadms_with_few_differences() {
     let mut merged = of_kind(&kubeadm(), "DaemonSet");
@@ -226,13 +226,13 @@ fn the_account_has_the_role_of_kube_proxy_and_no_other() {
     assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
 }
 
-/// How long a start takes with 50,000 Services on a slow machine, at most: several times what the
-/// README's table has.
+/// Upper bound in seconds for a start with 50,000 Services on a slow machine: several times the
+/// README's measurement.
 const LONGEST_START: u64 = 180;
 
-/// A process that hangs is started again, and one that only takes its time never: neither before
-/// its server is there, nor while the first sync has been due for two sync periods, nor because one
-/// thread has to answer beside its work.
+/// The liveness probe restarts a hanging process but never a slow one. Slow are a server that does
+/// not listen yet, a first sync overdue by less than two sync periods, and a thread that must
+/// respond during its work.
 #[test]
 fn every_daemon_is_watched_with_patience() {
     let ours = FOLDERS.map(|folder| (folder, daemon_set(folder)));
@@ -249,15 +249,15 @@ fn every_daemon_is_watched_with_patience() {
         assert!(patience >= LONGEST_START, "{folder}: {patience}");
         assert!(seconds("timeoutSeconds") >= 10, "{folder}");
         assert!(seconds("initialDelaySeconds") >= 60, "{folder}");
-        // Upstream, which may come back with its image, has no such page.
+        // Upstream, which users may return to by its image, has no such page.
         let readiness = container.pointer("/readinessProbe/httpGet/path");
         let wanted = (*folder != "kubeadm-patch").then_some(json!("/readyz"));
         assert_eq!(readiness, wanted.as_ref(), "{folder}");
     }
 }
 
-/// A container that is started again serves what its pod was prepared for: what keeps it ends with
-/// the pod, and the container that prepares writes it where the one that serves looks.
+/// A restarted container serves the mode for which its pod was prepared. The record ends with the
+/// pod, and the init container writes it where the serving container reads it.
 #[test]
 fn what_a_pod_was_prepared_for_lives_as_long_as_the_pod() {
     for folder in FOLDERS {
@@ -347,7 +347,7 @@ fn least_privilege_is_what_it_says() {
     }
 }
 
-/// The daemon takes its command lines, with the ConfigMap where they say it is.
+/// The daemon accepts its command lines, given the ConfigMap at the mounted path.
 #[test]
 fn the_daemon_understands_its_command_lines() {
     let options = |folder: &str, container: &str| -> Options {

@@ -1,7 +1,7 @@
-//! A thread in a network namespace of its own, for tests on the kernel that need one node, or none.
+//! Network namespaces for single threads, for kernel tests that need at most one node.
 //!
-//! It is the thread that moves, not the process: tests beside it stay where they are, and a program
-//! that it starts is where the thread is. Nodes with pods and hosts around them are `lab::world`.
+//! Only the thread moves: other threads stay, and programs that it starts run in the new namespace.
+//! `lab::world` has nodes with pods and external hosts.
 
 use std::{io, panic, thread};
 
@@ -9,8 +9,8 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
 };
 
-/// Runs a story on a thread of its own in a new network namespace, and waits for it. The kernel
-/// removes the namespace when the last thread, program and socket in it has ended.
+/// Runs a test on a new thread in a new network namespace, and waits for it. The kernel removes the
+/// namespace after its last thread, program and socket.
 ///
 /// # Panics
 ///
@@ -25,8 +25,8 @@ pub fn in_namespace<T: Send>(story: impl FnOnce() -> T + Send) -> T {
     told.unwrap_or_else(|panic| panic::resume_unwind(panic))
 }
 
-/// Moves the calling thread into a new network namespace, where it stays until it ends, and with it
-/// the threads that it starts.
+/// Moves the calling thread and its future child threads into a new network namespace until they
+/// end.
 ///
 /// # Errors
 ///
@@ -37,8 +37,8 @@ pub fn enter() -> io::Result<()> {
         unsafe_code,
         reason = "rustix marks every unshare unsafe because of CLONE_FILES"
     )]
-    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
-    // depends. Without CLONE_FILES the table of file descriptors stays shared.
+    // SAFETY: only the calling thread's network namespace changes, which no memory safety depends
+    // on. Without CLONE_FILES, the table of file descriptors stays shared.
     let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
     unshared.map_err(|errno| {
         let error = io::Error::from(errno);
@@ -47,7 +47,7 @@ pub fn enter() -> io::Result<()> {
     })
 }
 
-/// Takes all capabilities from the calling thread; those of other threads stay.
+/// Drops all capabilities of the calling thread. Other threads keep theirs.
 ///
 /// # Panics
 ///
@@ -79,13 +79,13 @@ mod tests {
         fs::read_link("/proc/thread-self/ns/net").unwrap()
     }
 
-    /// Makes and names links as `ip` does.
+    /// Creates and names links with `ip`.
     fn ip(arguments: &str) {
         let status = Command::new("ip").args(arguments.split(' ')).status();
         assert!(status.unwrap().success(), "ip {arguments}");
     }
 
-    /// Returns the links that the calling thread sees.
+    /// Returns the links in the calling thread's namespace.
     fn links() -> BTreeSet<String> {
         let table = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
         let names = table.lines().filter_map(|line| line.split_once(':'));

@@ -1,5 +1,5 @@
-//! Services that come, change and go, and a pod that is started anew: always the same number of each
-//! kind, so that the kernel holds as much at the end of each round as at the end of the one before.
+//! Services that are added, changed and removed, and a pod that is restarted. The number of each
+//! kind is constant, so the kernel holds the same number of entries at the end of each round.
 
 use anyhow::Result;
 use lab::{Place, Transport};
@@ -8,39 +8,40 @@ use scenarios::{ApiServer, Cluster, Service, tcp, udp};
 const NEAR: &str = "10.244.1.10 fd44:1::10";
 const FAR: &str = "10.244.2.10 fd44:2::10";
 
-/// Services that come and go.
+/// Number of Services that take part in the churn.
 const POPULATION: u32 = 40;
-/// Number of Services that are replaced in each round.
+/// Number of Services replaced per round.
 const REPLACED: u32 = 3;
-/// Number of Services whose endpoints change in each round.
+/// Number of Services whose endpoints change per round.
 const CHANGED: u32 = 5;
-/// The pod is another one after so many rounds.
+/// Number of rounds between two restarts of the pod.
 const POD_LIVES: u32 = 4;
-/// Number of addresses that a slot's Service has in turn.
+/// Number of addresses that a slot's Services use in turn.
 const ADDRESSES: u32 = 3;
-/// Number of addresses that the pod has in turn.
+/// Number of addresses that the pod uses in turn.
 const POD_ADDRESSES: u32 = 60;
 
-/// Asked without pause, it never lacks an endpoint: `10.96.255.1`, TCP and UDP port 80.
+/// Address of the steady Service, which always has an endpoint: `10.96.255.1`, TCP and UDP port 80.
+/// Clients send requests continuously.
 pub(crate) const STEADY: &str = "10.96.255.1:80";
 /// IPv6 address of the steady Service.
 pub(crate) const STEADY_V6: &str = "[fd96::ff01]:80";
-/// Keeps each client at its pod.
+/// Address of the Service with session affinity.
 pub(crate) const STICKY: &str = "10.96.255.2:80";
 
-/// The Services of a run, as they are now.
+/// The present Services of a run.
 #[derive(Debug)]
 pub(crate) struct Churn {
-    /// Slots: the number of replacements, and the endpoints.
+    /// Slots: the number of replacements, and the number that selects the endpoints.
     slots: Vec<(u32, u32)>,
     pod: Place,
-    /// Which of its addresses.
+    /// Index of the pod's present address.
     pod_number: u32,
     round: u32,
 }
 
 impl Churn {
-    /// The first of all, and those that stay.
+    /// Creates the first Services, and the Services that stay.
     ///
     /// # Errors
     /// The world or the API server refuses.
@@ -60,7 +61,7 @@ impl Churn {
         Ok(churn)
     }
 
-    /// Runs one round. When it returns, each new Service is served.
+    /// Runs one round. When it returns, each new Service works.
     ///
     /// # Errors
     /// The world or the API server refuses, or the Service is not served in time.
@@ -96,8 +97,8 @@ impl Churn {
         Ok(())
     }
 
-    /// The pod ends at once, as one that crashes does; another comes at another address, and the
-    /// slices follow.
+    /// Restarts the pod: it ends immediately, like after a crash. A new pod gets another address,
+    /// and the slices follow.
     fn restart_pod(&mut self, cluster: &mut Cluster, api: &ApiServer) -> Result<()> {
         cluster.world.remove(&self.pod);
         self.pod_number = (self.pod_number + 1) % POD_ADDRESSES;
@@ -110,7 +111,7 @@ impl Churn {
         Ok(())
     }
 
-    /// Deletes all Services, also those that stayed until now.
+    /// Deletes all Services, including those that stayed.
     ///
     /// # Errors
     /// The API server refuses.
@@ -124,10 +125,10 @@ impl Churn {
         Ok(())
     }
 
-    /// Returns the next Service that may or may not answer.
+    /// Returns the address of a churning Service, which may or may not exist.
     pub(crate) fn somewhere(number: u32) -> (String, Transport) {
         let slot = number % POPULATION;
-        // Whatever its generation is: of some, nobody has the address now.
+        // Ignores the slot's generation, so some addresses are unused.
         let (ip, _) = address(slot, number / POPULATION);
         if speaks_tcp(slot) {
             (format!("{ip}:80"), Transport::Tcp)
@@ -144,7 +145,7 @@ impl Churn {
         self.slots.get(slot as usize).map_or(0, |slot| slot.1)
     }
 
-    /// The Service of a slot. Which kind it is follows from the slot alone.
+    /// Returns the Service of a slot. The slot determines its kind.
     fn service(&self, slot: u32) -> Service {
         let generation = self.generation(slot);
         let (ip, ip6) = address(slot, generation);
@@ -159,7 +160,7 @@ impl Churn {
         let http = tcp(80, 8080).named("http");
         match slot % 4 {
             0 => service.port(http).port(udp(53, 8080).named("dns")),
-            // Ports below 65,536: the population is small.
+            // Ports stay below 65,536, because the population is small.
             1 => service.port(http.node_port(u16::try_from(30_000 + slot).unwrap_or(30_000))),
             2 => service.port(http).affinity(10),
             _ => service
@@ -188,8 +189,8 @@ fn staying() -> [Service; 2] {
     ]
 }
 
-/// Returns the address of a slot's Service: another one for each generation, and then the first
-/// again, as clusters reuse addresses.
+/// Returns the address of a slot's Service. Each generation has another address. Addresses repeat,
+/// as clusters reuse addresses.
 fn address(slot: u32, generation: u32) -> (String, String) {
     let (third, fourth) = (generation % ADDRESSES, slot + 1);
     (
@@ -218,7 +219,7 @@ fn delete(api: &ApiServer, service: &Service) -> Result<()> {
     api.delete_service(service.name())?;
     for family in ["ipv4", "ipv6"] {
         let slice = format!("{}-{family}", service.name());
-        // Not every one has both families.
+        // Some Services have only one family.
         if let Err(error) = api.delete_slice(&slice)
             && family == "ipv4"
         {

@@ -1,21 +1,20 @@
-//! Judges if a figure grows.
+//! Judges whether a figure grows.
 //!
-//! What is judged is what is left of the run after its first part, in which memory is taken that
-//! stays in use, and what the kernel remembers for a while fills up. Through it goes the line that
-//! half of all pairs of samples are steeper than (Theil and Sen's estimate, 1968): a few samples
-//! that were taken in the middle of a change do not bend it. Its slope, times how long was judged,
-//! is the growth; it may be as much as the figure's tolerance.
+//! The first part of a run is not judged, because some memory stays in use from then on and the
+//! kernel's caches fill up. The rest is fitted by the line whose slope is the median of all pairs'
+//! slopes (Theil-Sen estimator, 1968). This line is robust against a few samples taken during a
+//! change. The growth is the slope times the judged duration, and must not exceed the figure's
+//! tolerance.
 
-/// Part of a run, from its start, that is not judged.
+/// Fraction of a run, from its start, that is not judged.
 pub(crate) const SETTLING: f64 = 0.25;
 
-/// Figure that is sampled: its name, its unit, and its allowed growth while it is judged, absolute
-/// and relative.
+/// A sampled figure: its name, its unit, and its allowed growth, absolute and relative.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Figure {
     /// Name in the heading.
     pub(crate) name: &'static str,
-    /// Title of the chart, which also names the file.
+    /// Title of the chart. Also the base of its file name.
     pub(crate) title: &'static str,
     pub(crate) unit: &'static str,
     pub(crate) tolerance: f64,
@@ -25,13 +24,13 @@ pub(crate) struct Figure {
 /// Verdict about a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Verdict {
-    /// The median of the first tenth of what was judged.
+    /// Median of the first tenth of the judged samples.
     pub(crate) first: f64,
-    /// The median of its last tenth.
+    /// Median of the last tenth of the judged samples.
     pub(crate) last: f64,
-    /// Growth in an hour.
+    /// Growth per hour.
     pub(crate) slope: f64,
-    /// While it was judged.
+    /// Growth during the judged time.
     pub(crate) growth: f64,
     /// Allowed growth.
     pub(crate) allowed: f64,
@@ -44,8 +43,8 @@ impl Verdict {
 }
 
 impl Figure {
-    /// Judges samples (minutes since the start, value), which come in order. `None` if there are too
-    /// few: less than eight after the first part.
+    /// Judges samples (minutes since the start, value) in order. Returns `None` with fewer than
+    /// eight samples after the first part.
     pub(crate) fn judge(&self, samples: &[(f64, f64)]) -> Option<Verdict> {
         const LEAST: usize = 8;
         let end = samples.last()?.0;
@@ -104,7 +103,7 @@ mod tests {
         share: 0.05,
     };
 
-    /// Returns this many samples, one in 5 s, with some noise that repeats.
+    /// Returns this many samples at intervals of 5 s, with deterministic noise.
     fn series(samples: u32, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
         let sample = |number: u32| {
             let minutes = f64::from(number) / 12.0;
@@ -116,13 +115,13 @@ mod tests {
 
     #[test]
     fn a_leak_grows() {
-        // 100 KiB a minute for 40 minutes, of which 30 are judged.
+        // 100 KiB per minute for 40 minutes. 30 minutes are judged.
         let verdict = MEMORY.judge(&series(480, |minutes| 20_000.0 + 100.0 * minutes));
         let verdict = verdict.unwrap();
         assert!(verdict.grows(), "{verdict:?}");
         assert!((verdict.slope - 6_000.0).abs() < 60.0, "{verdict:?}");
         assert!((verdict.growth - 3_000.0).abs() < 60.0, "{verdict:?}");
-        // The same leak is below what is tolerated in four minutes, and said to be so.
+        // In four minutes, the same leak is below the tolerance.
         let short = MEMORY
             .judge(&series(48, |minutes| 20_000.0 + 100.0 * minutes))
             .unwrap();
@@ -131,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_leaks_by_one_grows() {
-        // A descriptor every two minutes.
+        // One descriptor every two minutes.
         let figure = Figure {
             tolerance: 2.0,
             share: 0.0,

@@ -1,4 +1,4 @@
-//! `make soak`: hours of churn with traffic in the lab, and whether anything grows.
+//! `make soak`: hours of churn under traffic in the lab. Reports growing figures.
 //!
 //! ```text
 //!  churn: Services, endpoints, a pod ─▶ API server fixture ─▶ the daemon on node1 ─▶ the kernel
@@ -43,21 +43,21 @@ struct Arguments {
     mode: String,
 }
 
-/// Samples of a run, about: as many as a curve can show.
+/// Approximate number of samples of a run, limited by the resolution of a chart.
 const SAMPLES: f64 = 720.0;
-/// A run has so many at least: of fewer nothing can be judged.
+/// Minimum number of samples. Fewer cannot be judged.
 const FEWEST: usize = 20;
-/// They are never closer.
+/// Minimum interval between samples.
 const CLOSEST: Duration = Duration::from_secs(1);
 /// Pause between two rounds of churn.
 const PAUSE: Duration = Duration::from_millis(300);
-/// Time for boot and cleanup.
+/// Additional time for boot and cleanup.
 const AROUND: Duration = Duration::from_mins(3);
-/// Limit for the kernel to hold nothing of Services any more. Draining destinations go with their
-/// last connections.
+/// Timeout for the kernel to drop all Service entries. Draining destinations are removed after
+/// their last connection.
 const GONE_WITHIN: Duration = Duration::from_mins(1);
 
-/// Short timeouts for ended connections, so that the kernel forgets them as soon as in a long run.
+/// Short conntrack timeouts, so that a short run reaches the steady state of a long run.
 const FORGETFUL: &str = "
 sysctl -qw net.netfilter.nf_conntrack_udp_timeout=10 net.netfilter.nf_conntrack_udp_timeout_stream=10 \
   net.netfilter.nf_conntrack_tcp_timeout_time_wait=10 net.netfilter.nf_conntrack_tcp_timeout_close=5 \
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs this program in the lab, with the folder in which it writes.
+/// Runs this program in the lab, with a writable folder.
 fn carry(arguments: &Arguments) -> Result<ExitCode> {
     ensure!(
         arguments.minutes > 0.0 && arguments.minutes < 14_400.0,
@@ -113,13 +113,13 @@ fn duration(arguments: &Arguments) -> Duration {
 
 fn soak(arguments: &Arguments) -> Result<ExitCode> {
     let mut cluster = Cluster::new("soak")?;
-    // What a guest needs that its machine gives little time; requests are judged as before.
+    // Longer timeouts of the VM for a slow machine. Requests have the same limits as before.
     cluster.patience = Duration::from_mins(1);
     let mut api = cluster.api_server(true)?;
     api.start()?;
     let mode = format!("--proxy-mode={}", arguments.mode);
-    // Its log is kept in memory here: it has to be short. Checks for drift come often, so that what
-    // they take is there before anything is judged.
+    // Short log, because the VM keeps it in memory. Drift checks are frequent, so that their memory
+    // is in use before the judged time.
     let flags = [
         mode.as_str(),
         "--v=1",
@@ -186,7 +186,7 @@ fn soak(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Churns and samples until the time is over; how many rounds there were.
+/// Churns and samples until the time is over. Returns the number of rounds.
 fn run(
     cluster: &mut Cluster,
     churn: &mut Churn,
@@ -197,7 +197,7 @@ fn run(
 ) -> Result<u32> {
     let (started, pace) = (Instant::now(), time.div_f64(SAMPLES).max(CLOSEST));
     let (mut rounds, mut due) = (0, Duration::ZERO);
-    // On a machine that gives little time, a short run takes longer.
+    // On a slow machine, a short run takes longer.
     while started.elapsed() < time || samples.len() < FEWEST {
         churn
             .round(cluster, api)
@@ -218,7 +218,7 @@ fn run(
     Ok(rounds)
 }
 
-/// Waits until the kernel holds for Services what it held before there were any.
+/// Waits until the kernel holds the same Service entries as before the first Service.
 fn until_left(cluster: &Cluster, before: [u32; 6]) -> Result<()> {
     let started = Instant::now();
     loop {

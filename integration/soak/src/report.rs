@@ -1,4 +1,4 @@
-//! Files of a run: samples as CSV while it runs, curves and a table at its end.
+//! Output files of a run: CSV samples during the run, charts and a table at its end.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use crate::judge::{SETTLING, Verdict};
 use crate::sample::{FIGURES, Values};
 use lab::traffic::Account;
 
-/// The samples of a run, each written as it comes: what was seen before a crash is there after it.
+/// The samples of a run. Each is written immediately, so that a crash keeps them.
 #[derive(Debug)]
 pub(crate) struct Samples {
     folder: PathBuf,
@@ -21,7 +21,7 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// Begins `soak.csv` in a folder.
+    /// Creates `soak.csv` in a folder.
     ///
     /// # Errors
     /// It cannot be written.
@@ -42,7 +42,7 @@ impl Samples {
         })
     }
 
-    /// Adds a sample, with the accounts of steady Services and of the others.
+    /// Adds a sample, with the accounts of the steady Services and of the churning Services.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -69,7 +69,7 @@ impl Samples {
         self.all.len()
     }
 
-    /// The samples of one figure.
+    /// Returns the samples of one figure.
     fn of(&self, index: usize) -> Vec<(f64, f64)> {
         let value = |values: &Values| values.get(index).copied().unwrap_or_default();
         self.all
@@ -78,7 +78,8 @@ impl Samples {
             .collect()
     }
 
-    /// Judges each figure, draws it, and writes the table that it returns with what grows.
+    /// Judges and draws each figure, and writes the table. Returns the table and the growing
+    /// figures.
     ///
     /// # Errors
     /// There are too few samples, or the folder cannot be written.

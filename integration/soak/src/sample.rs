@@ -7,10 +7,10 @@ use scenarios::Cluster;
 
 use crate::judge::Figure;
 
-/// Figures that are sampled, and their allowed growth. The kernel's entries for Services are a
-/// constant number but for changes under way, so that one entry too many in each of a few rounds is
-/// found. Connections come and go with the traffic, tens in a second, each for ten seconds: a short
-/// run is judged while they still fill up.
+/// Sampled figures and their allowed growth. Except for changes in progress, the number of Service
+/// entries in the kernel is constant, so that one leaked entry in a few rounds is found.
+/// Connections vary with the traffic: tens per second, each for ten seconds. A short run is judged
+/// while their number still rises.
 pub(crate) const FIGURES: [Figure; 12] = [
     figure("resident_kib", "Resident memory", "KiB", 1_536.0, 0.06),
     figure("descriptors", "Open descriptors", "number", 3.0, 0.0),
@@ -54,10 +54,10 @@ const fn figure(
     }
 }
 
-/// Sample: the figures in their order.
+/// A sample: the figures in order.
 pub(crate) type Values = [u32; FIGURES.len()];
 
-/// Takes one.
+/// Takes a sample.
 ///
 /// # Errors
 /// The daemon has ended, or a program of the operator's fails.
@@ -69,7 +69,7 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     let (mut descriptors, mut sockets) = (0, 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         descriptors += 1;
-        // It may be closed by now.
+        // The descriptor may be closed already.
         let target = fs::read_link(entry.path()).unwrap_or_default();
         sockets += u32::from(target.to_string_lossy().starts_with("socket:"));
     }
@@ -82,15 +82,15 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     Ok(values)
 }
 
-/// Returns the entries that Services leave in the kernel. They must be equal before the first
-/// Service and after the last.
+/// Returns the Service entries in the kernel. Their number must be equal before the first Service
+/// and after the last.
 pub(crate) fn left(values: &Values) -> [u32; 6] {
     let [_, _, _, _, left @ .., _, _] = *values;
     left
 }
 
-/// Script that prints one number a line, in the order of [`take`]. Link-local addresses are those
-/// of pods' cables. A kernel without a part holds none of it.
+/// Script that prints one number per line, in the order of [`take`]. Link-local addresses belong to
+/// pods' cables. Prints zeros for parts that the kernel lacks.
 const KERNEL: &str = r#"
 servers=$(ipvsadm -Sn)
 count() { grep -c -e "$1" || true; }
@@ -114,7 +114,7 @@ fn counted(said: &str) -> Result<[u32; 8]> {
         .map_err(|numbers| anyhow::anyhow!("not eight numbers: {numbers:?}"))
 }
 
-/// A number of `/proc/PID/status`.
+/// Parses a number of `/proc/PID/status`.
 fn field(status: &str, name: &str) -> Option<u32> {
     let line = status
         .lines()

@@ -1,5 +1,5 @@
-//! The clients of a soak, by two accounts: `steady` for Services that always have endpoints, and
-//! `elsewhere` for Services that come and go.
+//! The clients of a soak test, with two accounts: `steady` for Services that always have endpoints,
+//! and `elsewhere` for churning Services.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,22 +10,22 @@ use scenarios::{Cluster, at};
 
 use crate::churn::{Churn, STEADY, STEADY_V6, STICKY};
 
-/// Limit for an answer of a Service that always has endpoints.
+/// Timeout for a reply of a Service that always has endpoints.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Limit for an answer of a Service that may have none.
+/// Timeout for a reply of a Service that may have none.
 const BRIEF: Duration = Duration::from_millis(300);
-/// Least stall that excuses a timeout: half of [`PATIENCE`].
+/// Minimum stall that excuses a timeout: half of [`PATIENCE`].
 const EXCUSE: Duration = Duration::from_millis(2_500);
 const STEADILY: &str = "steady";
 const ELSEWHERE: &str = "elsewhere";
 
-/// Starts new TCP connections and UDP flows of both families from outside, a TCP client with session
-/// affinity, one connection that stays open, and a client of the Services that come and go.
+/// Starts external clients with new TCP connections and UDP flows in both families, a TCP client
+/// with session affinity, a persistent connection, and a client of the churning Services.
 pub(crate) fn start(cluster: &Cluster) -> Traffic {
     let mut traffic = Traffic::default();
     let outside = &cluster.outside;
-    // IPVS finds a connection on its way back by the client's port and the pod's address alone:
-    // no two ways from a place have a port of one protocol in common.
+    // IPVS identifies a connection's reply packets only by the client's port and the pod's address.
+    // Two paths from one place must therefore not share a port of one protocol.
     ask(&mut traffic, outside, Transport::Tcp, STEADY, 50);
     ask(&mut traffic, outside, Transport::Udp, STEADY, 100);
     ask(&mut traffic, outside, Transport::Tcp, STEADY_V6, 200);
@@ -35,7 +35,8 @@ pub(crate) fn start(cluster: &Cluster) -> Traffic {
     traffic
 }
 
-/// Returns the accounts so far: of steady Services, of which no request may fail, and of the others.
+/// Returns the present accounts: that of the steady Services, which allows no failure, and that of
+/// the churning Services.
 pub(crate) fn accounts(traffic: &Traffic) -> [Account; 2] {
     let mut accounts = traffic.accounts();
     [STEADILY, ELSEWHERE].map(|name| accounts.remove(name).unwrap_or_default())
@@ -48,7 +49,8 @@ fn steady(rest_ms: u64) -> Client {
     }
 }
 
-/// Source ports of all clients but the held connection and the client that roams.
+/// Source ports of all clients except the persistent connection and the client of churning
+/// Services.
 const PORTS: Range<u16> = 10_000..12_500;
 
 /// Opens a connection for each request.
@@ -62,7 +64,7 @@ fn ask(traffic: &mut Traffic, from: &Place, transport: Transport, to: &'static s
     });
 }
 
-/// Asks on one connection for the whole time.
+/// Sends requests on one connection for the whole time.
 fn hold(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut held: Option<Connection> = None;
@@ -78,7 +80,7 @@ fn hold(traffic: &mut Traffic, from: &Place) {
     });
 }
 
-/// Opens connections of one client, which the same pod has to answer.
+/// Opens connections of one client. The same pod must reply each time.
 fn stick(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut ports = PORTS.cycle();
@@ -96,7 +98,7 @@ fn stick(traffic: &mut Traffic, from: &Place) {
     });
 }
 
-/// Asks Services that come and go. Requests may fail.
+/// Sends requests to churning Services. Requests may fail.
 fn roam(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut ports = (20_000..22_500).cycle();

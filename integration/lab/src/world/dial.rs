@@ -1,4 +1,4 @@
-//! Asking a server, from any place, with a time limit and a typed answer.
+//! Sends requests to servers from any place, with a timeout and typed results.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -10,48 +10,48 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 use super::Place;
 
-/// Limit for an ask that sets none.
+/// Default timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The transport protocols that Services know.
+/// The transport protocols of Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// TCP
+    /// TCP.
     Tcp,
-    /// UDP
+    /// UDP.
     Udp,
-    /// SCTP, one stream (RFC 9260; `SOCK_STREAM`)
+    /// SCTP with one stream (RFC 9260, `SOCK_STREAM`).
     Sctp,
 }
 
-/// Answer of a server.
+/// Reply of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Answer {
-    /// The name of the place that it serves at.
+    /// Name of the server's place.
     pub who: String,
-    /// Client's address, as the server saw it.
+    /// The client's address as the server saw it.
     pub seen_source: SocketAddr,
 }
 
-/// Why there was no answer.
+/// Reason for a missing reply.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Failure {
-    /// A TCP reset to the SYN, an SCTP abort, or an ICMP port unreachable: nobody listens.
+    /// No listener: a TCP reset to the SYN, an SCTP abort, or an ICMP port unreachable.
     #[error("connection refused")]
     Refused,
-    /// An ICMP host, network or administratively unreachable, or no route.
+    /// An ICMP host unreachable, network unreachable or administratively prohibited, or no route.
     #[error("unreachable")]
     Unreachable,
-    /// Nothing came back in time.
+    /// No reply within the timeout.
     #[error("timed out")]
     TimedOut,
     /// An open connection was reset.
     #[error("connection reset")]
     Reset,
-    /// The server closed the connection without an answer.
+    /// The server closed the connection without a reply.
     #[error("connection closed without an answer")]
     Closed,
-    /// Other causes: a port already in use here, an answer from a server that is not ours, ...
+    /// Other causes, such as a port in use, or a reply from a server that is not ours.
     #[error("{0}")]
     Other(String),
 }
@@ -65,7 +65,8 @@ impl From<io::Error> for Failure {
             Kind::TimedOut | Kind::WouldBlock => Self::TimedOut,
             Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe => Self::Reset,
             Kind::UnexpectedEof => Self::Closed,
-            // EACCES: ICMP(v6) "administratively prohibited", which iptables' REJECT can send.
+            // EACCES: ICMP(v6) "administratively prohibited", which the iptables target REJECT can
+            // send.
             Kind::PermissionDenied
                 if error.raw_os_error() == Some(Errno::ACCESS.raw_os_error()) =>
             {
@@ -82,7 +83,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// A connection to be opened: from where, and how long to wait.
+/// A connection to open, with its origin and timeout.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Dial<'a> {
@@ -108,8 +109,8 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Binds this source port, with `SO_REUSEADDR`. TCP waits a minute before the same two ends may
-    /// meet again; see [`reset_on_close`](Self::reset_on_close).
+    /// Binds this source port with `SO_REUSEADDR`. TCP blocks the same pair of addresses and ports
+    /// for a minute; see [`reset_on_close`](Self::reset_on_close).
     pub fn from_port(self, from_port: u16) -> Self {
         Self { from_port, ..self }
     }
@@ -122,8 +123,8 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Ends the connection with a reset (`SO_LINGER` of zero), so that its source port is free at
-    /// once.
+    /// Ends the connection with a reset (`SO_LINGER` of zero), so that its source port is
+    /// immediately free.
     pub fn reset_on_close(self) -> Self {
         Self {
             reset: true,
@@ -131,12 +132,12 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// The limit for connecting, and for each ask; otherwise five seconds.
+    /// Sets the timeout for connecting and for each request. The default is five seconds.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// Connects (UDP: only fixes the two ends).
+    /// Connects. For UDP, only fixes the two addresses.
     pub fn open(&self) -> Result<Connection, Failure> {
         let deadline = Instant::now() + self.timeout;
         let (kind, protocol) = match self.transport {
@@ -188,13 +189,14 @@ impl<'a> Dial<'a> {
         })
     }
 
-    /// Opens, asks once and closes.
+    /// Opens the connection, sends one request and closes.
     pub fn ask(&self) -> Result<Answer, Failure> {
         self.open()?.ask()
     }
 }
 
-/// An open connection (UDP: a flow, with one source port). Asked again, it goes the same way again.
+/// An open connection, or for UDP a flow with one source port. Repeated requests take the same
+/// path.
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
@@ -209,7 +211,7 @@ enum Socket {
 }
 
 impl Connection {
-    /// Sends one request and waits for its answer.
+    /// Sends one request and waits for its reply.
     pub fn ask(&mut self) -> Result<Answer, Failure> {
         let deadline = Instant::now() + self.timeout;
         match &mut self.socket {
@@ -228,7 +230,7 @@ impl Connection {
                 }
             }
             Socket::Stream(socket) => {
-                // Two bytes on an idle connection: they always fit.
+                // Two bytes always fit into an idle connection's buffer.
                 socket.write_all(b"?\n")?;
                 loop {
                     if let Some(end) = self.input.iter().position(|&byte| byte == b'\n') {
@@ -252,7 +254,7 @@ impl Connection {
         }
     }
 
-    /// The address and port it was opened from.
+    /// Returns the local address and port.
     pub fn source(&self) -> io::Result<SocketAddr> {
         match &self.socket {
             Socket::Stream(socket) => socket.local_addr(),
@@ -276,7 +278,7 @@ fn parse(line: &[u8]) -> Result<Answer, Failure> {
     })
 }
 
-/// Waits until `socket` is ready (or broken); false at the deadline.
+/// Waits until `socket` is ready or broken. Returns false at the deadline.
 fn ready(
     socket: &impl std::os::fd::AsFd,
     what: PollFlags,

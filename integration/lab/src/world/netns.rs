@@ -1,4 +1,4 @@
-//! A named network namespace: made, entered and removed.
+//! A named network namespace: created, entered and removed.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -13,18 +13,18 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::Error;
 
-/// Folder where `ip netns` looks for names.
+/// Folder of the names for `ip netns`.
 const NAMES: &str = "/run/netns";
 
-/// A network namespace with a name that `ip netns` knows. It lasts until [`remove`]: the name is
-/// all that holds it, so that no forgotten handle keeps its links alive.
+/// A network namespace with a name for `ip netns`. It exists until [`remove`]. Only the name holds
+/// it, so that a forgotten handle cannot keep its links alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Netns {
     name: String,
 }
 
 impl Netns {
-    /// Makes it as `ip netns add` does, without a process, and sets `sysctls` (path under
+    /// Creates a namespace like `ip netns add`, without a process, and sets `sysctls` (path under
     /// `/proc/sys`, value).
     pub(super) fn new(name: String, sysctls: &[(&str, &str)]) -> Result<Self, Error> {
         let step = |source| Error::Io {
@@ -56,8 +56,8 @@ impl Netns {
         &self.name
     }
 
-    /// Runs `inside` in a thread of its own that has moved there. A socket stays where it was made,
-    /// so what it returns can be used anywhere.
+    /// Runs `inside` in a new thread in the namespace. A socket stays in its namespace, so the
+    /// caller can use a returned socket anywhere.
     pub(super) fn enter<T: Send>(
         &self,
         inside: impl FnOnce() -> io::Result<T> + Send,
@@ -76,7 +76,7 @@ impl Netns {
                 source,
             })
     }
-    /// Runs `ip` commands here, one process for all.
+    /// Runs `ip` commands here, in one process.
     pub(super) fn ip(&self, lines: &[String]) -> Result<(), Error> {
         if lines.is_empty() {
             return Ok(());
@@ -98,8 +98,8 @@ impl Netns {
     }
 }
 
-/// Kills every process whose main thread is in one of `namespaces` and takes their names away; the
-/// kernel removes their links.
+/// Kills every process whose main thread is in one of `namespaces`, and removes the names. The
+/// kernel then removes the links.
 pub(super) fn remove(namespaces: &[Netns]) {
     let identity = |path: &Path| {
         std::fs::metadata(path)
@@ -165,7 +165,7 @@ fn ip_batch(name: &str, script: &str) -> io::Result<Output> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    // It stops at the first error, so it never says more than a pipe holds while we write.
+    // `ip` stops at the first error, so its output always fits into the pipe during our write.
     if let Some(mut stdin) = child.stdin.take() {
         match stdin.write_all(script.as_bytes()) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),

@@ -1,4 +1,4 @@
-//! Programs that run at a place, their output kept, never outliving their handle.
+//! Programs in a place. Their output is collected, and they end with their handle.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,28 +9,28 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::Error;
 
-/// Time for which a process left behind may hold the program's streams before the output is taken
-/// as complete. All that the program itself has written is read, also on a machine without time.
+/// Time for which a remaining child may hold the program's streams before the output counts as
+/// complete. The program's own output is always complete, even on a slow machine.
 const HELD_FOR: Duration = Duration::from_secs(2);
 
-/// Output of a program, and its end.
+/// Output and exit status of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// Exit status.
     pub status: ExitStatus,
-    /// Standard output; bytes that are not UTF-8 are replaced.
+    /// Standard output. Invalid UTF-8 is replaced.
     pub stdout: String,
-    /// Standard error, likewise.
+    /// Standard error. Invalid UTF-8 is replaced.
     pub stderr: String,
 }
 
-/// A program at work; killed when dropped.
+/// A running program. It is killed on drop.
 #[derive(Debug)]
 pub struct Running {
     command: String,
     child: Child,
     heard: Arc<Heard>,
-    /// Lines that [`next_line`](Self::next_line) has given out.
+    /// Number of lines that [`next_line`](Self::next_line) has returned.
     told: usize,
 }
 
@@ -44,7 +44,7 @@ struct Heard {
 struct Text {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// Lines of both streams, as they came.
+    /// Lines of both streams, in order of arrival.
     lines: Vec<String>,
     ended: u8,
 }
@@ -56,7 +56,7 @@ enum Stream {
 }
 
 impl Running {
-    /// Starts a command in the network namespace that this thread is in; at a place, see
+    /// Starts a command in the calling thread's network namespace. For a place, see
     /// [`Place::spawn`](super::Place::spawn).
     pub fn start(mut command: Command) -> Result<Self, Error> {
         let name = std::iter::once(command.get_program())
@@ -126,7 +126,7 @@ impl Running {
             .map(drop)
     }
 
-    /// Program and arguments.
+    /// Returns the program and its arguments.
     pub(super) fn command(&self) -> &str {
         &self.command
     }
@@ -138,7 +138,7 @@ impl Running {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `enough` says so of what was heard, or both streams ended, or the time is over.
+    /// Waits until `enough` accepts the output, both streams have ended, or the timeout has passed.
     fn wait_text(&self, timeout: Duration, enough: impl Fn(&Text) -> bool) -> MutexGuard<'_, Text> {
         let waited = self
             .heard
@@ -147,7 +147,7 @@ impl Running {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// The next line of either stream; `None` after the last.
+    /// Returns the next line of either stream, or `None` after the last.
     pub fn next_line(&mut self, timeout: Duration) -> Result<Option<String>, Error> {
         let told = self.told;
         let text = self.wait_text(timeout, |text| text.lines.len() > told);
@@ -160,8 +160,8 @@ impl Running {
         Ok(line)
     }
 
-    /// The next line of either stream that contains `part`; those before it are passed over. Fails
-    /// if the program ends without it, with all that it said.
+    /// Returns the next line of either stream that contains `part`, and skips the lines before it.
+    /// If the program ends first, fails with its whole output.
     pub fn wait_for(&mut self, part: &str, timeout: Duration) -> Result<String, Error> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -190,7 +190,7 @@ impl Running {
         }
     }
 
-    /// Returns all lines so far, of both streams, as they came.
+    /// Returns the lines of both streams so far, in order of arrival.
     pub fn said(&self) -> String {
         self.text().lines.join("\n")
     }
@@ -200,14 +200,14 @@ impl Running {
         self.child.id()
     }
 
-    /// Sends a signal; nothing happens if it has ended already.
+    /// Sends a signal. Does nothing if the program has ended.
     pub fn signal(&mut self, signal: Signal) {
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = kill_process(Pid::from_child(&self.child), signal);
         }
     }
 
-    /// Waits for its end; `None` if it goes on.
+    /// Waits for the program to end. Returns `None` if it is still running.
     fn ended(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -221,11 +221,11 @@ impl Running {
         }
     }
 
-    /// Waits for its end and gives its output. Fails if it goes on for longer.
+    /// Waits for the program to end, and returns its output. Fails after the timeout.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output, Error> {
         let deadline = Instant::now() + timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
-        // The streams end with the program, and wake us; unless it left somebody behind who holds
+        // The streams end with the program and wake this thread, unless a remaining child holds
         // them.
         let slice = Duration::from_millis(50);
         while self.wait_text(left().min(slice), |_| false).ended < 2 && !left().is_zero() {
@@ -246,7 +246,7 @@ impl Running {
         })
     }
 
-    /// SIGTERM, then wait for its end as [`wait`](Self::wait) does.
+    /// Sends SIGTERM, and then waits like [`wait`](Self::wait).
     pub fn stop(&mut self, timeout: Duration) -> Result<Output, Error> {
         self.signal(Signal::TERM);
         self.wait(timeout)

@@ -1,9 +1,9 @@
-//! Servers that say who they are and whom they saw.
+//! Servers that report their name and the client's address.
 //!
-//! One thread for a whole world answers on every listening socket and every open connection. A
-//! request is a line; its answer is the line `NAME PEER_IP:PORT`. A line like `GET / HTTP/1.1`
-//! makes it an HTTP request: its header is read to the end, and the same line comes back as the
-//! body. Connections are kept and requests may be pipelined. Over UDP every datagram is a request.
+//! One thread serves all listening sockets and open connections of a world. A request is a line,
+//! and its reply is the line `NAME PEER_IP:PORT`. A line like `GET / HTTP/1.1` begins an HTTP
+//! request: the server reads its header and returns the same line as the body. Connections are
+//! persistent, and requests may be pipelined. Over UDP, every datagram is a request.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,11 +14,11 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-/// A line longer than this closes the connection.
+/// Maximum length of a line. A longer line closes the connection.
 const LONGEST_LINE: usize = 8192;
 
-/// A handle on one server of a [`crate::Place`]. The server outlives it, until [`stop`](Self::stop)
-/// or the end of its place.
+/// A handle to one server of a [`crate::Place`]. The server runs until [`stop`](Self::stop) or the
+/// end of its place, even without a handle.
 #[derive(Debug, Clone)]
 pub struct Server {
     id: u64,
@@ -27,27 +27,27 @@ pub struct Server {
 }
 
 impl Server {
-    /// Returns the number of requests that it has answered.
+    /// Returns the number of requests that it has replied to.
     pub fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Closes its listening socket and all of its connections, and returns when that is done.
+    /// Closes its listening socket and all of its connections. Returns when they are closed.
     pub fn stop(&self) {
         self.orders.send(Order::Stop(self.id));
     }
 }
 
-/// The thread that serves; ends when dropped.
+/// The serving thread. It ends on drop.
 #[derive(Debug)]
 pub(super) struct Servers {
     orders: Orders,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A socket that listens, made in the network namespace where it serves.
+/// A listening socket in the network namespace of its server.
 pub(super) enum Listening {
-    /// TCP or SCTP: the same system calls.
+    /// TCP or SCTP, which share their system calls.
     Stream(TcpListener),
     Datagram(UdpSocket),
 }
@@ -69,8 +69,8 @@ impl Servers {
         })
     }
 
-    /// Serves as `name` on all of `sockets`, as one server; `place` is what
-    /// [`stop_at`](Self::stop_at) knows it by.
+    /// Serves as `name` on all of `sockets`, as one server. [`stop_at`](Self::stop_at) identifies
+    /// it by `place`.
     pub(super) fn add(&self, name: &str, place: &str, sockets: Vec<Listening>) -> Server {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let server = Server {
@@ -94,7 +94,7 @@ impl Servers {
         self.orders.send(Order::StopAt(place.to_owned()));
     }
 
-    /// Closes every socket, and returns when that is done.
+    /// Closes every socket. Returns when they are closed.
     pub(super) fn end(&self) {
         self.orders.send(Order::End);
         if let Some(thread) = self
@@ -120,11 +120,11 @@ struct Orders {
     wake: Arc<OwnedFd>,
 }
 
-/// Dropped when the order has been carried out.
+/// Channel that closes when the order is complete.
 type Done = mpsc::Sender<()>;
 
 impl Orders {
-    /// Returns when the order has been carried out, or nobody is left to do it.
+    /// Sends an order. Returns when it is complete, or when the thread has ended.
     fn send(&self, order: Order) {
         let (done, wait) = mpsc::channel();
         if self.sender.send((order, done)).is_ok() {
@@ -247,15 +247,15 @@ fn serve(orders: &mpsc::Receiver<(Order, Done)>, wake: &OwnedFd) {
     }
 }
 
-/// Accepted connection, and the part of a request that has arrived on it.
+/// An accepted connection, and the received part of a request.
 struct Connection {
     socket: TcpStream,
     peer: SocketAddr,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// The HTTP request whose header is being read.
+    /// The HTTP request whose header is incomplete.
     http: Option<Http>,
-    /// Close once `output` is out.
+    /// True to close the connection after sending `output`.
     last: bool,
 }
 
@@ -265,7 +265,8 @@ struct Http {
 }
 
 impl Connection {
-    /// Reads what is there, answers it, writes what goes out; false when the connection is over.
+    /// Reads available data, replies to requests, and writes the replies. Returns false at the end
+    /// of the connection.
     fn proceed(&mut self, identity: &Identity) -> bool {
         let mut buffer = [0; 4096];
         while self.output.is_empty() {
