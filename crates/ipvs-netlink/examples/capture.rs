@@ -21,7 +21,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ipvs_netlink::{Ipvs, ServiceEntry};
 use netlink_batch::{Connection, Protocol};
 
-/// Services of every kind, and destinations of every kind.
+/// Commands that create services and destinations of every kind.
 const COMMANDS: &[&str] = &[
     "-A -t 10.0.0.1:80 -s rr",
     "-A -u 10.0.0.1:53 -s wrr -o",
@@ -83,8 +83,9 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Prints the additions to the dumps of services and destinations after each command that adds
-/// something. Then prints counters with three connections to a real server, one of them still open.
+/// Prints the new parts of the dumps of services and destinations after each command that adds an
+/// object. Then prints counters with three connections to a real server. One of these connections
+/// is still open.
 fn replies(ipvs: &mut Ipvs) -> Result<()> {
     println!(
         "# Payloads of the kernel's answers (genlmsghdr and attributes), new after each command."
@@ -144,7 +145,7 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
         served.read_exact(&mut [0; 16])?;
         open = Some((client, served));
     }
-    // The kernel sums its counters up every two seconds.
+    // The kernel updates its counters every two seconds.
     sleep(Duration::from_secs(5));
     news(
         &mut raw,
@@ -164,8 +165,7 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
     Ok(())
 }
 
-/// Runs each command once under strace, and prints its messages of the IPVS family that change
-/// something.
+/// Runs each command once under strace. Prints its messages of the IPVS family that make a change.
 fn requests() -> Result<()> {
     println!("# Payloads (genlmsghdr and attributes) that ipvsadm sends for each command.");
     let trace = std::env::temp_dir().join(format!("capture-{}.strace", std::process::id()));
@@ -182,13 +182,13 @@ fn requests() -> Result<()> {
             .lines()
             .filter(|line| line.contains("nlmsg_type=IPVS"))
         {
-            // strace shows the header by field and the payload as "\x01\x01...".
+            // strace prints the header field by field and the payload as "\x01\x01...".
             let payload = line
                 .split('"')
                 .find(|part| part.starts_with("\\x"))
                 .context("no payload")?;
             let payload = payload.replace("\\x", "");
-            // Before a change ipvsadm asks for IPVS_CMD_GET_INFO.
+            // ipvsadm sends IPVS_CMD_GET_INFO before a change.
             if !payload.starts_with("0f") {
                 println!("request {payload}");
             }

@@ -1,5 +1,5 @@
-//! Measures the kernel memory of virtual servers with very many destinations, as one Service may
-//! have.
+//! Measures the kernel memory of virtual servers with very many destinations. One Service may have
+//! this many.
 //!
 //! ```text
 //! cargo build -p ipvs-netlink -p lab --example memory_cost --bin lab
@@ -21,7 +21,7 @@ use anyhow::{Context as _, Result, ensure};
 use ipvs_netlink::{Destination, DestinationKey, Ipvs, Name, Protocol, Service, ServiceKey};
 use netlink_batch::{Batch, Reply};
 
-/// Messages in one batch.
+/// Number of messages in a batch.
 const PIECE: u32 = 512;
 
 fn main() -> Result<()> {
@@ -73,7 +73,7 @@ fn send(ipvs: &mut Ipvs, batch: &mut Batch) -> Result<()> {
     Ok(())
 }
 
-/// Returns the kernel's own memory, in bytes.
+/// Returns the kernel's own memory in bytes.
 fn memory() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let kinds = ["Slab:", "Percpu:", "VmallocUsed:"];

@@ -1,6 +1,6 @@
-//! Measures the cost of reading counters: 50,000 services (or as many as said) with two destinations each.
-//! All services need one dump, and the destinations one dump for each service. A scrape reads all
-//! services, and then 1,000 of them again with their destinations.
+//! Measures the cost of reading the counters of 50,000 services (or a given number) with two
+//! destinations each. One dump reads all services. Each service needs another dump for its
+//! destinations. A scrape reads all services, and then 1,000 of them again with their destinations.
 //!
 //! ```text
 //! cargo build --release -p ipvs-netlink -p lab --example read_cost --bin lab

@@ -1,5 +1,5 @@
-//! Measures the kernel's cost of replacing destinations repeatedly: recently removed ones slow down
-//! the next ones.
+//! Measures the kernel's cost of replacing destinations repeatedly. Recently removed destinations
+//! slow down later additions.
 //!
 //! ```text
 //! cargo build --release -p ipvs-netlink -p lab --example trash_cost --bin lab
@@ -57,43 +57,43 @@ const CASES: [(&str, u32, &str); 18] = [
 ];
 
 const ROUNDS: u32 = 4;
-/// Limit of destinations in the kernel's list for `bounded`.
+/// Largest number of destinations in the kernel's list for `bounded`.
 const BOUND: usize = 4_096;
-/// Number of destinations that a look of `wait` adds.
+/// Number of destinations that `wait` adds per measurement.
 const PROBES: u32 = 64;
 /// Number of packets that `spares` sends.
 const PACKETS: u32 = 2_000;
 /// Time between two measurements of `wait`.
 const STEP: Duration = Duration::from_secs(15);
 
-/// Steps of a round. New destinations replace the old ones, unless the case says that the same ones
-/// return. They come in the order of their addresses, unless the case says backwards.
+/// Steps of a round. New destinations replace the old ones, unless the case returns the same ones.
+/// They are added in the order of their addresses, unless the case is `backwards`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
-    /// The new ones are added, then the old ones removed.
+    /// Adds the new destinations, then removes the old ones.
     AddRemove,
-    /// The other way round.
+    /// Removes the old destinations, then adds the new ones.
     RemoveAdd,
-    /// The new destinations are added, and the old ones get weight 0. All old ones are removed
-    /// after the last round.
+    /// Adds the new destinations, and sets the weight of the old ones to 0. Removes all old
+    /// destinations after the last round.
     Weight,
-    /// Like the previous case, but only so many old ones are removed as keep the kernel's list
+    /// Like the previous case, but removes only as many old destinations as keep the kernel's list
     /// within [`BOUND`].
     Bounded,
-    /// All are removed, and the same return.
+    /// Removes all destinations, and adds the same ones again.
     Return { backwards: bool },
-    /// All get weight 0, then their weight again.
+    /// Sets the weight of all destinations to 0, then restores it.
     ReturnWeight,
-    /// All virtual servers are removed, and return with the same destinations.
+    /// Removes all virtual servers, and adds them again with the same destinations.
     Servers { backwards: bool },
-    /// The kernel removes all at once (`ipvsadm -C`), and they return in their order, or in the
-    /// opposite one of the dump before.
+    /// Flushes all virtual servers (`ipvsadm -C`), and adds them again in their order or in the
+    /// reverse order of the last dump.
     Flush { backwards: bool },
-    /// All are removed once. Then the cost of adding others is measured repeatedly, until it is
-    /// normal.
+    /// Removes all destinations once. Then measures the cost of adding others repeatedly, until it
+    /// is normal.
     Wait { connections: bool },
-    /// Measures the cost of destinations at weight 0 for a scheduled packet (round robin), while
-    /// one has a weight.
+    /// Measures the cost of destinations with weight 0 for a scheduled packet (round robin), while
+    /// one destination has a weight.
     Spares,
 }
 
@@ -118,7 +118,7 @@ impl Case {
 }
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
-/// A virtual server and a destination of it.
+/// A virtual server and one of its destinations.
 type Pair = (ServiceKey, DestinationKey);
 
 fn main() -> Result<()> {
@@ -128,7 +128,7 @@ fn main() -> Result<()> {
             Case::parse(case).ok_or("no such case: see the head of this example's source")?;
         return Table::open(shape == "one", count.parse()?)?.run(case);
     }
-    // Each namespace then has it without a request.
+    // With the module loaded, each namespace has IPVS without a request.
     drop(Ipvs::open()?);
     let program = current_exe()?;
     for (shape, count, case) in CASES {
@@ -145,7 +145,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The kernel's table, with one virtual server that has all destinations or as many with one each.
+/// The kernel's table. It has one virtual server with all destinations, or one virtual server for
+/// each destination.
 struct Table {
     ipvs: Ipvs,
     is_one: bool,
@@ -154,7 +155,7 @@ struct Table {
 
 impl Table {
     fn open(is_one: bool, count: u32) -> Result<Self> {
-        // Without an address, the kernel accepts no destination.
+        // The kernel accepts no destination in a namespace without an address.
         Command::new("ip")
             .args(["link", "set", "lo", "up"])
             .status()?;
@@ -183,7 +184,7 @@ impl Table {
         (0..self.count).map(pair).collect()
     }
 
-    /// Does this to each destination, and returns the total time.
+    /// Pushes a message for each item of `all`, and returns the total time.
     fn each<T>(&mut self, all: &[T], push: impl Fn(Family, &mut Batch, &T)) -> Result<Duration> {
         let family = self.ipvs.family();
         let began = Instant::now();
@@ -237,7 +238,7 @@ impl Table {
             Case::Spares => return self.schedule(&first),
             _ => {}
         }
-        // The size of the kernel's list, and the remaining destinations at weight 0.
+        // Size of the kernel's list, and the remaining destinations with weight 0.
         let (mut list, mut spare) = (0, Vec::new());
         for round in 1..=ROUNDS {
             let (old, new) = (self.pairs(round - 1), self.pairs(round));
@@ -323,7 +324,7 @@ impl Table {
     }
 
     fn schedule(&mut self, all: &[Pair]) -> Result<()> {
-        // Each packet is scheduled on its own.
+        // IPVS schedules each packet separately.
         let (key, flags) = (self.service(0), Flags::ONE_PACKET);
         self.each(&[key], |family, batch, key| {
             let service = Service::new(*key, Name::RR);
@@ -343,7 +344,7 @@ impl Table {
             there = wanted;
             let began = Instant::now();
             for _ in 0..PACKETS {
-                // There is no listener: the next call may report that.
+                // No process listens, and the next call may report that.
                 let _ = socket.send_to(b"x", (address, port));
             }
             let each = began.elapsed().as_secs_f64() * 1e6 / f64::from(PACKETS);
@@ -361,7 +362,7 @@ impl Table {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
             for (service, _) in all {
                 if let ServiceKey::Address { address, port, .. } = service {
-                    // There is no listener: the next call may report that.
+                    // No process listens, and the next call may report that.
                     let _ = socket.send_to(b"x", (*address, *port));
                 }
             }

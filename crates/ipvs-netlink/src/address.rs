@@ -1,4 +1,4 @@
-//! Addresses as the kernel holds them, and their families.
+//! Addresses and address families in the kernel's format.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -26,7 +26,7 @@ pub(crate) fn family(attribute: &Attribute<'_>, name: &'static str) -> Result<Ip
     }
 }
 
-/// `union nf_inet_addr`: 16 bytes, of which IPv4 has the first four.
+/// Writes an address as `union nf_inet_addr`: 16 bytes, of which IPv4 uses the first four.
 pub(crate) fn write(writer: &mut Writer<'_>, kind: u16, address: IpAddr) {
     let mut bytes = [0; 16];
     match address {

@@ -1,4 +1,4 @@
-//! Settings of the network namespace, not of a service.
+//! Settings of the network namespace.
 
 use netlink_batch::{Attributes, Malformed};
 
@@ -7,10 +7,10 @@ use crate::uapi::{self, info, top};
 /// Version and size of IPVS.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Info {
-    /// Version of IPVS: major, minor, patch in a byte each (0x010201 is 1.2.1).
+    /// Version of IPVS: one byte each for major, minor and patch (0x010201 is 1.2.1).
     pub version: u32,
-    /// Slots of the connection table. Linux 7.2 has a growing table, with no slots (0) before the
-    /// first service of a network namespace.
+    /// Number of slots in the connection table. In Linux 7.2 the table grows. It has no slots (0)
+    /// before the first service of a network namespace.
     pub table_size: u32,
 }
 

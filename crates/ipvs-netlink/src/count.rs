@@ -1,5 +1,5 @@
-//! Number of services for the price of one system call: the old control interface tells
-//! it, which generic netlink does not.
+//! Counts services with a single system call. The old control interface reports the number, which
+//! generic netlink does not.
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c` (`do_ip_vs_get_ctl`).
 
@@ -8,12 +8,12 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-/// `IP_VS_SO_GET_INFO`.
+/// Socket option that reads the number of services (`IP_VS_SO_GET_INFO`).
 const GET_INFO: libc::c_int = 64 + 1024 + 64 + 1;
-/// `struct ip_vs_getinfo`: version, size of the connection table, number of services.
+/// Size of `struct ip_vs_getinfo`: version, size of the connection table, number of services.
 const INFO: usize = 12;
 
-/// Counts services, in the network namespace of the thread that opened it.
+/// Counter of services in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct ServiceCounter(OwnedFd);
 

@@ -1,4 +1,4 @@
-//! Destinations: the servers that a service's connections go to.
+//! Destinations: the servers that get a service's connections.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -13,9 +13,9 @@ use crate::uapi::{self, dest, top};
 /// Identity of a destination within its service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DestinationKey {
-    /// The server's address.
+    /// Address of the server.
     pub address: IpAddr,
-    /// The server's port; the service's own unless masqueraded.
+    /// Port of the server. Without masquerading, it is the service's port.
     pub port: u16,
 }
 
@@ -46,21 +46,21 @@ impl DestinationKey {
     }
 }
 
-/// Forwarding method, `IP_VS_CONN_F_FWD_MASK`.
+/// Forwarding method of a destination (`IP_VS_CONN_F_FWD_MASK`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Forward {
     /// Network address translation.
     #[default]
     Masq,
-    /// The destination is this host.
+    /// Local delivery, because the destination is this host.
     Local,
-    /// In a tunnel, see [`Tunnel`].
+    /// Forwarding in a tunnel, see [`Tunnel`].
     Tunnel,
-    /// With the destination's link-layer address.
+    /// Direct routing to the destination's link-layer address.
     Route,
-    /// Past IPVS, for a cache cluster.
+    /// Bypass of IPVS, for a cache cluster.
     Bypass,
-    /// A number that has no meaning yet, 5 to 7.
+    /// A number without a meaning yet, 5 to 7.
     Other(u8),
 }
 
@@ -78,7 +78,7 @@ impl Forward {
 }
 
 impl From<u32> for Forward {
-    /// Parses `IPVS_DEST_ATTR_FWD_METHOD`, whose higher bits are flags of connections.
+    /// Parses `IPVS_DEST_ATTR_FWD_METHOD`. Its higher bits are flags of connections.
     fn from(number: u32) -> Self {
         match number & 7 {
             0 => Self::Masq,
@@ -96,29 +96,29 @@ impl From<u32> for Forward {
 /// Encapsulation for [`Forward::Tunnel`] (Linux 5.2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Tunnel {
-    /// `IP_VS_CONN_F_TUNNEL_TYPE_*`: 0 IPIP, 1 GUE, 2 GRE.
+    /// Type of the tunnel (`IP_VS_CONN_F_TUNNEL_TYPE_*`): 0 IPIP, 1 GUE, 2 GRE.
     pub kind: u8,
     /// UDP port of GUE.
     pub port: u16,
-    /// `IP_VS_TUNNEL_ENCAP_FLAG_*`: 1 checksum, 2 remote checksum.
+    /// Checksum flags (`IP_VS_TUNNEL_ENCAP_FLAG_*`): 1 checksum, 2 remote checksum.
     pub flags: u16,
 }
 
 /// A destination to add or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Destination {
-    /// Identity.
+    /// Identity of the destination.
     pub key: DestinationKey,
     /// Forwarding method.
     pub forward: Forward,
-    /// Its share of new connections, up to 2,147,483,647. With 0, only existing connections
-    /// continue.
+    /// Share of new connections, up to 2,147,483,647. With 0, only existing connections continue.
     pub weight: u32,
-    /// Number of connections at which it gets no new ones; 0 for no limit.
+    /// Number of connections at which the destination gets no new ones, or 0 for no limit.
     pub upper_threshold: u32,
-    /// Number of connections below which it gets new ones again; 0 for three quarters of `upper`.
+    /// Number of connections below which the destination gets new ones again, or 0 for three
+    /// quarters of `upper`.
     pub lower_threshold: u32,
-    /// Its tunnel.
+    /// Tunnel to the destination.
     pub tunnel: Tunnel,
 }
 
@@ -147,24 +147,24 @@ impl Destination {
     }
 }
 
-/// A destination in the kernel.
+/// A destination in the kernel, with its connections and counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DestinationEntry {
-    /// The destination.
+    /// Configuration of the destination.
     pub destination: Destination,
-    /// Established connections.
+    /// Number of established connections.
     pub active: u32,
-    /// Connections in other states: beginning, ending, or UDP.
+    /// Number of connections in other states: beginning, ending, or UDP.
     pub inactive: u32,
-    /// Persistence templates.
+    /// Number of persistence templates.
     pub persistent: u32,
-    /// Its counters.
+    /// Counters of the destination.
     pub statistics: Statistics,
 }
 
 impl DestinationEntry {
-    /// Parses an `IPVS_CMD_NEW_DEST` message, `genlmsghdr` included. `family` is the service's, for
-    /// kernels (before 3.18) that do not include the destination's own.
+    /// Parses an `IPVS_CMD_NEW_DEST` message, `genlmsghdr` included. `family` is the service's. It
+    /// is used for kernels before 3.18, which do not include the destination's own family.
     ///
     /// # Errors
     ///

@@ -6,12 +6,12 @@ use netlink_batch::{Malformed, Refusal};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel has no IPVS and did not load it by itself.
+    /// The kernel has no IPVS and did not load the module.
     #[error(
         "this kernel offers no IPVS: the module ip_vs is not loaded and was not loaded on demand; run `modprobe ip_vs` (in a container: on the host)"
     )]
     FamilyMissing,
-    /// Sending or receiving failed, or the kernel refused.
+    /// A send or receive failed, or the kernel refused the request.
     #[error(transparent)]
     Netlink(#[from] netlink_batch::Error),
 }

@@ -7,48 +7,49 @@ use crate::destination::{Destination, DestinationKey};
 use crate::service::{Service, ServiceKey};
 use crate::uapi::{self, command, top};
 
-/// The number of the running kernel's IPVS family, for encoding messages. Each method appends one
-/// message to a batch and returns its index.
+/// Encoder of messages, with the number of the running kernel's IPVS family. Each method appends
+/// one message to a batch and returns its index.
 ///
-/// The number is valid until the module is unloaded. Every change may be refused with `EINVAL` for
-/// invalid values, `EPERM`, `EAFNOSUPPORT` for IPv6 in a kernel without it, or the errors named at
-/// each method.
+/// The number is valid until the module is unloaded. The kernel may refuse every change with
+/// `EINVAL` for invalid values, with `EPERM`, or with `EAFNOSUPPORT` if it lacks IPv6. Each method
+/// lists its other errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Family(u16);
 
 impl Family {
-    /// Creates a family with this number, which [`Ipvs::open`](crate::Ipvs::open) queries.
+    /// Creates an encoder with the family number that [`Ipvs::open`](crate::Ipvs::open) queries.
     pub fn from_id(id: u16) -> Self {
         Self(id)
     }
 
-    /// Returns the number: `nlmsg_type` of its messages.
+    /// Returns the family number, which is the `nlmsg_type` of its messages.
     pub fn id(self) -> u16 {
         self.0
     }
 
-    /// Adds a service. `EEXIST` if the key exists, `ENOENT` if there is no such scheduler or
-    /// persistence engine.
+    /// Adds a service. Fails with `EEXIST` if the key exists, or `ENOENT` if the kernel lacks the
+    /// scheduler or persistence engine.
     pub fn new_service(self, batch: &mut Batch, service: &Service) -> usize {
         self.service(batch, command::NEW_SERVICE, service)
     }
 
-    /// Changes all but the key of a service. `ESRCH` if there is none, `ENOENT` as for a new one.
+    /// Changes a service except its key. Fails with `ESRCH` if it does not exist, or `ENOENT` as
+    /// for a new service.
     pub fn set_service(self, batch: &mut Batch, service: &Service) -> usize {
         self.service(batch, command::SET_SERVICE, service)
     }
 
-    /// Deletes a service and its destinations. `ESRCH` if there is none.
+    /// Deletes a service and its destinations. Fails with `ESRCH` if the service does not exist.
     pub fn del_service(self, batch: &mut Batch, key: &ServiceKey) -> usize {
         self.push(batch, command::DEL_SERVICE, |message| {
             message.nest(top::SERVICE, |nest| key.encode(nest));
         })
     }
 
-    /// Adds a destination to a service. `EEXIST` if it has it, `ESRCH` if there is no such
-    /// service, `ERANGE` for a weight over 2,147,483,647 or a lower threshold over the upper one,
-    /// `EINVAL` for an address that is not unicast, of the wrong family, or in a network
-    /// namespace that has no address yet, not even on its loopback device.
+    /// Adds a destination to a service. Fails with `EEXIST` if the service has it, or `ESRCH` if
+    /// the service does not exist. `ERANGE` means a weight over 2,147,483,647 or a lower threshold
+    /// over the upper one. `EINVAL` means an address that is not unicast or of the wrong family, or
+    /// a network namespace that has no address yet, even on loopback.
     pub fn new_destination(
         self,
         batch: &mut Batch,
@@ -58,8 +59,8 @@ impl Family {
         self.destination(batch, command::NEW_DEST, service, destination)
     }
 
-    /// Changes all but the key of a destination. `ENOENT` if the service does not have it,
-    /// otherwise as for a new one.
+    /// Changes a destination except its key. Fails with `ENOENT` if the service does not have it,
+    /// otherwise as for a new destination.
     pub fn set_destination(
         self,
         batch: &mut Batch,
@@ -69,9 +70,9 @@ impl Family {
         self.destination(batch, command::SET_DEST, service, destination)
     }
 
-    /// Deletes a destination. Packets of its connections are dropped, until it returns or they
-    /// time out; with the sysctl `net.ipv4.vs.expire_nodest_conn` the first packet ends them.
-    /// `ENOENT` and `ESRCH` as for a change.
+    /// Deletes a destination. Packets of its connections are dropped until the destination returns
+    /// or the connections time out. With the sysctl `net.ipv4.vs.expire_nodest_conn`, the first
+    /// packet ends its connection. Fails with `ENOENT` and `ESRCH` as for a change.
     pub fn del_destination(
         self,
         batch: &mut Batch,
@@ -89,7 +90,8 @@ impl Family {
         self.push(batch, command::FLUSH, |_| {})
     }
 
-    /// Zeroes the counters of a service and its destinations (`ESRCH` if there is none), or all.
+    /// Zeroes the counters of a service and its destinations, or of all services. Fails with
+    /// `ESRCH` if the service does not exist.
     pub fn zero(self, batch: &mut Batch, service: Option<&ServiceKey>) -> usize {
         self.push(batch, command::ZERO, |message| {
             if let Some(key) = service {

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of external bytes as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of external bytes as a function of bytes. Other code
+//! must not use them.
 
 use crate::{DestinationEntry, Info, IpFamily, ServiceEntry, Status, Timeouts};
 

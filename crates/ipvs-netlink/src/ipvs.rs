@@ -1,4 +1,4 @@
-//! The connection to the kernel.
+//! Connection to IPVS in the kernel.
 
 use netlink_batch::{Attributes, Batch, Connection, Dump, Malformed, Protocol, Reply, Writer};
 
@@ -12,16 +12,17 @@ use crate::uapi::{self, command, top};
 const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
 
-/// nlctrl, the generic netlink family that lists the others (`include/uapi/linux/genetlink.h`).
+/// Constants of nlctrl, the generic netlink family that lists other families
+/// (`include/uapi/linux/genetlink.h`).
 mod control {
     pub(super) const ID: u16 = 16;
-    /// `CTRL_CMD_GETFAMILY`, and its version.
+    /// Header of `CTRL_CMD_GETFAMILY`, with its version.
     pub(super) const GET_FAMILY: [u8; 4] = [3, 1, 0, 0];
     pub(super) const FAMILY_ID: u16 = 1;
     pub(super) const FAMILY_NAME: u16 = 2;
 }
 
-/// A connection to the kernel's IPVS, of the network namespace of the thread that opened it.
+/// A connection to IPVS in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Ipvs {
     connection: Connection,
@@ -29,7 +30,7 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Opens a connection. Asking for the family makes the kernel load the module `ip_vs` if it
+    /// Opens a connection. The query of the family makes the kernel load the module `ip_vs` if it
     /// can.
     ///
     /// # Errors
@@ -62,7 +63,7 @@ impl Ipvs {
         Ok(self.connection.execute(batch)?)
     }
 
-    /// Returns the number of messages sent since this was opened. Wraps around after `u32::MAX`.
+    /// Returns the number of messages sent since `self` was opened. Wraps around after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.connection.sent()
     }
@@ -77,8 +78,8 @@ impl Ipvs {
         Ok(Info::decode(first(&answer)?)?)
     }
 
-    /// Returns all services, of both address families. The kernel responds in parts, and does not
-    /// report changes between them: during other writes, a service may be missing or occur twice.
+    /// Returns all services of both address families. The kernel responds in parts and does not
+    /// report changes between them. During other writes, a service may be missing or occur twice.
     ///
     /// # Errors
     ///
@@ -108,7 +109,7 @@ impl Ipvs {
         }
     }
 
-    /// Returns the destinations of a service; none if the service does not exist. The kernel
+    /// Returns the destinations of a service, or none if the service does not exist. The kernel
     /// responds in parts, as for [`Ipvs::services`].
     ///
     /// # Errors
@@ -154,7 +155,7 @@ impl Ipvs {
         self.one(Family::flush)
     }
 
-    /// Zeroes the counters of a service and its destinations, or all.
+    /// Zeroes the counters of a service and its destinations, or of all services.
     ///
     /// # Errors
     ///
@@ -186,7 +187,7 @@ impl Ipvs {
 }
 
 fn first(answer: &Dump) -> Result<&[u8], netlink_batch::Error> {
-    // The request was acknowledged, but the response before that is missing.
+    // The kernel acknowledged the request, but the response is missing.
     answer
         .iter()
         .next()

@@ -1,19 +1,19 @@
-//! Names of schedulers and persistence engines: at most 15 bytes, kept in place.
+//! Names of schedulers and persistence engines: at most 15 bytes, stored without an allocation.
 
 use std::fmt;
 use std::str::{self, FromStr};
 
-/// `IP_VS_SCHEDNAME_MAXLEN` and `IP_VS_PENAME_MAXLEN`, both with the NUL.
+/// Size of a name with its NUL (`IP_VS_SCHEDNAME_MAXLEN` and `IP_VS_PENAME_MAXLEN`).
 const CAPACITY: usize = 16;
 
 /// Name of a scheduler (`rr`, `wrr`, `lc`, `sh`, `mh` ...) or of a persistence engine (`sip`).
 ///
-/// Any name of 1 to 15 bytes without NUL. The kernel's modules decide which names exist: a service
-/// with an unknown scheduler is refused with `ENOENT`.
+/// Any name of 1 to 15 bytes without NUL. The kernel's modules decide which names exist. The kernel
+/// refuses a service with an unknown scheduler with `ENOENT`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name([u8; CAPACITY]);
 
-/// Error: the kernel cannot have such a name.
+/// Error of a name that the kernel cannot store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} cannot be the name of a scheduler or persistence engine: those have 1 to 15 bytes")]
 pub struct BadName(String);
@@ -25,7 +25,7 @@ impl Name {
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         let text = self.0.split(|byte| *byte == 0).next().unwrap_or_default();
-        // Made from a str, and truncated at a NUL.
+        // The bytes come from a str that was cut at a NUL.
         str::from_utf8(text).unwrap_or_default()
     }
 }

@@ -1,4 +1,4 @@
-//! Services: a virtual address, or a mark on packets, that is balanced over destinations.
+//! Services: a virtual address, or a packet mark, whose connections are balanced over destinations.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -17,11 +17,11 @@ use crate::uapi::{self, service, top};
 pub struct Protocol(pub u8);
 
 impl Protocol {
-    /// `IPPROTO_TCP`
+    /// TCP (`IPPROTO_TCP`).
     pub const TCP: Self = Self(6);
-    /// `IPPROTO_UDP`
+    /// UDP (`IPPROTO_UDP`).
     pub const UDP: Self = Self(17);
-    /// `IPPROTO_SCTP`
+    /// SCTP (`IPPROTO_SCTP`).
     pub const SCTP: Self = Self(132);
 }
 
@@ -49,16 +49,16 @@ pub enum ServiceKey {
     Address {
         /// TCP, UDP or SCTP.
         protocol: Protocol,
-        /// The virtual address.
+        /// Virtual address.
         address: IpAddr,
-        /// The virtual port. 0, for all ports, is for persistent services only.
+        /// Virtual port. Only persistent services may use 0, which means all ports.
         port: u16,
     },
     /// Packets that a firewall rule has marked.
     Fwmark {
-        /// IPv4 or IPv6 packets.
+        /// Family of the packets, IPv4 or IPv6.
         family: IpFamily,
-        /// The mark, not 0.
+        /// Packet mark, not 0.
         mark: u32,
     },
 }
@@ -122,21 +122,21 @@ impl fmt::Display for ServiceKey {
 }
 
 bitflags! {
-    /// `IP_VS_SVC_F_*`. Unnamed bits are kept.
+    /// Flags of a service (`IP_VS_SVC_F_*`). Bits without a name here are preserved.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Flags: u32 {
-        /// A client's connections go to the destination of its first one.
+        /// A client's new connections get the destination of its first connection.
         const PERSISTENT = 0x1;
-        /// Set by the kernel on every service; has no effect in a request.
+        /// Set by the kernel on every service. Has no effect in a request.
         const HASHED = 0x2;
         /// Every packet is scheduled separately (UDP).
         const ONE_PACKET = 0x4;
-        /// The scheduler's first flag. `sh` and `mh`: fall back to another destination if the
+        /// First flag of the scheduler. `sh` and `mh` fall back to another destination if the
         /// chosen one has weight 0.
         const SCHED_1 = 0x8;
-        /// The scheduler's second flag. `sh` and `mh`: hash the source port too.
+        /// Second flag of the scheduler. `sh` and `mh` also hash the source port.
         const SCHED_2 = 0x10;
-        /// The scheduler's third flag.
+        /// Third flag of the scheduler.
         const SCHED_3 = 0x20;
 
         const _ = !0;
@@ -146,19 +146,20 @@ bitflags! {
 /// A service to add or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Service {
-    /// Identity.
+    /// Identity of the service.
     pub key: ServiceKey,
-    /// Its scheduler.
+    /// Scheduler of the service.
     pub scheduler: Name,
-    /// Its flags. They replace all flags of an existing service.
+    /// Flags of the service. They replace all flags of an existing service.
     pub flags: Flags,
-    /// Time that a client without connections keeps its destination, in seconds; for
+    /// Time in seconds that a client without connections keeps its destination, for
     /// [`Flags::PERSISTENT`].
     pub timeout: u32,
-    /// Mask of clients that count as one client for persistence. IPv4: a netmask as a number
-    /// (255.255.255.0 is 0xffffff00). IPv6: a prefix length, 1 to 128; the kernel refuses others.
+    /// Mask of addresses that count as one client for persistence. IPv4: a netmask as a number
+    /// (255.255.255.0 is 0xffffff00). IPv6: a prefix length, 1 to 128. The kernel refuses other
+    /// values.
     pub netmask: u32,
-    /// Its persistence engine (`sip`).
+    /// Persistence engine (`sip`).
     pub persistence_engine: Option<Name>,
 }
 
@@ -175,7 +176,7 @@ impl Service {
         }
     }
 
-    /// Returns the netmask that makes every address a client.
+    /// Returns the netmask with which every address is a separate client.
     pub fn single_client(family: IpFamily) -> u32 {
         match family {
             IpFamily::V4 => u32::MAX,
@@ -189,7 +190,8 @@ impl Service {
         if let Some(engine) = &self.persistence_engine {
             writer.attr_str(service::PE_NAME, engine.as_str());
         }
-        // struct ip_vs_flags: the flags, and the mask of valid flags, which is all.
+        // The value is struct ip_vs_flags: the flags, and the mask of valid flags. All flags are
+        // valid.
         let [f0, f1, f2, f3] = self.flags.bits().to_ne_bytes();
         writer.attr(service::FLAGS, &[f0, f1, f2, f3, 0xff, 0xff, 0xff, 0xff]);
         writer.attr_u32(service::TIMEOUT, self.timeout);
@@ -200,12 +202,12 @@ impl Service {
     }
 }
 
-/// A service in the kernel.
+/// A service in the kernel, with its counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServiceEntry {
-    /// The service; its flags have [`Flags::HASHED`].
+    /// Configuration of the service. Its flags have [`Flags::HASHED`].
     pub service: Service,
-    /// Its counters.
+    /// Counters of the service.
     pub statistics: Statistics,
 }
 

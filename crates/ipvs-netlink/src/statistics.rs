@@ -5,16 +5,17 @@ use netlink_batch::{Attribute, Attributes, Malformed};
 use crate::uapi::stats;
 
 /// Counters since creation or the last reset, and the kernel's rate estimates (a moving average).
-/// The kernel updates both every two seconds, so they lag by as much.
+/// The kernel updates both every two seconds, so they lag up to two seconds.
 ///
-/// 64 bits since Linux 4.1; before, the kernel's 32-bit counters (bytes: 64) wrap.
+/// The counters have 64 bits since Linux 4.1. Before, the kernel's 32-bit counters (bytes: 64)
+/// wrap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Connections scheduled.
     pub connections: u64,
     /// Packets from clients.
     pub incoming_packets: u64,
-    /// Packets to clients; counted only if forwarding passes them through this host (masquerading).
+    /// Packets to clients. They are counted only if they pass through this host (masquerading).
     pub outgoing_packets: u64,
     /// Bytes from clients.
     pub incoming_bytes: u64,

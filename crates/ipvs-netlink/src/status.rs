@@ -13,31 +13,31 @@
 
 use std::collections::BTreeMap;
 
-/// Limit of lines that are kept.
+/// Largest number of unknown lines that are stored.
 const OTHERS_MAX: usize = 64;
 
 /// The tables of a network namespace. A number that the kernel does not report is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Number of connections, which `net.ipv4.vs.conn_max` limits.
+    /// Number of connections. `net.ipv4.vs.conn_max` limits it.
     pub connections: Option<u64>,
-    /// The hash table of connections.
+    /// Hash table of connections.
     pub connection_table: GrowingTable,
-    /// Virtual servers of both IP families.
+    /// Number of virtual servers of both IP families.
     pub services: Option<u64>,
-    /// The hash table of virtual servers.
+    /// Hash table of virtual servers.
     pub service_table: GrowingTable,
-    /// Lines with other labels, as they are: a later kernel may have more.
+    /// Unchanged lines with unknown labels, which a later kernel may add.
     pub others: Vec<String>,
 }
 
 /// A hash table that grows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrowingTable {
-    /// Buckets, 0 before the first entry.
+    /// Number of buckets, 0 before the first entry.
     pub buckets: Option<u64>,
-    /// Number of buckets by their number of entries, from 0 (empty). The last length includes all
-    /// longer ones. The kernel omits lengths without buckets.
+    /// Number of buckets by chain length, from 0 (empty). The last length includes all longer
+    /// chains. The kernel omits lengths without buckets.
     pub by_length: BTreeMap<u32, u64>,
 }
 
@@ -50,16 +50,16 @@ impl GrowingTable {
     }
 }
 
-/// A line that has a known label and no number.
+/// Error of a line with a known label and no number.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the line {line:?} of /proc/net/ip_vs_status")]
 pub struct BadLine {
-    /// The line.
+    /// The unreadable line.
     pub line: String,
 }
 
 impl Status {
-    /// Parses the file.
+    /// Parses the content of `/proc/net/ip_vs_status`.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl Status {
         Ok(status)
     }
 
-    /// The number that a label has.
+    /// Returns the field of a label's number.
     fn place(&mut self, label: &str) -> Option<NumberField<'_>> {
         Some(match label {
             "Conns" => NumberField::Number(&mut self.connections),
@@ -114,13 +114,13 @@ impl Status {
     }
 }
 
-/// Field that a number belongs to.
+/// Field that stores a label's number.
 enum NumberField<'a> {
     Number(&'a mut Option<u64>),
     Length(&'a mut BTreeMap<u32, u64>, u32),
 }
 
-/// The number at the start of a value such as `4096 (12 bits, lfactor -4)`.
+/// Returns the number at the start of a value such as `4096 (12 bits, lfactor -4)`.
 fn number(value: &str) -> Option<u64> {
     let mut words = value.split_whitespace();
     let number = words.next()?.parse().ok()?;
@@ -132,13 +132,14 @@ fn number(value: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Linux 7.2.7 with 300 connections to one virtual server (`cat /proc/net/ip_vs_status`).
+    /// Output of Linux 7.2.7 with 300 connections to one virtual server (`cat
+    /// /proc/net/ip_vs_status`).
     const SERVING: &str = "Conns:\t300\nConn buckets:\t4096 (12 bits, lfactor -4)\nConn buckets empty:\t3545 (86%)\n\
         Conn buckets len-1:\t504 (91%)\nConn buckets len-2:\t45 (8%)\nConn buckets len-3:\t2 (0%)\nServices:\t1\n\
         Service buckets:\t16 (4 bits, lfactor -3)\nService buckets empty:\t15 (93%)\nService buckets len-1:\t1 (100%)\n\
         Stats thread slots:\t1 (max 4)\nStats chain max len:\t3958\nStats thread ests:\t9499200\n";
 
-    /// The same kernel before the first virtual server.
+    /// Output of the same kernel before the first virtual server.
     const IDLE: &str = "Conns:\t0\nConn buckets:\t0 (0 bits, lfactor 0)\nServices:\t0\n\
         Service buckets:\t0 (0 bits, lfactor 0)\nStats thread slots:\t1 (max 0)\nStats chain max len:\t0\n\
         Stats thread ests:\t0\n";

@@ -1,9 +1,9 @@
-//! The tables of IPVS in this network namespace, where the kernel describes them.
+//! The tables of IPVS in this network namespace, if the kernel describes them.
 //!
-//! Linux 7.1 has a connection table for each namespace, which grows, and `/proc/net/ip_vs_status`.
-//! Linux 7.2 has `net.ipv4.vs.conn_max` as well: at that many connections a new one gets no entry,
-//! and its packets are dropped. Both are read only. Nothing is written: in a container they may
-//! be read-only, and the defaults are the kernel's to choose.
+//! Linux 7.1 has a growing connection table for each namespace, and `/proc/net/ip_vs_status`. Linux
+//! 7.2 also has the limit `net.ipv4.vs.conn_max`. At that number of connections, a new one gets no
+//! entry, and its packets are dropped. This module only reads both files. They may be read-only in
+//! a container, and the defaults are the kernel's choice.
 
 use std::fs;
 use std::io;
@@ -14,17 +14,17 @@ use crate::Status;
 const STATUS: &str = "proc/thread-self/net/ip_vs_status";
 const CONNECTIONS_MAX: &str = "proc/sys/net/ipv4/vs/conn_max";
 
-/// The tables, and their limit.
+/// Tables of IPVS, and the limit on connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tables {
-    /// As the kernel describes them.
+    /// Tables as the kernel describes them.
     pub status: Status,
-    /// The limit on connections, if this kernel has one.
+    /// Limit on connections, if this kernel has one.
     pub connections_max: Option<u64>,
 }
 
 impl Tables {
-    /// Reads the files below `root`; `None` if this kernel does not have them.
+    /// Reads the files below `root`. Returns `None` if this kernel does not have them.
     ///
     /// # Errors
     ///

@@ -1,13 +1,13 @@
-//! Numbers of `include/uapi/linux/ip_vs.h`, and what all its messages have in common: a
-//! `genlmsghdr` of command, version and padding, then attributes.
+//! Numbers of `include/uapi/linux/ip_vs.h`. All its messages begin with a `genlmsghdr` (command,
+//! version and padding), followed by attributes.
 
 use netlink_batch::{Attributes, Malformed};
 
-/// `IPVS_GENL_NAME`, `IPVS_GENL_VERSION`.
+/// Name and version of the generic netlink family (`IPVS_GENL_NAME`, `IPVS_GENL_VERSION`).
 pub(crate) const NAME: &str = "IPVS";
 const VERSION: u8 = 1;
 
-/// `IPVS_CMD_*`.
+/// Commands (`IPVS_CMD_*`).
 pub(crate) mod command {
     pub(crate) const NEW_SERVICE: u8 = 1;
     pub(crate) const SET_SERVICE: u8 = 2;
@@ -24,7 +24,7 @@ pub(crate) mod command {
     pub(crate) const FLUSH: u8 = 17;
 }
 
-/// `IPVS_CMD_ATTR_*`.
+/// Attributes of a message (`IPVS_CMD_ATTR_*`).
 pub(crate) mod top {
     pub(crate) const SERVICE: u16 = 1;
     pub(crate) const DEST: u16 = 2;
@@ -33,7 +33,7 @@ pub(crate) mod top {
     pub(crate) const TIMEOUT_UDP: u16 = 6;
 }
 
-/// `IPVS_SVC_ATTR_*`.
+/// Attributes of a virtual server (`IPVS_SVC_ATTR_*`).
 pub(crate) mod service {
     pub(crate) const AF: u16 = 1;
     pub(crate) const PROTOCOL: u16 = 2;
@@ -49,7 +49,7 @@ pub(crate) mod service {
     pub(crate) const STATS64: u16 = 12;
 }
 
-/// `IPVS_DEST_ATTR_*`.
+/// Attributes of a destination (`IPVS_DEST_ATTR_*`).
 pub(crate) mod dest {
     pub(crate) const ADDR: u16 = 1;
     pub(crate) const PORT: u16 = 2;
@@ -68,7 +68,7 @@ pub(crate) mod dest {
     pub(crate) const TUN_FLAGS: u16 = 15;
 }
 
-/// `IPVS_STATS_ATTR_*`.
+/// Attributes of counters (`IPVS_STATS_ATTR_*`).
 pub(crate) mod stats {
     pub(crate) const CONNS: u16 = 1;
     pub(crate) const INPKTS: u16 = 2;
@@ -82,20 +82,20 @@ pub(crate) mod stats {
     pub(crate) const OUTBPS: u16 = 10;
 }
 
-/// `IPVS_INFO_ATTR_*`.
+/// Attributes of the response to `IPVS_CMD_GET_INFO` (`IPVS_INFO_ATTR_*`).
 pub(crate) mod info {
     pub(crate) const VERSION: u16 = 1;
     pub(crate) const CONN_TAB_SIZE: u16 = 2;
 }
 
-/// `genlmsghdr`.
+/// Size of a `genlmsghdr`.
 pub(crate) const HEADER: usize = 4;
 
 pub(crate) fn header(command: u8) -> [u8; HEADER] {
     [command, VERSION, 0, 0]
 }
 
-/// The attributes inside of the message's one attribute of `kind`.
+/// Returns the attributes nested in the message's attribute `kind`.
 pub(crate) fn nested<'a>(
     payload: &'a [u8],
     kind: u16,

@@ -1,5 +1,5 @@
-//! Our bytes against those of the real kernel (6.1) and of `ipvsadm` (1.31), as captured by
-//! `examples/capture.rs`. They are of a little-endian machine.
+//! Compares our bytes with those of the real kernel (6.1) and of `ipvsadm` (1.31).
+//! `examples/capture.rs` captured them on a little-endian machine.
 #![cfg(target_endian = "little")]
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ const DEST: u16 = 2;
 const STATS: u16 = 10;
 const STATS64: u16 = 12;
 
-/// An `ipvsadm` command, and its counterpart here.
+/// A request of this crate that corresponds to an `ipvsadm` command.
 enum Act {
     New(Service),
     Set(Service),
@@ -78,7 +78,7 @@ fn via(forward: Forward, address: &str, weight: u32) -> Destination {
     }
 }
 
-/// The commands of `examples/capture.rs`, and what we call the same.
+/// Returns the commands of `examples/capture.rs` with the corresponding requests of this crate.
 fn acts() -> Vec<(&'static str, Act)> {
     let web = tcp("10.0.0.1:80");
     let web6 = tcp("[fd00::1]:80");
@@ -263,7 +263,7 @@ fn reply(what: &str, command: &str) -> Vec<u8> {
         .2
 }
 
-/// Attributes as `(kind outside, kind inside, payload)`.
+/// Returns attributes as `(outer kind, inner kind, payload)`.
 fn attributes(payload: &[u8]) -> Vec<(u16, u16, &[u8])> {
     let outer = Attributes::after(4, payload).unwrap().map(Result::unwrap);
     outer
@@ -302,7 +302,8 @@ fn we_say_what_ipvsadm_says() {
         let message = batch.get(0).unwrap();
         assert_eq!((message.kind, message.flags), (26, 1));
         let ours = message.payload;
-        // Where an object is only named, ipvsadm sends the rest of it too, which nobody reads.
+        // If a command only identifies an object, ipvsadm also sends its other attributes, which
+        // the kernel ignores.
         let named: &[u16] = match act {
             Act::NewDest(..) | Act::SetDest(..) => &[SERVICE],
             Act::Del(_) | Act::DelDest(..) | Act::Zero(Some(_)) => &[SERVICE, DEST],
@@ -355,7 +356,7 @@ fn we_understand_what_the_kernel_says() {
     assert_eq!(checked, 22);
 }
 
-/// Three connections of 16 bytes; two were closed in the meantime, one is open.
+/// Three connections of 16 bytes each: two were closed in the meantime, and one is open.
 #[test]
 fn counters_and_connections() {
     let command = "three connections";
@@ -391,7 +392,7 @@ const STATISTICS: Statistics = Statistics {
     outgoing_byte_rate: 41,
 };
 
-/// `payload` with its outer attribute rebuilt from what `keep` makes of each inner one.
+/// Returns `payload` with its outer attribute rebuilt. `keep` writes each inner attribute.
 fn rebuilt(payload: &[u8], keep: impl Fn(&mut Writer<'_>, u16, &[u8])) -> Vec<u8> {
     let mut batch = Batch::new();
     batch.push(1, 0, |message| {
@@ -439,13 +440,13 @@ fn unknown_attributes_are_passed_over() {
     );
 }
 
-/// Every attribute that is known has a size, and an empty one is an error that names it.
+/// Every known attribute has a fixed size. An empty one is an error that names the attribute.
 #[test]
 fn short_attributes_are_errors() {
     for what in ["service", "destination"] {
         let payload = reply(what, "three connections");
         for (_, victim, _) in attributes(&payload) {
-            // Nothing in them means zero.
+            // An empty nest of counters means zero.
             if [STATS, STATS64].contains(&victim) {
                 continue;
             }
@@ -490,7 +491,7 @@ fn what_identifies_must_be_there() {
     assert!(ServiceEntry::decode(&[]).is_err());
 }
 
-/// Arbitrary objects, as far as the types allow.
+/// Generates arbitrary services within the limits of the types.
 fn any_service() -> impl Strategy<Value = Service> {
     let key = prop_oneof![
         (any::<u8>(), any::<IpAddr>(), any::<u16>()).prop_map(|(protocol, address, port)| {
@@ -544,7 +545,8 @@ fn any_destination() -> impl Strategy<Value = Destination> {
 }
 
 proptest! {
-    /// A request and an answer are the same attributes, so what we write we can read.
+    /// A request and a response have the same attributes, so the decoder can read every encoded
+    /// request.
     #[test]
     fn services_survive(service in any_service()) {
         let mut batch = Batch::new();
@@ -568,7 +570,7 @@ proptest! {
         let _ = DestinationEntry::decode(&payload, IpFamily::V6);
     }
 
-    /// Damaged answers get deeper into the decoder than noise does.
+    /// Damaged responses get deeper into the decoder than random bytes.
     #[test]
     fn damaged_answers_never_panic(
         which: prop::sample::Index,

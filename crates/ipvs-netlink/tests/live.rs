@@ -1,4 +1,4 @@
-//! Against a real IPVS, each test in a network namespace of its own. Needs root and `ip_vs`.
+//! Tests with a real IPVS, each in a separate network namespace. Needs root and `ip_vs`.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -25,11 +25,11 @@ const EEXIST: i32 = 17;
 const EINVAL: i32 = 22;
 const ERANGE: i32 = 34;
 
-/// Runs `story` with an IPVS of its own.
+/// Runs `story` with an IPVS connection in a new network namespace.
 fn on_ipvs(story: impl FnOnce(Ipvs) + Send) {
     in_namespace(|| {
-        // Without the routing table "local", which comes with the first address, every
-        // destination is EINVAL.
+        // The first address creates the routing table "local". Without that table, the kernel
+        // refuses every destination with EINVAL.
         loopback_up();
         story(Ipvs::open().unwrap());
     });
@@ -53,7 +53,7 @@ fn errnos(replies: &[Reply]) -> Vec<Option<i32>> {
     replies.iter().map(Reply::errno).collect()
 }
 
-/// All must be done.
+/// Executes a batch whose messages must all succeed.
 fn execute(ipvs: &mut Ipvs, push: impl FnOnce(Family, &mut Batch)) {
     let mut batch = Batch::new();
     push(ipvs.family(), &mut batch);
@@ -81,7 +81,7 @@ fn destinations(ipvs: &mut Ipvs, key: &ServiceKey) -> Vec<Destination> {
     found
 }
 
-/// As the kernel shows it.
+/// Returns a service with the flag that the kernel adds.
 fn hashed(mut service: Service) -> Service {
     service.flags |= Flags::HASHED;
     service
@@ -93,7 +93,7 @@ fn info() {
     on_ipvs(|mut ipvs| {
         let info = ipvs.info().unwrap();
         assert!(info.version >= 0x01_02_00, "{info:?}");
-        // Linux 7.2 has no table yet.
+        // Linux 7.2 has no connection table yet.
         let size = info.table_size;
         assert!(size == 0 || size.is_power_of_two(), "{info:?}");
         assert_eq!(services(&mut ipvs), []);
@@ -272,7 +272,7 @@ fn destinations_of_every_kind() {
     });
 }
 
-/// A refused change fails alone, at its index.
+/// A refused change fails alone. The reply has its index.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn refusals() {
@@ -382,7 +382,7 @@ fn timeouts() {
     });
 }
 
-/// 3,000 services with two destinations each, in one batch.
+/// Writes 3,000 services with two destinations each in one batch.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn thousands() {
@@ -438,7 +438,7 @@ fn counters() {
                 (client, served)
             })
             .collect();
-        // The kernel sums its counters up every two seconds.
+        // The kernel updates its counters every two seconds.
         let deadline = Instant::now() + Duration::from_secs(10);
         let statistics = loop {
             let statistics = ipvs.service(&web).unwrap().unwrap().statistics;
@@ -448,7 +448,7 @@ fn counters() {
             assert!(Instant::now() < deadline, "{statistics:?}");
             sleep(Duration::from_millis(100));
         };
-        // Each client sent a SYN, an ACK and five bytes, and was sent a SYN and an ACK.
+        // Each client sent a SYN, an ACK and five bytes, and received a SYN and an ACK.
         assert!(
             statistics.incoming_bytes >= 4 * (60 + 52 + 57),
             "{statistics:?}"
@@ -486,7 +486,8 @@ fn counters() {
     });
 }
 
-/// `ip link set lo up`: `RTM_NEWLINK` with `ifinfomsg` for index 1, `IFF_UP` set and meant.
+/// Does `ip link set lo up`: `RTM_NEWLINK` with `ifinfomsg` for index 1, with `IFF_UP` set in flags
+/// and mask.
 fn loopback_up() {
     let mut batch = Batch::new();
     batch.push(16, 0, |message| {

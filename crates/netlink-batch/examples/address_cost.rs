@@ -1,6 +1,6 @@
-//! Measures what it costs the kernel to make many addresses local to a node: as addresses of one
-//! dummy link, or as local routes on it. Cases differ by order, link state (down or up), and number
-//! of messages in one send.
+//! Measures the kernel's cost of making many addresses local to a node: as addresses of one dummy
+//! link, or as local routes on it. Cases differ by order, link state (down or up), and number of
+//! messages in one send.
 //!
 //! ```text
 //! cargo build -p netlink-batch -p lab --example address_cost --bin lab
@@ -57,7 +57,7 @@ const RTM_GETROUTE: u16 = 26;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
-/// `IFA_F_PERMANENT | IFA_F_NODAD`
+/// Flags of the addresses (`IFA_F_PERMANENT | IFA_F_NODAD`).
 const FLAGS: u32 = 0x82;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !arguments.is_empty() {
         return one(&arguments);
     }
-    // The kernel is asked for IPv6 where it is a module.
+    // Loads IPv6 on kernels that have it as a module.
     Command::new("modprobe").args(["-q", "ipv6"]).status()?;
     let program = current_exe()?;
     for case in CASES.lines() {
@@ -105,7 +105,7 @@ fn one(arguments: &[String]) -> Result<(), Box<dyn Error>> {
 
     let numbers: Box<dyn Iterator<Item = u32>> = match &**order {
         "descending" => Box::new((0..count).rev()),
-        // A step without a common divisor with the counts.
+        // The step has no common divisor with the counts.
         "shuffled" => Box::new((0..count).map(|at| at * 7919 % count)),
         _ => Box::new(0..count),
     };

@@ -1,4 +1,4 @@
-//! Measures what the number of a node's addresses adds to the cost of a packet: the table in
+//! Measures the cost that the number of a node's addresses adds to a packet: the table in
 //! docs/operating.md under "Many service addresses, and what a packet costs".
 //!
 //! ```text
@@ -37,23 +37,23 @@ const IPV6_COUNTS: [u32; 3] = [0, 1_000, 10_000];
 const BLOCK: u16 = 500;
 const BLOCKS: usize = 300;
 const CONNECTIONS: usize = 101;
-/// Limit for the time in which a kernel worker adds the routes of IPv6 addresses.
+/// Longest time until a kernel worker has added the routes of IPv6 addresses.
 const ROUTED_WITHIN: Duration = Duration::from_secs(30);
 
-/// The index of the link `kube-ipvs0`.
+/// Index of the link `kube-ipvs0`.
 const INDEX: u32 = 1_000;
 const RTM_NEWADDR: u16 = 20;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// `IFA_F_PERMANENT | IFA_F_NODAD`
+/// Flags of the addresses (`IFA_F_PERMANENT | IFA_F_NODAD`).
 const FLAGS: u8 = 0x82;
 
 const OTHER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
-/// An ICMP echo request (type 8) with identifier 0x6b and its checksum.
+/// ICMP echo request (type 8) with identifier 0x6b and its checksum.
 const ECHO_REQUEST: [u8; 8] = [8, 0, 0xf7, 0x94, 0, 0x6b, 0, 0];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // The kernel is asked for IPv6 where it is a module.
+    // Loads IPv6 on kernels that have it as a module.
     Command::new("modprobe").args(["-q", "ipv6"]).status()?;
     let sources = ipv6_sources()?;
     let kernel = read_to_string("/proc/sys/kernel/osrelease")?;
@@ -71,8 +71,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Measures the microseconds for a packet and its reply: without local routes, with one on the node, and with
-/// another in the client's namespace.
+/// Measures the microseconds for a packet and its reply in three cases: without local routes, with
+/// one on the node, and with another in the client's namespace.
 fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     for name in ["client", "node", "other"] {
         ip(&format!("netns add {name}"))?;
@@ -106,7 +106,7 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         Some(ipproto::ICMP),
     )?;
-    // Room for the answers to a block.
+    // The buffer has room for the replies to a block of packets.
     sockopt::set_socket_recv_buffer_size_force(&socket, 4 << 20)?;
     let short = fastest(&socket)?;
     ip("-n node route add local 127.107.0.2 dev kube-ipvs0")?;
@@ -114,8 +114,7 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     ip("route add local 127.107.0.2 dev lo")?;
     let client = fastest(&socket)?;
 
-    // The kernel ends a namespace some time later, and its addresses would be in the way of the
-    // next row.
+    // The kernel removes a namespace some time later, and its addresses would disturb the next row.
     if Some(&count) != IPV4_COUNTS.last() {
         ip("-n node link del kube-ipvs0")?;
     }
@@ -181,7 +180,7 @@ fn await_routes(count: usize) -> Result<(), Box<dyn Error>> {
 
 /// Measures the microseconds for a packet and its reply.
 fn fastest(socket: &OwnedFd) -> Result<f64, Box<dyn Error>> {
-    // The first packets wait for neighbours to be found, and do not count.
+    // The first packets wait for neighbour discovery, so they do not count.
     block(socket, 1)?;
     sleep(Duration::from_millis(50));
     answers(socket)?;
@@ -197,8 +196,8 @@ fn fastest(socket: &OwnedFd) -> Result<f64, Box<dyn Error>> {
 }
 
 fn block(socket: &OwnedFd, count: u16) -> Result<Duration, Box<dyn Error>> {
-    // Not connected: else each packet's source would be looked up, which the route to a connected
-    // socket's peer saves.
+    // The socket is not connected. On a connected socket, the route to its peer saves the look-up
+    // of each packet's source.
     let to = SocketAddrAny::from(SocketAddrV4::new(OTHER, 0));
     let packet = [IoSlice::new(&ECHO_REQUEST)];
     let mut control: Vec<SendAncillaryBuffer<'_, '_, '_>> = Vec::new();
@@ -222,7 +221,7 @@ fn answers(socket: &OwnedFd) -> Result<usize, Box<dyn Error>> {
     let mut packet = [0; 64];
     loop {
         match recv(socket, &mut packet[..], RecvFlags::empty()) {
-            // Behind 20 bytes of IPv4 header, type 0.
+            // The ICMP type follows 20 bytes of IPv4 header. Type 0 is an echo reply.
             Ok(_) => answers += usize::from(packet.get(20) == Some(&0)),
             Err(rustix::io::Errno::AGAIN) => return Ok(answers),
             Err(error) => return Err(error.into()),
@@ -253,7 +252,7 @@ fn add(numbers: Range<u32>, address: impl Fn(u32) -> Vec<u8>) -> Result<(), Box<
     }
 }
 
-/// Moves this thread, and the programs that it starts, into a network namespace.
+/// Moves this thread and its child processes into a network namespace.
 fn enter(name: &str) -> Result<(), Box<dyn Error>> {
     let namespace = File::open(format!("/run/netns/{name}"))?;
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;

@@ -1,13 +1,13 @@
 //! Reads attributes (`struct nlattr`): length, kind, payload, padded to 4 bytes.
 //!
-//! All bytes here come from elsewhere, so every length is checked and nothing panics. Unknown kinds
-//! are returned like known ones; the caller ignores them.
+//! The bytes come from outside of this process, so every length is checked and no input causes a
+//! panic. Unknown kinds are returned like known ones, and the caller ignores them.
 
 use std::str;
 
 use netlink_packet_core::DecodeError;
 
-/// The two flag bits of an attribute's kind: `NLA_F_NESTED | NLA_F_NET_BYTEORDER`.
+/// Flag bits of an attribute's kind: `NLA_F_NESTED | NLA_F_NET_BYTEORDER`.
 const FLAGS: u16 = 0xc000;
 pub(crate) const NESTED: u16 = 0x8000;
 pub(crate) const HEADER: usize = 4;
@@ -17,61 +17,61 @@ pub(crate) const fn align(len: usize) -> usize {
     len.next_multiple_of(4)
 }
 
-/// Bytes that are not valid netlink.
+/// Error of bytes that are not valid netlink.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
     /// A message header whose length does not fit the datagram.
     #[error("netlink message of length {length} in {available} received bytes")]
     Message {
-        /// The length in the header, or 0 without a complete header.
+        /// Length in the header, or 0 without a complete header.
         length: usize,
-        /// The bytes left in the datagram.
+        /// Number of bytes left in the datagram.
         available: usize,
     },
     /// An attribute header whose length does not fit the payload.
     #[error("netlink attribute of length {length} in {available} bytes of payload")]
     Attribute {
-        /// The length in the header, or 0 without a complete header.
+        /// Length in the header, or 0 without a complete header.
         length: usize,
-        /// The bytes left in the payload.
+        /// Number of bytes left in the payload.
         available: usize,
     },
     /// An attribute whose payload is too short or too long for its type.
     #[error("netlink attribute {kind} has {actual} bytes of payload, not {expected}")]
     Size {
-        /// The attribute's kind without flag bits, or 0 for a fixed header.
+        /// Kind of the attribute without flag bits, or 0 for a fixed header.
         kind: u16,
-        /// The number of bytes that the type needs.
+        /// Number of bytes that the type needs.
         expected: usize,
-        /// The number of bytes received.
+        /// Number of bytes received.
         actual: usize,
     },
     /// A string attribute that is not UTF-8.
     #[error("netlink attribute {kind} is not a UTF-8 string")]
     Text {
-        /// The attribute's kind without flag bits.
+        /// Kind of the attribute without flag bits.
         kind: u16,
     },
     /// A required attribute that is missing.
     #[error("netlink attribute {kind} ({name}) is missing")]
     Missing {
-        /// The attribute's kind without flag bits.
+        /// Kind of the attribute without flag bits.
         kind: u16,
-        /// The attribute's name in the kernel's header.
+        /// Name of the attribute in the kernel's header.
         name: &'static str,
     },
     /// An attribute with an invalid value.
     #[error("netlink attribute {kind} ({name}) has the meaningless value {value}")]
     Value {
-        /// The attribute's kind without flag bits.
+        /// Kind of the attribute without flag bits.
         kind: u16,
-        /// The attribute's name in the kernel's header.
+        /// Name of the attribute in the kernel's header.
         name: &'static str,
-        /// The value found.
+        /// Invalid value.
         value: u64,
     },
-    /// The error of a library that could not decode a message.
+    /// Error of a library that could not decode a message.
     #[error("netlink message that cannot be read: {0}")]
     Unreadable(String),
 }
@@ -94,13 +94,13 @@ impl From<DecodeError> for Malformed {
 pub struct Attributes<'a>(&'a [u8]);
 
 impl<'a> Attributes<'a> {
-    /// Iterates over `payload`, which starts at the first attribute, behind any fixed header (see
-    /// [`Attributes::after`]).
+    /// Iterates over `payload`, which starts at the first attribute. A fixed header must be skipped
+    /// before (see [`Attributes::after`]).
     pub fn new(payload: &'a [u8]) -> Self {
         Self(payload)
     }
 
-    /// Iterates over the attributes behind a fixed header of `header` bytes (`genlmsghdr` 4,
+    /// Iterates over the attributes after a fixed header of `header` bytes (`genlmsghdr` 4,
     /// `nfgenmsg` 4, `ifaddrmsg` 8, `ifinfomsg` 16 ...).
     ///
     /// # Errors
@@ -225,7 +225,7 @@ impl<'a> Attribute<'a> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// Returns the text up to the first NUL, or all of it.
+    /// Returns the text up to the first NUL, or the whole payload without a NUL.
     ///
     /// # Errors
     ///

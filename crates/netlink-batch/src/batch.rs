@@ -1,8 +1,9 @@
-//! Writes messages: a [`Batch`] is one buffer of complete messages, ready to be cut into sends.
+//! Encodes messages: a [`Batch`] is one buffer of complete messages, which one or more sends
+//! transmit.
 //!
 //! Lengths are filled in after the content, so a message is built only once. An attribute over
 //! 65,535 bytes cannot be encoded and makes its message void. A void message is not sent, and its
-//! reply is a refusal with `EMSGSIZE`; the other messages are unaffected.
+//! reply is a refusal with `EMSGSIZE`. Other messages are unaffected.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,28 +13,28 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
 use crate::attributes::{self, Malformed, NESTED, align};
 use crate::message::{self, Messages};
 
-/// Messages to be sent together. Sequence numbers are assigned at send time; callers refer to a
+/// Messages that are sent together. Sequence numbers are assigned at send time. Callers refer to a
 /// message by its index.
 #[derive(Default, Clone)]
 pub struct Batch {
     bytes: Vec<u8>,
-    /// The end of each message in `bytes`. A void message has no bytes.
+    /// End of each message in `bytes`. A void message has no bytes.
     ends: Vec<usize>,
 }
 
 /// A message of a [`Batch`] or of a received datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// `nlmsg_type`.
+    /// Message type (`nlmsg_type`).
     pub kind: u16,
-    /// `nlmsg_flags`.
+    /// Message flags (`nlmsg_flags`).
     pub flags: u16,
-    /// The bytes after the `nlmsghdr`.
+    /// Bytes after the `nlmsghdr`.
     pub payload: &'a [u8],
 }
 
-/// Returns the messages of a datagram that the kernel sent unasked, for example to a multicast
-/// group. An invalid length ends them with one `Err`.
+/// Returns the messages of a datagram that the kernel sent without a request, for example to a
+/// multicast group. An invalid length ends the iteration with one `Err`.
 pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Result<Message<'_>, Malformed>> {
     Messages::new(datagram).map(|message| {
         message.map(|message| Message {
@@ -55,12 +56,12 @@ impl Batch {
         self.ends.len()
     }
 
-    /// Returns true without messages.
+    /// Returns true if the batch has no messages.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Removes the messages and keeps the memory, so that the batch can be reused.
+    /// Removes the messages and keeps the memory for reuse.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
@@ -111,8 +112,8 @@ impl Batch {
         }
     }
 
-    /// Numbers the messages from `first` on, and returns all bytes. A void message gets a number
-    /// too.
+    /// Numbers the messages from `first` on, and returns all bytes. A void message also gets a
+    /// number.
     pub(crate) fn numbered(&mut self, first: u32) -> &[u8] {
         let mut at = 0;
         let mut sequence = first;
@@ -131,7 +132,7 @@ impl Batch {
         (0..self.len()).filter(|index| self.raw(*index).is_some_and(<[u8]>::is_empty))
     }
 
-    /// Returns the bytes of one message; empty if it is void.
+    /// Returns the bytes of one message. A void message has no bytes.
     pub(crate) fn raw(&self, index: usize) -> Option<&[u8]> {
         self.bytes.get(Range {
             start: self.start(index)?,
@@ -156,7 +157,7 @@ impl fmt::Debug for Batch {
     }
 }
 
-/// Writes the payload of one message and keeps lengths and 4-byte alignment correct.
+/// Writer of one message's payload, with correct lengths and 4-byte alignment.
 pub struct Writer<'a> {
     bytes: &'a mut Vec<u8>,
     start: usize,
@@ -172,7 +173,7 @@ impl fmt::Debug for Writer<'_> {
 }
 
 impl Writer<'_> {
-    /// Writes raw bytes, padded to 4: a family's fixed header (`genlmsghdr`, `nfgenmsg`,
+    /// Writes raw bytes, padded to 4, such as a family's fixed header (`genlmsghdr`, `nfgenmsg`,
     /// `ifaddrmsg` ...).
     pub fn bytes(&mut self, raw: &[u8]) {
         self.bytes.extend_from_slice(raw);
@@ -222,7 +223,7 @@ impl Writer<'_> {
         self.attr(kind, &value.to_be_bytes());
     }
 
-    /// Writes a text with a terminating NUL. The text should not contain a NUL.
+    /// Writes a text with a terminating NUL. The text should not contain another NUL.
     pub fn attr_str(&mut self, kind: u16, text: &str) {
         self.attribute(kind, |writer| {
             writer.bytes.extend_from_slice(text.as_bytes());
@@ -230,7 +231,7 @@ impl Writer<'_> {
         });
     }
 
-    /// Writes an attribute that consists of attributes, with `NLA_F_NESTED` set.
+    /// Writes an attribute that contains other attributes, with `NLA_F_NESTED` set.
     pub fn nest(&mut self, kind: u16, inner: impl FnOnce(&mut Writer<'_>)) {
         self.attribute(kind | NESTED, |writer| {
             let mut nested = Writer {
@@ -243,8 +244,8 @@ impl Writer<'_> {
         });
     }
 
-    /// Returns the bytes of this message so far, including its 16-byte header. An attribute's
-    /// length is a `u16`, so a caller that nests many entries must stop in time.
+    /// Returns the number of bytes in this message so far, including its 16-byte header. The length
+    /// of an attribute is a `u16`, so a caller that nests many entries must stop in time.
     #[allow(clippy::len_without_is_empty, reason = "a message is never empty")]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start

@@ -1,4 +1,4 @@
-//! A netlink socket and its operations: execute a batch, request, dump with or without buffering.
+//! A netlink socket and its operations: batch, request and dump.
 
 use std::io;
 
@@ -13,14 +13,13 @@ use crate::exchange::{Exchange, FIRST_SEQUENCE, WhenInterrupted};
 use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
-/// Socket buffer sizes in bytes. The kernel doubles them, and without `CAP_NET_ADMIN` limits them
+/// Socket buffer sizes in bytes. The kernel doubles them. Without `CAP_NET_ADMIN`, it limits them
 /// to `net.core.{r,w}mem_max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffers {
-    /// The buffer for the kernel's replies. If it is too small, replies are lost:
-    /// [`Reply::Unknown`].
+    /// Buffer for the kernel's replies. If it is too small, replies are lost ([`Reply::Unknown`]).
     pub receive: usize,
-    /// The buffer for one send.
+    /// Buffer for one send.
     pub send: usize,
 }
 
@@ -34,13 +33,13 @@ impl Default for Buffers {
     }
 }
 
-/// A netlink socket. Calls block while the kernel works. It belongs to one thread at a time, and to
-/// the network namespace of the thread that opened it.
+/// A netlink socket. Calls block while the kernel works. A connection belongs to one thread at a
+/// time, and to the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Connection(Exchange<Socket>);
 
 impl Connection {
-    /// Opens a connection with buffers that hold every reply to one send.
+    /// Opens a connection with buffers large enough for every reply to one send.
     ///
     /// # Errors
     ///
@@ -63,13 +62,13 @@ impl Connection {
             })?;
             socket.bind_auto()?;
             socket.connect(&SocketAddr::new(0, 0))?;
-            // FORCE needs CAP_NET_ADMIN; the plain option is silently limited by the sysctl.
+            // FORCE needs CAP_NET_ADMIN. The sysctl silently limits the plain option.
             sockopt::set_socket_recv_buffer_size_force(&socket, buffers.receive)
                 .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, buffers.receive))?;
             sockopt::set_socket_send_buffer_size_force(&socket, buffers.send)
                 .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, buffers.send))?;
-            // Old kernels lack these options. Replies are then larger or have no text, but still
-            // decode.
+            // Old kernels lack these options. Their replies are larger or have no text, but can be
+            // decoded.
             let _ = socket.set_cap_ack(true);
             let _ = socket.set_ext_ack(true);
             if protocol == Protocol::Route {
@@ -83,13 +82,14 @@ impl Connection {
         }
     }
 
-    /// Returns the number of messages sent, counting each attempt at a dump. It wraps to 0 after
+    /// Returns the number of messages sent. Each attempt at a dump counts. Wraps to 0 after
     /// `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sequence.wrapping_sub(FIRST_SEQUENCE)
     }
 
-    /// Returns the number by which the kernel names this socket as the author of a change.
+    /// Returns the port number by which the kernel identifies this socket as the author of a
+    /// change.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Connection {
     }
 
     /// Sends all messages and returns one [`Reply`] per message, by index. A send has at most 128
-    /// KiB and 512 messages; a larger message is sent alone. Only the last message of each send
+    /// KiB and 512 messages, and a larger message is sent alone. Only the last message of each send
     /// requests an acknowledgement. A refused message does not stop the following ones.
     ///
     /// # Errors
@@ -113,9 +113,9 @@ impl Connection {
         self.0.execute(batch)
     }
 
-    /// Sends all messages in **one** send of any size, for protocols in which a send is a
-    /// transaction (nf\_tables). The socket's send buffer grows as needed. The answers are
-    /// refusals, and the replies that the messages request themselves: see [`Batch::acknowledge`].
+    /// Sends all messages in **one** send of any size. In some protocols (nf\_tables), a send is a
+    /// transaction. The socket's send buffer grows as needed. The result has refusals, and the
+    /// replies that messages request with [`Batch::acknowledge`].
     ///
     /// If a message is void, nothing is sent and that message is refused with `EMSGSIZE`.
     ///
@@ -142,8 +142,8 @@ impl Connection {
         self.0.request(kind, flags, &payload)
     }
 
-    /// Dumps a table; adds `NLM_F_DUMP` to `flags`. If the kernel reports that the table changed
-    /// meanwhile (`NLM_F_DUMP_INTR`), the dump is repeated a few times within 0.1 s.
+    /// Dumps a table. Adds `NLM_F_DUMP` to `flags`. If the kernel reports a concurrent change
+    /// (`NLM_F_DUMP_INTR`), the dump is repeated a few times within 0.1 s.
     ///
     /// # Errors
     ///
@@ -159,8 +159,8 @@ impl Connection {
     }
 
     /// Dumps a table that may be too large to buffer. `take` receives kind and payload of each
-    /// message and stores what it needs in the `T`. Besides, this needs the memory of one datagram,
-    /// whatever the size of the table.
+    /// message and stores the needed parts in the `T`. Additionally the dump needs the memory of
+    /// one datagram, for a table of any size.
     ///
     /// Each attempt begins with a new `T`, so the result belongs to one complete dump.
     ///
@@ -183,9 +183,9 @@ impl Connection {
         )
     }
 
-    /// Dumps like [`Connection::dump_into`], but keeps the result if the kernel reports a change.
-    /// Callers must detect relevant changes in another way. In nf\_tables the change may concern
-    /// any table of the network namespace.
+    /// Dumps like [`Connection::dump_into`], but keeps the result if the kernel reports a
+    /// concurrent change. Callers must detect relevant changes in another way. In nf\_tables, the
+    /// change may concern any table of the network namespace.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Errors, each with the next step for the reader.
+//! Errors, each with the next step for the operator.
 
 use std::{fmt, io};
 
@@ -12,31 +12,31 @@ pub enum Error {
     /// The socket could not be opened.
     #[error("cannot open a {protocol} socket: {source}; is the protocol built into this kernel?")]
     Open {
-        /// The socket's protocol.
+        /// Protocol of the socket.
         protocol: Protocol,
-        /// The kernel's error.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The process lacks the right to do this.
+    /// The process lacks the privilege for the operation.
     #[error(
         "the kernel refuses this {protocol} request: it needs CAP_NET_ADMIN; run as root or grant the capability"
     )]
     Permission {
-        /// The socket's protocol.
+        /// Protocol of the socket.
         protocol: Protocol,
     },
-    /// Sending or receiving failed. Part of a batch may have taken effect: dump and compare.
+    /// A send or receive failed. Part of a batch may have taken effect: dump and compare.
     #[error("cannot {doing} netlink messages: {source}; open a new connection and dump")]
     Io {
-        /// `send` or `receive`.
+        /// Failed operation: `send` or `receive`.
         doing: &'static str,
-        /// The kernel's error.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// The dumped table changed during every attempt, so no result is consistent.
     #[error("the kernel's table changed during each of {attempts} dumps; try again later")]
     Interrupted {
-        /// The number of attempts.
+        /// Number of attempts.
         attempts: u32,
     },
     /// The kernel refused the request.
@@ -47,7 +47,7 @@ pub enum Error {
         "cannot understand the kernel's answer: {0}; please report this with the kernel's version"
     )]
     Malformed(#[from] Malformed),
-    /// The reply to a request, or its end, was lost: the receive buffer was full (`ENOBUFS`).
+    /// A reply or its end was lost, because the receive buffer was full (`ENOBUFS`).
     #[error("the kernel's answer was lost; ask again")]
     LostReply,
 }
@@ -55,18 +55,18 @@ pub enum Error {
 /// The kernel's refusal of one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error number, positive. ipset has its own numbers above 4096.
+    /// Positive error number. ipset has its own numbers above 4096.
     pub errno: i32,
-    /// The kernel's explanation (`NLMSGERR_ATTR_MSG`), if it gave one.
+    /// Explanation by the kernel (`NLMSGERR_ATTR_MSG`), if it gave one.
     pub message: Option<String>,
-    /// The request's payload as returned by the kernel. Only ipset returns one, with the number of
-    /// the failed line in it.
+    /// Payload of the request, returned by the kernel. Only ipset returns it, with the number of
+    /// the failed line inside.
     pub request: Vec<u8>,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // MAX_ERRNO: libc has texts for smaller numbers.
+        // libc has texts for numbers below MAX_ERRNO.
         match self.errno {
             errno @ 1..4096 => write!(f, "{}", io::Error::from_raw_os_error(errno))?,
             errno => write!(f, "error {errno}")?,

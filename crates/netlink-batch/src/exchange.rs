@@ -28,30 +28,31 @@ use crate::message::{self, Messages};
 use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
-/// Limit for messages in one send. Each refusal takes 832 bytes of receive buffer, and each message
-/// holds its subsystem's lock. More messages would not be faster and would delay other users.
+/// Largest number of messages in one send. Each refusal takes 832 bytes of receive buffer, and each
+/// message holds its subsystem's lock. More messages would not be faster, and would delay other
+/// users.
 pub const CHUNK_MESSAGES: usize = 512;
-/// Limit for bytes in one send.
+/// Largest number of bytes in one send.
 const CHUNK_BYTES: usize = 128 * 1024;
-/// Size of the receive buffer: a refusal that echoes a whole chunk (ipset), or a part of a dump (32
-/// KiB).
+/// Size of the receive buffer. It holds a refusal that echoes a whole chunk (ipset), or a part of a
+/// dump (32 KiB).
 const DATAGRAM: usize = 2 * CHUNK_BYTES;
-/// The first sequence number; 0 marks messages that the kernel sends unasked.
+/// First sequence number. Messages that the kernel sends without a request have number 0.
 pub(crate) const FIRST_SEQUENCE: u32 = 1;
-/// Bytes of send buffer that the kernel needs besides the message bytes, generously.
+/// Bytes of send buffer that the kernel needs in addition to the messages, as an upper estimate.
 const SEND_OVERHEAD: usize = 4096;
 const DUMP_ATTEMPTS: u32 = 6;
-/// Pause before the second attempt; it doubles before each further one.
+/// Pause before the second attempt. It doubles before each further one.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
 
-/// The treatment of a dump during which the table changed.
+/// Treatment of a dump during which the table changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenInterrupted {
     Retry,
     Take,
 }
 
-/// The kernel's end of a socket.
+/// Interface to the kernel's end of a socket.
 pub(crate) trait Link {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Enlarges the send buffer for a send of `bytes` bytes.
@@ -66,7 +67,7 @@ impl Link for Socket {
     }
 
     fn make_room(&mut self, bytes: usize) -> io::Result<()> {
-        // The kernel needs 32 bytes besides the message, and doubles the requested size.
+        // The kernel needs 32 bytes in addition to the message, and doubles the requested size.
         let room = sockopt::socket_send_buffer_size(&*self)?;
         if room < bytes + SEND_OVERHEAD {
             let wanted = (bytes + SEND_OVERHEAD).div_ceil(2);
@@ -85,7 +86,7 @@ impl Link for Socket {
 type ProcessMessage<'a, T> =
     dyn FnMut(&mut T, &message::ReceivedMessage<'_>) -> Result<(), Malformed> + 'a;
 
-/// Keeps the message.
+/// Stores the message.
 #[allow(clippy::unnecessary_wraps, reason = "it has the form of what may fail")]
 fn keep(all: &mut Dump, message: &message::ReceivedMessage<'_>) -> Result<(), Malformed> {
     all.push(message.raw);
@@ -106,9 +107,9 @@ enum QueueRead {
 pub(crate) struct Exchange<L> {
     pub(crate) link: L,
     protocol: Protocol,
-    /// The sequence number of the next message.
+    /// Sequence number of the next message.
     pub(crate) sequence: u32,
-    /// Limit for bytes in one send; it decreases when the socket accepts less.
+    /// Largest number of bytes in one send. It decreases when the socket accepts less.
     chunk_bytes: usize,
     outgoing: Vec<u8>,
     datagram: Vec<u8>,
@@ -134,9 +135,9 @@ impl<L: Link> Exchange<L> {
         Ok(replies)
     }
 
-    /// Sends as many messages as fit one send, beginning at index `replies.len()`, and appends
-    /// their replies. Appends none if the socket accepts less than expected; the caller then tries
-    /// again.
+    /// Sends as many messages as fit into one send, from index `replies.len()` on, and appends
+    /// their replies. Appends no reply if the socket accepts fewer bytes than expected. The caller
+    /// then tries again.
     fn execute_chunk(&mut self, batch: &Batch, replies: &mut Vec<Reply>) -> Result<(), Error> {
         let first = self.sequence;
         self.outgoing.clear();
@@ -203,7 +204,8 @@ impl<L: Link> Exchange<L> {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
-                        // A reply to an earlier send, or data that a batch does not request.
+                        // A reply to an earlier send, or data that no message of the batch
+                        // requested.
                         let Some(reply) = known.get_mut(index) else {
                             continue;
                         };
@@ -252,7 +254,7 @@ impl<L: Link> Exchange<L> {
         }
         let first = self.sequence;
         self.sequence = self.sequence.wrapping_add(as_u32(batch.len()));
-        // If the buffer cannot grow, the send reports it.
+        // If the buffer cannot grow, the send reports the error.
         let _ = self.link.make_room(batch.byte_len());
         let bytes = batch.numbered(first);
         while let Err(source) = self.link.send(bytes) {
@@ -319,8 +321,8 @@ impl<L: Link> Exchange<L> {
         let mut attempt = 1;
         loop {
             let mut all = T::default();
-            // Dumps are not acknowledged. Requesting an acknowledgement ends a request that
-            // unexpectedly is not a dump.
+            // Dumps are not acknowledged. The acknowledgement request also ends a request that
+            // turns out not to be a dump.
             let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
             let failure = match self.collect(sequence, &mut all, take) {
                 Ok(is_interrupted)
@@ -463,7 +465,7 @@ fn overlong() -> Refusal {
     too_long("an attribute is longer than 65,535 bytes")
 }
 
-/// Converts a number of messages; sequence numbers wrap.
+/// Converts a number of messages. Sequence numbers wrap.
 #[allow(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
 fn as_u32(count: usize) -> u32 {
     count as u32

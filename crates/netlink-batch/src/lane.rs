@@ -15,7 +15,7 @@ use futures::channel::oneshot;
 
 use crate::worker::{Worker, WorkerEnded};
 
-/// A [`Worker`] that runs one job at a time. `R` is a job's result.
+/// A [`Worker`] that runs one job at a time. `R` is the result of a job.
 pub struct Lane<T, R> {
     thread: Thread<T>,
     job: Job<R>,
@@ -54,8 +54,8 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// Creates a lane without a thread, for tests. Each job runs when it is started, so several
-    /// lanes always run in the same order.
+    /// Creates a lane without a thread, for tests. Each job runs when it is started, so the order
+    /// of jobs on several lanes is fixed.
     pub fn inline(value: T) -> Self {
         Self {
             thread: Thread::Inline(value),
@@ -68,7 +68,7 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         matches!(self.job, Job::None)
     }
 
-    /// Starts a job. A running job continues, but its result is lost.
+    /// Starts a job. A job that still runs continues, but its result is lost.
     pub fn start(&mut self, job: impl FnOnce(&mut T) -> R + Send + 'static) {
         self.job = match &mut self.thread {
             Thread::Worker(worker) => Job::Running(worker.submit(job)),
@@ -91,7 +91,7 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// Takes the result of a finished job; after that the next job can start.
+    /// Takes the result of a finished job. Then the next job can start.
     pub fn take(&mut self) -> Option<Result<R, WorkerEnded>> {
         let result = match std::mem::replace(&mut self.job, Job::None) {
             Job::None => return None,
@@ -138,7 +138,7 @@ mod tests {
                 count(&mut lane);
                 assert!(!lane.is_free());
                 block_on(poll_fn(|context| lane.poll(context)));
-                // Ready until it is taken.
+                // The lane stays ready until the result is taken.
                 block_on(poll_fn(|context| lane.poll(context)));
                 assert_eq!(lane.take(), Some(Ok(expected)));
                 assert_eq!(lane.take(), None);

@@ -1,4 +1,4 @@
-//! `struct nlmsghdr`, and netlink's own three messages: error, done, no-op.
+//! `struct nlmsghdr`, and the three messages of netlink itself: error, done, no-op.
 
 use netlink_packet_core::{NLM_F_ACK_TLVS, NLM_F_CAPPED};
 
@@ -8,7 +8,7 @@ use crate::error::Refusal;
 pub(crate) const HEADER: usize = 16;
 const FLAGS_AT: usize = 6;
 const SEQUENCE_AT: usize = 8;
-/// `NLMSGERR_ATTR_MSG`, the text of an extended acknowledgement.
+/// Attribute with the text of an extended acknowledgement (`NLMSGERR_ATTR_MSG`).
 const ERROR_TEXT: u16 = 1;
 
 /// Returns a header without length and sequence number, which are filled in later.
@@ -45,7 +45,7 @@ pub(crate) struct ReceivedMessage<'a> {
 
 impl ReceivedMessage<'_> {
     /// Decodes an `NLMSG_ERROR`: an error number and, if requested, the request's payload and a
-    /// text. `None` for an acknowledgement.
+    /// text. Returns `None` for an acknowledgement.
     pub(crate) fn refusal(&self) -> Result<Option<Refusal>, Malformed> {
         let Some((code, echo)) = self.payload.split_first_chunk() else {
             return Err(short(4, self.payload));

@@ -5,13 +5,13 @@ use std::fmt;
 /// A netlink protocol of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// `NETLINK_ROUTE`: links, addresses, routes. The kernel checks requests strictly
-    /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20): a dump needs its family's full fixed header and is
-    /// filtered by the fields set in it.
+    /// Links, addresses and routes (`NETLINK_ROUTE`). The kernel checks requests strictly
+    /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20). A dump needs its family's full fixed header, and
+    /// fields set in the header filter the dump.
     Route,
-    /// `NETLINK_NETFILTER`: ipset, conntrack.
+    /// ipset and conntrack (`NETLINK_NETFILTER`).
     Netfilter,
-    /// `NETLINK_GENERIC`: IPVS and others, by family id.
+    /// IPVS and other families, by family id (`NETLINK_GENERIC`).
     Generic,
 }
 

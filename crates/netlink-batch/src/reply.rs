@@ -11,8 +11,8 @@ pub enum Reply {
     Done,
     /// The kernel refused the message.
     Refused(Refusal),
-    /// The acknowledgement was lost (`ENOBUFS`): the message may or may not have taken effect. Dump
-    /// and compare.
+    /// The acknowledgement was lost (`ENOBUFS`), so the message may have taken effect. Dump and
+    /// compare.
     Unknown,
 }
 
@@ -30,13 +30,13 @@ impl Reply {
 /// ([`Connection::transact`](crate::Connection::transact)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replies {
-    /// The refused messages by index, in the kernel's order.
+    /// Refused messages by index, in the kernel's order.
     pub refused: Vec<(usize, Refusal)>,
-    /// The messages that were acknowledged as successful, by index.
+    /// Indices of messages that were acknowledged as successful.
     pub acknowledged: Vec<usize>,
     /// Other messages from the kernel, such as those requested by `NLM_F_ECHO`.
     pub echoed: Dump,
-    /// True if replies were lost (`ENOBUFS`), so that this is incomplete.
+    /// True if replies were lost (`ENOBUFS`), so that the lists are incomplete.
     pub lost: bool,
 }
 
@@ -53,7 +53,7 @@ impl Dump {
         self.len
     }
 
-    /// Returns true without messages.
+    /// Returns true if there are no messages.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,9 +1,9 @@
 //! A thread that owns sockets, for async callers.
 //!
 //! The kernel works inside `send`, on the sender's thread, so a large batch would block an async
-//! runtime. A [`Worker`] takes closures instead. If one panics, the thread ends and drops the
-//! value, because a half-finished operation leaves a socket in an unknown state. All callers then
-//! get [`WorkerEnded`].
+//! runtime. A [`Worker`] runs closures on another thread. If a closure panics, the thread ends and
+//! drops the value, because a half-finished operation leaves a socket in an unknown state. All
+//! callers then get [`WorkerEnded`].
 
 use std::fmt;
 use std::future::Future;
@@ -17,7 +17,8 @@ use futures::channel::oneshot;
 /// A closure to run on a worker's value.
 pub type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
-/// The worker's thread has ended because a closure panicked. Its writes may be half done.
+/// Error of a worker whose thread has ended because a closure panicked. Its writes may be
+/// incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the worker thread has ended by a panic; its cause is on standard error")]
 pub struct WorkerEnded;
@@ -30,11 +31,11 @@ pub struct Worker<T> {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The queue of a worker without a thread ([`Worker::handing_out`]).
+/// Queue of a worker without a thread ([`Worker::handing_out`]).
 pub struct JobQueue<T>(mpsc::Receiver<Job<T>>);
 
 impl<T> JobQueue<T> {
-    /// Returns the next closure, if there is one.
+    /// Returns the next closure, if any is queued.
     pub fn next_job(&mut self) -> Option<Job<T>> {
         self.0.try_recv().ok()
     }
@@ -96,8 +97,8 @@ impl<T: 'static> Worker<T> {
     }
 
     /// Creates a worker without a thread or a value, for tests that control the order of events.
-    /// Its closures are handed out in call order, and the test decides when and on which value each
-    /// runs. To its caller, a dropped closure looks like a thread that has ended.
+    /// The test takes its closures in call order, and decides when and on which value each one
+    /// runs. To the caller, a dropped closure looks like a thread that has ended.
     pub fn handing_out() -> (Self, JobQueue<T>) {
         let (jobs, queue) = mpsc::channel();
         let worker = Self {
@@ -107,7 +108,7 @@ impl<T: 'static> Worker<T> {
         (worker, JobQueue(queue))
     }
 
-    /// Runs `f` on the value. The closure is queued at once, and runs even if the future is
+    /// Runs `f` on the value. The closure is queued immediately, and runs even if the future is
     /// dropped.
     pub fn call<R, F>(
         &self,
@@ -121,7 +122,8 @@ impl<T: 'static> Worker<T> {
         async move { outcome.await.map_err(|_| WorkerEnded) }
     }
 
-    /// Queues `f` and returns a receiver for its result. The receiver fails if the thread is gone.
+    /// Queues `f` and returns a receiver for its result. The receiver fails if the thread has
+    /// ended.
     pub(crate) fn submit<R, F>(&self, f: F) -> oneshot::Receiver<R>
     where
         R: Send + 'static,
@@ -129,7 +131,7 @@ impl<T: 'static> Worker<T> {
     {
         let (done, outcome) = oneshot::channel();
         let job: Job<T> = Box::new(move |value| drop(done.send(f(value))));
-        // If the thread is gone, the job is dropped, and with it the sender.
+        // If the thread has ended, the job is dropped together with its sender.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
         outcome
     }
@@ -139,7 +141,7 @@ impl<T> Drop for Worker<T> {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // The panic was reported when it happened.
+            // The panic was already reported.
             let _ = thread.join();
         }
     }

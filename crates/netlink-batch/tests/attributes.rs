@@ -1,4 +1,4 @@
-//! `Attributes` reads what `Writer` writes, and never panics on other bytes.
+//! Tests that `Attributes` reads the output of `Writer`, and never panics on other bytes.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,7 +11,7 @@ use netlink_batch::{Attribute, Attributes, Batch, Malformed, Writer, messages};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// A message's payload.
+/// Returns the payload of a message.
 fn written(payload: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     let mut batch = Batch::new();
     batch.push(1, 0, payload);

@@ -1,5 +1,5 @@
-//! Against the real kernel: rtnetlink on the loopback device of a new network namespace.
-//! Needs root, or `CAP_SYS_ADMIN` and `CAP_NET_ADMIN`.
+//! Tests with the real kernel: rtnetlink on the loopback device of a new network namespace. Needs
+//! root, or `CAP_SYS_ADMIN` and `CAP_NET_ADMIN`.
 
 #![allow(
     clippy::unwrap_used,
@@ -36,14 +36,14 @@ fn open() -> Connection {
     Connection::open(Protocol::Route).unwrap()
 }
 
-/// `struct ifaddrmsg` for an IPv4 /32.
+/// Returns `struct ifaddrmsg` for an IPv4 /32.
 fn ifaddrmsg(device: u32) -> [u8; 8] {
     let [a, b, c, d] = device.to_ne_bytes();
     [2, 32, 0, 0, a, b, c, d]
 }
 
 fn address(batch: &mut Batch, kind: u16, device: u32, address: u32) -> usize {
-    // In a delete NLM_F_EXCL's bit means NLM_F_BULK.
+    // In a delete request, the bit of NLM_F_EXCL means NLM_F_BULK.
     let flags = if kind == RTM_NEWADDR {
         NLM_F_CREATE | NLM_F_EXCL
     } else {
@@ -60,7 +60,7 @@ fn errnos(replies: &[Reply]) -> Vec<Option<i32>> {
     replies.iter().map(Reply::errno).collect()
 }
 
-/// Addresses of the loopback device, as the kernel filters them for us.
+/// Returns the addresses of the loopback device, filtered by the kernel.
 fn addresses(connection: &mut Connection) -> Vec<u32> {
     let dump = connection
         .dump(RTM_GETADDR, 0, |message| {
@@ -107,7 +107,7 @@ fn each_message_has_its_own_reply() {
                 Some(EADDRNOTAVAIL)
             ]
         );
-        // The text is the kernel's own (NLMSGERR_ATTR_MSG), in kernels that have one for this.
+        // The text comes from the kernel (NLMSGERR_ATTR_MSG), if it has a text for this error.
         let Some(Reply::Refused(refusal)) = replies.get(1) else {
             panic!("{replies:?}")
         };
@@ -232,7 +232,7 @@ fn requests_and_refused_dumps() {
         let refused = connection.request(RTM_GETLINK, 0, get("nowhere0"));
         assert!(matches!(refused, Err(Error::Refused(refusal)) if refusal.errno == ENODEV));
 
-        // Strict checking: a dump of the addresses of a device that is not there is refused.
+        // With strict checking, the kernel refuses a dump of the addresses of a missing device.
         let refused = connection.dump(RTM_GETADDR, 0, |message| message.bytes(&ifaddrmsg(NOWHERE)));
         assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
         assert_eq!(addresses(&mut connection), []);
@@ -252,7 +252,7 @@ fn without_rights_each_message_is_refused() {
             [Some(EPERM); 2]
         );
 
-        // nfnetlink refuses the whole send. Without rights its buffers are as the sysctls allow.
+        // nfnetlink refuses the whole send. Without privileges, the sysctls limit the buffers.
         let mut netfilter = Connection::open(Protocol::Netfilter).unwrap();
         batch.clear();
         for _ in 0..3 {

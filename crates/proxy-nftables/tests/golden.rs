@@ -1,6 +1,6 @@
-//! Compares this mode's table for the objects of a golden case with the table that upstream left.
-//! The same `nft` lists both, each in its own network namespace. If the named folder does not
-//! exist, nothing is compared.
+//! Compares this mode's table for the objects of a golden case with upstream's table for the same
+//! objects. The same `nft` lists both, each in a separate network namespace. If the named folder
+//! does not exist, the test compares no tables.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -168,16 +168,16 @@ impl Case {
 
 /// Intended differences from upstream (docs/nftables-mode-differences.md).
 const DIFFERENCES: [&str; 2] = [
-    // Networks of IPv4 alone do not open IPv6.
+    // IPv4 networks alone do not open IPv6 addresses.
     "flag-nodeport-addresses-cidr IPv6",
-    // A chain that nobody wants goes at once.
+    // An unwanted chain is deleted immediately.
     "restart-leftovers IPv4",
 ];
 
 const ADDRESSES: &str = "ip link set lo up; ip link add eth0 type veth peer name other; ip link set eth0 up; ip link set other up; ip addr add 192.168.99.10/24 dev eth0; ip addr add fd00:99::10/64 dev eth0 nodad";
 
 /// Returns the listing after several starts of the daemon, and the number of changes in the last
-/// one. The first start finds the ruleset `there`.
+/// start. The first start finds the ruleset `there`.
 fn ours(case: &Case, family: IpFamily, there: Option<&Path>, lives: usize) -> (String, usize) {
     let mut model = case.model();
     in_namespace(|| {

@@ -32,7 +32,7 @@ use proxy_nftables::{
 /// The real kernel, with measurements of its calls.
 struct TimedKernel(NetlinkKernel, Arc<AtomicU64>);
 
-/// Microseconds of the longest call of the kernel.
+/// Duration of the longest kernel call, in microseconds.
 static LONGEST: AtomicU64 = AtomicU64::new(0);
 
 impl TimedKernel {
@@ -77,7 +77,7 @@ impl Kernel for TimedKernel {
 }
 
 struct World {
-    /// Microseconds spent on reads and writes.
+    /// Time spent on reads and writes, in microseconds.
     kernel: Arc<AtomicU64>,
     proxier: Proxier<TimedKernel>,
     model: Model,
@@ -136,8 +136,8 @@ impl World {
         }
     }
 
-    /// Runs the daemon's loop until no work is due within some time, and returns the number of
-    /// changes written.
+    /// Runs the daemon's loop until no work is due within `within`. Returns the number of written
+    /// changes, and the failures.
     fn settle(&mut self, within: Duration) -> (usize, Vec<String>) {
         let (mut written, mut failures) = (0, Vec::new());
         let end = self.now + within;
@@ -290,10 +290,10 @@ fn a_change_is_one_transaction_and_a_restart_none() {
         assert_eq!(generation(), before.next());
         world.service(7, None, &[1, 3]);
         let before = generation();
-        // Emptied, and its one rule.
+        // The chain is flushed and gets its only rule.
         assert_eq!(world.sync(), 2);
         assert_eq!(generation(), before.next());
-        // Taken over as it is.
+        // A restart adopts the table unchanged.
         let before = (generation(), content(&whole()));
         let mut other = world.again(Layout::Upstream);
         other.sync();
@@ -392,15 +392,15 @@ fn another_timeout_counts_and_clients_stay_where_the_kernel_can() {
         let sets = affinity();
         assert_eq!(sets.len(), 4);
         assert!(sets.iter().all(|(found, _)| found.set.timeout == wanted));
-        // Clients are not read with the table.
+        // A read of the table does not include the clients.
         let has_clients = |name: &str| {
             let found = Nftables::open().unwrap().elements(Family::Ip, TABLE, name);
             !found.unwrap().is_empty()
         };
         let names = sets.iter().map(|(found, _)| &found.set.name);
         let kept = names.filter(|name| has_clients(name)).count();
-        // Where the kernel gives a set another time (Linux 6.5, and 6.1 of today), all of them stay.
-        // Where it does not, another set takes its place.
+        // If the kernel can change a set's timeout (Linux 6.5, and current 6.1), all clients stay.
+        // Otherwise a new set replaces the old one.
         let expected = if changes_timeouts() { 4 } else { 0 };
         println!("clients stayed in {kept} of 4 sets");
         assert_eq!(kept, expected);
@@ -411,7 +411,7 @@ fn another_timeout_counts_and_clients_stay_where_the_kernel_can() {
     });
 }
 
-/// Returns the megabytes of kernel memory in use.
+/// Returns the kernel memory in use, in megabytes.
 fn kernel_memory() -> f64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
     let kilobytes = |name: &str| -> f64 {
@@ -432,7 +432,7 @@ fn a_thousand_endpoints_with_affinity_take_ten_megabytes() {
                 let mut world = World::new(layout);
                 world.service(11, Some(300), &[1]);
                 world.sync();
-                // The kernel clears namespaces of tests before in its own time.
+                // The kernel removes the namespaces of earlier tests with some delay.
                 thread::sleep(Duration::from_millis(300));
                 let before = kernel_memory();
                 for number in 1..=10 {
@@ -443,7 +443,7 @@ fn a_thousand_endpoints_with_affinity_take_ten_megabytes() {
             });
             took
         };
-        // Other programs take and give some, too.
+        // Other programs also allocate and release memory, so the test uses the median.
         let mut took = [(); 3].map(|()| measured());
         took.sort_by(f64::total_cmp);
         let [_, took, _] = took;
@@ -497,7 +497,7 @@ fn sets_that_were_made_with_a_size_give_back_memory_and_keep_their_clients() {
         again.sync();
         assert_eq!(generation(), before.next());
         assert_eq!(content(&whole()), as_wanted);
-        // A worker of the kernel shrinks them.
+        // A kernel worker shrinks the sets.
         let freed = || with_sizes - kernel_memory();
         let is_freed = (0..50).any(|_| {
             thread::sleep(Duration::from_millis(100));
@@ -557,8 +557,8 @@ fn a_refused_object_harms_no_other() {
         for number in 1..=50 {
             world.service(number, None, &[1]);
         }
-        // A Service whose name is too long for a chain is none; one whose chain somebody has made a
-        // base chain cannot be gone to.
+        // A Service with too long a name for a chain counts as missing. The kernel refuses a jump
+        // to a Service's chain that another program has replaced by a base chain.
         world.sync();
         let chains = whole().chains.into_iter();
         let own = chains.filter(|chain| chain.name.contains("/web-7/"));
@@ -624,7 +624,7 @@ fn the_flat_layout_is_listed_and_read_back_by_nft() {
                 .map(str::to_owned)
                 .collect();
             let mut before: Vec<String> = listed.lines().map(str::to_owned).collect();
-            // Elements have no order.
+            // The order of elements has no meaning.
             let sorted = |lines: &mut Vec<String>| {
                 for line in lines.iter_mut() {
                     *line = line
@@ -641,7 +641,7 @@ fn the_flat_layout_is_listed_and_read_back_by_nft() {
                 words
             };
             assert_eq!(sorted(&mut again), sorted(&mut before));
-            // And what nft has written is taken over as it is.
+            // The proxier also adopts the table that nft has written, unchanged.
             let at = generation();
             assert_eq!(world.again(Layout::Flat).sync(), 0);
             assert_eq!(generation(), at);
@@ -654,8 +654,8 @@ fn ip(arguments: &str) {
     assert!(done.unwrap().success(), "ip {arguments}");
 }
 
-/// Packets without an endpoint are rejected before a conntrack entry exists, so the flow continues
-/// once the element is there again.
+/// Packets without an endpoint are rejected before a conntrack entry exists. So the flow continues
+/// once the element exists again.
 #[test]
 #[ignore = "needs nf_tables, and ip"]
 fn a_flow_that_found_no_endpoint_is_translated_when_it_does() {
@@ -694,7 +694,7 @@ fn a_flow_that_found_no_endpoint_is_translated_when_it_does() {
             world.proxier.notice(&Notice::Ruleset, world.now);
             let (_, failures) = world.settle(Duration::from_secs(2));
             assert_eq!(failures, [""; 0]);
-            // The first call may tell of the answer to what was rejected.
+            // The first call may return the ICMP error of the rejected packet.
             assert!((0..2).any(|_| client.send(b"found").is_ok()));
             let has_come = |server: &UdpSocket| {
                 server.set_nonblocking(true).unwrap();
@@ -725,7 +725,7 @@ fn in_the_flat_layout_a_change_is_one_transaction_and_a_restart_none() {
             assert_eq!(generation(), before.next());
         }
         assert!(whole().chains.iter().all(|chain| !chain.name.contains('/')));
-        // The chain for four goes, as nobody needs it.
+        // The chooser chain for four endpoints is deleted, because no Service needs it.
         let mut other = world.again(Layout::Flat);
         assert_eq!(other.sync(), 2);
         let before = (generation(), content(&whole()));

@@ -1,4 +1,4 @@
-//! The strict fake behaves like the kernel: the same transactions fail with the same errors, and
+//! Compares the strict fake with the kernel: the same transactions fail with the same errors and
 //! leave the same table.
 #![allow(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ use proxy::IpFamily;
 use proxy_nftables::fake::FakeKernel;
 use proxy_nftables::{Kernel, NetlinkKernel, Object, Refusal, TABLE};
 
-/// The number of transactions, and of tables.
+/// Number of transactions, and of tables.
 const TRANSACTIONS: usize = 60;
 const TABLES: u64 = 12;
 
@@ -79,7 +79,7 @@ fn change(family: IpFamily, chance: &mut Chance) -> Change {
             Change::DeleteElements(name("set", of), elements)
         }
         17 => table(family),
-        // Only to chains of higher numbers: there are no loops.
+        // The test adds jumps only to chains with higher numbers, so there are no loops.
         _ => {
             let to = chain + 1 + chance.index(3);
             let jump = Expression::Verdict(Verdict::Jump(name("chain", to)));
@@ -195,6 +195,6 @@ fn compare(family: IpFamily) {
             .commit(&transaction(family, vec![Change::DeleteTable]))
             .unwrap();
     }
-    // Both happen.
+    // Some transactions are refused and some succeed.
     assert!((40..680).contains(&refused), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! NodePorts on localhost with real packets, each test in its own network namespace.
+//! Tests NodePorts on localhost with real packets, each test in a separate network namespace.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -40,7 +40,7 @@ fn sh(script: &str) {
     assert!(done.success(), "{script}");
 }
 
-/// An endpoint that replies with a name.
+/// Starts an endpoint that replies with a name, and returns its address.
 fn named(at: IpAddr, name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind((at, 0)).unwrap();
     let at = listener.local_addr().unwrap();
@@ -180,7 +180,7 @@ impl World {
             std::mem::replace(&mut self.proxier, proxier),
             std::mem::replace(&mut self.relay, relay),
         ));
-        // The relay of the one before ends with its last handle.
+        // The previous relay ends with its last handle.
         let start = Instant::now();
         while TcpListener::bind(at).is_err() {
             assert!(
@@ -196,7 +196,7 @@ impl World {
         SocketAddr::new(self.family.localhost(), NODE_PORT)
     }
 
-    /// Returns the name of the endpoint that replies by TCP.
+    /// Returns the name of the endpoint that replies over TCP.
     fn who(&self) -> Result<String, ErrorKind> {
         let connected = TcpStream::connect_timeout(&self.at(), Duration::from_secs(3));
         let mut client = connected.map_err(|error| error.kind())?;
@@ -212,7 +212,7 @@ impl World {
         (0..8).map(|_| self.who().unwrap()).collect()
     }
 
-    /// Returns true if a datagram is rejected at once.
+    /// Returns true if a datagram is rejected immediately.
     fn is_refused_by_udp(&self) -> bool {
         let socket = UdpSocket::bind(SocketAddr::new(self.family.localhost(), 0)).unwrap();
         socket.connect(self.at()).unwrap();
@@ -220,7 +220,7 @@ impl World {
             .set_read_timeout(Some(Duration::from_millis(500)))
             .unwrap();
         let sent = socket.send(b"x").and_then(|_| socket.recv(&mut [0]));
-        // The kernel tells who sends from this node before the ICMP message does.
+        // A local sender gets the firewall's error before the ICMP message arrives.
         let kinds = [ErrorKind::PermissionDenied, ErrorKind::ConnectionRefused];
         kinds.contains(&sent.unwrap_err().kind())
     }
@@ -259,7 +259,7 @@ fn tcp_is_served_and_udp_rejected_and_counted() {
         assert_eq!(world.counted(), counts(0, 0));
         assert!(world.is_refused_by_udp());
         assert_eq!(world.counted(), counts(0, 1));
-        // A client stays with its endpoint, and all are one.
+        // A client stays with its endpoint, so all replies have the same name.
         world.serve(Service {
             affinity_seconds: Some(60),
             ..world.service()
@@ -300,7 +300,7 @@ fn without_localhost_tcp_is_rejected_until_it_is_added() {
         assert!(start.elapsed() < Duration::from_secs(1), "at once");
         assert!(world.is_refused_by_udp());
         assert_eq!(world.counted(), counts(1, 1), "{family} {layout:?}");
-        // k/k#142183
+        // A restart keeps the counters (k/k#142183).
         world.again(LocalhostNodePorts::Served);
         assert_eq!(world.all().len(), 2);
         assert_eq!(world.counted(), counts(1, 1), "they go on to count");

@@ -1,6 +1,6 @@
-//! Checks the packet matrix (docs/packet-matrix.md) by rules alone: the rules of each of its
-//! Services, in each layout, are evaluated by the interpreter behind `explain`. Scenarios check the
-//! same table with packets.
+//! Checks the packet matrix (docs/packet-matrix.md) by rules alone. The interpreter behind
+//! `explain` evaluates the rules of each Service of the matrix in each layout. Scenarios check the
+//! same table with real packets.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -28,7 +28,7 @@ const MATRIX: &str = include_str!("../../../docs/packet-matrix.md");
 const LOCAL: &str = "10.244.1.2";
 const REMOTE: &str = "10.244.2.3";
 
-/// The detection modes in the order of the columns.
+/// Number of detection modes, which are columns of the matrix.
 const DETECTIONS: usize = 3;
 
 fn config(layout: Layout, detection: usize) -> Config {
@@ -45,7 +45,7 @@ fn config(layout: Layout, detection: usize) -> Config {
     }
 }
 
-/// The configuration of a section of the matrix.
+/// Configuration of a section of the matrix.
 #[derive(Clone, Copy)]
 struct Section<'a> {
     title: &'a str,
@@ -131,7 +131,7 @@ impl Section<'_> {
         model
     }
 
-    /// Returns the table that this mode writes.
+    /// Returns the table that this mode writes for the configuration.
     fn table(self, config: Config) -> InMemoryTables {
         let mut model = self.model();
         let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", node::NODE]);

@@ -1,4 +1,4 @@
-//! The nftables mode in short stories on the strict fake kernel.
+//! Tests the nftables mode in short scenarios on the strict fake kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -41,7 +41,7 @@ struct World {
 
 const LAYOUTS: [Layout; 2] = [Layout::Upstream, Layout::Flat];
 
-/// The outcome of all work that was due at once.
+/// Outcome of all work that was due.
 #[derive(Debug, Default)]
 struct SyncOutcome {
     failures: Vec<Failure>,
@@ -183,7 +183,7 @@ impl World {
         own.map(|name| name.to_string()).collect()
     }
 
-    /// Returns how many addresses and ports are served and how many rejected, in either layout.
+    /// Returns the number of served and of rejected addresses and ports, in either layout.
     fn served_and_refused(&self) -> (usize, usize) {
         let content = self.content();
         let (mut served, mut refused) = (BTreeSet::new(), BTreeSet::new());
@@ -213,7 +213,7 @@ impl World {
         (served.len(), refused.len())
     }
 
-    /// Returns the number of chains for `services` Services with only a ClusterIP.
+    /// Returns the number of chains for `services` Services that have only a ClusterIP.
     fn of_plain(&self, services: usize) -> usize {
         match self.layout {
             Layout::Upstream => services,
@@ -377,7 +377,7 @@ fn a_changed_endpoint_is_named_and_nothing_else() {
         format!("add a rule to chain {chain}"),
     ];
     assert_eq!(made, [wanted]);
-    // One on this node is a hairpin connection as well.
+    // An endpoint on this node also becomes a hairpin connection.
     world.apply(slice(7, [1, 2]));
     world.sync();
     assert_eq!(
@@ -446,7 +446,7 @@ fn chains_in_use_until_the_commit_are_deleted_afterwards() {
     assert_eq!((synced.failures.len(), synced.pending), (0, 0));
     assert_eq!((world.made().len(), world.chains().len()), (2, 1));
     assert_eq!(world.kernel.state().refusals, 1);
-    // That is known from now on.
+    // The proxier remembers the refusal and deletes chains in a second transaction.
     world.apply(slice(2, []));
     world.sync();
     assert_eq!((world.made().len(), world.chains().len()), (2, 0));
@@ -483,7 +483,7 @@ fn a_refused_object_harms_no_other() {
             assert_eq!(world.chains().len(), world.of_plain(18));
             let refusals = world.kernel.state().refusals;
             assert!(refusals <= 16, "{refusals}");
-            // They are tried again later.
+            // The proxier retries the refused Services later.
             world.kernel.state().refused.clear();
             world.kernel.state().refused_as_whole.clear();
             world.now = world.proxier.next_due(world.now).unwrap();
@@ -518,7 +518,7 @@ fn unknown_state_is_read() {
         world.made();
         world.apply(slice(1, [1, 3]));
         let synced = world.sync();
-        // It was made.
+        // The kernel has applied the transaction, although its reply was lost.
         assert_eq!((synced.pending, world.made().len()), (0, 1));
         assert_eq!(world.kernel.state().reads, 2);
         assert!(synced.drift.is_empty());
@@ -576,7 +576,7 @@ fn drift_is_mended_when_the_kernel_tells() {
         world.now += Duration::from_secs(1);
         world.damage(|table| *table = Content::default());
         assert_eq!(world.content(), before);
-        // Who is told of what is as it was writes nothing.
+        // A notification without a change causes no write.
         world.made();
         world.now += Duration::from_secs(1);
         world.damage(|_| {});
@@ -656,7 +656,7 @@ fn a_table_that_was_switched_off_is_switched_on() {
         world.damage(|table| table.activity = nftables_netlink::Activity::Dormant);
         assert_eq!(world.content(), before);
 
-        // In one transaction the kernel takes no new base chain with it.
+        // The kernel accepts no new base chain in the transaction that activates the table.
         world.now += Duration::from_secs(1);
         let synced = world.damage(|table| {
             table.activity = nftables_netlink::Activity::Dormant;
@@ -703,7 +703,7 @@ fn the_older_of_two_claimants_gets_the_address() {
         world.apply(slice(2, [1]));
         world.sync();
         world.apply(Event::ServiceApplied(same(1)));
-        // It has no endpoints, and yet it has the address.
+        // The older Service has no endpoints, but wins the address.
         world.sync();
         assert_eq!(world.served_and_refused(), (0, 1));
         assert_eq!(world.conflicts.len(), 1);
@@ -784,7 +784,8 @@ fn source_ranges_count_for_an_address_that_is_an_external_ip_as_well() {
         world.apply(slice(1, [1]));
         world.sync();
         assert_eq!(world.elements("service-ips"), 2);
-        // In upstream's layout a map of its own leads to them, in the other the Service's element.
+        // In upstream's layout, a separate map leads to the firewall chains. In the layout `flat`,
+        // the Service's element does.
         let walled = match layout {
             Layout::Upstream => "firewall-ips",
             Layout::Flat => "service-ips",
@@ -795,8 +796,8 @@ fn source_ranges_count_for_an_address_that_is_an_external_ip_as_well() {
     }
 }
 
-/// For each rule that names a set, the kernel searches all sets. A chain of many such rules is not
-/// rewritten for one of them.
+/// For each rule with a set, the kernel searches all sets. So the proxier does not rewrite a chain
+/// of many such rules to change one of them.
 #[test]
 fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
     for layout in LAYOUTS {
@@ -825,8 +826,8 @@ fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
     }
 }
 
-/// A Service with session affinity and very many endpoints is written in pieces, and no packet
-/// reaches it before it is complete.
+/// A Service with session affinity and very many endpoints is written in steps. No packet reaches
+/// it before it is complete.
 #[test]
 fn very_many_endpoints_with_affinity_come_in_pieces() {
     for layout in LAYOUTS {
@@ -849,7 +850,7 @@ fn very_many_endpoints_with_affinity_come_in_pieces() {
         };
         let first = made.iter().position(leads);
         assert_eq!(first, Some(made.len() - 1), "only when it is whole");
-        // All of them others: the chain is never without its last rule.
+        // All endpoints are replaced. The chain always has its last rule.
         world.apply(slice(1, 1_001..=1_700));
         assert_eq!(world.sync().pending, 0);
         let made = world.made();
@@ -875,7 +876,7 @@ fn very_many_endpoints_with_affinity_come_in_pieces() {
     }
 }
 
-/// In the layout `flat`, removing an endpoint moves at most one other.
+/// In the layout `flat`, removal of an endpoint moves at most one other endpoint.
 #[test]
 fn one_endpoint_of_many_moves_one_other() {
     let mut world = World::new(Layout::Flat);
@@ -895,7 +896,7 @@ fn one_endpoint_of_many_moves_one_other() {
         of("add to endpoints-tcp:"),
     );
     assert_eq!(counts, (2, 1), "{made:?}");
-    // Found in these places after a restart.
+    // A restart finds the endpoints in these positions.
     world.restart();
     assert_eq!(world.sync().pending, 0);
     let made = world.made().concat();
@@ -905,7 +906,7 @@ fn one_endpoint_of_many_moves_one_other() {
     );
 }
 
-/// For a set with a size the kernel reserves 2 MiB at once.
+/// For a set with a size, the kernel reserves 2 MiB immediately.
 #[test]
 fn sets_of_clients_have_no_size_and_those_that_had_one_give_back_memory() {
     let layout = Layout::Upstream;
@@ -919,11 +920,12 @@ fn sets_of_clients_have_no_size_and_those_that_had_one_give_back_memory() {
     let dynamic: Vec<_> = sets.values().filter(|(set, _)| set.dynamic).collect();
     assert_eq!(dynamic.len(), 6);
     assert!(dynamic.iter().all(|(set, _)| set.size.is_none()));
-    // A table of this version, or of upstream, is taken over as it is.
+    // A restart adopts a table of this version or of upstream unchanged.
     world.restart();
     world.sync();
     assert_eq!(world.made().len(), 0);
-    // One of a version that gave a size: an element comes and goes, no chain is touched.
+    // For a table whose sets have a size, the proxier adds and removes an element in each set. It
+    // changes no chain.
     world.kernel.state().handles.sets_first();
     let before = world.content();
     world.restart();
@@ -938,7 +940,7 @@ fn sets_of_clients_have_no_size_and_those_that_had_one_give_back_memory() {
     .map(count);
     assert_eq!((counts, made.len()), ([6, 6, 6], 18), "{made:?}");
     assert_eq!(world.content(), before);
-    // Once: not when the table is read again.
+    // The sets are shrunk only once, and not again after another read.
     world.damage(|content| {
         let (_, elements) = content.sets.get_mut("cluster-ips").unwrap();
         elements.pop_first();
@@ -958,7 +960,7 @@ fn clients_stay_with_their_endpoints() {
             sets.filter(|name| name.starts_with("affinity-")).collect()
         };
         assert_eq!((world.chains().len(), sets(&world).len()), (4, 3));
-        // The clients of one that goes go; those of the others stay.
+        // The set of a removed endpoint's clients is deleted. The sets of the other endpoints stay.
         let stays = sets(&world)
             .into_iter()
             .find(|name| name.contains("__10.244.0.1/"))
@@ -973,7 +975,7 @@ fn clients_stay_with_their_endpoints() {
             "{made:?}"
         );
         assert_eq!(synced.pending, 0);
-        // No affinity any more.
+        // The Service no longer has session affinity.
         world.apply(Event::ServiceApplied(service(1)));
         world.sync();
         assert_eq!(
@@ -1073,7 +1075,7 @@ fn the_networks_of_services_count_at_once_and_stay_while_unknown() {
         });
         world.sync();
         assert_eq!(rules(&world), 2);
-        // A further life that is not told of them.
+        // A restarted daemon that does not get the ServiceCIDRs.
         let kernel = world.kernel.clone();
         let mut world = World::on(kernel, layout);
         web(&mut world, 1, [1]);
@@ -1090,12 +1092,12 @@ fn node_ports_are_served_where_the_flag_says() {
         world.sync();
         assert_eq!(world.elements("nodeport-ips"), 1);
         assert_eq!(world.proxier.node_ports().unwrap().addresses.len(), 1);
-        // The address goes, and comes again.
+        // The node loses its address and gets it back.
         world.kernel.state().addresses.clear();
         world.proxier.notice(&Notice::Anything, world.now);
         world.settle();
         assert_eq!(world.elements("nodeport-ips"), 0);
-        // At all: the set is of no use.
+        // All addresses serve NodePorts, so the set is not needed.
         let kernel = world.kernel.clone();
         let mut node = node1();
         node.node_port_addresses = NodePortAddresses::All;
@@ -1104,7 +1106,7 @@ fn node_ports_are_served_where_the_flag_says() {
         let synced = other.sync();
         assert_eq!((synced.failures.len(), synced.pending), (0, 0));
         assert!(!other.content().sets.contains_key("nodeport-ips"));
-        // Networks of the other family do not open this one.
+        // IPv6 networks do not open IPv4 addresses.
         let mut node = node1();
         let nets = vec!["fd00::/8".parse().unwrap()];
         node.node_port_addresses = NodePortAddresses::Within(nets);
@@ -1207,7 +1209,7 @@ fn a_set_that_somebody_else_uses_may_stay() {
         world.sync();
         world.now += Duration::from_secs(1);
         world.damage(|table| {
-            // Another program's chain, with a rule of ours that names the set.
+            // Another program's chain has a copy of our rule that matches the set.
             let (_, rules) = &table.chains["services"];
             let names_it = |rule: &&Rule| format!("{rule:?}").contains("nodeport-ips");
             let rule = rules.iter().find(names_it).unwrap().clone();
@@ -1230,7 +1232,7 @@ fn a_set_that_somebody_else_uses_may_stay() {
         world.apply(Event::ServiceDeleted(name("web-1")));
         world.sync();
         assert_eq!(world.served_and_refused(), (1, 0));
-        // It goes when nobody uses it.
+        // The set is deleted when no rule uses it.
         world.damage(|table| drop(table.chains.remove("other-chain")));
         world.now += Duration::from_secs(40);
         world.settle();
@@ -1272,7 +1274,7 @@ fn an_element_is_written_with_its_refused_chain() {
         world.apply(slice(1, [1]));
         assert!(!world.sync().failures.is_empty());
         let reads = world.kernel.state().reads;
-        // Another address that leads to the same chain.
+        // Another address leads to the same chain.
         world.apply(with(&[1, 2]));
         world.sync();
         world.now += Duration::from_secs(10);
@@ -1329,7 +1331,8 @@ fn endpoints_are_elements_and_a_change_names_them_alone() {
         "add to endpoints-tcp-2: 1 . 10.96.1.7 . 80 : 10.244.0.5 . 8080",
     ];
     assert_eq!(world.made(), [wanted]);
-    // Another number is another map, in the same transaction; the first of so many needs a chain.
+    // A changed number of endpoints moves them to another map, in the same transaction. The first
+    // Service with four endpoints also needs a chooser chain.
     world.apply(slice(7, [1, 3, 5, 7]));
     world.sync();
     let made = world.made();
@@ -1339,7 +1342,8 @@ fn endpoints_are_elements_and_a_change_names_them_alone() {
         has("add chain endpoints-of-tcp-4") && has("add to endpoints-tcp: 0 . 10.96.1.7 . 80 : ")
     );
     assert!(has("delete from endpoints-tcp-2: 0 . ") && has("add to service-ips: 10.96.1.7 . tcp"));
-    // Not the second; and one that is as it was is not named.
+    // The second Service with four endpoints needs no new chain. Unchanged endpoints are not
+    // written.
     world.apply(slice(8, [1, 3, 5, 7]));
     world.sync();
     world.apply(slice(7, [1, 3, 5, 9]));
@@ -1353,7 +1357,7 @@ fn endpoints_are_elements_and_a_change_names_them_alone() {
     assert!(world.chains().is_empty());
     assert_eq!(world.served_and_refused(), (20, 0));
     assert_eq!(world.kernel.state().reads, 1, "nothing is listed to write");
-    // A chooser that nobody needs goes with the next start.
+    // The next start deletes an unneeded chooser chain.
     for number in [7, 8] {
         world.apply(slice(number, [1]));
     }
@@ -1385,7 +1389,7 @@ fn all_kinds(world: &mut World) {
         };
         world.apply(Event::ServiceApplied(shaped(number, shape)));
         let hosts = if is(5) { 0 } else { number % 7 };
-        // Those of odd numbers are on another node.
+        // Endpoints with odd numbers are on another node.
         let hosts = (1..=hosts).map(|host| 2 * host - u16::from(is(1)));
         world.apply(slice(number, hosts));
     }
@@ -1408,7 +1412,8 @@ fn from_one_layout_to_another_is_one_transaction_and_back_again() {
             world.lay_out(layout);
             let synced = world.sync();
             assert_eq!((synced.failures.len(), synced.pending), (0, 0));
-            // Where chains are in use until the end, these go in a second.
+            // A kernel that keeps chains in use until the transaction ends needs a second
+            // transaction for their deletion.
             assert_eq!(world.made().len(), if is_old { 2 } else { 1 });
             assert!(uncommented(&world) == wanted, "{layout:?}");
             world.restart();
@@ -1434,7 +1439,7 @@ fn another_layout_takes_nothing_from_services_that_are_not_known_yet() {
         web(&mut world, 2, [3]);
         world.sync();
         assert_eq!(world.served_and_refused(), (2, 0));
-        // What leads to either is there.
+        // The `services` chain leads to the objects of both layouts.
         let services = world.content().chains["services"].1.clone();
         let leads = |to: &str| format!("{services:?}").contains(to);
         assert!(leads("endpoints-tcp-1") && leads("service-ips"));
@@ -1482,10 +1487,11 @@ fn valid_changes_after_an_invalid_one_are_written() {
     }
 }
 
-/// Unwanted chains use the set, and would prevent its deletion.
+/// Unwanted chains use the set and would prevent its deletion.
 #[test]
 fn a_set_of_another_kind_is_replaced_whatever_names_it() {
-    // Of the other layout; and for a number of endpoints that no Service has any more.
+    // Unwanted chains of the other layout, and a chooser for a number of endpoints that no Service
+    // has.
     for (before, set) in [
         (Layout::Upstream, "nodeport-ips"),
         (Layout::Flat, "endpoints-tcp"),
@@ -1528,7 +1534,7 @@ fn walled(number: u16) -> Event {
 /// The chain that checks source ranges stays until its replacement in the other layout exists.
 #[test]
 fn a_protecting_chain_stays_until_its_replacement_is_written() {
-    // All is told at once, or after the first writes.
+    // All objects are listed before the first writes, or some after them.
     for (is_old, is_late) in [(false, false), (true, false), (false, true), (true, true)] {
         for (before, after, guards) in [
             (
@@ -1570,19 +1576,19 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
                         let is_there = content.chains.keys().any(|name| name.starts_with(guard));
                         assert!(is_there, "{guard} is gone: {refused}, {after:?}");
                     }
-                    // And it walls as it did.
+                    // The firewall chain keeps its rules.
                     assert!(content.chains[&firewall].1.len() >= rules - 1);
                     if after == Layout::Flat {
                         assert_eq!(content.sets["firewall-ips"].1.len(), 1, "{refused}");
                     }
                 };
                 if world.sync().pending == 0 {
-                    // This is the same in either layout.
+                    // Only the external chain can be equal in both layouts and need no write.
                     assert_eq!(refused, "chain external-");
                     continue;
                 }
                 is_refused(&world);
-                // Not later either, as long as it waits.
+                // The chain also stays while its replacement waits for a retry.
                 for _ in 0..20 {
                     world.now += Duration::from_secs(3);
                     world.settle();
@@ -1603,7 +1609,7 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
     }
 }
 
-/// A number of Services that exceeds one transaction, so that only some are planned at a time.
+/// Number of Services that exceeds one transaction, so that a plan contains only some of them.
 const VERY_MANY: u16 = 5_000;
 
 #[test]
@@ -1641,7 +1647,7 @@ fn a_start_is_one_transaction_and_many_changes_are_several() {
         }
         world.sync();
         let start = world.made().len();
-        // Nobody waits for the kernel longer than a transaction of the smallest size takes.
+        // No change waits longer than a transaction of the smallest size takes.
         for number in 301..=600 {
             web(&mut world, number, [1]);
         }
@@ -1694,7 +1700,7 @@ enum Step {
     Delete(u16),
     Endpoints(u16, Vec<u16>),
     Damage(u8),
-    /// The kernel reports the change, and the table is read.
+    /// The kernel reports the change, and the proxier reads the table.
     Told,
     Refuse(u16),
     Forgive,
@@ -1729,7 +1735,7 @@ fn shaped(number: u16, shape: Shape) -> Service {
     }
     if shape.is_balanced {
         service.ingress_ips = vec![[203, 0, 113, number.to_be_bytes()[1]].into()];
-        // Whatever others have at it.
+        // This address is shared with other Services.
         if number.is_multiple_of(2) {
             service.ingress_ips.push([198, 51, 100, 1].into());
         }
@@ -1785,12 +1791,13 @@ fn layout() -> impl Strategy<Value = Layout> {
     prop_oneof![Just(Layout::Upstream), Just(Layout::Flat)]
 }
 
-/// Sorts each Service port's endpoints by place; endpoints keep the place in which they were added.
+/// Sorts each Service port's endpoints by position. Endpoints keep the position in which they were
+/// added.
 fn sort_places(content: &mut Content) {
     let sets = content.sets.iter_mut();
     let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));
     for (_, (_, elements)) in maps {
-        // A key begins with the place, a number of four bytes.
+        // A key begins with the position, a number of four bytes.
         let mut of_ports: BTreeMap<Bytes, Vec<_>> = BTreeMap::new();
         for (key, element) in elements.iter() {
             let port = of_ports.entry(key[4..].into()).or_default();
@@ -1846,7 +1853,7 @@ fn harm(table: &mut Content, which: u8) {
     }
 }
 
-/// As upstream, comments are written but not compared.
+/// Returns the content without comments. As in upstream, comments are written but not compared.
 fn uncommented(world: &World) -> Content {
     let mut content = world.content();
     for (chain, _) in content.chains.values_mut() {
@@ -1862,7 +1869,7 @@ fn uncommented(world: &World) -> Content {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// After any history, the kernel's content equals that of a fresh start.
+    /// After any sequence of events, the kernel's content equals that of a fresh start.
     #[test]
     fn any_history_ends_like_a_fresh_start(
         steps in proptest::collection::vec(step(), 0..30),
@@ -1913,7 +1920,7 @@ proptest! {
         sort_places(&mut wanted);
         let (ended_choosers, choosers) = (take_choosers(&mut ended), take_choosers(&mut wanted));
         prop_assert!(choosers.iter().all(|of| ended_choosers.contains(of)), "a chooser is missing");
-        // All of it would be too much to print.
+        // The assertions do not print the contents, which are very long.
         prop_assert!(ended.chains == wanted.chains, "chains differ");
         prop_assert!(ended.sets == wanted.sets, "sets differ");
     }

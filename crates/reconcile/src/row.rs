@@ -1,7 +1,7 @@
 //! One row of a table: its claims and its actual value.
 //!
-//! Nearly all rows have one claim, and the actual value is either the wanted one or absent. There
-//! are tens of thousands of them, so such a row needs no extra allocation.
+//! Nearly all rows have one claim, and their actual value is either the wanted one or absent. A
+//! table has tens of thousands of such rows, so they need no extra allocation.
 
 use std::mem;
 
@@ -9,7 +9,7 @@ use std::mem;
 #[derive(Debug)]
 pub(crate) struct Row<V, O> {
     content: Content<V, O>,
-    /// The epoch in which the row became pending; 0 if it is not pending, or is excused.
+    /// Epoch in which the row became pending, or 0 if it is not pending or is excused.
     pub(crate) since: u32,
     pub(crate) is_pending: bool,
     /// True if the actual value equals the wanted one.
@@ -19,15 +19,15 @@ pub(crate) struct Row<V, O> {
 #[derive(Debug)]
 enum Content<V, O> {
     One(O, V),
-    /// Every other combination of claims and actual value.
+    /// All other combinations of claims and actual value.
     Any(Box<GeneralContent<V, O>>),
 }
 
 #[derive(Debug)]
 struct GeneralContent<V, O> {
-    /// Claims sorted by owner; the first has the wanted value.
+    /// Claims sorted by owner. The first one has the wanted value.
     claims: Vec<(O, V)>,
-    /// The actual value, if it differs from the wanted one.
+    /// Actual value, if it differs from the wanted one.
     other: Option<V>,
 }
 
@@ -71,7 +71,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns the owners of all claims; the first one's value is wanted.
+    /// Returns the owners of all claims. The value of the first one is wanted.
     pub(crate) fn owners(&self) -> impl Iterator<Item = &O> {
         let (one, any) = match &self.content {
             Content::One(owner, _) => (Some(owner), &[][..]),
@@ -88,7 +88,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns all claims if there are at least two, else none.
+    /// Returns all claims if the row has at least two, else none.
     pub(crate) fn contest(&self) -> &[(O, V)] {
         match &self.content {
             Content::One(..) => &[],
@@ -101,7 +101,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
     /// Sets or removes an owner's claim. Returns true if the wanted value changed.
     pub(crate) fn set_claim(&mut self, owner: &O, value: Option<V>) -> bool {
         let value = match (&mut self.content, value) {
-            // Equal values may differ in details that equality ignores.
+            // Equal values may differ in details that the comparison ignores.
             (Content::One(one, wanted), Some(value)) if one == owner && *wanted == value => {
                 *wanted = value;
                 return false;

@@ -1,4 +1,4 @@
-//! A view of a table that is independent of its types.
+//! A view of a table without its types.
 
 use std::hash::Hash;
 use std::time::Instant;
@@ -7,19 +7,19 @@ use crate::table::{Removals, Table};
 
 /// The part of a [`Table`] that does not depend on the types of its entries.
 pub trait Rows {
-    /// [`Table::begin`].
+    /// See [`Table::begin`].
     fn begin(&mut self, now: Instant);
-    /// [`Table::count_removals`].
+    /// See [`Table::count_removals`].
     fn count_removals(&mut self, removals: Removals);
-    /// [`Table::pending_len`].
+    /// See [`Table::pending_len`].
     fn pending_len(&self) -> usize;
-    /// [`Table::failing_len`].
+    /// See [`Table::failing_len`].
     fn failing_len(&self) -> usize;
-    /// [`Table::as_wanted_len`].
+    /// See [`Table::as_wanted_len`].
     fn as_wanted_len(&self) -> usize;
-    /// [`Table::pending_since`].
+    /// See [`Table::pending_since`].
     fn pending_since(&self) -> Option<Instant>;
-    /// [`Table::next_retry`].
+    /// See [`Table::next_retry`].
     fn next_retry(&self, now: Instant) -> Option<Instant>;
 }
 

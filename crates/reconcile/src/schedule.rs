@@ -2,20 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-/// First delay before a failed read is repeated; it doubles with each further failure.
+/// Delay before the first retry of a failed read. It doubles with each further failure.
 const FIRST: Duration = Duration::from_secs(1);
 
-/// The schedule of reads of one part of the kernel's state, and the outcome of the last read.
+/// Schedule of reads of one part of the kernel's state, with the outcome of the last read.
 #[derive(Debug, Clone)]
 pub struct ReadSchedule {
-    /// When the content became unknown; `None` after the first successful read.
+    /// Time at which the content became unknown, or `None` after the first successful read.
     unknown: Option<Instant>,
     is_under_way: bool,
-    /// When the next read was requested.
+    /// Time at which the next read was requested.
     asked: Option<Instant>,
     /// Earliest time of the next read.
     not_before: Option<Instant>,
-    /// The delay after the last failed read, if that failed.
+    /// Delay of the current retry, or `None` if the last read succeeded.
     delay: Option<Duration>,
     /// Time of the last successful read.
     known: Option<Instant>,
@@ -23,8 +23,8 @@ pub struct ReadSchedule {
 }
 
 impl ReadSchedule {
-    /// Creates a schedule for unknown content with a read due at once. `longest` limits the delay
-    /// after failures.
+    /// Creates a schedule for unknown content, with a read due immediately. `longest` limits the
+    /// delay after failures.
     pub fn new(now: Instant, longest: Duration) -> Self {
         Self {
             unknown: Some(now),
@@ -37,8 +37,8 @@ impl ReadSchedule {
         }
     }
 
-    /// Requests a read as soon as possible. A running read may have begun too early, so another one
-    /// follows it.
+    /// Requests a read as soon as possible. A running read may have begun too early, so another
+    /// read follows it.
     pub fn ask(&mut self, now: Instant) {
         self.asked.get_or_insert(now);
     }
@@ -51,8 +51,8 @@ impl ReadSchedule {
         self.ask(now);
     }
 
-    /// Requests a read no earlier than `pause` after the last one, so that repeated requests cannot
-    /// cause a busy loop.
+    /// Requests a read at least `pause` after the last one, so that repeated requests cannot cause
+    /// a busy loop.
     pub fn ask_apart(&mut self, now: Instant, pause: Duration) {
         if let Some(known) = self.known {
             self.put_off(known + pause);
@@ -100,8 +100,8 @@ impl ReadSchedule {
         self.is_under_way || (self.asked.is_some() && self.delay.is_none())
     }
 
-    /// Returns true while a read is requested or running, including a delayed retry. Until then
-    /// there may be unseen changes.
+    /// Returns true while a read is requested or running, including a delayed retry. Before the
+    /// read ends, changes may be unseen.
     pub fn is_owed(&self) -> bool {
         self.is_under_way || self.asked.is_some()
     }
@@ -111,7 +111,7 @@ impl ReadSchedule {
         self.unknown.is_none()
     }
 
-    /// Returns true after the first read, successful or not.
+    /// Returns true after the first read, even a failed one.
     pub fn is_tried(&self) -> bool {
         self.is_known() || self.delay.is_some()
     }
@@ -121,12 +121,13 @@ impl ReadSchedule {
         self.known
     }
 
-    /// Returns when the content became unknown; `None` after the first successful read.
+    /// Returns the time at which the content became unknown, or `None` after the first successful
+    /// read.
     pub fn unknown_since(&self) -> Option<Instant> {
         self.unknown
     }
 
-    /// Returns the time of the next read, if that is in the future.
+    /// Returns the time of the next read if it is in the future.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         let is_awaited = self.asked.is_some() && !self.is_under_way;
         self.not_before.filter(|at| is_awaited && *at > now)

@@ -10,25 +10,25 @@ use smallvec::SmallVec;
 
 use crate::row::Row;
 
-/// Delay after the first failed write; it doubles with each further failure.
+/// Delay after the first failed write. It doubles with each further failure.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// Longest delay between two writes.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// Limit up to which keys are compared pairwise; more are hashed.
+/// Largest number of keys that are compared pairwise. More keys are hashed.
 const FEW: usize = 8;
-/// Precision of pending times: rows that become pending within this time count as simultaneous.
+/// Precision of pending times. Rows that become pending within this time count as simultaneous.
 const GRAIN: Duration = Duration::from_millis(100);
 /// Number of pending keys that are always listed, even if they are most of the table.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
-/// The treatment of unwanted entries in the age of pending rows.
+/// Treatment of unwanted entries in the age of pending rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Removals {
     /// Unwanted entries count as late.
     #[default]
     Late,
-    /// Unwanted entries do not count: they may not, or need not, be removed yet.
+    /// Unwanted entries do not count, because they may not or need not be removed yet.
     Excused,
 }
 
@@ -42,11 +42,11 @@ pub struct Table<K, V, O> {
     contested_version: u64,
     retries: HashMap<K, Retry>,
     wanted_len: usize,
-    /// The number of the current epoch and when it began. 0 before the first [`Table::begin`].
+    /// Number and start of the current epoch. The number is 0 before the first [`Table::begin`].
     epoch: (u32, Option<Instant>),
-    /// The start of each epoch, and how many rows became pending in it.
+    /// Start of each epoch, with the number of rows that became pending in it.
     since: BTreeMap<u32, (Instant, usize)>,
-    /// The treatment of unwanted entries.
+    /// Treatment of unwanted entries.
     removals: Removals,
 }
 
@@ -55,7 +55,7 @@ pub struct Table<K, V, O> {
 #[derive(Debug)]
 enum Pending<K> {
     Listed(HashSet<K>),
-    /// The number of pending rows; each row knows whether it is pending.
+    /// Number of pending rows. Each row stores whether it is pending.
     Counted(usize),
 }
 
@@ -68,7 +68,7 @@ impl<K> Pending<K> {
     }
 }
 
-/// The origin of a changed claim.
+/// Origin of a changed claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimOrigin {
     /// The owner wants another value.
@@ -113,7 +113,7 @@ where
         Self::default()
     }
 
-    /// Sets the current time, which is the pending time of rows that become pending from now on.
+    /// Sets the current time. Rows that become pending from now on get this time.
     pub fn begin(&mut self, now: Instant) {
         let (number, at) = self.epoch;
         if at.is_none_or(|at| now.saturating_duration_since(at) >= GRAIN) {
@@ -121,14 +121,15 @@ where
         }
     }
 
-    /// Returns when the longest pending row became pending, with a precision of 0.1 s. Ignores rows
-    /// that are [excused](Self::excuse) or became pending before the first [`begin`](Self::begin).
+    /// Returns the time at which the longest pending row became pending, with a precision of 0.1 s.
+    /// Ignores rows that are [excused](Self::excuse) or became pending before the first
+    /// [`begin`](Self::begin).
     pub fn pending_since(&self) -> Option<Instant> {
         self.since.first_key_value().map(|(_, (at, _))| *at)
     }
 
     /// Sets whether unwanted entries count for [`pending_since`](Self::pending_since). They should
-    /// not while they may not be removed.
+    /// not count while they may not be removed.
     pub fn count_removals(&mut self, removals: Removals) {
         if std::mem::replace(&mut self.removals, removals) == removals {
             return;
@@ -146,13 +147,13 @@ where
         self.keys_of.reserve(owners);
     }
 
-    /// Replaces all claims of `owner` by `entries`. If two entries have the same key, the first
+    /// Replaces all claims of `owner` by `entries`. If two entries have the same key, the first one
     /// counts. Costs O(entries of this owner).
     pub fn claim(&mut self, owner: &O, entries: impl IntoIterator<Item = (K, V)>) {
         let mut fresh: SmallVec<[(K, V); 2]> = SmallVec::new();
         let mut seen = HashSet::new();
         for (key, value) in entries {
-            // Most owners have one entry, or few.
+            // Most owners have one entry or a few.
             let is_new = if fresh.len() < FEW {
                 fresh.iter().all(|(other, _)| *other != key)
             } else {
@@ -202,7 +203,7 @@ where
     }
 
     /// Replaces a claimed value by one that follows from a write or an observed entry. If the
-    /// previous value failed, this one would fail too, so the next retry stays as scheduled.
+    /// previous value failed, the new one would fail too, so the scheduled retry stays.
     pub fn adjust(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
             self.set_claim(key, owner, Some(value), ClaimOrigin::Follows);
@@ -232,7 +233,7 @@ where
                 (before, row.claims_len(), is_other)
             }
         };
-        // Callers see the owners of a contested key, not the values.
+        // Callers see the owners of a contested key, but not the values.
         if claims > 1 && claims != before {
             self.contested.insert(key.clone());
             self.contested_version += 1;
@@ -241,7 +242,7 @@ where
             self.contested_version += 1;
         }
         let is_new = is_other && origin == ClaimOrigin::New;
-        // The previous value failed: the new one is tried at once, unless the actual value is
+        // The previous value failed. The new one is tried immediately, unless the actual value is
         // unknown.
         if is_new && !self.is_doubted(key) {
             self.forgive(key);
@@ -306,7 +307,7 @@ where
         }
     }
 
-    /// Counts a row again after its wanted value or the treatment of removals changed.
+    /// Counts a row again after a change of its wanted value or of the treatment of removals.
     fn recount(&mut self, key: &K) {
         if self.removals == Removals::Excused
             && let Some(row) = self.rows.get_mut(key)
@@ -328,7 +329,7 @@ where
     }
 
     /// Switches to counting if more than half of the rows are pending, and to a list if less than
-    /// an eighth are. Between the two lie as many changes as a scan of all rows costs.
+    /// an eighth are. The changes between two switches then pay for the scan of all rows.
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {
@@ -347,14 +348,14 @@ where
     }
 
     fn forgive(&mut self, key: &K) {
-        // Retries are rare, and a look-up costs a hash.
+        // Retries are rare, and each look-up costs a hash, so check for any retries first.
         if !self.retries.is_empty() {
             self.retries.remove(key);
         }
     }
 
-    /// Replaces all actual values by a dump; keys that it lacks become absent. Returns the keys
-    /// whose actual value was wrong, except those that were in doubt.
+    /// Replaces all actual values by a dump. Keys that the dump lacks become absent. Returns the
+    /// keys whose actual value was wrong, except keys in doubt.
     pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) -> Vec<K> {
         let doubted = self
             .retries
@@ -404,7 +405,7 @@ where
         self.count_in(key);
     }
 
-    /// Records a write that failed for a reason of its own. The key does not count for
+    /// Records a write whose failure concerns only this key. The key does not count for
     /// [`pending_since`](Self::pending_since) until its wanted value changes.
     pub fn excuse(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
@@ -447,7 +448,7 @@ where
         self.rows.get(key)?.actual()
     }
 
-    /// Returns the owners that claim a key; the first one's value is wanted.
+    /// Returns the owners that claim a key. The value of the first one is wanted.
     pub fn owners(&self, key: &K) -> impl Iterator<Item = &O> {
         let row = self.rows.get(key).into_iter();
         row.flat_map(Row::owners)
@@ -458,7 +459,7 @@ where
         self.rows.get(key)?.owners().next()
     }
 
-    /// Returns the keys that an owner claims, including those that another owner wins.
+    /// Returns the keys that an owner claims, including keys that another owner wins.
     pub fn keys_of(&self, owner: &O) -> &[K] {
         self.keys_of.get(owner).map_or(&[], |keys| keys)
     }
@@ -503,7 +504,8 @@ where
         !self.retries.is_empty() && self.retries.get(key).is_some_and(is_doubted)
     }
 
-    /// Returns true if the last write of a key failed for a [reason of its own](Self::excuse).
+    /// Returns true if the last write of a key failed for a [reason that concerns only this
+    /// key](Self::excuse).
     pub fn is_excused(&self, key: &K) -> bool {
         self.is_failing(key) && self.rows.get(key).is_some_and(|row| row.since == 0)
     }
@@ -518,14 +520,14 @@ where
         self.retries.len()
     }
 
-    /// Returns the number of keys that are wanted or present.
+    /// Returns the number of keys that are wanted or actual.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
     /// Returns the number of keys whose actual value is the wanted one.
     pub fn as_wanted_len(&self) -> usize {
-        // Rows that are neither wanted nor present do not exist.
+        // A row always has a wanted or an actual value.
         self.rows.len() - self.pending.len()
     }
 
@@ -534,13 +536,13 @@ where
         self.wanted_len
     }
 
-    /// Returns true if keys are wanted and none of them is present.
+    /// Returns true if keys are wanted and none of them has an actual value.
     pub fn lacks_all_wanted(&self) -> bool {
         let is_lacking = |row: &Row<V, O>| row.wanted().is_none() || row.actual().is_none();
         self.wanted_len > 0 && self.as_wanted_len() == 0 && self.rows.values().all(is_lacking)
     }
 
-    /// Returns true if nothing is wanted or present.
+    /// Returns true if no key is wanted or actual.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -551,14 +553,14 @@ where
         times.filter(|due| *due > now).min()
     }
 
-    /// Returns the keys that several owners claim, with all claims; the first one wins.
+    /// Returns the keys that several owners claim, with all claims. The first claim wins.
     pub fn contested(&self) -> impl Iterator<Item = (&K, &[(O, V)])> {
         self.contested
             .iter()
             .filter_map(|key| Some((key, self.rows.get(key)?.contest())))
     }
 
-    /// Returns a number that changes whenever [`contested`](Self::contested) may change.
+    /// Returns a version number that changes whenever [`contested`](Self::contested) may change.
     pub fn contested_version(&self) -> u64 {
         self.contested_version
     }

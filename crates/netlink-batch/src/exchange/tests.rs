@@ -12,13 +12,13 @@ use crate::Malformed;
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 
-/// A kernel that answers from a script: one list of receive results for each send.
+/// A scripted kernel with one list of receive results for each send.
 #[derive(Debug, Default)]
 struct Script {
     answers: VecDeque<Vec<io::Result<Vec<u8>>>>,
     queue: VecDeque<io::Result<Vec<u8>>>,
     sent: Vec<Vec<u8>>,
-    /// Sends over this many bytes get `EMSGSIZE`.
+    /// Largest accepted send in bytes. Larger sends get `EMSGSIZE`.
     takes: Option<usize>,
 }
 
@@ -65,7 +65,7 @@ fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// `NLMSG_ERROR` for `sequence`, capped as with `NETLINK_CAP_ACK`.
+/// Returns an `NLMSG_ERROR` for `sequence`, capped as with `NETLINK_CAP_ACK`.
 fn verdict(sequence: u32, errno: i32) -> Vec<u8> {
     let mut payload = (-errno).to_ne_bytes().to_vec();
     payload.extend(message(20, 5, sequence, &[]));
@@ -137,7 +137,8 @@ fn sends_hold_512_messages_and_128_kib() {
 fn a_socket_that_takes_less_gets_smaller_sends() {
     let mut small = exchange([]);
     small.link.takes = Some(100);
-    // 24 bytes each: 240, then at most 120 (rejected), then at most 60. Nothing is answered.
+    // Each message has 24 bytes. The sends have 240 bytes, then at most 120 (rejected), then at
+    // most 60. The script has no replies.
     assert_eq!(small.execute(&batch(10)).unwrap(), vec![Reply::Unknown; 10]);
     assert!(
         small
@@ -180,7 +181,7 @@ fn late_answers_are_not_taken_for_later_ones() {
             Err(io::Error::from_raw_os_error(ENOBUFS)),
             Ok(verdict(1, EEXIST)),
         ],
-        // Of the first send (2), foreign (0, 77), then our own.
+        // Replies of the first send (2), foreign messages (0, 77), then our replies.
         vec![
             Ok(verdict(2, EBUSY)),
             Ok(verdict(0, EBUSY)),
@@ -279,7 +280,7 @@ fn an_interrupted_dump_is_retried_from_the_start() {
     assert_eq!(exchange.link.sent.len(), 3);
 }
 
-/// Returns the payloads that end with a dot, and the number of all others.
+/// Payloads that end with a dot, and the number of all other payloads.
 type DotPayloads = (Vec<Vec<u8>>, usize);
 
 fn pick(all: &mut DotPayloads, message: &message::ReceivedMessage<'_>) -> Result<(), Malformed> {
@@ -304,7 +305,7 @@ fn an_interrupted_attempt_of_a_streamed_dump_leaves_nothing() {
             Ok(message(9, 2, 1, b"none")),
             Ok(done(2 | 16, 1, 0)),
         ],
-        // Its end is lost.
+        // The end of the dump is lost.
         vec![Ok(message(9, 2, 2, b"old."))],
         vec![
             Ok(message(9, 2, 3, b"new.")),
@@ -482,7 +483,7 @@ fn a_transaction_is_one_send_of_any_size() {
     assert_eq!(found.echoed.iter().collect::<Vec<_>>(), [(23, &[7; 4][..])]);
     assert!(found.lost);
 
-    // Sent once more it has numbers of its own.
+    // A repeated send has new sequence numbers.
     let mut small = batch(1);
     let found = exchange.transact(&mut small).unwrap();
     assert_eq!(sequences(&exchange.link.sent[1]), [(601, false)]);

@@ -1,4 +1,4 @@
-//! NodePorts on localhost.
+//! Tests NodePorts on localhost.
 
 use proxy::ServicePort;
 use proxy_nftables::{LocalhostNodePorts, localhost_counter};
@@ -14,7 +14,7 @@ fn restart_with(world: &mut World, localhost: LocalhostNodePorts) {
         localhost,
         ..config(world.layout)
     };
-    // What the process before has served ended with it.
+    // The previous process's relay ended with the process.
     kernel.state().listening.clear();
     let lanes = Lanes::inline(|| kernel.clone());
     world.proxier = Proxier::new(config, node1(), lanes, world.now);
@@ -77,11 +77,12 @@ fn nodeports_are_rejected_and_counted_only_with_the_gate() {
         world.sync();
         assert_eq!((world.made().len(), world.content()), (0, before));
         assert_eq!(world.proxier.next_due(world.now), None, "idle is idle");
-        // Without the gate all of it goes, and nothing else changes.
+        // Without the feature gate, all objects for localhost are deleted and no other object
+        // changes.
         restart_with(&mut world, LocalhostNodePorts::Off);
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.content(), plain.content(), "{layout:?}");
-        // With the Service, its elements go.
+        // The elements of a deleted Service are deleted.
         restart_with(&mut plain, LocalhostNodePorts::Refused);
         plain.sync();
         assert_eq!(refused(&plain), TCP_AND_UDP);
@@ -91,7 +92,7 @@ fn nodeports_are_rejected_and_counted_only_with_the_gate() {
     }
 }
 
-/// k/k#142183: TCP stays refused there, as the element stays.
+/// TCP packets to localhost stay rejected until a restart, because the element stays (k/k#142183).
 #[test]
 fn localhost_added_later_is_served_after_a_restart() {
     for layout in LAYOUTS {
@@ -153,7 +154,7 @@ fn a_port_that_is_taken_is_told_and_all_else_goes_on() {
     );
     assert!(failure.reason.contains("already in use"), "{failure:?}");
     assert_eq!(failure.owner.as_ref().unwrap().service, name("web-1"));
-    // It is tried again.
+    // The proxier retries the port.
     world.kernel.state().taken.clear();
     world.now = world.proxier.next_due(world.now).unwrap();
     world.settle();
@@ -161,7 +162,7 @@ fn a_port_that_is_taken_is_told_and_all_else_goes_on() {
 }
 
 /// Adds upstream's objects under arbitrary names: a map that leads to chains which count and
-/// reject, and a chain that asks the map.
+/// reject, and a chain that looks up the map.
 #[test]
 fn leftovers_of_upstream_are_removed() {
     use nftables_netlink::{Expression, LookupFor, Register, Set, SetKind, SetRef};

@@ -1,5 +1,5 @@
-//! Trouble: missing node data, missing kernel memory, an unreadable table; and the preview of a
-//! plan.
+//! Tests missing node data, missing kernel memory and an unreadable table. Also tests the preview
+//! of a plan.
 
 use futures::executor::block_on;
 use nftables_netlink::Set;
@@ -40,7 +40,7 @@ fn without_an_own_address_node_ports_are_served_everywhere() {
         assert!(serves_everywhere(&world));
         let addresses = |world: &World| world.proxier.node_ports().unwrap().addresses.len();
         assert_eq!(addresses(&world), 2);
-        // It comes.
+        // The Node object gets an address.
         let own = Node {
             name: "node1".into(),
             addresses: vec!["192.168.0.10".parse().unwrap()],
@@ -50,7 +50,7 @@ fn without_an_own_address_node_ports_are_served_everywhere() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.elements("nodeport-ips"), 1);
         assert_eq!(addresses(&world), 1);
-        // What was known stays.
+        // The known address stays when the Node object loses it.
         world.apply(without_address());
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.elements("nodeport-ips"), 1);
@@ -123,7 +123,7 @@ fn a_set_of_clients_of_another_kind_is_replaced() {
             let synced = world.damage(|table| make_other(table, kind));
             assert_eq!((synced.failures.len(), synced.pending), (0, 0));
             assert_eq!(world.content(), before);
-            // What that took says nothing of what the kernel can.
+            // That replacement does not prove whether the kernel can change timeouts.
             world.made();
             world.apply(with_affinity(1, 60));
             assert_eq!(world.sync().pending, 0);
@@ -144,7 +144,7 @@ fn a_set_of_another_kind_in_the_way_says_nothing_of_timeouts() {
     world.sync();
     make_other(world.kernel.state().table.as_mut().unwrap(), with_ports);
     world.apply(with_affinity(1, 60));
-    // It is refused, and so the table is read: the set is another one.
+    // The kernel refuses the write, so the proxier reads the table and finds a set of another kind.
     world.sync();
     world.now = world.proxier.next_due(world.now).unwrap_or(world.now);
     assert_eq!(world.settle().pending, 0);
@@ -177,14 +177,14 @@ fn short_memory_blames_no_service_and_everything_is_retried() {
     assert_eq!(world.chains().len(), 20);
 }
 
-/// Changes the table ten times a second for some time, and returns how often it was read.
+/// Changes the table ten times a second for some time, and returns the number of reads.
 fn reads_within(world: &mut World, time: Duration) -> usize {
     let before = world.kernel.state().reads;
     let end = world.now + time;
     while world.now < end {
         world.now += Duration::from_millis(100);
         world.proxier.notice(&Notice::Ruleset, world.now);
-        // Not what is due soon: time goes on here.
+        // Ignores work that becomes due, because this loop advances the clock.
         world.proxier.proceed(&world.model, world.now);
         while world.proxier.book(&world.model, world.now).is_some() {}
     }
@@ -198,7 +198,7 @@ fn reading_takes_a_small_part_of_the_time_whatever_others_do() {
     world.kernel.state().reading = Duration::from_millis(20);
     world.sync();
     world.now += Duration::from_secs(1);
-    // A tenth of it is 2 s, and a read takes a bit longer than that.
+    // A tenth of 20 s is 2 s, and a read takes a little longer than 20 ms.
     let reads = reads_within(&mut world, Duration::from_secs(20));
     assert!((10..=100).contains(&reads), "{reads}");
 }

@@ -1,5 +1,5 @@
-//! Both layouts give every packet the same verdict: the rules of both tables for the same Services
-//! are evaluated as the kernel would.
+//! Tests that both layouts give every packet the same verdict. Evaluates the rules of both tables
+//! for the same Services as the kernel would.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -24,7 +24,8 @@ use proxy_nftables::{Config, Lanes, Layout, Proxier};
 use run::{Outcome, Packet, Table, Way, outcome, outcomes};
 
 const NODE: [u8; 4] = [192, 168, 0, 10];
-/// A multiple of every number of endpoints, so that each endpoint is chosen equally often.
+/// Number of random values per packet. It is a multiple of every number of endpoints, so each
+/// endpoint is chosen equally often.
 const TURNS: u32 = 12;
 
 // ---- addresses ----
@@ -53,10 +54,10 @@ fn net(family: IpFamily, octets: [u8; 4], len: u8) -> IpNet {
 
 // ---- Services ----
 
-/// Endpoints of the Services, by number; even numbers are on this node.
+/// Endpoints of the Services, by number. Even numbers are on this node.
 const ENDPOINTS: [&[u8]; 6] = [&[], &[1], &[2], &[1, 2], &[1, 3, 5], &[1, 2, 3, 4]];
-/// Number of features that a Service may have: affinity, a NodePort and an external IP, a load balancer, source ranges,
-/// an external policy, an internal policy.
+/// Number of optional features of a Service: affinity, a NodePort and an external IP, a load
+/// balancer, source ranges, an external policy, an internal policy.
 const BITS: u16 = 6;
 const SERVICES: u16 = 6 << BITS;
 
@@ -101,7 +102,7 @@ fn add_service(model: &mut Model, family: IpFamily, number: u16) {
     if is(1) {
         service.external_ips = vec![own.external];
         if is(2) {
-            // An address that is both: its source ranges count.
+            // The address is both an external IP and a load balancer's. Its source ranges count.
             service.external_ips.push(own.ingress);
         }
     }
@@ -235,7 +236,8 @@ fn packets(family: IpFamily, service: u16) -> Vec<Packet> {
     } else {
         Protocol::Tcp
     };
-    // A pod here, an endpoint here, one that source ranges let in, one that they do not.
+    // Sources: a pod on this node, an endpoint on this node, a client inside the source ranges, and
+    // a client outside of them.
     let outside = [
         [10, 244, 1, 77],
         [10, 244, 1, 2],
@@ -291,8 +293,8 @@ fn other_packets(family: IpFamily) -> Vec<Packet> {
     packets
 }
 
-/// Compares the verdicts of both layouts for all packets. `configs` has the NodePort addresses, and
-/// true to masquerade all traffic to ClusterIPs.
+/// Compares the verdicts of both layouts for all packets. Each entry of `configs` has the NodePort
+/// addresses, and true to masquerade all traffic to ClusterIPs.
 fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
     for (node_ports, masquerade_all) in configs {
         let [upstream, flat] = [Layout::Upstream, Layout::Flat]
@@ -312,15 +314,15 @@ fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
                 }
             }
         }
-        // It is no comparison of nothing.
+        // The test must cover enough packets of each outcome.
         assert!(sent > 10_000 && dropped > 500 && rejected > 1_000);
         println!("{sent} sent, {dropped} dropped, {rejected} rejected");
     }
 }
 
 /// If an endpoint's element is missing, packets that chose it are rejected and never reach the
-/// Service's address itself. This holds for the maps that rules ask and for the map that choosers
-/// ask.
+/// Service's address itself. The test covers the map that rules look up and the map that choosers
+/// look up.
 #[test]
 fn packets_without_an_endpoint_are_rejected() {
     for family in IpFamily::ALL {

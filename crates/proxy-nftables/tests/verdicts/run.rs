@@ -19,7 +19,7 @@ pub(crate) enum Way {
     Out,
 }
 
-/// The first packet of a connection.
+/// First packet of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Packet {
     pub(crate) way: Way,
@@ -29,7 +29,7 @@ pub(crate) struct Packet {
     pub(crate) port: u16,
 }
 
-/// The outcome of a packet.
+/// Outcome of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
     Dropped,
@@ -41,7 +41,7 @@ pub(crate) enum Outcome {
     },
 }
 
-/// The exit of a chain or rule.
+/// Result of evaluating a chain or rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// Continues with the next rule.
@@ -53,7 +53,7 @@ enum End {
     Reject,
 }
 
-/// A packet on its path.
+/// Evaluation of a packet along its path.
 struct Run<'a> {
     content: &'a Content,
     /// Base chains by priority.
@@ -62,13 +62,13 @@ struct Run<'a> {
     mark: u32,
     is_translated: bool,
     is_masqueraded: bool,
-    /// The number that `numgen` returns.
+    /// Number that `numgen` returns.
     random: u32,
     has_chosen: bool,
     registers: [u8; 64],
 }
 
-/// A table.
+/// A table with its chains, sets and maps.
 pub(crate) struct Table {
     content: Content,
     hooked: Vec<Name>,
@@ -86,7 +86,7 @@ impl Table {
 }
 
 impl Table {
-    /// Elements of endpoint maps, each with its map.
+    /// Returns the elements of endpoint maps, each with its map.
     pub(crate) fn endpoints(&self) -> Vec<(Name, Element)> {
         let sets = self.content.sets.iter();
         let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));
@@ -210,7 +210,7 @@ impl Run<'_> {
                     End::Accept => {}
                     end => return end,
                 },
-                // Its set has no clients.
+                // The set of this expression has no clients.
                 Expression::Dynset { .. } => {}
                 other => self.load(other),
             }
@@ -284,7 +284,7 @@ impl Run<'_> {
         }
     }
 
-    /// Evaluates a lookup; `Accept` means that the rule continues.
+    /// Evaluates a lookup. `Accept` means that the rule continues.
     fn lookup(&mut self, key: Register, set: &SetRef, what: LookupFor) -> End {
         let content = self.content;
         let found = match set {
@@ -341,7 +341,7 @@ fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
     last.filter(|element| !element.ends_interval)
 }
 
-/// Returns the outcome for this random number, and whether a rule used it.
+/// Returns the outcome for this random number, and true if a rule used the number.
 pub(crate) fn outcome(table: &Table, packet: Packet, random: u32) -> (Outcome, bool) {
     let mut run = Run {
         content: &table.content,
@@ -373,7 +373,8 @@ pub(crate) fn outcome(table: &Table, packet: Packet, random: u32) -> (Outcome, b
         (Way::Out, false) => next(Hook::Postrouting, true),
         (Way::Out, true) => {
             next(Hook::Postrouting, true);
-            // By the loopback interface; where it goes to has been settled.
+            // The packet arrives again on the loopback interface. Its destination no longer
+            // changes.
             next(Hook::Prerouting, false);
             next(Hook::Input, false);
         }
@@ -390,7 +391,7 @@ pub(crate) fn outcome(table: &Table, packet: Packet, random: u32) -> (Outcome, b
     (outcome, run.has_chosen)
 }
 
-/// Returns the outcomes, and how often each occurs.
+/// Returns the outcomes with the number of occurrences of each.
 pub(crate) fn outcomes(table: &Table, packet: Packet, turns: u32) -> BTreeMap<Outcome, u32> {
     let mut all = BTreeMap::new();
     for random in 0..turns {

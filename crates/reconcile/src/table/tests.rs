@@ -153,7 +153,7 @@ fn an_unknown_outcome_waits_for_a_read_whatever_is_wanted() {
     assert_eq!(due(&table, now), []);
     table.observe([(1, 1)]);
     assert_eq!(due(&table, now), [1]);
-    // What has failed does not.
+    // A key whose last write failed does not wait for a read.
     table.fail(&1, now);
     table.claim(&1, [(1, 3)]);
     assert_eq!(due(&table, now), [1]);
