@@ -1,8 +1,9 @@
 //! Finds the commit of the build, for `--version`, the log and the metrics.
 //!
-//! `KUBE_PROXY_COMMIT` names it in builds outside the repository. Otherwise it comes from git's
-//! files, without the program `git`, which may be missing or not trust the folder. Without either
-//! it is `unknown`. Only a new commit runs this again; an edit does not.
+//! `KUBE_PROXY_COMMIT` names it in builds outside the repository. Otherwise the commit is read from
+//! git's files, without the program `git`, which may be missing or may distrust the folder. If
+//! neither exists, the commit is `unknown`. Only a new commit runs this script again. An edit does
+//! not.
 
 use std::env;
 use std::fs;
@@ -29,19 +30,19 @@ fn of_repository(folder: &Path) -> Option<String> {
     let Some(name) = head.strip_prefix("ref: ") else {
         return Some(head).filter(|head| is_commit(head));
     };
-    // Further worktrees share the branches of the first.
+    // Further worktrees share the branches of the first worktree.
     let common = read(&git.join("commondir")).map_or(git.clone(), |common| git.join(common));
     let file = common.join(name);
     let loose = read(&file).filter(|commit| is_commit(commit));
     loose.or_else(|| {
-        // The next commit makes a file for the branch.
+        // The next commit creates a file for the branch.
         let folder = file.parent().filter(|folder| folder.is_dir())?;
         println!("cargo::rerun-if-changed={}", folder.display());
         packed(&common, name)
     })
 }
 
-/// Returns the folder of git's files.
+/// Returns the folder that contains git's files.
 fn git_folder(folder: &Path) -> Option<PathBuf> {
     let git = folder.join(".git");
     if git.is_dir() {

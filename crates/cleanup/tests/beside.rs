@@ -1,6 +1,6 @@
-//! Cleanup while a mode serves, on a kernel that has nf_tables. Entries of other modes go, in every
-//! iptables backend, and entries of the serving mode stay. The judges are `nft` and
-//! `iptables-save`.
+//! Cleanup while a mode serves, on a kernel with nf_tables. It removes entries of other modes in
+//! every iptables backend and keeps entries of the current mode. The tests compare the output of
+//! `nft` and `iptables-save`.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
@@ -39,8 +39,8 @@ COMMIT
 COMMIT
 ";
 
-/// Runs a story in a network namespace of its own with entries of two modes and of other programs.
-/// Returns `None` if the kernel has no nf_tables for IP.
+/// Runs a test scenario in a separate network namespace with entries of two modes and of other
+/// programs. Returns `None` if the kernel has no nf_tables for IP.
 fn on_a_node<T: Send>(story: impl FnOnce() -> T + Send) -> Option<T> {
     in_namespace(|| {
         let made = sh(
@@ -66,7 +66,7 @@ fn sh(script: &str, input: &str) -> String {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // The script may exit without reading it.
+    // The script may exit without reading its input.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output().unwrap();
@@ -171,12 +171,12 @@ fn left_by_ipvs() -> String {
                   ip -oneline address show dev kube-ipvs0 2>/dev/null || true
                   ipvsadm -Sn 2>/dev/null || true";
     let left = sh(script, "");
-    // Comments contain the time.
+    // Comments contain the time, so they are removed.
     let lines = left.lines().filter(|line| !line.starts_with('#'));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Returns a process that owns a table of nftables, so that no other process may change it.
+/// Returns a process that owns an nftables table. No other process may change the table.
 fn owner() -> Child {
     let mut owner = Command::new("nft")
         .arg("-i")
@@ -195,13 +195,13 @@ fn owner() -> Child {
     owner
 }
 
-/// Otherwise the table would send packets to virtual servers that are gone.
+/// If the cleanup continued, the table would send packets to deleted virtual servers.
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
 fn where_a_table_cannot_be_emptied_nothing_of_its_mode_goes() {
     on_a_node(|| {
         sh(
-            // As far as this kernel has them.
+            // Some kernels lack some of these features.
             "ip link add kube-ipvs0 type dummy 2>/dev/null || true
             ip addr add 10.96.0.10/32 dev kube-ipvs0 2>/dev/null || true
             ipvsadm -A -t 10.96.0.10:80 -s rr 2>/dev/null || true",
@@ -220,7 +220,7 @@ fn where_a_table_cannot_be_emptied_nothing_of_its_mode_goes() {
         );
         assert_eq!(cleanup.removed, [""; 0]);
         assert_eq!(left_by_ipvs(), before);
-        // The table disappears with its owner, and the cleanup works as usual.
+        // The table disappears with its owner, and the cleanup then succeeds.
         owner.kill().unwrap();
         owner.wait().unwrap();
         said(&clean_up_beside(MODES, &nftables, &[]));

@@ -1,8 +1,8 @@
-//! Cleanup on the real kernel. Leftovers of upstream's kube-proxy in each mode go, and foreign
-//! entries stay. The judges are `ipvsadm`, `ipset`, `iptables-save` and `ip`.
+//! Cleanup on the real kernel. It removes leftovers of upstream's kube-proxy in each mode and keeps
+//! foreign entries. The tests compare the output of `ipvsadm`, `ipset`, `iptables-save` and `ip`.
 //!
-//! `tests/dualstack/` and `tests/iptables-mode/` are dumps of what upstream's kube-proxy 1.36.2
-//! left in the kernel.
+//! `tests/dualstack/` and `tests/iptables-mode/` are dumps of the kernel's state after upstream's
+//! kube-proxy 1.36.2.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -27,7 +27,7 @@ fn clean_up(excluded: &[IpNet]) -> Cleanup {
     cleanup::clean_up(modes, excluded)
 }
 
-/// Runs a story on a thread of its own, in a network namespace of its own with foreign entries.
+/// Runs a test scenario on a separate thread, in a separate network namespace with foreign entries.
 fn on_a_node(story: impl FnOnce() + Send) {
     in_namespace(|| {
         sh(
@@ -50,7 +50,7 @@ fn on_a_node(story: impl FnOnce() + Send) {
     });
 }
 
-/// Returns the iptables backend of the lab's lane, `$backend` in scripts.
+/// Returns the iptables backend of the lab's test lane. Scripts read it as `$backend`.
 fn backend() -> &'static str {
     match std::env::var("LAB_LANE").as_deref() {
         Ok("B") => "nft",
@@ -62,7 +62,7 @@ fn sh(script: &str) -> String {
     feed_sh(script, "")
 }
 
-/// Runs a command line with an input.
+/// Runs a command line with this input.
 fn feed(command: &str, input: &str) {
     feed_sh(&format!("exec {command}"), input);
 }
@@ -77,7 +77,7 @@ fn feed_sh(script: &str, input: &str) -> String {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // The script may exit without reading it.
+    // The script may exit without reading its input.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output().unwrap();
@@ -86,7 +86,7 @@ fn feed_sh(script: &str, input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Makes the leftovers of a kube-proxy in IPVS mode.
+/// Creates the leftovers of a kube-proxy in IPVS mode.
 fn leave_ipvs_mode() {
     let (created, added): (Vec<&str>, Vec<&str>) =
         include_str!("../../proxy-ipvs/tests/dualstack/ipset-save")
@@ -114,8 +114,8 @@ fn leave_ipvs_mode() {
     }
 }
 
-/// Makes the leftovers of a kube-proxy in iptables mode, without the rule that needs an nfacct
-/// counter, for which no tool is installed.
+/// Creates the leftovers of a kube-proxy in iptables mode. Omits the rule with an nfacct counter,
+/// because no tool for nfacct is installed.
 fn leave_iptables_mode() {
     for (command, saved) in [
         (
@@ -127,7 +127,7 @@ fn leave_iptables_mode() {
             include_str!("../../proxy-ipvs/tests/iptables-mode/ip6tables-save"),
         ),
     ] {
-        // The kubelet's chain exists already.
+        // The kubelet's chain already exists.
         let lines = saved
             .lines()
             .filter(|line| !line.contains("nfacct") && !line.contains("KUBE-FIREWALL"));
@@ -136,7 +136,7 @@ fn leave_iptables_mode() {
     }
 }
 
-/// Returns everything in the kernel: virtual servers, sets, links with their addresses, rules.
+/// Returns the relevant kernel state: virtual servers, sets, links with their addresses, and rules.
 fn state() -> String {
     sh(
         "ipvsadm -Sn; ipset save | sort; ip -o addr show | grep -v fe80 | sed 's/ valid_lft.*//'; ip -o link show | cut -d: -f2
@@ -160,7 +160,7 @@ fn expect_all_gone(cleanup: &Cleanup) {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn of_the_ipvs_mode_nothing_stays_and_of_others_everything() {
     on_a_node(|| {
-        // This loads the tables, which a save shows from then on.
+        // The first cleanup loads the tables, which later saves then contain.
         leave_ipvs_mode();
         clean_up(&[]);
         let before = state();
@@ -233,8 +233,8 @@ fn of_both_modes_at_once_nothing_stays() {
         let upstream = sh("iptables-$backend-save; ip6tables-$backend-save");
         assert!(upstream.matches(":KUBE-SEP-").count() > 3, "{upstream}");
         leave_ipvs_mode();
-        // The virtual server of a firewall mark goes by its note. The foreign one (mark 7) has no
-        // note.
+        // The note identifies the virtual server of a firewall mark, which is removed. The foreign
+        // virtual server (mark 7) has no note.
         let mark = ServiceKey::Fwmark {
             family: IpFamily::V4,
             mark: 9,
@@ -326,7 +326,7 @@ fn a_link_that_is_no_dummy_stays_without_service_addresses() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn of_nftables_only_the_tables_of_kube_proxy_go() {
     on_a_node(|| {
-        // Not every kernel has nftables for IP.
+        // Some kernels have no nftables for IP.
         let has_nft = sh("nft add table ip kube-proxy 2>/dev/null && echo yes || true") == "yes\n";
         if has_nft {
             sh(
@@ -352,12 +352,12 @@ fn of_nftables_only_the_tables_of_kube_proxy_go() {
     });
 }
 
-/// Sets in the table are evidence for virtual servers, as ipsets are.
+/// Sets in the nftables table are evidence for virtual servers, like ipsets.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn of_the_shim_in_nftables_nothing_stays() {
     on_a_node(|| {
-        // Not every kernel has nftables for IP.
+        // Some kernels have no nftables for IP.
         if sh("nft add table ip kube-proxy-ipvs 2>/dev/null && echo yes || true") != "yes\n" {
             return;
         }

@@ -1,4 +1,5 @@
-//! iptables programs that do not report their version: their rules are unknown, not absent.
+//! iptables programs that do not report their version. The cleanup must report their rules as
+//! unknown and not as absent.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::fs;
@@ -14,7 +15,8 @@ const ENDED: &Footprint = &Footprint {
     ..Footprint::none("userspace")
 };
 
-/// Programs are also looked up in `/usr/sbin`; the mounts of a child process hide it.
+/// The cleanup also searches `/usr/sbin` for programs. The mounts of a child process hide that
+/// folder.
 #[test]
 fn what_they_hold_is_told_as_unknown() {
     const IS_INSIDE: &str = "WITH_PROGRAMS_THAT_FAIL";

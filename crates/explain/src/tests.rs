@@ -6,7 +6,7 @@ use view::{Address, Endpoint, Port, Service, ServiceName};
 use super::*;
 use crate::journeys::{Hop, Routing};
 
-/// A kernel in which every packet has so many ways, each to another endpoint.
+/// A fake kernel in which every packet has this number of paths, each to a different endpoint.
 struct Fake(u16);
 
 impl Routing for Fake {
@@ -128,7 +128,7 @@ fn what_an_answer_holds_is_bounded() {
         "{:?}",
         wide.notes[0]
     );
-    // The sentence is about all of them.
+    // The sentence covers all paths, including unlisted ones.
     assert!(wide.journeys[0].verdict.contains("one in 5000 each"));
 }
 

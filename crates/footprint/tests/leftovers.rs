@@ -1,4 +1,4 @@
-//! Leftovers of modes in iptables, and the state after their removal.
+//! Leftovers of modes in iptables, and the tables after their removal.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -33,7 +33,7 @@ fn is_jump_of_the_shim(line: &str) -> bool {
     jumps.any(|jump| jump == line)
 }
 
-/// Returns `saved` after the text's commands. Panics if a command has no effect.
+/// Returns `saved` after the commands in `text`. Panics if a command has no effect.
 fn after(saved: &str, text: &str) -> String {
     let table_of = |wanted: &str| {
         let mut table = "";
@@ -133,7 +133,7 @@ fn beside_the_shim_goes_what_it_does_not_share() {
                 .all(|(chain, kept)| chain.starts_with(kept)),
         "{chains:?}"
     );
-    // Jumps stay only if the shim has them too, or if they are the kubelet's.
+    // A jump stays only if the shim also has it, or if it belongs to the kubelet.
     let jumps = left.lines().filter(|line| {
         BUILT_IN
             .iter()
@@ -219,7 +219,7 @@ fn beside_iptables_mode_goes_what_it_does_not_share() {
     ];
     assert_eq!(chains, of_ipvs_mode);
     assert_eq!(found.jumps().count(), 5);
-    // All of upstream's rules belong to this mode.
+    // All rules of upstream belong to this mode.
     assert!(beside(Held::Stays, UPSTREAM).is_empty());
 
     let holds =

@@ -42,7 +42,7 @@ async fn an_unspecified_address_is_both_families() {
         .unwrap();
 }
 
-/// Treats each address of this node as a client of its own, as if it were remote.
+/// Listener that treats each address of this node as a separate remote client.
 struct ByAddress(TcpListener);
 
 impl Listen for ByAddress {
@@ -58,7 +58,7 @@ impl Listen for ByAddress {
     }
 }
 
-/// Starts a server with limits of its own.
+/// Starts a server with separate connection limits.
 fn small(places: Arc<Places>) -> (SocketAddr, JoinHandle<()>) {
     let listener = listen_on((Ipv4Addr::LOCALHOST, 0).into(), Unspecified::Both).unwrap();
     let address = listener.local_addr().unwrap();
@@ -76,8 +76,8 @@ async fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
     socket.connect(to).await.unwrap()
 }
 
-/// Sends a request on an open connection and returns the first line of the answer; empty if the
-/// connection is closed.
+/// Sends a request on an open connection. Returns the first line of the response, or an empty text
+/// if the connection is closed.
 async fn ask(stream: &mut TcpStream, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: node1\r\n\r\n");
     _ = stream.write_all(request.as_bytes()).await;
@@ -97,7 +97,7 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
     matches!(stream.read(&mut byte).await, Ok(0) | Err(_))
 }
 
-/// Probes a server as the kubelet and load balancers do: with a new connection each time.
+/// Probes a server like the kubelet and load balancers, with a new connection each time.
 async fn is_probed(to: SocketAddr) {
     let probe = async {
         let mut stream = connect_from([127, 0, 0, 1], to).await;
@@ -118,13 +118,13 @@ async fn idle_connections_of_one_client_or_many_keep_no_probe_out() {
         [127, 9, high, low]
     };
     for from in [one, many] {
-        // The limits are the daemon's; the other tests' connections are counted elsewhere.
+        // The limits equal the daemon's. Connections of other tests are counted separately.
         let (to, _server) = small(places::tests::as_in_the_daemon());
         let mut idle = Vec::new();
         for number in 1..=600 {
             let mut stream = connect_from(from(number), to).await;
             if number % 2 == 0 {
-                // The connection must never be ended.
+                // The server must keep this connection open.
                 stream
                     .write_all(b"GET / HTTP/1.1\r\nX-Slow: ")
                     .await
@@ -198,7 +198,7 @@ async fn no_head_is_waited_for_longer_than_some_seconds() {
         began.elapsed().as_secs()
     };
     let (silent, dripped, begun) = tokio::join!(silence, dripping, begin_again);
-    // The connection was accepted before the clock was paused.
+    // The connection was accepted before the clock stopped.
     assert!((4..=5).contains(&silent), "{silent}");
     assert!((5..=8).contains(&dripped), "{dripped}");
     assert_eq!(begun, 5);
@@ -227,7 +227,7 @@ async fn an_answer_that_nobody_takes_is_not_held_for_ever() {
         .unwrap();
     sleep(Duration::from_millis(100)).await;
     tokio::time::pause();
-    // The client reads a little at times.
+    // The client occasionally reads a little.
     let mut bytes = vec![0; 1 << 20];
     let mut taken = 0;
     let began = tokio::time::Instant::now();

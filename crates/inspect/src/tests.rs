@@ -36,7 +36,7 @@ fn starting() -> (Arc<Inspect>, mpsc::Receiver<Question>) {
     Inspect::new(about, Arc::new(Starting), &Apart::default())
 }
 
-/// Status and object of an answer.
+/// Returns the status and the object of a response.
 async fn asked(inspect: &Arc<Inspect>, method: &str, path: &str) -> (u16, Value) {
     use http_body_util::BodyExt as _;
     let request = http::Request::builder().method(method).uri(path);

@@ -1,5 +1,5 @@
-//! Kubernetes events, against the API server fixture and against servers that reject them or are
-//! away.
+//! Kubernetes events, tested with the API server fixture, and with servers that reject events or
+//! are unreachable.
 
 #![allow(
     clippy::unwrap_used,
@@ -41,7 +41,7 @@ async fn fixture() -> (Server, Client) {
     (server, client)
 }
 
-/// Returns two Services that claim the same addresses, both with uids.
+/// Returns a model with two Services that claim the same addresses. Both Services have uids.
 fn model() -> Model {
     let mut model = Model::new();
     for (name, uid) in [("older", "uid-1"), ("younger", "uid-2")] {
@@ -57,7 +57,7 @@ fn model() -> Model {
     model
 }
 
-/// Returns the event of a conflict at a port of 192.0.2.20.
+/// Returns the event of a conflict at `port` of 192.0.2.20.
 fn conflict(port: usize) -> Event {
     let name = |name| ServicePortName {
         service: NamespacedName::new("shop", name),
@@ -80,7 +80,7 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for the Node's event, and so for all events recorded before it. Returns the others.
+/// Waits for the Node's event, which follows all earlier events. Returns the earlier events.
 async fn others(server: &Server, recorder: &Recorder) -> Vec<Value> {
     let is_nodes = |event: &Value| event["regarding"]["kind"] == "Node";
     recorder.record(Event::starting("node1", "ipvs"));
@@ -94,7 +94,7 @@ async fn others(server: &Server, recorder: &Recorder) -> Vec<Value> {
     events
 }
 
-/// Returns an event without the fields that differ from run to run, which must be present.
+/// Returns an event without its variable fields. Panics if such a field is missing.
 fn constant(mut event: Value) -> Value {
     let time = event["eventTime"].take();
     let time = time.as_str().unwrap();
@@ -206,8 +206,8 @@ async fn a_health_check_port_that_is_taken_is_told_on_the_service() {
     }
 }
 
-/// A full queue for a server that is away delays nobody. The queued events are sent when the server
-/// returns.
+/// A full queue for an unreachable server delays no caller. The queued events are sent once the
+/// server is reachable again.
 #[tokio::test]
 async fn a_server_that_is_away_blocks_nobody() {
     let (server, client) = fixture().await;
@@ -235,7 +235,7 @@ async fn a_server_that_is_away_blocks_nobody() {
     assert_eq!(cluster.events().len(), EVENTS_MAX, "no more than that");
 }
 
-/// Target of our own lines. Lines of libraries appear at high verbosity only.
+/// Target of this program's log lines. Lines of libraries appear only at high verbosity.
 const OWN: &str = "kube_proxy::events";
 
 #[derive(Clone, Default)]
@@ -258,7 +258,7 @@ impl Log {
     }
 }
 
-/// Runs a story. Its lines at INFO and above go to the log.
+/// Runs a test scenario and returns its log lines at level INFO and above.
 async fn logged(story: impl Future<Output = ()>) -> Log {
     let log = Log::default();
     let writer = log.clone();
@@ -266,7 +266,7 @@ async fn logged(story: impl Future<Output = ()>) -> Log {
         .with_ansi(false)
         .with_writer(move || writer.clone())
         .finish();
-    // The task that the story spawns runs on the same thread.
+    // The task that the scenario spawns runs on the same thread.
     let guard = tracing::subscriber::set_default(subscriber);
     story.with_current_subscriber().await;
     drop(guard);

@@ -1,4 +1,4 @@
-//! The program's log as its starter sees it: streams and formats.
+//! Tests the log that the starter of the program receives: its streams and formats.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,7 +8,7 @@
 
 use std::process::Command;
 
-/// Runs the program until it fails, after a few informational lines and a warning. Returns standard
+/// Runs the program, which logs informational lines and a warning and then fails. Returns standard
 /// output and standard error.
 fn said(flags: &[&str]) -> (String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_kube-proxy"))
@@ -22,7 +22,7 @@ fn said(flags: &[&str]) -> (String, String) {
     (text(output.stdout), text(output.stderr))
 }
 
-/// Splits klog's header up to the message as its parsers do: severity, time, process, place.
+/// Splits klog's header into severity, time, process and source line, as log parsers do.
 fn header(line: &str) -> (char, Vec<&str>) {
     let (header, _) = line.split_once("] ").unwrap_or_else(|| panic!("{line}"));
     let severity = header.chars().next().unwrap();

@@ -2,7 +2,7 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// A reader with a name, which is its note. A read lasts until the channel lets it end.
+/// A fake reader whose note is its name. A read lasts until the channel ends it.
 struct NamedReader(&'static str, Option<mpsc::Receiver<()>>);
 
 impl ReadCounters for NamedReader {
@@ -34,7 +34,7 @@ fn of_modes_that_follow_each_other_while_one_is_read_the_last_is_read_next() {
         read.flatten()
     });
     begins.recv().unwrap();
-    // This thread does not wait for the read that is under way.
+    // This thread does not wait for the read in progress.
     counters.set(Box::new(NamedReader("second", None)));
     counters.set(Box::new(NamedReader("third", None)));
     go_on.send(()).unwrap();

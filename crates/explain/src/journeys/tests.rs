@@ -6,7 +6,8 @@ use super::senders::{from_end, neighbour_of};
 use super::*;
 use crate::objects::OwnNode;
 
-/// 172.35.0.100/24 on eth0, with a default route by 172.35.0.9; pods in 10.244.1.0/24 on cbr0.
+/// A node with 172.35.0.100/24 on eth0, a default route through 172.35.0.9, and pods in
+/// 10.244.1.0/24 on cbr0.
 struct Node;
 
 impl Routing for Node {
@@ -48,7 +49,7 @@ fn endpoint(at: &str, local: bool) -> Endpoint {
     }
 }
 
-/// default/web, in every way.
+/// Returns the Service default/web with every kind of address.
 fn objects(source_ranges: &[&str], endpoints: Vec<Endpoint>) -> Objects {
     let service = Service {
         name: ServiceName {
@@ -84,7 +85,8 @@ fn objects(source_ranges: &[&str], endpoints: Vec<Endpoint>) -> Objects {
     }
 }
 
-/// `pod 10.244.1.253 on this node to 10.96.0.10:80 (cbr0 10.244.1.253)`
+/// Returns the planned packets as texts, such as `pod 10.244.1.253 on this node to 10.96.0.10:80
+/// (cbr0 10.244.1.253)`.
 fn told(to: &str, from: &str, objects: &Objects) -> Vec<String> {
     let asked = Asked::parse(to, from, "default").unwrap();
     let journeys = plan(&asked, objects, &Node);
@@ -132,7 +134,7 @@ fn an_endpoint_of_this_node_also_asks_itself() {
     assert_eq!(
         told("10.96.0.10:80", "pod", &objects),
         [
-            // An endpoint is no other pod.
+            // This pod must not be an endpoint.
             "pod 10.244.1.252 on this node to 10.96.0.10:80 (cbr0 10.244.1.252)",
             "pod 10.244.1.253 on this node, itself an endpoint to 10.96.0.10:80 (cbr0 10.244.1.253)",
         ]
@@ -153,7 +155,8 @@ fn source_ranges_are_asked_from_within_and_from_without() {
             vec![within("198.18.0.1"), without.to_owned()],
         ),
         (&["0.0.0.0/0"], vec![within("203.0.113.7")]),
-        // Nobody outside is within the pods' network, nor this node.
+        // No outside host has an address in the pods' network, and this node is not an outside
+        // host.
         (
             &["10.244.1.0/24", "172.35.0.100/32"],
             vec![without.to_owned()],
@@ -168,7 +171,7 @@ fn source_ranges_are_asked_from_within_and_from_without() {
             .collect();
         assert_eq!(told, wanted, "{ranges:?}");
     }
-    // They hold for load-balancer addresses alone.
+    // Source ranges apply only to load-balancer addresses.
     let objects = objects(&["198.18.0.0/15"], Vec::new());
     assert_eq!(told("172.35.0.100:30080", "external", &objects).len(), 1);
 }
@@ -192,7 +195,8 @@ fn who_is_named_is_known_by_where_he_is() {
     );
 }
 
-/// A load balancer probes from its Service's address, which IPVS mode gives the node as well.
+/// A load balancer sends probes from its Service's address. In IPVS mode, the node also has this
+/// address.
 #[test]
 fn who_has_a_services_address_comes_from_outside() {
     let objects = objects(&[], vec![endpoint("10.244.1.5:8080", true)]);
@@ -206,7 +210,7 @@ fn who_has_a_services_address_comes_from_outside() {
     assert!(planned.sender.has_service_address && !planned.sender.is_here);
 }
 
-/// A pod that the rules do not treat as one, under externalTrafficPolicy: Local.
+/// The rules do not treat this sender as a pod, and the Service has externalTrafficPolicy: Local.
 #[test]
 fn a_pod_that_is_not_known_as_one_is_told_with_the_flag() {
     let stranger = |mode: &str, detector: LocalDetector| {
@@ -263,7 +267,7 @@ fn each_protocol_that_a_service_has_there_is_asked() {
     objects.services[0].ports.push(udp);
     assert_eq!(told("10.96.0.10:80", "node", &objects).len(), 2);
     assert_eq!(told("10.96.0.10:80/UDP", "node", &objects).len(), 1);
-    // Nobody has it.
+    // No Service has this port.
     assert_eq!(told("10.96.0.10:81", "node", &objects).len(), 1);
 }
 
@@ -280,7 +284,7 @@ fn the_end_of_a_network_is_within_it() {
     assert_eq!(from_end(&net("fd00::/127"), 2), None);
 }
 
-/// 172.35.0.100/24 on eth0, and no route to elsewhere but that of one pod.
+/// A node with 172.35.0.100/24 on eth0. Its only other route leads to one pod.
 struct Alone;
 
 impl Routing for Alone {
@@ -305,7 +309,7 @@ fn where_networks_are_not_known_a_pod_and_a_host_beside_the_node_are_taken() {
     objects.node = OwnNode {
         addresses: vec!["172.35.0.100".parse().unwrap()],
         pod_networks: Vec::new(),
-        // The first one is of the node's own network.
+        // The first address is in the node's own network.
         pods: ["172.35.0.100", "10.9.9.9"]
             .map(|ip| ip.parse().unwrap())
             .to_vec(),

@@ -37,7 +37,7 @@ fn explanation(walks: Vec<Walk>) -> Explanation {
     }
 }
 
-/// Two ways, which part at the second step.
+/// Returns an explanation with two paths that diverge at the second step.
 fn two() -> Explanation {
     let rule = Step {
         entry: "-A KUBE-SERVICES -j KUBE-SVC-1".to_owned(),

@@ -157,7 +157,7 @@ fn what_fails_says_where_and_why() {
             objects("Cluster", Some("default/older"), vec![]),
             "10.96.0.9:80 is served for default/older instead, which is older",
         ),
-        // It should be served, for all that is known.
+        // According to the objects, the address should be served.
         (
             objects("Cluster", None, vec![endpoint(true, false)]),
             "it comes from clusterIP of default/web",

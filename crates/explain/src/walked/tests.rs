@@ -9,7 +9,7 @@ use crate::MODES;
 use crate::journeys::{Hop, Routing, Sender, Way};
 use crate::objects::Objects;
 
-/// Pods of this node are 10.244.1.0/24.
+/// A node whose pods have addresses in 10.244.1.0/24.
 struct Node;
 
 impl Routing for Node {
@@ -150,7 +150,7 @@ fn whom_the_endpoint_sees_is_told() {
 
 #[test]
 fn answers_that_do_not_come_back_are_told() {
-    // From a service address, to an endpoint here, and to one elsewhere.
+    // From a service address, to an endpoint on this node and to an endpoint on another node.
     let objects = |kind| Objects {
         services: vec![Service {
             ports: vec![Port {
@@ -191,7 +191,7 @@ fn answers_that_do_not_come_back_are_told() {
     );
     let node_port = made(AddressKind::NodePort, "10.244.2.5:80");
     assert_eq!((&*node_port.source, node_port.unanswered), ("kept", None));
-    // A pod that is sent to itself.
+    // The packet of a pod is sent to the same pod.
     let mut itself = packet("10.244.1.5", "10.244.1.5:80");
     let lost = walk(&itself, Found::Delivered, from_pod("10.244.1.5"));
     assert!(lost.unanswered.unwrap().contains("answers itself"));
@@ -243,7 +243,7 @@ fn the_daemon_goes_on_with_what_comes_to_its_ports() {
     };
     let lost = walks(&portal(&packet), &datagram, Some(&serving(&[], None)));
     assert_eq!(lost[0].fate, Fate::Dropped);
-    // Nobody says who serves there.
+    // The relay has no listening port with this number.
     let mut other = packet.clone();
     other.port = 40_001;
     let unknown = walks(&portal(&other), &plan, Some(&serving(&[], None)));

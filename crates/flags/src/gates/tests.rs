@@ -8,7 +8,8 @@ fn gates(given: &str) -> Gates {
     }))
 }
 
-/// The stages of a gate as the documentation has them: `1.34 alpha, off; 1.36 beta, on; 1.38 gone`.
+/// Returns the stages of a gate as the documentation writes them: `1.34 alpha, off; 1.36 beta, on;
+/// 1.38 gone`.
 fn history(known: &KnownGate) -> String {
     let mut runs: Vec<String> = Vec::new();
     let mut before = None;
@@ -49,7 +50,7 @@ fn every_line_is_a_gate() {
     }
 }
 
-/// 1.36.2's own list had 241 gates.
+/// The list of 1.36.2 itself has 241 gates.
 #[test]
 fn each_release_has_its_own_gates() {
     let count = |at: usize| {
@@ -89,7 +90,7 @@ fn the_gates_that_are_read_are_known() {
     }
 }
 
-/// The table for operators has the gates that kube-proxy reads, and the stages of each.
+/// The table for operators contains the gates that kube-proxy reads, with the stages of each gate.
 #[test]
 fn the_documentation_has_every_gate_that_is_read() {
     let text = include_str!("../../../../docs/flags.md");
@@ -117,7 +118,7 @@ fn the_documentation_has_every_gate_that_is_read() {
     assert!(intro.contains(&all), "{all}");
 }
 
-/// docs/versions.md says so.
+/// docs/versions.md states this number.
 #[test]
 fn of_the_gates_that_are_read_one_has_another_default_in_1_38() {
     let read = KNOWN.iter().filter(|gate| is_of_kube_proxy(gate.name));
@@ -154,12 +155,12 @@ fn a_stage_is_switched_but_for_the_gates_that_are_given() {
     let of = |given: &str, name: &str| gates(given).is_on(name);
     assert!(!of("AllBeta=false", FLAGZ));
     assert!(of("AllBeta=false,ComponentFlagz=true", FLAGZ));
-    // Not of the stage.
+    // The gate does not have this stage.
     assert!(of("AllBeta=false,AllAlpha=false", EXTERNAL_IPS));
     assert!(!of("AllBeta=false", "AllAlpha"));
     assert!(of("AllAlpha=true", "ClientsAllowCBOR"));
     assert!(of("AllAlpha=true", LOCALHOST_NODE_PORTS));
-    // IPVS mode is of no stage that is switched.
+    // IPVS mode's gate has a stage that neither `AllAlpha` nor `AllBeta` sets.
     assert!(of("AllAlpha=false,AllBeta=false", IPVS_MODE));
     // A locked gate keeps its default.
     assert!(of(
@@ -168,7 +169,7 @@ fn a_stage_is_switched_but_for_the_gates_that_are_given() {
     ));
 }
 
-/// Gates that an upstream kube-proxy of one release or another refuses.
+/// An upstream kube-proxy of some release rejects each of these gates.
 #[test]
 fn foreign_unknown_and_locked_gates_are_warnings() {
     assert_eq!(gates("AllAlpha=true,AllBeta=true").warnings(), [""; 0]);

@@ -130,7 +130,7 @@ fn a_service_is_told_with_its_addresses_reasons_errors_and_counters() {
         let endpoint = "10.244.1.1:8080".parse().unwrap();
         counted.endpoints.insert((at(text), endpoint), of);
     }
-    // Another pod of the node's network has the same address, and another port.
+    // Another pod in the node's network has the same address and another port.
     let list = r#"{"items": [
         {"metadata": {"name": "web"}, "ports": [{"name": "http", "port": 8080}],
          "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-0"}}]},
@@ -155,7 +155,7 @@ fn a_service_is_told_with_its_addresses_reasons_errors_and_counters() {
         addresses,
         [
             (AddressKind::ClusterIp, "10.96.0.1:80"),
-            // The one of IPv6 is not served here.
+            // The IPv6 address is not served on this node.
             (AddressKind::ExternalIp, "192.0.2.20:80"),
             (AddressKind::NodePort, "172.35.0.100:30080"),
             (AddressKind::NodePort, "127.0.0.1:30080"),
@@ -336,7 +336,7 @@ fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
     assert_eq!(port.endpoints[0].draining, None, "it serves");
 }
 
-/// A server that keepalived, say, has at an address of a Service.
+/// Another program, such as keepalived, has a virtual server at an address of a Service.
 #[test]
 fn what_another_program_has_at_an_address_is_none_of_the_services() {
     let mut counted = Counted::default();

@@ -11,7 +11,7 @@ use http_server::text;
 
 use super::*;
 
-/// Places that no other test has; the folder is removed in the end.
+/// Socket addresses that no other test uses. Dropping the value removes the folder.
 struct Own {
     root: PathBuf,
     places: Places,
@@ -26,7 +26,7 @@ impl Own {
         Self { root, places }
     }
 
-    /// The same where there can be no folder.
+    /// Returns addresses whose folder cannot be created, so that only the abstract name remains.
     fn abstract_only(of: &str) -> Self {
         let mut own = Self::new(of);
         fs::write(own.root.join("file"), "").unwrap();
@@ -50,7 +50,7 @@ fn echo(head: &Parts) -> http_server::Answer {
     text(StatusCode::OK, head.uri.path().to_owned())
 }
 
-/// The whole answer, asked for by blocking.
+/// Returns the whole response to a request. Blocks on a separate thread.
 async fn ask(places: &Places, path: &str) -> io::Result<String> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let places = places.clone();
@@ -91,7 +91,7 @@ async fn a_daemon_beside_a_folder_that_is_a_link_is_asked_by_the_abstract_name()
 async fn without_a_folder_the_abstract_name_is_served() {
     let own = Own::abstract_only("abstract");
     let _server = start(own.places.clone(), echo);
-    // Whoever asks runs the same program.
+    // The client runs the same program as the server.
     let places = Places::of(&own.root.join("none"), &own.name());
     let answer = ask(&places, "/a").await.unwrap();
     assert!(answer.ends_with("\r\n\r\n/a"), "{answer}");
@@ -102,7 +102,7 @@ async fn another_program_at_the_abstract_name_is_named_and_not_asked() {
     let own = Own::abstract_only("impostor");
     let address = std_unix::SocketAddr::from_abstract_name(own.name()).unwrap();
     let listener = std_unix::UnixListener::bind_addr(&address).unwrap();
-    // The credentials of a socket are those of the process that has listened last.
+    // The kernel reports the credentials of the process that called `listen` last.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
     let listen = "open(my $s, '+<&=', $ARGV[0]); listen($s, 1); $| = 1; print qq(\\n); sleep 60";
     let fd = std::os::fd::AsRawFd::as_raw_fd(&listener).to_string();
@@ -119,9 +119,9 @@ async fn another_program_at_the_abstract_name_is_named_and_not_asked() {
         .unwrap();
     let places = Places::of(&own.root.join("none"), &own.name());
     let refused = places.connect().unwrap_err().to_string();
-    // Nor does a daemon that finds the name taken blame another kube-proxy.
+    // A daemon that finds the name bound does not report another kube-proxy either.
     let taken = listen_words(&own.places);
-    // It serves in its folder, and then whoever has the name does not matter.
+    // The daemon serves in its folder, so the process with the abstract name does not matter.
     let with_folder = Places::of(&own.root.join("inspect"), &own.name());
     let server = start(with_folder.clone(), echo);
     let answer = ask(&with_folder, "/a").await;
@@ -153,7 +153,7 @@ async fn a_folder_that_others_can_write_to_is_not_believed() {
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
     let error = own.places.connect().unwrap_err().to_string();
     assert!(error.contains("others may write"), "{error}");
-    // A daemon makes it its own again, as it does with a volume of the pod.
+    // A daemon takes the folder over again, as it does with a volume of the pod.
     let file = own.places.file().unwrap();
     fs::remove_file(&file).unwrap();
     let _other = start(own.places.clone(), echo);
@@ -174,7 +174,7 @@ async fn a_socket_that_a_killed_daemon_has_left_is_replaced() {
 #[tokio::test]
 async fn whoever_else_is_told_so() {
     let own = Own::new("refused");
-    // As if the daemon ran as a user who is neither root nor who asks.
+    // Simulates a daemon whose user is neither root nor the client's user.
     let mut local = listen(&own.places).unwrap();
     local.own = geteuid().as_raw().wrapping_add(1);
     assert_eq!(refusal(Some(0), 7), None);
@@ -183,7 +183,7 @@ async fn whoever_else_is_told_so() {
     let why = refusal(Some(8), 7).unwrap();
     assert!(why.contains("user 8 may not ask"), "{why}");
     if geteuid().is_root() {
-        // Root may always ask: as if another had connected.
+        // Simulates a connection of another user. Root may always connect.
         struct Other(Local);
         impl Listen for Other {
             type Stream = UnixStream;

@@ -12,7 +12,7 @@ use super::rank::{Sort, assemble, busiest};
 use super::*;
 use crate::owners::{LOOKED_AT_A_TURN, owners};
 
-/// Counters that a test sets.
+/// A fake reader whose counters the test sets.
 #[derive(Clone, Default)]
 struct Fake(Arc<Mutex<HashMap<At, u64>>>);
 
@@ -83,7 +83,7 @@ fn model(services: &[(&str, &str, Option<u16>)]) -> Model {
     model
 }
 
-/// The answer between two moments, two seconds apart.
+/// Returns the response about two samples, two seconds apart. `between` runs between the samples.
 fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> view::Top {
     let (counters, looks) = (fake.counters(), Looks::new(|| {}));
     let began = Instant::now();
@@ -115,7 +115,7 @@ fn the_busiest_port_is_first_with_what_came_at_all_its_addresses() {
     ] {
         fake.set(at, 1_000);
     }
-    // Somebody else's, at an address that serves no NodePorts.
+    // A virtual server of another program, at an address that serves no NodePorts.
     fake.set("192.0.2.9:30080", 7_000);
     let model = model(&[
         ("quiet", "10.96.0.1", None),
@@ -140,11 +140,11 @@ fn the_busiest_port_is_first_with_what_came_at_all_its_addresses() {
         ]
     );
     assert_eq!(top.ports[0].counters.connections, 2_040);
-    // At two addresses.
+    // The port has connections at two addresses.
     assert_eq!(top.ports[0].counters.active, Some(6));
     assert_eq!(top.seconds, 2.0);
     assert_eq!((top.total.connections, top.total.bytes_in), (35.0, 3_500.0));
-    // What is nobody's is counted in all, and not listed.
+    // Traffic without a Service is part of the total, but is not listed.
     assert_eq!(top.endpoints.len(), 2);
     assert_eq!(top.endpoints[0].service.to_string(), "default/busy");
 }
@@ -275,7 +275,7 @@ fn two_who_list_different_ports_have_the_same_rates() {
     };
     set(1_000);
     assert_eq!(look(&both, 0), (None, None));
-    // The second one's list has but one of the ports.
+    // The second client lists only one of the ports.
     set(1_190);
     let is_told = |count: u64, seconds: &str| Some((count, seconds.to_owned()));
     assert_eq!(look(&both[..1], 1_900), (is_told(190, "1.9"), None));
@@ -283,12 +283,12 @@ fn two_who_list_different_ports_have_the_same_rates() {
     assert_eq!(look(&both, 2_000), (is_told(190, "1.9"), is_told(200, "2")));
     set(1_400);
     assert_eq!(look(&both, 4_000), (is_told(210, "2.1"), is_told(200, "2")));
-    // What nobody lists any more is forgotten.
+    // Samples of addresses that no client lists any more are dropped.
     look(&both[..1], 70_000);
     assert_eq!(look(&both, 71_500).1, None);
 }
 
-/// Reads until it is let go on.
+/// A fake reader whose read lasts until the test ends it.
 struct Waits(mpsc::Sender<()>, mpsc::Receiver<()>);
 
 impl ReadCounters for Waits {

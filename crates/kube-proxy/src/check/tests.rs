@@ -1,4 +1,4 @@
-//! Shared parts of the tests.
+//! Functions that several tests of this module use.
 
 use modes::preview::{Action, Change};
 
@@ -6,7 +6,7 @@ use super::diff::{Colour, render};
 use super::foresee::Foreseen;
 use crate::config::question::Output;
 
-/// Returns a change of an IPv4 entry, by the first lane of IPVS mode.
+/// Returns a change of an IPv4 entry by the first kernel thread of IPVS mode.
 pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change {
     let verb = match action {
         Action::Add => "add",
@@ -27,7 +27,7 @@ pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change 
     }
 }
 
-/// Returns what `kube-proxy diff` prints for these changes.
+/// Returns the output of `kube-proxy diff` for these changes.
 pub(crate) fn diff(changes: Vec<Change>) -> String {
     render(&foreseen(changes), Output::Text, Colour::Off).unwrap()
 }

@@ -19,7 +19,7 @@ use crate::logging::settings::LogFormat;
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// A file in its own folder. Dropping it removes both.
+/// A file in a separate folder. Dropping it removes the file and the folder.
 struct File(PathBuf);
 
 impl File {
@@ -37,7 +37,7 @@ impl File {
         fs::write(&self.0, text).unwrap();
     }
 
-    /// Returns the result of a command line with this file.
+    /// Returns the result of parsing a command line that names this file.
     fn with(&self, line: &str) -> Result<Command, String> {
         let config = format!("--config={}", self.0.display());
         let line = ["kube-proxy", &config]
@@ -71,7 +71,7 @@ fn error(text: &str) -> String {
     }
 }
 
-/// Removes the origin of the settings.
+/// Removes the origin of the settings from the options.
 fn bare(mut options: Options) -> Options {
     options.process.configuration_file = None;
     options.said.notes.clear();
@@ -86,7 +86,7 @@ fn kubeadms_file_means_the_defaults_and_warns_of_its_empty_mode() {
     let file = File::new(KUBEADM);
     let options = file.options("--hostname-override=Node1");
     assert_eq!(options.modes.chosen, ProxyMode::Iptables);
-    // Fields that nobody has given cause no warning.
+    // Fields that the file does not set cause no warning.
     assert_eq!(options.said.notes, Vec::<String>::new());
     let [warning] = options.said.warnings.as_slice() else {
         panic!("{:?}", options.said.warnings);
@@ -134,7 +134,7 @@ fn an_empty_file_has_upstreams_defaults() {
     assert_eq!(bare(empty), bare(*by_flags));
 }
 
-/// The file of our own ConfigMap.
+/// The configuration file in this project's ConfigMap.
 #[test]
 fn the_file_of_our_manifests_warns_of_nothing() {
     let map = include_str!("../../../../manifests/daemonset/configmap.yaml");
@@ -163,7 +163,7 @@ fn the_first_document_of_a_file_counts() {
     assert_eq!(options.said.warnings_beside_mode(), Vec::<String>::new());
 }
 
-/// Checks a row for each field that has a flag, with another value than its default.
+/// Table with a row for each field that has a flag. Each row sets a value other than the default.
 #[test]
 fn every_field_reaches_its_option() {
     type Check = fn(&Options) -> bool;
@@ -334,7 +334,7 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
             "ipvs: {scheduler: wrr}",
             &["config.conf: ipvs.scheduler has no effect", "ipvs mode"],
         ),
-        // One second is the default of the flag, not of the file.
+        // One second is the default of the flag, but not of the file.
         (
             "mode: iptables\nipvs: {minSyncPeriod: 1s, syncPeriod: 30s, scheduler: ''}",
             &["config.conf: ipvs.minSyncPeriod has no effect", "ipvs mode"],
@@ -371,7 +371,7 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
     }
 }
 
-/// A setting that counts is named in warnings as it was given.
+/// A warning names a setting by its flag if the flag is in effect, and by its field otherwise.
 #[test]
 fn a_flag_that_wins_over_the_file_is_warned_about_as_a_flag() {
     let file = File::new(&format!("{HEADER}logging: {{flushFrequency: 1s}}\n"));
@@ -383,7 +383,7 @@ fn a_flag_that_wins_over_the_file_is_warned_about_as_a_flag() {
         warnings,
         ["--log-flush-frequency has no effect: every line is written at once"]
     );
-    // Another line says that this flag does not count.
+    // A separate line reports that this flag is ignored.
     let warnings = file
         .options("--kube-api-qps=50")
         .said
@@ -543,7 +543,7 @@ fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
     let won = file.options("--hostname-override=given -v=5 --logging-format=json");
     assert_eq!((&*won.process.node_name, won.log.verbosity), ("given", 5));
     assert_eq!(won.log.format, LogFormat::Json);
-    // Flags without a field count as usual.
+    // Flags without a field have their usual effect.
     let others = file.options("--master=https://a --iptables-backend=nft --ipvs-drain-timeout=1m");
     assert_eq!(
         others.modes.ipvs.drain_timeout,
@@ -572,7 +572,7 @@ fn written(line: &str) -> (PathBuf, String) {
 fn the_default_configuration_is_written_as_upstream_writes_it() {
     let (file, text) = written("");
     assert_eq!(file, PathBuf::from("/w"));
-    // It equals upstream's file, except for a period of another mode.
+    // The text equals upstream's file, except for a period of another mode.
     assert_eq!(
         text.replace('"', ""),
         include_str!("upstream-1.30.5.yaml")
@@ -621,7 +621,7 @@ fn what_is_written_reads_as_what_it_was_written_from() {
     }
 }
 
-/// The tree that finds unknown fields has each field of kubeadm's file, and the path of each row.
+/// The tree of known fields contains each field of kubeadm's file, and the path of each row.
 #[test]
 fn fields_are_where_their_paths_say() {
     let mut tree = Configuration::of(&Flags::defaults()).tree();
@@ -662,8 +662,8 @@ fn periods_are_printed_as_go_prints_them() {
     }
 }
 
-/// Follows a file until it changes. Returns the changed fields, empty if none changes within a
-/// while after `change`.
+/// Follows a file until it changes. Returns the changed fields, or an empty list if no field
+/// changes within a short time after `change`.
 async fn changed_by(file: &File, change: impl FnOnce()) -> Vec<String> {
     let used = file.options("").said.configuration;
     let reread = || match file.with("") {
@@ -784,7 +784,7 @@ fn changes_are_named_and_known_to_be_live_or_not() {
             &["hostnameOverride"],
             Change::Restart,
         ),
-        // The same settings in other words.
+        // The same settings in other spellings.
         (
             "mode: iptables\ndetectLocalMode: ''\nnodePortAddresses: []",
             &[],
@@ -801,7 +801,8 @@ fn changes_are_named_and_known_to_be_live_or_not() {
     }
 }
 
-/// Returns the options of `file`, with waiting settings as in `used`, and the waiting fields.
+/// Returns the options of `file`, in which waiting settings keep their values from `used`. Also
+/// returns the waiting fields.
 fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
     let new = file.options("");
     let waiting = used.said.configuration.waits(&new.said.configuration);
@@ -821,7 +822,7 @@ fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
 fn what_takes_a_new_start_waits_and_the_rest_is_applied() {
     let of = |fields: &str| File::new(&format!("{HEADER}{fields}"));
     let used = of("mode: ipvs\nipvs: {scheduler: sh, strictARP: true}").options("");
-    // A setting of a mode waits together with the mode.
+    // A changed setting of a mode waits for a restart together with the mode.
     let (options, waiting) = taken(
         &used,
         &of(
@@ -906,7 +907,7 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
             .differences(&again.said.configuration),
         ["clusterCIDR"]
     );
-    // Preparing a pod uses the file's settings.
+    // Preparing a pod uses the settings of the file.
     assert_eq!(
         start("--init-only").unwrap().modes.chosen,
         ProxyMode::Iptables
@@ -925,7 +926,7 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
     file.write(&format!("{HEADER}mode: nonesuch"));
     assert_eq!(start("").unwrap().modes.chosen, ProxyMode::Ipvs);
 
-    // The stored configuration is damaged, or of no use.
+    // The stored configuration is damaged or unusable.
     fs::write(&prepared, "{").unwrap();
     assert!(start("").unwrap_err().contains("nonesuch"));
     file.write(&format!("{HEADER}mode: iptables"));
@@ -946,8 +947,8 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
     }
 }
 
-/// The tables for operators name each flag and each field once, in one row if they are one setting.
-/// Their columns about effect and change match the program.
+/// The tables for operators name each flag and each field once. A flag and a field that are the
+/// same setting share a row. The columns about effect and change match the program.
 #[test]
 fn the_documentation_has_every_flag_and_field() {
     use clap::CommandFactory as _;
@@ -1011,8 +1012,8 @@ fn configz(fields: &str) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-/// The page equals 1.36 since k/k#136044: the file with version and kind, and Go's rules for
-/// omitted fields.
+/// The page equals the page of 1.36 since k/k#136044: the file with version and kind, and Go's
+/// rules for omitted fields.
 #[test]
 fn configz_is_the_file_that_says_all() {
     let fields = "mode: ipvs\nhostnameOverride: node1\nclusterCIDR: 10.10.0.0/16,fd00::/64\niptables: {masqueradeAll: true}\n\

@@ -56,7 +56,7 @@ impl World {
         self.family.add(self.model.take_changes(), Some(self.now));
     }
 
-    /// Takes a turn as the daemon does, so many seconds after the last one.
+    /// Runs a turn as the daemon does, `later` seconds after the previous turn.
     async fn turn(&mut self, later: u64) {
         self.now += Duration::from_secs(later);
         self.family.book(&self.model, self.now).await;
@@ -190,7 +190,7 @@ async fn what_is_refused_as_a_whole_is_neither_ready_nor_healthy() {
     }
     assert_eq!(world.last_timestamp(), 0);
     assert_eq!(world.syncs(), 1, "it was tried");
-    // Now the mode takes it over.
+    // Now the mode receives the change.
     world.stands(None, true);
     world.script.finish(settled(&["web"]));
     world.turn(1).await;
@@ -211,7 +211,7 @@ async fn a_change_is_measured_when_its_service_is_in_the_kernel() {
     world.script.finish(settled(&["dns"]));
     world.turn(0).await;
     assert_eq!(world.measured(), 1);
-    // A second report of the same Service is not measured again.
+    // A second report about the same Service is not measured.
     world.script.finish(settled(&["dns"]));
     world.turn(0).await;
     assert_eq!(world.measured(), 1);
@@ -240,7 +240,7 @@ async fn a_change_is_measured_by_our_own_clock_once_all_is_served() {
     assert_eq!(count(&world), 2000, "each once");
     let sum = world.metric(&format!("{series}_sum{{ip_family=\"IPv4\"}}"));
     assert_eq!(sum, 5000, "two seconds and three");
-    // For example, a Service of the other family alone.
+    // The Service belongs only to the other family.
     world.told([service("dns", Some(2))]);
     world.turn(0).await;
     world.script.finish(Report {
@@ -251,7 +251,7 @@ async fn a_change_is_measured_by_our_own_clock_once_all_is_served() {
     assert_eq!(count(&world), 2000, "nothing was to be written");
 }
 
-/// Otherwise a queued change of the other family would seem to wait for ever.
+/// Otherwise a queued change of the other family would seem to wait forever.
 #[tokio::test]
 async fn a_change_that_needs_no_write_is_complete() {
     let mut world = World::new();
@@ -289,7 +289,7 @@ async fn what_the_mode_is_not_told_yet_is_pending() {
     assert_eq!(told.standing.pending, 2);
     assert_eq!(told.standing.pending_since, Some(heard));
     assert_eq!(world.metric(pending), 2000, "metrics say the same");
-    // Other changes are not handed out yet and were received earlier.
+    // The families have not received other changes, which arrived earlier.
     let earlier = before(heard, 1);
     world
         .family
@@ -365,14 +365,14 @@ async fn a_look_that_writes_nothing_is_no_sync_of_rules_unless_it_was_asked() {
     world.turn(0).await;
     assert_eq!(world.syncs(), 0, "nothing was done");
     let under_way = |world: &World, is_under_way: bool| world.stands(None, !is_under_way);
-    // A look at draining endpoints.
+    // A read of draining endpoints, without a write.
     under_way(&world, true);
     world.turn(1).await;
     world.script.finish(Report::default());
     under_way(&world, false);
     world.turn(1).await;
     assert_eq!(world.syncs(), 0);
-    // Another look, with a write after it.
+    // Another read of draining endpoints, followed by a write.
     under_way(&world, true);
     world.turn(1).await;
     world.script.finish(settled(&[]));
@@ -381,7 +381,7 @@ async fn a_look_that_writes_nothing_is_no_sync_of_rules_unless_it_was_asked() {
     assert_eq!(world.syncs(), 1);
     let sum = world.metric("kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv4\"}");
     assert_eq!(sum, 2000);
-    // The check in each sync period.
+    // The regular check in each sync period.
     let before = world.last_timestamp();
     assert!(before > 0);
     world.family.check(world.now);
@@ -407,7 +407,7 @@ async fn another_mode_takes_over_once_nothing_is_under_way() {
     world.script.finish(Report::default());
     world.turn(0).await;
     world.family.check(world.now);
-    // Changes in the meantime are taken over and written; no other work starts.
+    // The old mode still receives and writes changes meanwhile, but starts no other work.
     assert_eq!((world.script.updates(), script.updates()), (2, 0));
     let state = |script: &Script| {
         let state = script.state();
@@ -418,7 +418,7 @@ async fn another_mode_takes_over_once_nothing_is_under_way() {
     world.script.state().is_idle = true;
     world.turn(0).await;
     assert_eq!((world.script.updates(), script.updates()), (2, 1));
-    // The node's addresses are unknown to the new mode, but they have not changed.
+    // The new mode does not know the node's addresses yet, but they have not changed.
     assert!(world.family.mode.node_ports().is_none());
     assert!(world.family.node_ports.is_some());
     let told = script.last_update();
@@ -432,7 +432,8 @@ async fn where_changes_come_without_end_what_is_written_is_told() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.turn(0).await;
-    // Some work always goes on, but everything of the first request is in the kernel.
+    // Some kernel work is always running, but the kernel has all changes from before the first
+    // request.
     for _ in 0..5 {
         let later = world.now;
         world.script.finish(Report {

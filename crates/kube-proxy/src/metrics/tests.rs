@@ -10,22 +10,23 @@ use super::local_endpoints::NoLocalEndpoints;
 use super::*;
 use crate::config::command_line::{self, Command};
 
-/// Metrics that Kubernetes 1.36.2 registers in IPVS mode and this program has, with kinds, labels
-/// and help. The sources are its metrics reference and client_golang's process collector.
+/// Metrics that both Kubernetes 1.36.2 in IPVS mode and this program have, with kinds, labels and
+/// help. The sources are Kubernetes' metrics reference and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
-/// Further metrics of Kubernetes in IPVS mode. Userspace mode has none of its own.
+/// Further metrics of Kubernetes in IPVS mode. Userspace mode has no further metrics.
 const OF_IPVS: &str = include_str!("kubernetes-1.36-ipvs.txt");
-/// Further metrics of Kubernetes in iptables mode. Those of nfacct exist if the kernel has it.
+/// Further metrics of Kubernetes in iptables mode. Metrics of nfacct exist only if the kernel has
+/// nfacct.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
 /// Further metrics of Kubernetes in nftables mode.
 const OF_NFTABLES: &str = concat!(
     include_str!("kubernetes-1.36-nftables.txt"),
     include_str!("kubernetes-1.37-nftables.txt")
 );
-/// Metrics of this program alone.
+/// Metrics that only this program has.
 const OURS: &str = include_str!("ours.txt");
 
-/// A metric family, as a scraper reads it.
+/// A metric family, as a scraper parses it.
 #[derive(Debug, Default)]
 struct Scraped {
     kind: String,
@@ -69,7 +70,7 @@ impl Sample {
     }
 }
 
-/// Parses version 0.0.4 of the text format, and accepts nothing that a scraper might reject.
+/// Parses version 0.0.4 of the text format. Panics at any text that a scraper might reject.
 fn scrape(text: &str) -> BTreeMap<String, Scraped> {
     let mut families = BTreeMap::<String, Scraped>::new();
     let mut current = String::new();
@@ -116,7 +117,7 @@ fn scrape(text: &str) -> BTreeMap<String, Scraped> {
     families
 }
 
-/// Checks that buckets grow, and that the last one has all samples.
+/// Checks that the counts of buckets never fall, and that the last bucket counts all samples.
 fn check_histogram(name: &str, samples: &[Sample]) {
     for count in samples
         .iter()
@@ -133,7 +134,7 @@ fn check_histogram(name: &str, samples: &[Sample]) {
     }
 }
 
-/// Returns the buckets of one series: upper bounds and counts.
+/// Returns the buckets of one series, as pairs of upper bound and count.
 fn buckets(samples: &[Sample], labels: &BTreeMap<String, String>) -> Vec<(f64, f64)> {
     let of_series = samples.iter().filter_map(|sample| {
         let mut own = sample.labels.clone();
@@ -143,7 +144,7 @@ fn buckets(samples: &[Sample], labels: &BTreeMap<String, String>) -> Vec<(f64, f
     of_series.collect()
 }
 
-/// Returns the metrics after every event has happened once, in both families.
+/// Returns the metrics after every event has occurred once in both families.
 fn busy() -> Metrics {
     busy_in(ProxyMode::Ipvs)
 }
@@ -270,8 +271,8 @@ fn names_kinds_labels_and_help_are_upstreams() {
     }
 }
 
-/// The alert `KubeVersionMismatch` reads `git_version`. It keeps major and minor, and expects one
-/// value in a cluster.
+/// The alert `KubeVersionMismatch` reads `git_version`. The alert compares major and minor version,
+/// and expects one value in a cluster.
 #[test]
 fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
     let families = scrape(&Metrics::new().classic());
@@ -283,7 +284,7 @@ fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
     assert_eq!(build["git_version"], "v1.37.0");
     assert_eq!((&*build["major"], &*build["minor"]), ("1", "37"));
     assert_eq!(build["git_commit"], COMMIT);
-    // This is a checkout, or the builder gave the commit.
+    // The build comes from a checkout, or the builder set the commit.
     let is_commit = COMMIT.len() >= 40 && COMMIT.bytes().all(|byte| byte.is_ascii_hexdigit());
     assert!(is_commit || COMMIT == "unknown", "{COMMIT}");
     let own = of("kubeproxy_ipvs_build_info");
@@ -291,7 +292,8 @@ fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
     assert_eq!(own["version"], env!("CARGO_PKG_VERSION"));
 }
 
-/// All gates of Kubernetes 1.37 are shown, as its kube-proxy does, each with its given value.
+/// The metrics contain all gates of Kubernetes 1.37, as those of its kube-proxy, each with its
+/// given value.
 #[test]
 fn feature_gates_are_told_as_they_are() {
     let told = |gates: &str| {
@@ -442,7 +444,7 @@ fn iptables_mode_counts_rules_and_tells_partial_syncs_apart() {
             &full,
         ),
         (r#"iptables_total{ip_family="IPv4",table="nat"} 40"#, &full),
-        // A sync without a write does not count as the last one.
+        // A sync without a write does not replace the last sync.
         (r#"iptables_last{ip_family="IPv4",table="nat"} 3"#, &full),
         (
             r#"iptables_restore_failures_total{ip_family="IPv4"} 2"#,
@@ -569,7 +571,7 @@ fn nothing_has_happened_yet() {
     assert!(families.contains_key("kubeproxy_sync_proxy_rules_service_changes_total"));
 }
 
-/// A Service with these Local policies, on a node `here`.
+/// A Service with Local policies, on the node `here`.
 struct Policies {
     internal: bool,
     external: bool,
@@ -643,7 +645,7 @@ fn service(policies: &Policies) -> Event {
     })
 }
 
-/// Returns a slice of endpoints on these nodes, ready or not.
+/// Returns an EndpointSlice with ready or unready endpoints on these nodes.
 fn slice(endpoints: &[(&str, bool)]) -> Event {
     let endpoint = |(number, (node, ready)): (u8, &(&str, bool))| Endpoint {
         address: [10, 0, 0, number].into(),
@@ -670,7 +672,8 @@ fn slice(endpoints: &[(&str, bool)]) -> Event {
     })
 }
 
-/// As in upstream, the start stamps both families, and a change stamps its own.
+/// As in upstream, the start sets the time of both families, and a change sets the time of its own
+/// family.
 #[test]
 fn what_is_queued_is_queued_by_family() {
     let metrics = Metrics::new();

@@ -53,7 +53,7 @@ async fn a_start_goes_on_without_a_node_that_cannot_be_listed() {
     assert!(model.is_complete());
 }
 
-/// Returns a daemon whose source is silent.
+/// Returns a daemon whose source sends no events.
 pub(super) fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
     let (_, received) = mpsc::channel(1);
     let observed = Observed::new(&options).unwrap();
@@ -83,8 +83,8 @@ async fn a_kernel_thread_that_is_gone_ends_the_daemon() {
     assert_eq!(error.to_string(), "IPv6: its thread has panicked");
 }
 
-/// The loop finds short writes finished at its second look. The metric and the log line have the
-/// time that they took, not the time at which the turn began.
+/// The loop notices finished short writes at its second check. The metric and the log line must
+/// contain the duration of the writes, and not end at the start of the turn.
 #[tokio::test]
 async fn a_sync_within_one_turn_took_its_time() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
@@ -189,7 +189,7 @@ async fn a_family_that_was_busy_is_told_all_that_the_model_knows() {
     daemon.model.apply(slice(2));
     daemon.turn(later(10)).await.unwrap();
     assert_eq!((of_four.updates(), of_six.updates()), (2, 1));
-    // An address may move from the second to the third, so the model has both changes.
+    // An address may move from the second Service to the third, so the model needs both changes.
     daemon.model.apply(slice(3));
     daemon.turn(later(11)).await.unwrap();
     assert_eq!((of_four.updates(), of_six.updates()), (2, 1));

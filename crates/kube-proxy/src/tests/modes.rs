@@ -76,7 +76,7 @@ fn what_a_mode_alone_hears_can_be_given() {
     }
 }
 
-/// Otherwise one mode would set back the other's value.
+/// With a shared setting, one mode would restore the other mode's value.
 #[test]
 fn no_kernel_setting_is_of_two_modes() {
     let mut all = sysctls(None);

@@ -26,7 +26,7 @@ pub(crate) struct State {
     pub(crate) updates: Vec<Changes>,
     /// Duration of an update.
     pub(crate) computes_for: Duration,
-    /// Duration of the next write. It is done before the call that starts it returns.
+    /// Duration of the next write, which is complete before the call that starts it returns.
     pub(crate) writes_for: Option<Duration>,
     has_written: bool,
     pub(crate) proceeds: usize,
@@ -35,7 +35,7 @@ pub(crate) struct State {
 }
 
 impl Scripted {
-    /// Returns a mode that is ready and idle, with its script.
+    /// Returns a mode that is ready and idle, and its script.
     pub(crate) fn mode(family: IpFamily) -> (Box<dyn Mode>, Arc<Script>) {
         let script = Arc::new(Script {
             family,

@@ -12,7 +12,7 @@ pub struct Row {
     pub enough: Enough,
     /// Severity of a failed write if the file system is read-only.
     pub on_read_only: OnReadOnly,
-    /// Flag whose zero value keeps the setting unchanged, if one exists.
+    /// Flag and value that keep the setting unchanged, if a flag exists.
     pub off: Option<&'static str>,
     /// Work that fails or suffers without the setting.
     pub need: Need,

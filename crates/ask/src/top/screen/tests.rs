@@ -20,7 +20,7 @@ fn service(name: &str) -> ServiceName {
     }
 }
 
-/// `web` has the connections, `files` the bytes.
+/// Returns a sample in which `web` has the most connections and `files` the most bytes.
 fn top() -> Top {
     let port = |name: &str, connections, bytes| TopPort {
         service: service(name),

@@ -204,7 +204,7 @@ const UPSTREAM: [(&str, &str); 61] = [
     ("version", ""),
     ("vmodule", ""),
     ("write-config-to", ""),
-    // Ours.
+    // Flags of this program only.
     ("manifests", ""),
     ("iptables-backend", "auto"),
 ];
@@ -261,7 +261,7 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
             "--metrics-port=0",
             &["--metrics-port", "deprecated", "--metrics-bind-address"],
         ),
-        // Its default, but given.
+        // The value is the default, but the flag is on the command line.
         ("--healthz-port=10256", &["--healthz-port", "deprecated"]),
         ("--boot-id-file=/x", &["--boot-id-file", "no effect"]),
         ("--machine-id-file=/x", &["--machine-id-file", "no effect"]),
@@ -383,7 +383,7 @@ fn an_empty_mode_is_iptables_with_a_warning() {
     }
 }
 
-/// It takes down those of all modes.
+/// A cleanup covers the entries of all modes.
 #[test]
 fn a_cleanup_says_nothing_of_a_mode_that_is_not_given() {
     let Ok(Command::Cleanup(options)) = parse(["kube-proxy", "--cleanup"]) else {
@@ -408,7 +408,8 @@ fn a_gate_that_will_be_gone_is_said_as_upstream_says_it() {
     );
 }
 
-/// From 1.40, upstream needs the gate for IPVS mode; `AllAlpha` and `AllBeta` start as well.
+/// From 1.40, upstream needs the gate for IPVS mode. The start also succeeds with `AllAlpha` and
+/// `AllBeta`.
 #[test]
 fn gates_of_later_releases_do_not_end_the_start() {
     let with = |gates: &str| options(&format!("--proxy-mode=ipvs --feature-gates={gates}"));
@@ -434,12 +435,12 @@ fn gates_of_later_releases_do_not_end_the_start() {
             "{gates}"
         );
     }
-    // Another mode needs no gate.
+    // Other modes need no gate.
     let other = options("--proxy-mode=nftables --feature-gates=KubeProxyIPVS=false");
     assert_eq!(other.said.warnings_beside_mode(), Vec::<String>::new());
 }
 
-/// One row per flag: how it is typed, in several ways, and what must come of it.
+/// Table with a row for each flag: several spellings of the flag, and the expected option.
 #[test]
 fn every_flag_reaches_its_option() {
     type Check = fn(&Options) -> bool;
@@ -784,7 +785,7 @@ fn every_flag_reaches_its_option() {
     }
 }
 
-/// Errors name the invalid value and the allowed ones.
+/// Errors name the invalid value and the allowed values.
 #[test]
 fn errors_name_the_flag_the_value_and_what_is_allowed() {
     for (line, parts) in [
@@ -1074,7 +1075,7 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
     }
 }
 
-/// Upstream's lines, from `kube-proxy -v=4` of 1.30.5, for flags that were typed in other words.
+/// Upstream's log lines, from `kube-proxy -v=4` of 1.30.5, for flags in several spellings.
 #[test]
 fn flags_are_told_as_upstream_tells_them() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
@@ -1174,7 +1175,7 @@ fn man_pages_come_from_the_same_tree() {
     }
 }
 
-/// Help names the mode of a flag that has an effect in one mode only.
+/// Help names the mode if a flag has an effect in only one mode.
 #[test]
 fn help_is_true_in_each_mode() {
     let command = Flags::command();
@@ -1195,8 +1196,8 @@ fn help_is_true_in_each_mode() {
     }
 }
 
-/// One line, as `Kubernetes v1.37.0` is, of which scripts take the second word, or what follows the
-/// first.
+/// The version is one line, such as `Kubernetes v1.37.0`. Scripts parse its second word, or the
+/// text after the first word.
 #[test]
 fn the_version_reads_as_upstreams() {
     let Ok(Command::Print(told)) = read("--version") else {

@@ -23,7 +23,7 @@ fn free_port() -> u16 {
     any.local_addr().unwrap().port()
 }
 
-/// A node `node1` with the Service `default/web`, which has a health-check node port and two
+/// Node `node1` with the Service `default/web`. The Service has a health-check node port and two
 /// endpoints on the node.
 struct World {
     port: u16,
@@ -111,7 +111,7 @@ impl World {
             .await;
     }
 
-    /// Returns the answer to a request, or an error if the port is closed.
+    /// Returns the response to a request, or an error if the port is closed.
     async fn get(&self, address: &str, request: &str) -> Result<String, io::ErrorKind> {
         let stream = TcpStream::connect((address, self.port)).await;
         let mut stream = stream.map_err(|error| error.kind())?;
@@ -124,7 +124,7 @@ impl World {
         Ok(format!("{before}{after}").replace('\r', ""))
     }
 
-    /// Returns status and weight, `200 ×2`, or `closed`.
+    /// Returns the status and the weight as text, such as `200 ×2`, or `closed`.
     async fn told(&self) -> String {
         let Ok(answer) = self.get("127.0.0.1", "GET /").await else {
             return "closed".into();
@@ -138,7 +138,8 @@ impl World {
     }
 }
 
-/// Compares with an answer of upstream 1.36.2, except for the order of headers and `Connection`.
+/// Compares with a response of upstream 1.36.2, except for the order of headers and the header
+/// `Connection`.
 #[tokio::test]
 async fn the_answer_is_upstreams() {
     let world = World::new("").await;
@@ -216,7 +217,7 @@ async fn the_port_is_closed_when_it_or_its_service_goes() {
     assert!(world.checks.servers.is_empty() && world.checks.unbound.is_empty());
 }
 
-/// Closing a server also closes connections that a load balancer keeps open.
+/// Closing a server also closes idle connections of load balancers.
 #[tokio::test]
 async fn a_server_takes_its_connections_with_it() {
     let mut world = World::new("").await;
@@ -232,7 +233,7 @@ async fn a_server_takes_its_connections_with_it() {
     assert_eq!(stream.read(&mut buffer).await.unwrap_or(0), 0);
 }
 
-/// Load balancers still get their answers.
+/// Load balancers receive responses even while other clients keep silent connections open.
 #[tokio::test]
 async fn who_connects_and_says_nothing_keeps_no_balancer_out() {
     let world = World::new("").await;

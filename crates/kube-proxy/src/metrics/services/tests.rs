@@ -47,7 +47,7 @@ fn count(connections: u64) -> Count {
     }
 }
 
-/// A kernel with virtual servers, each with an endpoint. It records what was read.
+/// A fake kernel with virtual servers that have one endpoint each. It records the reads.
 #[derive(Clone, Default)]
 struct Kernel(Arc<Mutex<KernelState>>);
 
@@ -119,7 +119,7 @@ impl World {
         self.services.note_node_ports(IpFamily::V4, &node_ports);
     }
 
-    /// Makes reads of the kernel fail, or work again.
+    /// Makes reads of the kernel fail or succeed.
     fn breaks(&self, is_broken: bool) {
         self.kernel.0.lock().unwrap().is_broken = is_broken;
         lock(&self.services.0.read).at = None;
@@ -133,7 +133,7 @@ impl World {
 
     fn holds(&self, servers: &[(At, u64)]) {
         self.kernel.0.lock().unwrap().servers = servers.to_vec();
-        // A second later.
+        // A second has passed, so the next scrape reads again.
         lock(&self.services.0.read).at = None;
     }
 
@@ -165,7 +165,7 @@ fn a_port_is_the_sum_over_its_addresses_which_never_falls() {
         (node_ports[0], 2),
         (node_ports[1], 1),
         (foreign[0], 9),
-        // The address serves no NodePorts.
+        // The address does not serve NodePorts.
         (foreign[1], 9),
     ]);
     let told = world.told();
@@ -232,7 +232,7 @@ fn a_service_that_is_gone_is_not_told() {
     let servers = [(at([10, 96, 0, 1], 80), 1), (at([192, 0, 2, 1], 30_080), 1)];
     world.holds(&servers);
     let told = world.told();
-    // Both claim the address; the first by name has it.
+    // Both Services claim the address. The first by name has it.
     assert!(told.contains("service=\"older\"") && told.contains("service=\"web\""));
     for name in ["web", "older"] {
         world.apply(Event::ServiceDeleted(NamespacedName::new("default", name)));
@@ -276,7 +276,7 @@ fn a_look_that_fails_makes_no_jump() {
         assert!(told.contains(&of_endpoint), "{of_endpoint} in {told}");
     };
     let one = at([10, 96, 0, 1], 80);
-    // The entry is made again meanwhile.
+    // The entry is created again between two reads.
     for (connections, sum) in [(500, 500), (3, 503), (400, 900)] {
         world.holds(&[(one, connections)]);
         is_told(&world, sum);
@@ -310,7 +310,7 @@ fn a_port_that_others_outdo_for_a_while_goes_on_from_its_sum() {
             assert_eq!(lines.next(), None);
         }
     }
-    // Sums of a deleted Service are not needed.
+    // Sums of a deleted Service are dropped.
     for name in ["web", "dns"] {
         world.apply(Event::ServiceDeleted(NamespacedName::new("default", name)));
     }
@@ -320,7 +320,7 @@ fn a_port_that_others_outdo_for_a_while_goes_on_from_its_sum() {
     assert!(read.ports.is_empty() && read.endpoints.is_empty());
 }
 
-/// Listening ports of a Service port, by number, with their connections.
+/// A fake relay: listening ports of a Service port by number, with the number of their connections.
 struct Relay(Vec<(u64, u64)>);
 
 impl ReadCounters for Relay {
@@ -349,9 +349,9 @@ fn listening_ports_are_added_up_in_whatever_order_they_are_told() {
         (vec![(cluster, 10), (local, 1_000)], 1_010),
         (vec![(local, 1_000), (cluster, 10)], 1_010),
         (vec![(cluster, 10), (local, 1_000)], 1_010),
-        // One port is closed; its count stays in the sum.
+        // One port is closed. Its count stays in the sum.
         (vec![(cluster, 12)], 1_012),
-        // The port is opened again, and by the next read has a larger count than before.
+        // The port is opened again. At the next read, its count is larger than before.
         (vec![(cluster, 12), (local_again, 1_001)], 2_013),
     ] {
         world.services.0.counters.set(Box::new(Relay(listeners)));

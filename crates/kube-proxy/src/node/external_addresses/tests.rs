@@ -172,7 +172,7 @@ fn what_is_near_this_node_is_told_with_service_and_field() {
         assert!(has(&parts), "{parts:?}: {told:?}");
     }
     assert_eq!(from_fn(|| recorded.try_recv().ok()).count(), 4);
-    // The Service is corrected.
+    // The user corrects the Service.
     model.apply(Told::ServiceApplied(Service {
         external_ips: ips(&["192.0.2.20"]),
         ..Service::at(name("nginx"), [[10, 96, 0, 1].into()])
@@ -195,7 +195,7 @@ fn refused_addresses_hide_no_others_and_all_are_reported_in_time() {
             ..service
         }));
     };
-    // The names of the flood sort first.
+    // The names in the flood sort before other names.
     for number in 0..60 {
         let many = (0..100).map(|host| Ipv4Addr::new(198, 51, number, host).into());
         give("a", &format!("a-{number}"), many.collect());
@@ -221,12 +221,12 @@ fn refused_addresses_hide_no_others_and_all_are_reported_in_time() {
         now += WINDOW;
         all += told(now).0;
     }
-    // Those of the other namespace, beside the share of the flooding one.
+    // Findings of the other namespace are kept in addition to the flooding namespace's share.
     assert_eq!(all, KNOWN_OF_NAMESPACE + 2);
     let is_other = |one: &Contested| one.is_refused() && one.service.namespace() == "z";
     assert!(addresses.known.keys().any(is_other));
 
-    // A new mode that has not read the addresses yet clears nothing.
+    // A new mode that has not read the addresses yet removes no finding.
     addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
     assert!(addresses.known.keys().any(|one| !one.is_refused()));
     assert_eq!(addresses.untold, 0);

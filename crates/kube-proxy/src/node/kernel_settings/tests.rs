@@ -11,7 +11,7 @@ use modes::sysctl::settings::Conntrack;
 use super::*;
 use crate::tests::options;
 
-/// Inputs of the settings.
+/// Inputs that determine the settings.
 struct Facts {
     kernel: (u32, u32),
     cpus: u64,
@@ -39,7 +39,8 @@ fn rows() -> Vec<&'static Row> {
     all.map(|wanted| wanted.row).collect()
 }
 
-/// Returns a kernel in which every setting is 0, and facts that leave connection tracking alone.
+/// Returns a fake kernel in which every setting is 0, and facts that keep the settings of
+/// connection tracking unchanged.
 fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
     let root = std::env::temp_dir().join(format!("sysctl-{}-{name}", std::process::id()));
     for row in rows() {
@@ -58,7 +59,8 @@ fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
     (root, facts)
 }
 
-/// Returns the names of the settings that are written if all can be.
+/// Applies the settings, and returns the names of the written ones. Panics if a setting cannot be
+/// written.
 fn written(root: &Path, facts: &Facts) -> Vec<String> {
     let settled = apply(root, &facts.wanted(), &mut Origins::new());
     assert!(settled.failures.is_empty(), "{settled:?}");
@@ -123,7 +125,7 @@ fn connection_tracking_is_set_as_the_flags_say() {
         assert_eq!(read(name), value, "{name}");
     }
     assert_eq!(fs::read_to_string(&hash_size).unwrap(), "32768");
-    // A larger table stays, whoever set its size.
+    // A larger table stays, regardless of its author.
     facts.conntrack.min = 0;
     assert_eq!(written(&root, &facts), Vec::<String>::new());
     fs::write(netfilter.join("nf_conntrack_max"), "2000000\n").unwrap();
@@ -162,7 +164,7 @@ fn what_this_process_wrote_is_set_back_and_what_others_did_is_said() {
     assert_eq!(found(), ["0", "0"]);
     assert_eq!(settle(false), (0, Vec::new()), "once");
 
-    // The value was there before, and somebody changes the written one.
+    // The first value existed before the start. Another program changes the written one.
     fs::write(root.join(ARP[0]), "1\n").unwrap();
     settle(true);
     fs::write(root.join(ARP[1]), "3\n").unwrap();
@@ -174,7 +176,7 @@ fn what_this_process_wrote_is_set_back_and_what_others_did_is_said() {
         "{left:?}"
     );
     assert_eq!(found(), ["1\n", "3\n"]);
-    // A foreign value, which strict ARP replaced, comes back.
+    // The foreign value that strict ARP replaced is restored.
     settle(true);
     assert_eq!(settle(false).0, 1);
     assert_eq!(found(), ["1\n", "3"]);

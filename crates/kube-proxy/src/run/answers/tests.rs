@@ -13,7 +13,8 @@ use crate::tests::options;
 use crate::tests::scripted::Scripted;
 use std::sync::Arc;
 
-/// Returns a daemon with so many Services and endpoints of each, and the end for questions.
+/// Returns a daemon with this number of Services, each with this number of endpoints, and the
+/// server that sends requests to the loop.
 fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
     let (mode, _) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&[]), vec![mode]);
@@ -61,14 +62,14 @@ fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
     (daemon, inspect)
 }
 
-/// Returns the CPU time of this thread, whatever else the machine did.
+/// Returns the CPU time of this thread, which is independent of other work on the machine.
 fn worked() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap()
 }
 
-/// Answers questions as the loop does, until `asking` is done. Also returns the CPU time of the
-/// longest answer and the number of answers.
+/// Replies to requests as the loop does, until `asking` is complete. Also returns the CPU time of
+/// the longest reply and the number of replies.
 async fn serve<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration, usize) {
     let (mut longest, mut count) = (Duration::ZERO, 0);
     tokio::pin!(asking);
@@ -133,7 +134,7 @@ async fn a_change_that_waits_is_pending() {
         apply(&mut daemon, name);
         daemon.turn(now).await.unwrap();
     }
-    // The second change waits for --min-sync-period, which began with the first.
+    // The second change waits for --min-sync-period, which started with the first change.
     assert_eq!(script.updates(), 1);
     daemon.heard = now.checked_sub(Duration::from_secs(5));
     daemon.turn(now).await.unwrap();
@@ -184,11 +185,11 @@ async fn services_are_listed_in_pages_and_one_by_one() {
     }
 }
 
-/// The number of objects in one turn is bounded. The time is printed
-/// (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib no_question -- --nocapture`: 1.3
-/// to 1.6 ms for the longest of 710 questions, and 0.7 s for all 50,000 Services, on a busy machine
-/// of 2 cores). The assertion leaves much room, because the test is also compiled without
-/// optimization.
+/// The number of objects in one turn is bounded. The test prints the time
+/// (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib no_question -- --nocapture`). The
+/// longest of 710 requests takes 1.3 to 1.6 ms, and all 50,000 Services take 0.7 s, on a busy
+/// machine with 2 cores. The asserted limit is much higher, because the test is also compiled
+/// without optimization.
 #[tokio::test]
 async fn no_question_holds_up_the_loop() {
     const SERVICES: usize = 50_000;
@@ -238,7 +239,7 @@ async fn services_with_many_endpoints_are_told_a_few_at_a_time() {
     );
 }
 
-/// The time is printed, and asserted with much room.
+/// The test prints the time, and asserts a much higher limit.
 #[tokio::test]
 async fn whose_an_address_is_does_not_hold_up_the_loop() {
     let (mut daemon, inspect) = daemon(50_000, 1);

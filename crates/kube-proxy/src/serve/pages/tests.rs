@@ -14,7 +14,7 @@ fn server() -> Server {
     server_with(&["--proxy-mode=ipvs"])
 }
 
-/// Starts a server as in a process with these flags.
+/// Starts the server of a process with these flags.
 fn server_with(flags: &[&str]) -> Server {
     let line = ["kube-proxy", "--hostname-override=node1"];
     let line: Vec<_> = line.iter().chain(flags).copied().collect();
@@ -58,7 +58,7 @@ async fn pages_are_upstreams() {
     assert!(head.starts_with("HTTP/1.1 302 Found\n"), "{head}");
     assert!(head.contains("Location: ui/\n"), "{head}");
     assert_eq!(body, "the page is at ui/\n");
-    // The page is not served by another name, so `/` is unknown, as upstream.
+    // The page is not served under another host name, so `/` is unknown, as upstream.
     let (head, _) = get(&server, "GET http://node1/").await;
     assert!(head.starts_with("HTTP/1.1 404 Not Found\n"), "{head}");
     let (head, body) = get(&server, "GET /debug").await;

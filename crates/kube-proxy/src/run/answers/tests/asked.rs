@@ -1,4 +1,4 @@
-//! Limits on what questions may cost: the loop's thread, memory, and other clients.
+//! Limits on the cost of requests for the loop's thread, the memory, and other clients.
 
 use std::sync::Mutex;
 use std::sync::mpsc;
@@ -8,8 +8,8 @@ use service_counters::{At, Count, ReadCounters, Told, Which};
 
 use super::*;
 
-/// A kernel with counters at so many addresses. A read reports its start and then waits until the
-/// test lets it go on.
+/// A fake kernel with counters at this number of addresses. A read reports its start, and then
+/// waits until the test lets it continue.
 struct Kernel {
     addresses: u32,
     gate: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
@@ -40,7 +40,7 @@ impl Kernel {
 impl ReadCounters for Kernel {
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
         if let Some((began, goes_on)) = &self.gate {
-            // The test that waits may be gone.
+            // The waiting test may have ended.
             let _ = began.send(());
             let _ = goes_on.recv();
         }
@@ -69,8 +69,8 @@ impl ReadCounters for Kernel {
     }
 }
 
-/// Answers questions as the loop does, until `asking` is done. Also returns the CPU time that this
-/// thread spent besides.
+/// Replies to requests as the loop does, until `asking` is complete. Also returns the CPU time of
+/// this thread outside the replies.
 async fn beside<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration) {
     let (began, mut answering) = (worked(), Duration::ZERO);
     tokio::pin!(asking);
@@ -88,7 +88,7 @@ async fn beside<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, 
     }
 }
 
-/// Returns the status code alone: other tests read the body.
+/// Returns only the status code. Other tests read the body.
 async fn code(inspect: &Arc<Inspect>, path: &str) -> u16 {
     let request = http::Request::get(path).body(()).unwrap();
     let (head, ()) = request.into_parts();
@@ -173,7 +173,7 @@ async fn a_page_ends_by_what_is_listed_on_it() {
     let listed: usize = ports
         .map(|port| port["endpoints"].as_array().unwrap().len())
         .sum();
-    // 100 Services a turn.
+    // One turn returns 100 Services.
     assert_eq!((services.len(), listed), (100, 20_000));
     assert!(list["next"].is_string());
 }

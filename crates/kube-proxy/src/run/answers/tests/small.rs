@@ -1,5 +1,5 @@
-//! A mode that no observer knows: the small mode of the engine's tests is shown, diffed, explained
-//! and cleaned up.
+//! Runs a mode that no observer distinguishes: the small mode of the engine's tests. It is shown,
+//! compared, explained and cleaned up.
 
 #[path = "../../../../../engine/tests/small/mode.rs"]
 mod mode;
@@ -19,7 +19,8 @@ use super::*;
 use crate::check;
 use mode::{Kernel, NoFlags, Plan, Userspace};
 
-/// A killed daemon in the small mode leaves a table that redirects to its sockets.
+/// Footprint of the small mode. After a crash, the mode leaves a table that redirects to its
+/// sockets.
 const FOOTPRINT: Footprint = Footprint {
     nft_tables: &["small"],
     served_by: ServedBy::Process,
@@ -59,7 +60,7 @@ fn fill(model: &mut Model) {
     }
 }
 
-/// Returns what `kube-proxy diff` prints about the mode.
+/// Returns the output of `kube-proxy diff` about the mode.
 async fn diff(kernel: &Kernel) -> String {
     let (options, mut model) = (options(&[]), Model::new());
     fill(&mut model);
