@@ -17,8 +17,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Both backends, the preferred one first, as in upstream's iptables-wrappers when no rules
-    /// decide.
+    /// Both backends. The preferred backend comes first, as in upstream's iptables-wrappers without
+    /// deciding rules.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 }
 
@@ -46,19 +46,19 @@ pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
 /// The reason for the choice of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// The user asked for it.
+    /// The user requested this backend.
     Asked,
     /// No other backend is installed.
     Alone,
     /// No other backend works here.
     Usable,
-    /// It has the kubelet's chains.
+    /// The backend has the kubelet's chains.
     Hint,
-    /// It has chains of a kube-proxy.
+    /// The backend has chains of a kube-proxy.
     Chains,
-    /// It has more rules than the other backend.
+    /// The backend has more rules than the other one.
     Rules,
-    /// The default, if nothing decides.
+    /// The backend is the default, and no rules decide.
     First,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Neither backend sees the other's rules, so a host's kubelet, CNI and kube-proxy must agree on
 //! one. The choice is made once, at start, for both families. Programs are called by their own
-//! names (`iptables-nft-restore`): inside a container, the default `iptables` says nothing about
-//! the host.
+//! names (`iptables-nft-restore`). Inside a container, the default `iptables` does not show which
+//! backend the host uses.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use crate::table::Table;
 
 /// First version with `iptables-restore -w` and `MASQUERADE --random-fully`.
 const MODERN: [u32; 3] = [1, 6, 2];
-/// Chains in table mangle by which the kubelet tells its backend (KEP-3178).
+/// Chains in table mangle that mark the kubelet's backend (KEP-3178).
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 impl Iptables {
-    /// Chooses the backend for the caller's network namespace: the wanted one, else the one with
-    /// the kubelet's hints, else the one with `KUBE-*` chains, else the one with more rules, else
-    /// nft. A backend that does not work is not chosen. Starts a process for each family whose
-    /// rules decide, which need not be read again, and for each question that the kernel does not
+    /// Chooses the backend for the caller's network namespace, in this order: the wanted one, the
+    /// one with the kubelet's hints, the one with `KUBE-*` chains, the one with more rules, nft.
+    /// Skips a backend that does not work. Starts a process for each family whose rules decide; a
+    /// later save reuses these rules. Also starts one for each query that the kernel does not
     /// answer.
     ///
     /// # Errors
@@ -37,8 +37,8 @@ impl Iptables {
     }
 
     /// Chooses like [`choose`](Self::choose), and loads kernel modules. If the backend's modules
-    /// have to be loaded, these are loaded by the same process, with [`MODULES`](crate::MODULES).
-    /// Otherwise the kernel starts a process for each when it is first needed.
+    /// must be loaded, one process loads them together with [`MODULES`](crate::MODULES). Otherwise,
+    /// the kernel starts a process for each module at its first use.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl Iptables {
                 }
             }
         }
-        // No backend is left, so iptables itself explains what the kernel lacks.
+        // No backend is left, so the programs themselves explain what the kernel lacks.
         for iptables in never {
             match iptables.try_both() {
                 Ok(()) => return Ok(iptables),
@@ -85,8 +85,8 @@ impl Iptables {
         works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error))
     }
 
-    /// Chooses like [`choose`](Self::choose), but only by reading. If the kernel does not say what
-    /// it supports, a read is tried instead of a write.
+    /// Chooses like [`choose`](Self::choose), but only by reading. If the kernel does not report
+    /// its support, tries a read instead of a write.
     ///
     /// # Errors
     ///
@@ -95,12 +95,12 @@ impl Iptables {
         let mut reasons = Vec::new();
         let mut are_absent = true;
         let candidates = Self::candidates(wanted)?.into_iter();
-        // A save also succeeds where nothing can be written: it prints no rules.
+        // A save also succeeds on a backend that cannot be written, and then prints no rules.
         let (unwritable, hopeful): (Vec<_>, Vec<_>) =
             candidates.partition(Self::is_known_unwritable);
         for iptables in hopeful.into_iter().chain(unwritable) {
             match iptables.save(IpFamily::V4) {
-                // There are rules, and a reader hears why they cannot be read.
+                // Rules exist. A reader gets the reason why they cannot be read.
                 Ok(_) | Err(IptablesError::Native { .. }) => {
                     return Ok(iptables.unless_first(reasons.is_empty()));
                 }
@@ -113,7 +113,7 @@ impl Iptables {
         Err(unusable(&reasons, are_absent))
     }
 
-    /// Marks a backend that comes after others that do not work.
+    /// Marks a backend as `Usable` if earlier backends do not work.
     fn unless_first(self, is_first: bool) -> Self {
         let why = if is_first { self.why } else { Why::Usable };
         Self { why, ..self }
@@ -132,13 +132,13 @@ impl Iptables {
         Ok(found)
     }
 
-    /// Returns the other installed backends, in the same network namespace.
+    /// Returns the other installed backends, for the same network namespace.
     pub fn other_than(used: &Self) -> impl Iterator<Item = Self> {
         let all = Self::named_ones(&used.readings).into_iter();
         all.filter(|other| other.backend != used.backend)
     }
 
-    /// Returns the wanted backends, the one with the strongest evidence first.
+    /// Returns the wanted backends. The backend with the strongest evidence comes first.
     fn candidates(wanted: Option<Backend>) -> Result<Vec<Self>, IptablesError> {
         let is_wanted = |found: &Self| wanted.is_none_or(|backend| backend == found.backend);
         let mut found = Self::named_ones(&Arc::default());
@@ -215,8 +215,8 @@ impl Iptables {
         }))
     }
 
-    /// Reports whether the kernel says that it takes no rules of this backend. Changes nothing:
-    /// legacy iptables is not asked, since its answer creates a table.
+    /// Reports whether the kernel is known to accept no rules of this backend. Changes nothing:
+    /// does not query legacy iptables, since the query would create a table.
     fn is_known_unwritable(&self) -> bool {
         let lacks = |family| matches!(self.verdict(family), Support::Never | Support::Lacks);
         self.backend == Backend::Nft && IpFamily::ALL.into_iter().all(lacks)
@@ -248,7 +248,7 @@ impl Iptables {
     }
 }
 
-/// Returns the evidence of the chains of a backend whose rules cannot be read, such as a table that
+/// Returns the evidence of a backend's chains if its rules cannot be read, such as a table that
 /// iptables cannot express. A backend that refuses access cannot be chosen, so it has no evidence.
 fn evidence_of_chains(
     chains: Option<Vec<(Table, String)>>,
@@ -263,7 +263,7 @@ fn evidence_of_chains(
     Ok(found)
 }
 
-/// Returns the error if no backend works. It tells whether the kernel lacks each of them.
+/// Returns the error if no backend works. The error shows whether the kernel lacks every backend.
 fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     let reasons = reasons.join("; ");
     if are_absent {
@@ -273,7 +273,7 @@ fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     }
 }
 
-/// Evidence for a backend, the strongest first.
+/// Evidence for a backend. The strongest evidence comes first.
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Evidence {
     has_hint: bool,
@@ -314,7 +314,7 @@ impl Evidence {
     }
 }
 
-/// Parses `iptables-save v1.8.9 (nf_tables)`. Before 1.8 there was only legacy, without
+/// Parses `iptables-save v1.8.9 (nf_tables)`. Versions before 1.8 are always legacy, and print no
 /// parentheses.
 fn version(text: &str) -> ([u32; 3], Backend) {
     let number = text
@@ -342,7 +342,7 @@ fn version(text: &str) -> ([u32; 3], Backend) {
 mod tests {
     use super::*;
 
-    /// Otherwise a backend with rules would look empty, and the other would be chosen.
+    /// Checks an unreadable backend. It must not look empty, or the other backend would be chosen.
     #[test]
     fn a_backend_of_which_nothing_can_be_read_is_not_taken_for_empty() {
         let slow = || IptablesError::TimedOut {

@@ -1,5 +1,5 @@
-//! Deletes rules of iptables behind an nft rule that iptables cannot read. `iptables-nft-restore`
-//! searches the rule of a `-D` from the head of the chain, and fails at the first rule that it
+//! Deletes iptables rules that come after an nft rule which iptables cannot read. For a `-D`,
+//! `iptables-nft-restore` searches from the head of the chain, and fails at the first rule that it
 //! cannot express. The kernel deletes such rules by their handles.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_rule_find`).
@@ -14,7 +14,7 @@ use crate::nft::kernel_rules::KernelReader;
 use crate::program::Input;
 use crate::saved::Line;
 
-/// Lines of a restore that delete a rule (`-D`), with their table and their number.
+/// Lines of a restore that delete a rule (`-D`), with their table and count.
 pub(crate) type Deletions = BTreeMap<(String, String), usize>;
 
 /// Returns the lines of a text that delete rules.
@@ -33,9 +33,8 @@ pub(crate) fn deletions(text: Input<'_>) -> Deletions {
     found
 }
 
-/// Deletes these rules as far as the kernel holds them, and returns the lines done by then. A table
-/// that holds none of its lines is done as well. Each table is written whole or not at all. Returns
-/// nothing if no table holds any.
+/// Deletes the matching rules in the kernel, in one transaction. Returns the lines that are done.
+/// All lines of a table without matching rules count as done, unless no table has any match.
 ///
 /// # Errors
 ///
@@ -132,7 +131,7 @@ mod tests {
         let text = "*nat\n:A - [0:0]\n-D POSTROUTING -j A\n-D POSTROUTING -j A\n-X A\nCOMMIT\n\
                     *filter\n-D POSTROUTING -j A\nCOMMIT\n";
         let mut write = |sink: &mut dyn Write| {
-            // Pieces that end within a line.
+            // The pieces end within a line.
             text.as_bytes()
                 .chunks(7)
                 .try_for_each(|piece| sink.write_all(piece))

@@ -17,7 +17,7 @@ pub enum IptablesError {
     /// The program is not installed.
     #[error("`{0}` is not here: install the package iptables (in a container: in its image)")]
     Missing(String),
-    /// No installed backend, or not the requested one, can write to this kernel.
+    /// No installed backend can write to this kernel, or the requested backend cannot.
     #[error(
         "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose another with --iptables-backend"
     )]
@@ -32,7 +32,7 @@ pub enum IptablesError {
         "there is no IPv6 here (no /proc/net/if_inet6): run `modprobe ipv6`, and look for ipv6.disable=1 in /proc/cmdline"
     )]
     NoIpv6,
-    /// The program could not be started, or its output not be read.
+    /// The program could not be started, or its output could not be read.
     #[error("cannot run {program}: {source}")]
     Run {
         /// Program.
@@ -40,7 +40,7 @@ pub enum IptablesError {
         /// Cause.
         source: io::Error,
     },
-    /// The program did not end in time, and was killed.
+    /// The program exceeded its time limit, and was killed.
     #[error("{program} did not end within {} s and was killed: look at what keeps the machine, or the lock /run/xtables.lock, busy (`fuser -v /run/xtables.lock`)", limit.as_secs())]
     TimedOut {
         /// Program.
@@ -48,8 +48,8 @@ pub enum IptablesError {
         /// Time limit.
         limit: Duration,
     },
-    /// A table of nf_tables has rules that iptables cannot express, and cannot be read by other
-    /// means either.
+    /// A table of nf_tables has rules that iptables cannot express, and other means cannot read the
+    /// table either.
     #[error(
         "table {family} {table} cannot be read, since it holds rules of nft that iptables has no words for ({why}): put these into a table of their own (`nft list table {family} {table}` shows them)"
     )]
@@ -61,16 +61,16 @@ pub enum IptablesError {
         /// Cause.
         why: String,
     },
-    /// A chain of nft is in the way of a built-in one.
+    /// A chain of nft blocks a built-in chain.
     #[error("{0}")]
     Taken(TakenChain),
-    /// The kernel does not tell which tables exist.
+    /// The kernel does not report which tables exist.
     #[error("cannot ask nf_tables for the tables of iptables: {why}")]
     Unlisted {
         /// Cause.
         why: String,
     },
-    /// The program succeeded, but has not printed everything.
+    /// The program succeeded, but has not printed all rules.
     #[error("{program} ended with success too early: {said}; run it by hand")]
     CutShort {
         /// Program.
@@ -85,7 +85,7 @@ pub enum IptablesError {
         program: String,
         /// Kind of failure.
         kind: Kind,
-        /// Line of the input that the program names, from 1.
+        /// Number of the input line that the program names, from 1.
         line: Option<usize>,
         /// The program's message, the line that it names, and the next step.
         said: String,
@@ -98,7 +98,7 @@ pub enum IptablesError {
 pub enum Kind {
     /// The program is not installed.
     NoProgram,
-    /// The program could not be run, or there is no backend or family.
+    /// The program could not be run, or no backend or family is usable.
     NotUsable,
     /// The program did not end in time.
     TimedOut,
@@ -112,7 +112,7 @@ pub enum Kind {
     NoTable,
     /// A rule names an ipset that does not exist.
     NoSet,
-    /// A match, a target or a kind of chain is missing, in the kernel or from the installation.
+    /// A match, a target or a kind of chain is missing in the kernel or in the installation.
     NoModule,
     /// A chain of another kind has the name of a built-in chain.
     ChainTaken,
@@ -123,8 +123,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns true if nothing was written of a text with this many tables. Other kinds may leave
-    /// some tables written.
+    /// Reports whether the program wrote no table of a text with this many tables. Other kinds may
+    /// leave some tables written.
     pub fn leaves_all(self, tables: usize) -> bool {
         match self {
             Self::NoProgram | Self::NotUsable | Self::NotPermitted => true,
@@ -149,8 +149,8 @@ impl Kind {
         )
     }
 
-    /// Reports whether this is how a program fails when the kernel lacks a part of iptables. Other
-    /// failures may pass.
+    /// Reports whether programs fail in this way when the kernel lacks a part of iptables. Failures
+    /// of other kinds may pass.
     pub fn is_absence(self) -> bool {
         matches!(
             self,
@@ -195,7 +195,8 @@ impl Kind {
     }
 }
 
-/// Phrases of the programs: all parts in one sentence; the first matching row counts.
+/// Phrases in the programs' messages. All parts of a row are in one sentence. The first matching
+/// row counts.
 ///
 /// Source: iptables 1.8.9, by file.
 const SIGNS: [(Kind, &[&str]); 16] = [
@@ -254,7 +255,7 @@ impl IptablesError {
     }
 
     /// Names the taken chains that explain the failure. If a built-in chain could not be created
-    /// and none is taken, a module is missing.
+    /// and no chain is taken, a module is missing.
     pub(crate) fn blame(&mut self, taken: &[TakenChain]) {
         let Self::Failed { kind, said, .. } = self else {
             return;
@@ -280,7 +281,7 @@ impl IptablesError {
         }
     }
 
-    /// Reports whether the kernel cannot hold rules of this backend, so that there are none.
+    /// Reports whether the kernel cannot hold rules of this backend. No rules exist then.
     pub fn is_unsupported(&self) -> bool {
         self.kind() == Kind::Unsupported
     }
@@ -316,9 +317,9 @@ pub(crate) fn failure(
     }
 }
 
-/// A sink that keeps one line, and refuses any bytes after it.
+/// A sink that keeps one line, and refuses all bytes after that line.
 pub(crate) struct LineFinder {
-    /// Number of lines before the wanted one; `None` once it is complete.
+    /// Number of lines before the wanted line, or `None` once it is complete.
     before: Option<usize>,
     line: Vec<u8>,
 }
@@ -359,9 +360,9 @@ impl Write for LineFinder {
 /// The explanation of a failure.
 struct Explanation {
     kind: Kind,
-    /// Line of the input that is at fault.
+    /// Number of the faulty line of the input.
     line: Option<usize>,
-    /// First lines of the message, the line at fault, and the next step.
+    /// First lines of the message, the faulty line, and the next step.
     said: String,
 }
 
@@ -382,14 +383,14 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explanat
                 .unwrap_or(rest.len());
             rest.get(..digits)?.parse::<usize>().ok()
         });
-    // Decided before the line is added: a Service's name is no sign of anything.
+    // Searches before the faulty line is added, since a Service's name proves nothing.
     let mut signs = SIGNS.iter();
     let sign = signs.find(|(_, parts)| parts.iter().all(|part| said.contains(part)));
     let blamed = number.and_then(|number| Some((number, line(number)?)));
     if let Some((number, line)) = &blamed {
         let _ = write!(said, "; line {number} is `{line}`");
     }
-    // For commands that are postponed to the end, the program blames the end.
+    // The program postpones some commands to the end of the table, and then blames `COMMIT`.
     let is_end = blamed.as_ref().is_some_and(|(_, line)| line == "COMMIT");
     let kind = match sign {
         Some((Kind::Unsupported, _)) | None if is_end => Kind::NoModule,
@@ -462,7 +463,7 @@ mod tests {
         assert!(said_of(lock, INPUT).contains("fuser"));
         let rights = "Fatal: can't open lock file /run/xtables.lock: Permission denied\n";
         assert!(said_of(rights, INPUT).contains("CAP_NET_RAW"));
-        // The match `set` asks ipset through a raw socket, in both backends.
+        // The match `set` queries ipset through a raw socket, in both backends.
         let raw = "iptables-nft-restore v1.8.9 (nf_tables): Can't open socket to ipset.\n";
         assert!(said_of(raw, INPUT).contains("CAP_NET_RAW"));
         assert_eq!(said_of("no reason\n", INPUT), "no reason");

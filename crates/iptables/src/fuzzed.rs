@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Nothing else
-//! may use them.
+//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Only the
+//! fuzzer may use them.
 
 use inet::IpFamily;
 
@@ -18,7 +18,7 @@ pub fn saved(bytes: &[u8]) {
     }
 }
 
-/// Entries of a table of legacy iptables.
+/// Parses entries of a table of legacy iptables.
 pub fn entries(bytes: &[u8]) {
     for family in IpFamily::ALL {
         legacy::look(bytes, family);

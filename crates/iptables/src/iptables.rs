@@ -19,18 +19,18 @@ use crate::saved::Line;
 use crate::table::Table;
 use crate::{legacy, modules, nft};
 
-/// Time for a save. It prints all programs' rules, of which there may be very many.
+/// Time limit of a save. It prints the rules of all programs, which may be very many.
 pub(crate) const SAVE_LIMIT: Duration = Duration::from_secs(30);
-/// Time for a save of all tables, whose lines are handled while the program prints them.
+/// Time limits of a save of all tables. The reader handles lines while the program prints them.
 const LONG_SAVE_LIMIT: Limit = Limit {
     whole: Duration::from_mins(5),
     silence: Duration::from_mins(1),
 };
-/// Name of the chain that probes write to.
+/// Name of the chain for probes.
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
 /// The iptables programs of one backend, for both families, in the network namespace of the calling
-/// threads. The rules last read are kept, with the number that tells whether they have changed.
+/// threads. Keeps the last read rules, and the kernel's number of that state to detect changes.
 #[derive(Debug, Clone)]
 pub struct Iptables {
     pub(crate) backend: Backend,
@@ -45,14 +45,14 @@ pub struct Iptables {
 /// A request to `iptables-save`.
 #[derive(Debug, Clone, Copy)]
 struct SaveRequest {
-    /// Table, or all.
+    /// The table, or all tables.
     table: Option<Table>,
-    /// True if each rule comes with its counters.
+    /// True if the program prints each rule with its counters.
     is_counted: bool,
     limit: Limit,
 }
 
-/// Returns the tables of iptables that the kernel has in nf_tables: all, or one of them.
+/// Returns the iptables tables that exist in nf_tables, or only the given one.
 fn nft_tables(family: IpFamily, only: Option<Table>) -> Result<Vec<&'static str>, IptablesError> {
     let mut tables = nft::kernel_rules::tables(family).map_err(|error| unlisted(&error))?;
     tables.retain(|table| only.is_none_or(|only| only.name() == *table));
@@ -66,8 +66,8 @@ pub(crate) fn unlisted(error: &netlink_batch::Error) -> IptablesError {
 }
 
 impl Backend {
-    /// Returns the chains in its tables other than built-in ones, in the caller's network
-    /// namespace. Starts no process; `None` if that is unknown.
+    /// Returns the chains in this backend's tables except built-in ones, in the caller's network
+    /// namespace. Starts no process. Returns `None` if the chains are unknown.
     pub fn chains(self, family: IpFamily) -> Option<Vec<(Table, String)>> {
         match self {
             Self::Nft => nft::chains(family),
@@ -75,8 +75,8 @@ impl Backend {
         }
     }
 
-    /// Returns its tables that nft has switched off, in the caller's network namespace. Starts no
-    /// process.
+    /// Returns this backend's tables that nft has switched off, in the caller's network namespace.
+    /// Starts no process.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl Backend {
 }
 
 impl Iptables {
-    /// Returns the reason for the choice.
+    /// Returns the reason for the choice of this backend.
     pub fn why(&self) -> Why {
         self.why
     }
@@ -102,8 +102,8 @@ impl Iptables {
         self.backend
     }
 
-    /// Returns the source port of masqueraded flows: a random one if the programs know `MASQUERADE
-    /// --random-fully` (1.6.2).
+    /// Returns the source port of masqueraded flows. It is random if the programs support
+    /// `MASQUERADE --random-fully` (1.6.2).
     pub fn source_port(&self) -> SourcePort {
         if self.is_modern {
             SourcePort::Random
@@ -112,7 +112,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that rules of a family can be written. Starts a process unless the kernel says yes.
+    /// Checks that rules of a family can be written. Starts a process unless the kernel confirms it
+    /// directly.
     ///
     /// # Errors
     ///
@@ -125,7 +126,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that rules of a family can be read. Starts a process unless the kernel says yes.
+    /// Checks that rules of a family can be read. Starts a process unless the kernel confirms it
+    /// directly.
     ///
     /// # Errors
     ///
@@ -138,8 +140,8 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the kernel lacks this revision of a match for rules of a family; false if it
-    /// cannot be asked. Starts no process. The kernel may load a module to answer.
+    /// Reports whether the kernel lacks this revision of a match for rules of a family. Returns
+    /// false if the query fails. Starts no process, but the kernel may load a module.
     pub fn lacks_match(&self, family: IpFamily, name: &str, revision: u8) -> bool {
         match self.backend {
             Backend::Legacy => LegacyTables::open(family)
@@ -151,8 +153,8 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the kernel has not loaded this backend, but has the files for it and for the
-    /// module `further`. Then a missing feature may still be loaded. Loads nothing.
+    /// Reports whether the kernel has not loaded this backend, but has module files for it and for
+    /// the module `further`. A missing feature may then still be loaded. Loads no module.
     pub fn may_load(&self, family: IpFamily, further: &str) -> bool {
         let tables = match (self.backend, family) {
             // The kernel loads modules on request.
@@ -163,7 +165,7 @@ impl Iptables {
         modules::is_loadable(tables) && modules::have_files(&[tables, further])
     }
 
-    /// Returns the chains that rules of this backend cannot use, because nft has created chains of
+    /// Returns the chains that this backend's rules cannot use, because nft has created chains of
     /// these names with another hook, type or priority. Starts no process.
     ///
     /// # Errors
@@ -176,7 +178,7 @@ impl Iptables {
         }
     }
 
-    /// Returns the tables of this backend that nft has switched off. Starts no process.
+    /// Returns this backend's tables that nft has switched off. Starts no process.
     ///
     /// # Errors
     ///
@@ -185,7 +187,7 @@ impl Iptables {
         self.backend.dormant_tables(family)
     }
 
-    /// Reports whether the kernel lacks every means to hold rules of this backend.
+    /// Reports whether the kernel cannot hold any rule of this backend.
     pub(crate) fn is_absent(&self) -> bool {
         IpFamily::ALL.into_iter().all(|family| match self.backend {
             Backend::Legacy => legacy::is_absent(family),
@@ -193,8 +195,8 @@ impl Iptables {
         })
     }
 
-    /// Writes a rule. Neither a save nor `--test` would tell: both succeed with the nft backend on
-    /// a kernel that lacks NAT with nftables.
+    /// Writes a rule as a test. A save or `--test` would prove nothing: with the nft backend, both
+    /// succeed even on a kernel without NAT in nftables.
     pub(crate) fn try_writing(&self, family: IpFamily) -> Result<(), IptablesError> {
         let (value, mask) = (0, 0);
         let rule = Rule::new([Match::DestinationLocal], Target::Mark { value, mask });
@@ -203,8 +205,8 @@ impl Iptables {
         Ok(())
     }
 
-    /// Checks that the kernel takes a rule. One transaction makes the kernel load the table, the
-    /// match and the target, and changes nothing.
+    /// Checks that the kernel accepts a rule. One transaction makes the kernel load the table, the
+    /// match and the target, and changes no rule.
     ///
     /// # Errors
     ///
@@ -226,9 +228,9 @@ impl Iptables {
         self.restore(family, &text)
     }
 
-    /// Checks that the kernel takes these rules, ordered by table. They are written into a chain
-    /// that nothing leads to, and removed again. Of some rules only a completed transaction tells,
-    /// in either backend.
+    /// Checks that the kernel accepts these rules, ordered by table. Writes them into an unused
+    /// chain, and removes them. In both backends, some rules are checked only in a completed
+    /// transaction.
     ///
     /// # Errors
     ///
@@ -266,7 +268,7 @@ impl Iptables {
             Ok(())
         });
         let written = self.restore(family, &write);
-        // Tables before a refused one are written.
+        // Tables before a refused table are written.
         let forgotten = self.restore(family, &forget);
         written.and(forgotten)
     }
@@ -308,8 +310,8 @@ impl Iptables {
         )
     }
 
-    /// Returns the rules of all tables in use; may be empty if there are none. Costs a process
-    /// unless there are none, or they are unchanged since the last read.
+    /// Returns the rules of all tables in use, possibly empty. Starts a process unless no rules
+    /// exist or they are unchanged since the last read.
     ///
     /// # Errors
     ///
@@ -326,8 +328,9 @@ impl Iptables {
         }
     }
 
-    /// Passes the lines of one table, or of all tables in use, to `line`. Costs a process on the
-    /// same terms. One table is a short read that does not wait for another thread's read of all.
+    /// Passes the lines of one table, or of all tables in use, to `line`. Starts a process under
+    /// the same conditions. A read of one table is short, and does not wait for another thread's
+    /// read of all.
     ///
     /// # Errors
     ///
@@ -364,9 +367,9 @@ impl Iptables {
         self.stream(family, request, line)
     }
 
-    /// Passes the lines of one table, or of all tables in use, to `line`, with counters before each
-    /// rule: `[PACKETS:BYTES] -A CHAIN ...` ([`CountedRule`](crate::CountedRule)). Costs a process
-    /// unless there are no rules; keeps nothing, and waits for no other read.
+    /// Passes the lines of one table, or of all tables in use, to `line`. Each rule has its
+    /// counters in front: `[PACKETS:BYTES] -A CHAIN ...` ([`CountedRule`](crate::CountedRule)).
+    /// Starts a process unless no rules exist. Keeps no text, and waits for no other read.
     ///
     /// # Errors
     ///
@@ -388,7 +391,7 @@ impl Iptables {
         self.stream(family, request, line)
     }
 
-    /// Passes the lines of all tables in use to `line`, and returns the text if it is kept.
+    /// Passes the lines of all tables in use to `line`. Returns the text if it is kept.
     fn read(
         &self,
         family: IpFamily,
@@ -396,7 +399,7 @@ impl Iptables {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<Option<Arc<str>>, IptablesError> {
         let mut last = self.readings.of(self.backend, family).lock();
-        // SaveRequest before the read, so that a later change has another number.
+        // Gets the number before the read, so that a later change has another number.
         let number = match self.state(family) {
             Some(TablesState::Empty) => return Ok(Some("".into())),
             Some(TablesState::Holds(number)) => number,
@@ -434,9 +437,9 @@ impl Iptables {
         Ok(text)
     }
 
-    /// Logs tables that are switched off, once for each time that they are.
+    /// Logs tables that are switched off. Logs a table again only if it was switched on in between.
     fn tell_dormant(&self, family: IpFamily) {
-        // If the kernel cannot be asked, the next read asks again.
+        // If the query fails, the next read tries again.
         let Ok(mut dormant) = self.dormant_tables(family) else {
             return;
         };
@@ -452,8 +455,8 @@ impl Iptables {
         }
     }
 
-    /// Returns the kept rules of all tables if they are current; `None` while another thread reads
-    /// them.
+    /// Returns the kept rules of all tables if they are current. Returns `None` while another
+    /// thread reads them.
     fn kept(&self, family: IpFamily) -> Option<Arc<str>> {
         let last = self.readings.of(self.backend, family).try_lock()?;
         let last = last.as_ref()?;
@@ -461,8 +464,8 @@ impl Iptables {
         is_there.then(|| Arc::clone(&last.text))
     }
 
-    /// Passes the requested lines: those that `iptables-save` prints, and those that it omits
-    /// although it succeeds.
+    /// Passes the requested lines: the lines that `iptables-save` prints, and those that it omits
+    /// without an error.
     fn stream(
         &self,
         family: IpFamily,
@@ -525,7 +528,7 @@ impl Iptables {
         let program = self.program(family, "save")?;
         let mut output = |source: &mut dyn BufRead| {
             let mut bytes = Vec::new();
-            // Lines before an error count; the program fails then.
+            // Lines before a read error count. The program then fails, too.
             while source
                 .read_until(b'\n', &mut bytes)
                 .is_ok_and(|read| read > 0)

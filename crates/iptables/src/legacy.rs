@@ -1,8 +1,8 @@
-//! Asks the kernel about legacy iptables without a program: the tables that exist, whether they
-//! have changed, and the tables, matches and targets that it supports.
+//! Queries the kernel about legacy iptables without a program: the existing tables, their changes,
+//! and the supported tables, matches and targets.
 //!
-//! The rules themselves are not parsed here. `iptables-save` prints them, and a digest tells when
-//! it has to do so again.
+//! This module does not parse the rules. `iptables-save` prints them, and a digest shows when a new
+//! save is necessary.
 //!
 //! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`,
 //! `linux/netfilter/x_tables.h`.
@@ -22,20 +22,21 @@ use crate::modules;
 use crate::reading::{Support, TablesState};
 use crate::table::Table;
 
-/// `IPT_SO_GET_INFO`, `IP6T_SO_GET_INFO`.
+/// Socket option that returns a table's size: `IPT_SO_GET_INFO`, `IP6T_SO_GET_INFO`.
 const GET_INFO: libc::c_int = 64;
-/// `IPT_SO_GET_ENTRIES`, `IP6T_SO_GET_ENTRIES`.
+/// Socket option that returns a table's entries: `IPT_SO_GET_ENTRIES`, `IP6T_SO_GET_ENTRIES`.
 const GET_ENTRIES: libc::c_int = 65;
-/// `XT_TABLE_MAXNAMELEN`.
+/// Bytes of a table's name (`XT_TABLE_MAXNAMELEN`).
 const NAME: usize = 32;
-/// `struct ipt_getinfo`: name, hooks, 5 entries, 5 underflows, number of entries, size.
+/// Bytes of `struct ipt_getinfo`: name, hooks, 5 entries, 5 underflows, number of entries, size.
 const INFO: usize = 84;
-/// `struct ipt_get_entries`: name, size, and from an address that 8 divides the entries.
+/// Bytes of `struct ipt_get_entries` before its entries: name, size, and padding to a multiple of
+/// 8.
 const ENTRIES: usize = 40;
-/// Largest tables, in bytes, that are compared. Larger ones take long, and their texts are not
+/// Limit of bytes of a table that is compared. Larger tables take long, and their texts are not
 /// kept.
 const MOST: usize = 1 << 20;
-/// Lock of all programs that write.
+/// The lock file that all writing programs share.
 const LOCK: &str = "/run/xtables.lock";
 /// Modules for rules of both families. Without the first two, the kernel does not know the others'
 /// tables.
@@ -48,7 +49,7 @@ const MODULES: [&str; 6] = [
     "ip6table_filter",
 ];
 
-/// Returns the state of a family's tables; `None` if that is unknown. Loads nothing.
+/// Returns the state of a family's tables, or `None` if it is unknown. Loads no module.
 pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     let names = names(family).ok()?;
     if names.is_empty() {
@@ -70,7 +71,7 @@ pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     Some(TablesState::Holds(Some(hasher.finish())))
 }
 
-/// Returns the chains of all existing tables; `None` if that is unknown. Loads nothing.
+/// Returns the chains of all existing tables, or `None` if they are unknown. Loads no module.
 pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     let names = names(family).ok()?;
     let known: Vec<Table> = names.iter().filter_map(|name| Table::find(name)).collect();
@@ -89,11 +90,11 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     Some(chains)
 }
 
-/// Returns the names of chains other than built-in ones. Each chain begins with an entry whose
-/// target is named `ERROR` and holds the chain's name (`struct xt_error_target`). Returns `None`
+/// Returns the names of all chains except built-in ones. Each chain begins with an entry whose
+/// target is named `ERROR` and contains the chain's name (`struct xt_error_target`). Returns `None`
 /// for malformed entries.
 fn made_chains(mut entries: &[u8], family: IpFamily) -> Option<Vec<String>> {
-    // `struct ipt_entry`, `struct ip6t_entry`: offset of the target, and least size.
+    // Offset of the target, and minimum size, in `struct ipt_entry` and `struct ip6t_entry`.
     let (target, least) = match family {
         IpFamily::V4 => (88, 112),
         IpFamily::V6 => (140, 168),
@@ -112,12 +113,12 @@ fn made_chains(mut entries: &[u8], family: IpFamily) -> Option<Vec<String>> {
         }
         entries = rest;
     }
-    // The last such entry ends the table.
+    // The last such entry marks the table's end.
     names.pop();
     Some(names)
 }
 
-/// Parses entries by each parser of this file.
+/// Passes entries to each parser of this file, for the fuzzer.
 pub(crate) fn look(entries: &[u8], family: IpFamily) {
     drop(made_chains(entries, family));
     let _ = digest(entries, family, &mut DefaultHasher::new());
@@ -134,7 +135,7 @@ pub(crate) fn is_absent(family: IpFamily) -> bool {
     ask_for_nat(family).is_err_and(|error| is_unknown(&error))
 }
 
-/// Asks for table nat, and for a match and a target that rules of every mode have.
+/// Queries the kernel for table nat, and for a match and a target that rules of every mode have.
 fn ask_for_nat(family: IpFamily) -> io::Result<()> {
     let tables = LegacyTables::open(family)?;
     tables.table("nat")?;
@@ -155,7 +156,7 @@ pub(crate) fn is_unknown(error: &io::Error) -> bool {
     )
 }
 
-/// Returns the existing tables, read as `iptables-legacy-save` does.
+/// Returns the existing tables, as `iptables-legacy-save` finds them.
 fn names(family: IpFamily) -> io::Result<Vec<String>> {
     match fs::read_to_string(names_file(family)) {
         Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
@@ -171,8 +172,8 @@ fn names_file(family: IpFamily) -> &'static str {
     }
 }
 
-/// Loads the modules that answer questions about tables, since the kernel does not load them by
-/// itself. Loads the tables and the `needed` modules with them.
+/// Loads the modules that make queries about tables possible, since the kernel does not load them
+/// itself. Also loads the tables and the `needed` modules.
 pub(crate) fn load_modules(needed: &[&str]) {
     let is_missing = |family| exists(family).is_ok() && !Path::new(names_file(family)).exists();
     if IpFamily::ALL.into_iter().any(is_missing) {
@@ -185,20 +186,20 @@ pub(crate) fn load_modules(needed: &[&str]) {
 pub(crate) fn probe(family: IpFamily) -> Support {
     match ask_for_nat(family).and_then(|()| lock()) {
         Ok(_) => Support::Works,
-        // Only iptables can explain it.
+        // Only the iptables program can explain the failure.
         Err(_) => Support::Unknown,
     }
 }
 
 /// Opens the lock without taking it.
 fn lock() -> io::Result<File> {
-    // Opened as iptables does it, and created if missing.
+    // Opens the file like iptables, and creates it if necessary.
     let mut options = OpenOptions::new();
     options.read(true).create(true).write(true).mode(0o600);
     options.open(LOCK)
 }
 
-/// A table.
+/// A table of legacy iptables.
 #[derive(Debug)]
 pub struct LegacyTable {
     name: String,
@@ -210,7 +211,8 @@ pub struct LegacyTable {
 }
 
 impl LegacyTable {
-    /// Reports whether the table has only the policies of its built-in chains and the final entry.
+    /// Reports whether the table contains only the policies of its built-in chains and the final
+    /// entry.
     pub fn is_untouched(&self) -> bool {
         self.entries == self.hooks.count_ones() + 1
     }
@@ -224,7 +226,7 @@ pub struct LegacyTables {
 }
 
 impl LegacyTables {
-    /// Opens a raw socket, which carries the questions.
+    /// Opens the raw socket for the queries.
     ///
     /// # Errors
     ///
@@ -238,7 +240,7 @@ impl LegacyTables {
         Ok(Self { socket, family })
     }
 
-    /// Returns the table, which the kernel creates if it can.
+    /// Returns the table. The kernel creates it if possible.
     ///
     /// # Errors
     ///
@@ -290,7 +292,7 @@ impl LegacyTables {
         self.ask_revision(0, name, revision)
     }
 
-    /// Asks for a revision of a match (`kind` 0) or a target (1): `IPT_SO_GET_REVISION_MATCH`,
+    /// Queries a revision of a match (`kind` 0) or a target (1): `IPT_SO_GET_REVISION_MATCH`,
     /// `IP6T_SO_GET_REVISION_MATCH` and the options behind them.
     fn ask_revision(&self, kind: libc::c_int, name: &str, revision: u8) -> io::Result<()> {
         let get_match = match self.family {
@@ -345,10 +347,10 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-/// Digests entries without their counters; `None` for malformed entries.
+/// Digests entries without their counters. Returns `None` for malformed entries.
 fn digest(mut entries: &[u8], family: IpFamily, hasher: &mut DefaultHasher) -> Option<()> {
-    // `struct ipt_entry`, `struct ip6t_entry`: offset of the entry's length, and range of the
-    // counters.
+    // Offset of the entry's length, and range of the counters, in `struct ipt_entry` and `struct
+    // ip6t_entry`.
     let (next, from, to) = match family {
         IpFamily::V4 => (90, 96, 112),
         IpFamily::V6 => (142, 152, 168),

@@ -1,8 +1,8 @@
-//! Loads kernel modules together. Otherwise the kernel starts a process for each when it is first
-//! needed.
+//! Loads kernel modules together. Otherwise, the kernel starts a process for each module at its
+//! first use.
 //!
-//! Nothing relies on it. If a module cannot be loaded here, the kernel still loads it by itself, or
-//! reports that it cannot.
+//! This is only an optimisation. If a module cannot be loaded here, the kernel still loads it
+//! itself, or reports that it cannot.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::program::Program;
 
-/// Modules that rules of all modes usually need, by the aliases that the kernel asks for.
+/// Modules that rules of all modes usually need, by the aliases that the kernel requests.
 pub const MODULES: [&str; 7] = [
     "ipt_addrtype",
     "ipt_comment",
@@ -26,7 +26,8 @@ pub const MODULES: [&str; 7] = [
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Loads modules of a backend by name or alias, with [`MODULES`] and the `needed` ones, in one
-/// process of the kernel's own loader. The kernel handles modules that cannot be loaded.
+/// process of the kernel's own loader. Ignores modules that cannot be loaded, since the kernel
+/// handles them.
 pub(crate) fn load(backend: &[&str], needed: &[&str]) {
     let Ok(loader) = fs::read_to_string("/proc/sys/kernel/modprobe") else {
         return;
@@ -35,7 +36,7 @@ pub(crate) fn load(backend: &[&str], needed: &[&str]) {
     drop(Program::at(loader.trim_end().into()).run(&arguments, "", LIMIT));
 }
 
-/// Reports whether the kernel has files of all of these modules (`modules.dep`).
+/// Reports whether the kernel has files of all these modules (`modules.dep`).
 pub(crate) fn have_files(names: &[&str]) -> bool {
     let kernel = rustix::system::uname();
     let list = |release: &str| {
@@ -50,7 +51,8 @@ pub(crate) fn have_files(names: &[&str]) -> bool {
     names.iter().all(|name| files.contains(name))
 }
 
-/// Reports whether a module may be loaded: it is not loaded, and this kernel has module files.
+/// Reports whether a module may still be loaded: it is not loaded, and this kernel has module
+/// files.
 pub(crate) fn is_loadable(name: &str) -> bool {
     let kernel = rustix::system::uname();
     let has_files = |release| Path::new("/lib/modules").join(release).exists();

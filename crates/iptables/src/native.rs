@@ -21,11 +21,11 @@ use crate::obstacles::{TakenChain, nft_name};
 use crate::program::{Limit, Program};
 use crate::saved::Line;
 
-/// Prefix of chains of kube-proxies and kubelets, which hold only rules of iptables.
+/// Prefix of chains of kube-proxies and kubelets, which contain only iptables rules.
 pub(crate) const PREFIX: &str = "KUBE-";
-/// Number of times that a table that changes meanwhile is read again.
+/// Number of attempts to read a table that changes during each read.
 const ATTEMPTS: usize = 5;
-/// Maximum number of processes for a table whose chains prove to hold rules of nft.
+/// Maximum number of processes for a table in which chains with nft rules are found one by one.
 const MAX_PROCESSES: usize = 8;
 
 /// The part of a table that `iptables-save` has not printed.
@@ -33,7 +33,7 @@ const MAX_PROCESSES: usize = 8;
 pub(crate) enum Gap {
     /// The whole table.
     Whole,
-    /// Base chains that are not built-in ones.
+    /// Base chains other than built-in ones.
     BaseChains,
     /// The rest of the table.
     Rest,
@@ -43,13 +43,13 @@ pub(crate) enum Gap {
 #[derive(Debug, Default)]
 pub(crate) struct PrintedTables {
     tables: BTreeSet<String>,
-    /// Table that has begun and not ended.
+    /// The table that has begun and not ended.
     open: Option<String>,
     /// Tables with base chains that were not printed.
     partial: BTreeSet<String>,
     /// Chains of the open table whose rules were passed on.
     told: BTreeSet<String>,
-    /// Chain whose rules are being printed, and those rules.
+    /// The chain that is being printed, and its rules until now.
     chain: String,
     held: Vec<String>,
 }
@@ -74,8 +74,8 @@ impl PrintedTables {
         }
     }
 
-    /// Reads a line, and passes it on once all rules of its chain are printed: the program may end
-    /// at the next line.
+    /// Reads a line. Passes lines on once all rules of their chain are printed, since the program
+    /// may end at the next line.
     pub(crate) fn pass(&mut self, line: &str, tell: &mut dyn FnMut(&str)) {
         let chain = Line::chain_of_rule(line);
         if chain != Some(&self.chain) && !self.chain.is_empty() {
@@ -95,7 +95,7 @@ impl PrintedTables {
         self.held.push(line.to_owned());
     }
 
-    /// Returns the table that was not printed to its end.
+    /// Returns the table whose end was not printed.
     pub(crate) fn cut_short(&self) -> Option<&str> {
         self.open.as_deref()
     }
@@ -227,8 +227,8 @@ impl Listing<'_> {
             if attempt + 1 < MAX_PROCESSES {
                 continue;
             }
-            // Too many chains for one process each. Only chains that iptables can surely express
-            // are left to it.
+            // One process for each chain would be too many. iptables lists only the chains that it
+            // can surely express.
             for name in std::mem::take(&mut listed) {
                 let rules = held(reader, name)?;
                 let is_sure = |rule: &ListedRule| {
@@ -269,7 +269,7 @@ impl Listing<'_> {
             writeln!(sink, "COMMIT")
         };
         let mut output = |source: &mut dyn BufRead| {
-            // A read error shows in the program's exit.
+            // A read error shows in the program's exit status.
             for line in source.split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 if line.starts_with("-A ") {
@@ -336,7 +336,7 @@ pub(crate) fn built_in(
             3 => "OUTPUT",
             _ => "POSTROUTING",
         };
-        // Sources are translated last.
+        // Source translation has a later priority.
         let priority = match hook {
             1 | 4 if is_nat => 100,
             _ => priority,
@@ -406,7 +406,7 @@ fn counted(line: &str) -> Option<String> {
 }
 
 /// Returns the chains of kube-proxies' tables that iptables cannot use. nft has created a built-in
-/// one with another hook, type or priority, or a kube-proxy's chain as a base chain.
+/// chain with another hook, type or priority, or a kube-proxy's chain as a base chain.
 pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Vec::new());
@@ -484,7 +484,7 @@ mod tests {
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
         let gaps = printed(text).gaps(&["filter", "nat"]);
         assert_eq!(gaps, [("nat", Gap::Whole)]);
-        // The test does not depend on the words.
+        // The result does not depend on the program's messages.
         assert_eq!(printed("").gaps(&["raw"]), [("raw", Gap::Whole)]);
         assert!(printed(text).gaps(&["filter"]).is_empty());
     }

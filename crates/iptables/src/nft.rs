@@ -1,8 +1,8 @@
-//! Asks nftables over netlink, without a program: the tables that exist, whether they have changed,
-//! and whether it would take rules of iptables.
+//! Queries nftables over netlink, without a program: the existing tables, their changes, and
+//! whether the kernel would accept iptables rules.
 //!
-//! Nothing is written. The kernel checks an unfinished transaction message by message, loads the
-//! modules that it needs, and then undoes it, as for `nft --check`.
+//! The queries write nothing. The kernel checks an unfinished transaction message by message, loads
+//! the modules that it needs, and then undoes it, as for `nft --check`.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nf_tables_compat.h`,
 //! `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).
@@ -32,8 +32,8 @@ const NFT_MSG_DELRULE: u16 = message(8);
 const NFT_MSG_GETGEN: u16 = message(16);
 /// `NFNL_SUBSYS_NFT_COMPAT`, `NFNL_MSG_COMPAT_GET`.
 const NFNL_MSG_COMPAT_GET: u16 = 11 << 8;
-/// `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`, `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and
-/// the name of an expression, a match or a target: each is the first of its kind.
+/// The first attribute of each kind: `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`,
+/// `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and the name of an expression, a match or a target.
 const FIRST: u16 = 1;
 const NFTA_TABLE_FLAGS: u16 = 2;
 const NFT_TABLE_F_DORMANT: u32 = 1;
@@ -46,9 +46,9 @@ const NFTA_RULE_CHAIN: u16 = 2;
 const NFTA_RULE_HANDLE: u16 = 3;
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
 const NFTA_EXPR_DATA: u16 = 2;
-/// `NFTA_MATCH_REV`, `NFTA_TARGET_REV`.
+/// Attribute of an extension's revision: `NFTA_MATCH_REV`, `NFTA_TARGET_REV`.
 const REVISION: u16 = 2;
-/// `NFTA_MATCH_INFO`, `NFTA_TARGET_INFO`.
+/// Attribute of an extension's data: `NFTA_MATCH_INFO`, `NFTA_TARGET_INFO`.
 const INFO: u16 = 3;
 
 /// The tables of iptables.
@@ -63,7 +63,7 @@ const fn message(command: u16) -> u16 {
     (NFNL_SUBSYS_NFTABLES as u16) << 8 | command
 }
 
-/// Returns the state of a family's iptables tables; `None` if that is unknown. The question loads
+/// Returns the state of a family's iptables tables, or `None` if it is unknown. The query loads
 /// `nf_tables`, as `iptables-nft-save` does.
 pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     let mut connection = match Connection::open(Protocol::Netfilter) {
@@ -81,7 +81,7 @@ pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     }
 }
 
-/// Returns the iptables tables that are dormant: their base chains get no packets.
+/// Returns the dormant iptables tables, whose base chains get no packets.
 pub(crate) fn dormant_tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
     let mut connection = match Connection::open(Protocol::Netfilter) {
         Ok(connection) => connection,
@@ -116,12 +116,12 @@ fn iptables_tables(dump: &Dump) -> Result<Vec<(&'static str, u32)>, Error> {
     Ok(tables)
 }
 
-/// Reads the iptables tables that exist, and the number of the last change of the ruleset.
+/// Reads the existing iptables tables, and the number of the ruleset's last change.
 fn read(
     connection: &mut Connection,
     family: IpFamily,
 ) -> Result<(Vec<&'static str>, Option<u32>), Error> {
-    // Asked before the tables, so that a later change has another generation.
+    // Queried before the tables, so that a later change has another generation.
     let answer = connection.request(NFT_MSG_GETGEN, 0, |w| w.bytes(&[0; 4]))?;
     let mut generation = None;
     for (_, payload) in answer.iter() {
@@ -137,7 +137,7 @@ fn read(
     Ok((tables.map(|(table, _)| table).collect(), generation))
 }
 
-/// Returns the chains of the iptables tables; `None` if that is unknown.
+/// Returns the chains of the iptables tables, or `None` if they are unknown.
 pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     let chains = Connection::open(Protocol::Netfilter).and_then(|mut connection| {
         let answer = connection.dump(NFT_MSG_GETCHAIN, 0, |w| header(w, family))?;
@@ -162,7 +162,7 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     }
 }
 
-/// Reports whether the kernel cannot hold iptables rules of a family: it lacks nf_tables, the
+/// Reports whether the kernel cannot hold iptables rules of a family. It lacks nf_tables, the
 /// family, or the matches that every mode has.
 pub(crate) fn is_absent(family: IpFamily) -> bool {
     let has_no_matches = || {
@@ -172,7 +172,7 @@ pub(crate) fn is_absent(family: IpFamily) -> bool {
     probe(family) == Support::Never || has_no_matches()
 }
 
-/// Reports whether the kernel lacks the match, or any means to ask for one.
+/// Reports whether the kernel lacks the match, or the means to query it.
 pub(crate) fn is_unknown(error: &Error) -> bool {
     let is_no = |errno| matches!(errno, libc::ENOENT | libc::EINVAL | libc::EPROTONOSUPPORT);
     match error {
@@ -182,8 +182,7 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
     }
 }
 
-/// Loads the modules that iptables rules need beside nf_tables, with the `needed` ones, if
-/// nf_tables is there.
+/// If nf_tables exists, loads the other modules that iptables rules need, and the `needed` modules.
 pub(crate) fn load_modules(needed: &[&str]) {
     let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == Support::Works;
     if modules::is_loadable(MODULES[0]) && Connection::open(Protocol::Netfilter).is_ok_and(works) {
@@ -191,7 +190,7 @@ pub(crate) fn load_modules(needed: &[&str]) {
     }
 }
 
-/// Checks that the kernel would take a NAT chain, and a match and target of iptables.
+/// Checks that the kernel would accept a NAT chain, and a match and target of iptables.
 pub(crate) fn probe(family: IpFamily) -> Support {
     match Connection::open(Protocol::Netfilter) {
         Ok(mut connection) => match probe_table(&mut connection, family) {
@@ -203,7 +202,7 @@ pub(crate) fn probe(family: IpFamily) -> Support {
     }
 }
 
-/// Checks that the kernel has a match of iptables of this revision, for rules in nftables.
+/// Checks that the kernel has this revision of an iptables match, for rules in nftables.
 pub(crate) fn has_match(family: IpFamily, name: &str, revision: u8) -> Result<(), Error> {
     let mut connection = Connection::open(Protocol::Netfilter)?;
     let answer = connection.request(NFNL_MSG_COMPAT_GET, 0, |w| {
@@ -260,8 +259,8 @@ fn extension(w: &mut Writer<'_>, kind: &str, name: &str, revision: u32, info: &[
     });
 }
 
-/// Returns the begin of a transaction, with a dormant table, which sets no hook even until it is
-/// undone.
+/// Returns the beginning of a transaction, with a dormant table. The table sets no hook, even
+/// before it is undone.
 fn begin(family: IpFamily) -> Batch {
     let mut batch = Batch::new();
     batch.push(NFNL_MSG_BATCH_BEGIN, 0, of_batch);
@@ -282,7 +281,7 @@ fn dry_run(connection: &mut Connection, batch: &Batch) -> Support {
     match connection.execute(batch) {
         Ok(replies) if replies.iter().all(|reply| matches!(reply, Reply::Done)) => Support::Works,
         Ok(replies) => {
-            // The begin fails without nf_tables, the table without the family.
+            // Without nf_tables, the first message fails. Without the family, the table fails.
             let mut first = replies.iter().take(2).filter_map(Reply::errno);
             if first.any(|errno| errno == libc::EOPNOTSUPP || errno == libc::EAFNOSUPPORT) {
                 Support::Never

@@ -1,5 +1,5 @@
-//! Obstacles that nft has left in iptables tables: chains with the name of an iptables chain, and
-//! tables that are switched off.
+//! Obstacles that nft has created in iptables tables: chains with the name of an iptables chain,
+//! and tables that are switched off.
 
 use std::fmt;
 
@@ -12,9 +12,10 @@ pub struct TakenChain {
     pub table: String,
     /// The name of the chain.
     pub chain: String,
-    /// Its hook and priority, in words.
+    /// The chain's hook and priority, in words.
     pub found: String,
-    /// True for a built-in chain. If not, it is one that rules lead to, and is a base chain.
+    /// True for a built-in chain. Otherwise, rules lead to chains of this name, but nft has created
+    /// a base chain.
     pub is_built_in: bool,
 }
 
@@ -46,17 +47,17 @@ impl fmt::Display for TakenChain {
     }
 }
 
-/// A table of iptables that is switched off: `flags dormant` of nft.
+/// An iptables table that is switched off (`flags dormant` in nft).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DormantTable {
-    /// Its family.
+    /// The table's family.
     pub family: IpFamily,
-    /// Its name.
+    /// The table's name.
     pub name: &'static str,
 }
 
 impl DormantTable {
-    /// True if kube-proxies write rules to it that serve.
+    /// Reports whether the table contains kube-proxies' rules that serve traffic.
     pub fn serves(self) -> bool {
         matches!(self.name, "filter" | "nat")
     }

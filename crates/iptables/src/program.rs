@@ -59,14 +59,15 @@ impl Program {
         &self.0
     }
 
-    /// Returns its name, without the folder.
+    /// Returns the program's name, without the folder.
     pub(crate) fn name(&self) -> String {
         let name = self.0.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
     /// Runs the program in the caller's network namespace, with `PATH` as its only variable, and
-    /// waits. After `limit` it is killed with its children, which is [`io::ErrorKind::TimedOut`].
+    /// waits. After `limit`, kills the program with its children, and returns
+    /// [`io::ErrorKind::TimedOut`].
     ///
     /// # Errors
     ///
@@ -77,7 +78,7 @@ impl Program {
         let mut finished = self.stream(
             arguments,
             (!input.is_empty()).then_some(&mut write),
-            // What could be read before an error still counts.
+            // Output before a read error still counts.
             &mut |source| drop(source.read_to_end(&mut stdout)),
             limit,
         )?;
@@ -85,8 +86,8 @@ impl Program {
         Ok(finished)
     }
 
-    /// Runs the program like [`run`](Self::run), and writes its input and reads its output piece by
-    /// piece. Only an input costs a thread.
+    /// Runs the program like [`run`](Self::run), but writes its input and reads its output piece by
+    /// piece. Only an input needs a thread.
     ///
     /// # Errors
     ///
@@ -100,7 +101,7 @@ impl Program {
     ) -> io::Result<ProgramExit> {
         let limit = limit.into();
         let deadline = Instant::now() + limit.whole;
-        // A file in memory takes all messages, no matter when they are read.
+        // A file in memory takes all messages, whenever they are read.
         let mut stderr = File::from(memfd_create("stderr", MemfdFlags::CLOEXEC)?);
         let stdin = match input {
             Some(_) => Stdio::piped(),
@@ -118,7 +119,7 @@ impl Program {
         let in_time = thread::scope(|scope| {
             let mut fed = Ok(());
             if let (Some(stdin), Some(input)) = (child.stdin.take(), input) {
-                // A program that does not read to the end explains that on stderr.
+                // A program that stops reading early explains this on stderr.
                 let feed = move || {
                     let mut sink = BufWriter::with_capacity(CHUNK, stdin);
                     input(&mut sink).and_then(|()| sink.flush())
@@ -136,7 +137,7 @@ impl Program {
                     };
                     let mut source = BufReader::with_capacity(CHUNK, until);
                     output(&mut source);
-                    // Its output ends once the program and its children have closed it. A read
+                    // The output ends once the program and its children have closed it. A read
                     // error shows in the exit status.
                     let _ = io::copy(&mut source, &mut io::sink());
                     !source.get_ref().is_late
@@ -162,12 +163,12 @@ impl Program {
     }
 }
 
-/// The time that a program may run.
+/// The time limits of a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
     /// Total time.
     pub whole: Duration,
-    /// Time without a word on standard output.
+    /// Limit of time without output.
     pub silence: Duration,
 }
 
@@ -179,7 +180,7 @@ impl From<Duration> for Limit {
     }
 }
 
-/// A program's output until its deadline.
+/// A program's output, readable until its deadline.
 struct Until {
     stdout: ChildStdout,
     deadline: Instant,
@@ -226,8 +227,8 @@ fn lossy(bytes: Vec<u8>) -> String {
 }
 
 fn kill(child: &mut Child) {
-    // The child leads a process group, so that its own children (modprobe) do not keep the pipes
-    // open.
+    // The child leads a process group. So its own children (modprobe) are killed, too, and do not
+    // keep the pipes open.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);
     }

@@ -1,4 +1,4 @@
-//! The rules last read, and the state that tells whether they are current.
+//! The rules of the last read, and the state that shows whether they are current.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -9,37 +9,37 @@ use inet::IpFamily;
 use crate::backend::Backend;
 use crate::obstacles::DormantTable;
 
-/// Longest text that is kept. Other programs' rules may be very many.
+/// Limit of bytes of a kept text. Other programs may have very many rules.
 pub(crate) const MOST: usize = 256 * 1024;
 
-/// Time that a writer waits for the other family's turn. After that both write, and the kernel or
-/// the programs' own lock orders them.
+/// Longest wait for the other family's writer. Both then write, and the kernel or the programs' own
+/// lock orders the writes.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
-/// The state of a family's tables in a backend, as the kernel tells without a program.
+/// The state of a family's tables in a backend, as the kernel reports it without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TablesState {
     /// The kernel cannot hold rules.
     Unsupported,
     /// Only built-in chains, without rules.
     Empty,
-    /// There may be rules; equal numbers mean equal rules.
+    /// Rules may exist. Equal numbers mean equal rules.
     Holds(Option<u64>),
 }
 
-/// The kernel's support for rules, as it tells without a program.
+/// The kernel's support for rules, as the kernel reports it without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Support {
     Works,
     Never,
     /// Tables can exist, but the kernel lacks a part that rules of every mode need. A program may
-    /// still load it.
+    /// still load the part.
     Lacks,
-    /// Only a program can tell.
+    /// Unknown without running a program.
     Unknown,
 }
 
-/// The rules last read of each backend and family, in one network namespace.
+/// The last read rules of each backend and family, in one network namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
     slots: [Slot; 4],
@@ -47,11 +47,11 @@ pub(crate) struct Readings {
     has_written: Condvar,
 }
 
-/// A turn to write. Only the holder writes.
+/// A turn to write. Only its holder writes.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,
-    /// True if the wait for the turn was given up.
+    /// True if the writer gave up waiting, and writes without the turn.
     is_jumped: bool,
 }
 
@@ -59,11 +59,11 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Slot {
     last: Mutex<Option<Reading>>,
     works: AtomicBool,
-    /// Tables that were logged as switched off.
+    /// Switched-off tables that were logged.
     dormant: Mutex<Vec<DormantTable>>,
 }
 
-/// All rules as of a number of the kernel's.
+/// All rules of one state, with the kernel's number of the state.
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) number: u64,
@@ -71,9 +71,9 @@ pub(crate) struct Reading {
 }
 
 impl Readings {
-    /// Waits for the turn to write, with a limit: a program that hangs in one family must not delay
-    /// the other. Legacy programs of both families share one lock, with a wait of their own, or
-    /// none before 1.6.2. nft programs start again if another has written meanwhile.
+    /// Waits for the turn to write, with a limit, so that a hanging program of one family does not
+    /// delay the other family. Legacy programs of both families share one lock, with a wait of its
+    /// own, or none before 1.6.2. nft programs restart if another program has written in between.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let is_writing = self.lock();
         let waited = self
@@ -105,7 +105,7 @@ impl Readings {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // A turn that was jumped stays with its holder.
+        // A writer without the turn does not release it.
         if !self.is_jumped {
             *self.of.lock() = false;
             self.of.has_written.notify_one();
@@ -114,12 +114,12 @@ impl Drop for Turn<'_> {
 }
 
 impl Slot {
-    /// Locks the rules last read. A second reader waits for the first.
+    /// Locks the last read rules. A second reader waits for the first.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Reading>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the rules last read without waiting; `None` while another thread reads.
+    /// Locks the last read rules without waiting. Returns `None` while another thread reads.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Reading>>> {
         match self.last.try_lock() {
             Ok(last) => Some(last),
@@ -128,13 +128,13 @@ impl Slot {
         }
     }
 
-    /// Replaces the tables that are switched off, and returns the previous ones.
+    /// Replaces the set of switched-off tables, and returns the previous set.
     pub(crate) fn replace_dormant(&self, now: &[DormantTable]) -> Vec<DormantTable> {
         let mut dormant = self.dormant.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut dormant, now.to_vec())
     }
 
-    /// Reports whether a write has succeeded before.
+    /// Reports whether an earlier write has succeeded.
     pub(crate) fn works(&self) -> bool {
         self.works.load(Ordering::Relaxed)
     }

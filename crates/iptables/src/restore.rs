@@ -1,13 +1,13 @@
-//! The input of `iptables-restore --noflush`: it changes only the chains that it names.
+//! The input of `iptables-restore --noflush`, which changes only the named chains.
 //!
-//! Rules are given as they are rendered and read: from `-A CHAIN` on.
+//! Rules are lines that begin with `-A CHAIN`, as rendered and read.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 
 use crate::table::Table;
 
-/// A writer of commands, table by table. Each table is applied whole or not at all.
+/// A writer of commands, table by table. iptables applies each table whole or not at all.
 pub struct Restore<'a> {
     sink: &'a mut dyn Write,
 }
@@ -27,7 +27,7 @@ impl<'a> Restore<'a> {
         writeln!(self.sink, "*{table}")
     }
 
-    /// Creates or empties a chain, in the transaction that may fill it again.
+    /// Creates or empties a chain. The same transaction may fill the chain again.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl<'a> Restore<'a> {
         writeln!(self.sink, "-D{}", behind_verb(rule))
     }
 
-    /// Empties a chain that this text has declared and filled before.
+    /// Empties a chain that this text has already declared and filled.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl<'a> Restore<'a> {
         writeln!(self.sink, "-F {chain}")
     }
 
-    /// Removes a chain that is empty and that no rule leads to.
+    /// Removes an empty chain to which no rule leads.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! A rule as data, and its one rendering: as `iptables-save` prints it, so that wanted rules can be
-//! compared with rules that were read.
+//! A rule as data, and its only rendering. The rendering equals the output of `iptables-save`, so
+//! that wanted rules can be compared with rules that were read.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -21,13 +21,13 @@ pub enum Match {
     Destination(IpNet),
     /// The destination address is outside this network.
     NotDestination(IpNet),
-    /// The incoming interface; a final `+` matches any suffix.
+    /// The incoming interface. A final `+` matches any suffix.
     InInterface(String),
-    /// Another incoming interface, or none.
+    /// The packet came in through another interface, or none.
     NotInInterface(String),
     /// The transport protocol.
     Protocol(Protocol),
-    /// Always true; carries a text for readers.
+    /// Always true. Carries a text for readers.
     Comment(Cow<'static, str>),
     /// The destination port of this protocol.
     Port(Protocol, u16),
@@ -55,13 +55,13 @@ pub enum Match {
     NotFromBridgePort,
     /// IPVS forwarded the packet for this virtual server.
     VirtualServer(Protocol, IpAddr, u16),
-    /// Always true; counts with the nfacct object of this name.
+    /// Always true. Counts with the nfacct object of this name.
     Counted(&'static str),
     /// One packet in this many, at random.
     OneIn(usize),
     /// The source was added to this list of `recent` within this many seconds.
     SeenWithin(ChainName, u32, IpFamily),
-    /// Always true; adds the source to this list of `recent`.
+    /// Always true. Adds the source to this list of `recent`.
     Remember(ChainName, IpFamily),
 }
 
@@ -72,7 +72,7 @@ pub enum FlowState {
     Invalid,
     /// The first packet of a flow.
     New,
-    /// A flow that belongs to another one.
+    /// A flow that belongs to another flow.
     Related,
     /// A flow seen in both directions.
     Established,
@@ -100,7 +100,7 @@ impl FlowState {
     }
 }
 
-/// The side of a packet that a dimension of a set takes.
+/// The side of a packet for one dimension of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// `src`
@@ -109,27 +109,27 @@ pub enum Field {
     Destination,
 }
 
-/// The action on a packet that all conditions match.
+/// The action on a packet that meets all conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// Passes the table.
+    /// Accepts the packet in this table.
     Accept,
     /// Drops the packet.
     Drop,
-    /// Returns behind the rule that led to this chain.
+    /// Returns to the rule after the jump to this chain.
     Return,
-    /// Answers with an ICMP error of this family: port unreachable.
+    /// Replies with an ICMP error of this family: port unreachable.
     Reject(IpFamily),
-    /// Clears the bits of the mask in the packet's mark, then flips those of the value.
+    /// Clears the bits of the mask in the packet's mark, then flips the bits of the value.
     Mark {
         /// Bits to flip.
         value: u32,
-        /// Bits to clear before.
+        /// Bits to clear before the flip.
         mask: u32,
     },
-    /// Replaces the source by this node's address.
+    /// Replaces the source with this node's address.
     Masquerade(SourcePort),
-    /// Replaces the destination.
+    /// Replaces the destination with this address and port.
     Dnat(SocketAddr),
     /// Continues in this chain.
     Chain(ChainName),
@@ -140,7 +140,7 @@ pub enum Target {
 pub enum SourcePort {
     /// The original port, if it is free.
     Kept,
-    /// A random one (`--random-fully`).
+    /// A random port (`--random-fully`).
     Random,
 }
 
@@ -169,13 +169,13 @@ impl<T: Into<ChainName>> From<T> for Target {
 }
 
 impl Match {
-    /// Returns a comment.
+    /// Returns a match that only carries a comment.
     pub fn comment(text: impl Into<Cow<'static, str>>) -> Self {
         Self::Comment(text.into())
     }
 
-    /// Returns the rank of a part: `iptables-save` prints these first, in this order, and the rest
-    /// as given.
+    /// Returns the rank of a match. `iptables-save` prints matches with a rank first, in this
+    /// order, and the rest as given.
     fn rank(&self) -> u8 {
         match self {
             Self::Source(_) | Self::NotSource(_) => 0,
@@ -191,12 +191,12 @@ impl Match {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     matches: Vec<Match>,
-    /// Action; without one, the rule only counts.
+    /// The action. A rule without an action only counts.
     target: Option<Target>,
 }
 
 impl Rule {
-    /// Creates a rule that applies `target` to packets that all `matches` fit.
+    /// Creates a rule that applies `target` to packets that meet all `matches`.
     pub fn new(matches: impl IntoIterator<Item = Match>, target: impl Into<Target>) -> Self {
         Self {
             target: Some(target.into()),
@@ -204,7 +204,7 @@ impl Rule {
         }
     }
 
-    /// Creates a rule without an action: it counts, or carries a comment.
+    /// Creates a rule without an action. It counts, or carries a comment.
     pub fn without_target(matches: impl IntoIterator<Item = Match>) -> Self {
         let mut matches: Vec<Match> = matches.into_iter().collect();
         matches.sort_by_key(Match::rank);
@@ -255,15 +255,15 @@ impl Rule {
 /// A rule of a built-in chain that leads to another chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Jump {
-    /// Table of both chains.
+    /// The table of both chains.
     pub table: Table,
-    /// Built-in chain.
+    /// The built-in chain.
     pub from: &'static str,
-    /// Target chain.
+    /// The target chain.
     pub to: &'static str,
-    /// Comment.
+    /// The jump's comment, if any.
     pub comment: Option<&'static str>,
-    /// Packets that follow the jump.
+    /// The packets that follow the jump.
     pub packets: Packets,
 }
 
@@ -406,7 +406,7 @@ fn names(fields: &[Field]) -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// Writes words with commas between them.
+/// Writes words separated by commas.
 fn joined(words: impl Iterator<Item = &'static str>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for (at, word) in words.enumerate() {
         if at > 0 {
@@ -436,10 +436,11 @@ fn probability(count: usize) -> f64 {
     (given.parse::<f64>().unwrap_or(1.0) * UNITS).round() / UNITS
 }
 
-/// Writes text for a place between quotation marks. No character of it can end them, or the line.
+/// Writes text inside quotation marks, and escapes all characters that would end the quotation or
+/// the line.
 fn escaped(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let is_special = |character: char| matches!(character, '"' | '\\' | '\'');
-    // The usual case, for very many rules.
+    // The usual case of most rules.
     if !text.contains(|character: char| is_special(character) || character.is_control()) {
         return f.write_str(text);
     }

@@ -1,5 +1,5 @@
-//! The one parser of `iptables-save`, line by line. It keeps nothing, and copies only words with an
-//! escaped character.
+//! The only parser of `iptables-save`, line by line. It stores no text, and copies only words with
+//! an escaped character.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ pub enum Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Parses a line without its line feed; `None` for comments and other lines.
+    /// Parses a line without its line feed. Returns `None` for comments and other lines.
     pub fn parse(line: &'a str) -> Option<Self> {
         if let Some(text) = line.strip_prefix("-A ") {
             let chain = first(text);
@@ -35,7 +35,7 @@ impl<'a> Line<'a> {
         (line == "COMMIT").then_some(Self::Commit)
     }
 
-    /// Returns the chain of a rule, with or without counters; `None` for other lines.
+    /// Returns the chain of a rule, with or without counters, or `None` for other lines.
     pub(crate) fn chain_of_rule(line: &'a str) -> Option<&'a str> {
         let rule = match line.strip_prefix('[') {
             Some(counted) => counted.split_once("] ")?.1,
@@ -48,15 +48,15 @@ impl<'a> Line<'a> {
 /// A rule with its counters, as `iptables-save -c` prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CountedRule<'a> {
-    /// Number of matched packets. In table nat these are connections, since only the first packet
-    /// of each passes there.
+    /// Number of matched packets. In table nat, this is the number of connections, since only the
+    /// first packet of each connection passes the table.
     pub packets: u64,
-    /// Rule.
+    /// The rule.
     pub rule: RuleLine<'a>,
 }
 
 impl<'a> CountedRule<'a> {
-    /// Parses a line without its line feed; `None` for other lines.
+    /// Parses a line without its line feed, or returns `None` for other lines.
     pub fn parse(line: &'a str) -> Option<Self> {
         let (counts, rule) = line.strip_prefix('[')?.split_once("] ")?;
         let (packets, _) = counts.split_once(':')?;
@@ -74,14 +74,14 @@ fn first(words: &str) -> &str {
 /// A printed rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleLine<'a> {
-    /// Whole line, from `-A` on.
+    /// The whole line, from `-A` on.
     pub text: &'a str,
-    /// Chain of the rule.
+    /// The rule's chain.
     pub chain: &'a str,
 }
 
 impl<'a> RuleLine<'a> {
-    /// Parses a line; `None` for other lines.
+    /// Parses a line, or returns `None` for other lines.
     pub fn parse(line: &'a str) -> Option<Self> {
         match Line::parse(line) {
             Some(Line::Rule(rule)) => Some(rule),
@@ -115,7 +115,7 @@ impl<'a> RuleLine<'a> {
         words.next()
     }
 
-    /// Reports whether the rule names this ipset.
+    /// Reports whether the rule refers to this ipset.
     pub fn asks_set(&self, name: &str) -> bool {
         let mut options = self.options();
         while options.any(|word| word == "--match-set") {
@@ -134,10 +134,10 @@ impl<'a> RuleLine<'a> {
 
 const COMMENT: &str = "--comment";
 
-/// The word in a rule that stands for a part that iptables cannot express.
+/// The word that stands for a part that iptables cannot express.
 pub(crate) const NATIVE: &str = "[nft]";
 
-/// The words of a line: `"` groups, `\` escapes the next character.
+/// The words of a line. `"` groups, and `\` escapes the next character.
 #[derive(Debug, Clone)]
 pub struct Words<'a> {
     rest: &'a str,
@@ -151,7 +151,7 @@ impl<'a> Iterator for Words<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        // Searched by bytes: none of these is a part of another character.
+        // Searches bytes, since none of these can be part of another character.
         let is_special = |byte: u8| matches!(byte, b' ' | b'"' | b'\\');
         let special = self.rest.bytes().position(is_special);
         let (word, after) = self.rest.split_at(special.unwrap_or(self.rest.len()));
@@ -187,7 +187,7 @@ impl<'a> Iterator for Words<'a> {
     }
 }
 
-/// A reader that adds the table to each line.
+/// A reader that adds the current table to each line.
 #[derive(Debug, Clone, Default)]
 pub struct Reader {
     table: Option<Table>,
@@ -203,7 +203,7 @@ pub enum Entry<'a> {
 }
 
 impl Reader {
-    /// Reads a line without its line feed. Tables that no kube-proxy writes to are ignored.
+    /// Reads a line without its line feed. Ignores tables that no kube-proxy writes to.
     pub fn read<'a>(&mut self, line: &'a str) -> Option<(Table, Entry<'a>)> {
         let entry = match Line::parse(line)? {
             Line::Table(name) => {
@@ -221,7 +221,7 @@ impl Reader {
     }
 }
 
-/// Returns the chains of a text that hold rules only nft can list, with their tables.
+/// Returns the chains of a text with rules that only nft can list, each with its table.
 pub fn native_chains(saved: &str) -> BTreeSet<(&str, &str)> {
     let (mut chains, mut table) = (BTreeSet::new(), "");
     for line in saved.lines() {

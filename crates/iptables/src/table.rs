@@ -5,17 +5,17 @@ use std::fmt;
 /// An iptables table that a kube-proxy writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
-    /// `mangle`
+    /// Table `mangle`.
     Mangle,
-    /// `filter`
+    /// Table `filter`.
     Filter,
-    /// `nat`
+    /// Table `nat`.
     Nat,
 }
 
 impl Table {
-    /// All tables, in the order of writing: clients are rejected (filter) before the Service stops
-    /// (nat).
+    /// All tables in writing order. Table filter rejects clients before table nat stops serving
+    /// them.
     pub const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
 
     /// Returns iptables' name of the table.
@@ -42,15 +42,15 @@ impl fmt::Display for Table {
 /// The kernel's built-in chains.
 pub const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
-/// Longest name of a chain, in bytes (`XT_EXTENSION_MAXNAMELEN`, less the byte that ends it).
+/// Longest name of a chain in bytes (`XT_EXTENSION_MAXNAMELEN`, without its final NUL byte).
 pub const MAX_CHAIN_NAME: usize = 28;
 
-/// The name of a chain that rules lead to. It needs no allocation, since there are very many.
+/// The name of a chain that rules lead to. It needs no allocation, since very many exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainName {
     /// A constant name.
     Fixed(&'static str),
-    /// A prefix, and ASCII characters that distinguish the chains with it.
+    /// A prefix, and ASCII characters that distinguish the chains with this prefix.
     Hashed(&'static str, [u8; 16]),
 }
 

@@ -9,14 +9,14 @@ use crate::error::{IptablesError, Kind, LineFinder, failure};
 use crate::iptables::Iptables;
 use crate::program::Input;
 
-/// Time limit of a restore; 5 s of it are its own wait for the lock of legacy iptables.
+/// Time limit of a restore. It includes the 5 s wait for the lock of legacy iptables.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
-/// Further time for each MiB of existing rules.
+/// Additional time for each MiB of existing rules.
 const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Iptables {
-    /// Applies `text`, each table whole or not at all. Chains that it does not name stay as they
-    /// are.
+    /// Applies `text`, each table whole or not at all. Chains that the text does not name stay
+    /// unchanged.
     ///
     /// # Errors
     ///
@@ -25,8 +25,8 @@ impl Iptables {
         self.restore_within(RESTORE_LIMIT, family, text)
     }
 
-    /// Applies `text` beside existing rules of `saved` characters: legacy iptables reads and writes
-    /// a table whole.
+    /// Applies `text` in addition to existing rules of `saved` characters. The limit grows with
+    /// `saved`, since legacy iptables reads and writes whole tables.
     ///
     /// # Errors
     ///
@@ -51,8 +51,8 @@ impl Iptables {
         self.restore_from(limit, family, &mut |sink| sink.write_all(text.as_bytes()))
     }
 
-    /// Applies a text that is written piece by piece. After a refusal it is written once more, to
-    /// find the line at fault.
+    /// Applies a text that is written piece by piece. After a refusal, writes the text again to
+    /// find the faulty line.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl Iptables {
             restored = run(&mut |sink| deletions::write_without(gone.clone(), text, sink));
         }
         restored.map_err(|mut error| {
-            // Without an answer of the kernel, the error stays as it is.
+            // If the query fails, the error stays unchanged.
             if let Ok(taken) = self.taken_chains(family) {
                 error.blame(&taken);
             }

@@ -1,4 +1,4 @@
-//! The nft backend of iptables beside rules that nft wrote into its tables.
+//! The nft backend of iptables, in tables that also contain rules of nft.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::process::Command;
@@ -18,7 +18,7 @@ fn iptables() -> Iptables {
     Iptables::choose(Some(Backend::Nft)).unwrap()
 }
 
-/// Rules of a kube-proxy: jumps from built-in chains, and chains of its own.
+/// Rules of a kube-proxy: jumps from built-in chains, and kube-proxy's chains.
 const RULES: &str = "*nat\n\
     :KUBE-SERVICES - [0:0]\n\
     :KUBE-POSTROUTING - [0:0]\n\
@@ -67,7 +67,7 @@ fn a_table_with_rules_of_nft_is_read() {
         ] {
             assert!(saved.lines().any(|each| each == line), "{line}: {saved}");
         }
-        // Everything else is as without the rule of nft.
+        // The remaining output equals the output without the rule of nft.
         let listed = nft("list chain ip nat POSTROUTING");
         let native = listed.lines().find(|line| line.contains("10.9.0.0"));
         let handle = native.unwrap().rsplit(' ').next().unwrap();
@@ -119,7 +119,7 @@ fn rules_that_only_look_like_those_of_iptables_hide_no_table() {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
         let before = rules(&iptables, None).len();
-        // iptables fails at these without naming the chain.
+        // iptables fails at these rules without naming the chain.
         let unknown = "meta priority set 1:2";
         nft("add table ip mangle");
         nft("add chain ip mangle OUTPUT { type route hook output priority mangle; }");
@@ -131,7 +131,7 @@ fn rules_that_only_look_like_those_of_iptables_hide_no_table() {
             let native = format!("-A {chain} [nft] -j [nft]");
             assert!(found.contains(&native), "{found:?}");
         }
-        // iptables cannot remove a rule behind it; the error tells the next step.
+        // iptables cannot remove a rule after this one. The error contains the next step.
         nft("add rule ip nat PREROUTING meta cpu 9 accept");
         let behind =
             "*nat\n-A PREROUTING -j KUBE-SERVICES\n-D PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
@@ -140,7 +140,7 @@ fn rules_that_only_look_like_those_of_iptables_hide_no_table() {
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
         nft("flush chain ip nat PREROUTING");
         let before = before - 1;
-        // More chains than processes are allowed.
+        // Creates more chains than the limit of processes.
         for number in 0..12 {
             nft(&format!("add chain ip nat own{number}"));
             nft(&format!("add rule ip nat own{number} {unknown}"));
@@ -194,8 +194,8 @@ fn a_chain_that_nft_made_with_another_priority_is_named() {
     });
 }
 
-/// Checks removal behind unreadable rules. One rule has a comment with quotes, and the first try
-/// writes a table before it fails.
+/// Checks removal of rules that come after unreadable rules. One rule has a comment with quotes,
+/// and the first try writes a table before it fails.
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
 fn rules_behind_one_that_iptables_cannot_read_are_removed() {
@@ -219,7 +219,7 @@ fn rules_behind_one_that_iptables_cannot_read_are_removed() {
             let lines = of_table.map(|rule| rule.replacen("-A", "-D", 1) + "\n");
             format!("*{table}\n{}COMMIT\n", lines.collect::<String>())
         };
-        // The first table is written before the second one is refused.
+        // The first table is written before the second table is refused.
         let text = delete("filter") + &delete("nat");
         iptables.restore(IpFamily::V4, &text).unwrap();
         let left = rules(&iptables, None);
@@ -272,7 +272,7 @@ fn a_table_that_nft_has_switched_off_is_named() {
         assert_eq!(told.len(), 1, "{told:?}");
         let command = told[0].split('`').find(|part| part.starts_with("nft "));
         assert!(told[0].starts_with("table ip nat is dormant"), "{told:?}");
-        // Rules are read and written as usual, and the error text helps.
+        // Rules are read and written as usual, and the error contains the remedy.
         assert_eq!(rules(&iptables, None).len(), 7);
         nft(command.unwrap().trim_start_matches("nft "));
         assert!(dormant().is_empty());
@@ -308,7 +308,7 @@ fn the_built_in_chains_of_iptables_are_not_taken() {
                 "add rule ip {table} OUTPUT ct state vmap {{ new : accept }}"
             ));
         }
-        // Each built-in chain is declared with its policy, and so recognized.
+        // Each built-in chain is declared with its policy, which identifies it.
         let saved = iptables.save(IpFamily::V4).unwrap();
         assert_eq!(saved.matches(" ACCEPT [0:0]").count(), declared, "{saved}");
     });

@@ -1,7 +1,7 @@
 //! Reads the chains of an iptables table and their rules from the kernel.
 //!
-//! A rule that has only what kube-proxies put into built-in chains is rendered as `iptables-save`
-//! would print it. Any other rule is rendered as [`NATIVE`] with the chain that it leads to.
+//! Rules that kube-proxies add to built-in chains are rendered as `iptables-save` would print them.
+//! Other rules are rendered as [`NATIVE`] with the chain that they lead to.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/xt_conntrack.h`,
 //! `linux/netfilter/xt_addrtype.h`, `linux/netfilter/xt_comment.h`.
@@ -25,7 +25,7 @@ const NFTA_IMMEDIATE_DATA: u16 = 2;
 const NFTA_DATA_VERDICT: u16 = 2;
 const NFTA_VERDICT_CODE: u16 = 1;
 const NFTA_VERDICT_CHAIN: u16 = 2;
-/// `NF_DROP`, `NF_ACCEPT`, `NFT_JUMP`, `NFT_GOTO`, `NFT_RETURN`.
+/// Verdicts: `NF_DROP`, `NF_ACCEPT`, `NFT_JUMP`, `NFT_GOTO`, `NFT_RETURN`.
 const DROP: u32 = 0;
 const ACCEPT: u32 = 1;
 const JUMP: u32 = (-3_i32).cast_unsigned();
@@ -46,12 +46,12 @@ pub(crate) struct KernelChain {
     pub(crate) hook: Option<Hook>,
 }
 
-/// The place where packets enter a base chain.
+/// The hook where packets enter a base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hook {
     pub(crate) number: u32,
     pub(crate) priority: i32,
-    /// `filter`, `nat` or `route`.
+    /// The chain's type: `filter`, `nat` or `route`.
     pub(crate) kind: String,
     pub(crate) drops: bool,
 }
@@ -59,25 +59,25 @@ pub(crate) struct Hook {
 /// A rule of a chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ListedRule {
-    /// Text, as `iptables-save` prints it, or with [`NATIVE`] in it.
+    /// The rule's text, as `iptables-save` prints it, or with [`NATIVE`] in it.
     pub(crate) text: String,
     /// Packets and bytes that the rule has counted.
     pub(crate) counted: (u64, u64),
-    /// Number of the rule in the kernel.
+    /// The kernel's number of the rule.
     pub(crate) handle: u64,
-    /// True if each expression is one that `iptables-nft` writes itself.
+    /// True if `iptables-nft` itself writes all these expressions.
     pub(crate) looks_compatible: bool,
 }
 
 impl ListedRule {
-    /// Returns true if the text omits a part of the rule.
+    /// Reports whether the text omits a part of the rule.
     pub(crate) fn is_native(&self) -> bool {
         self.text.contains(NATIVE)
     }
 }
 
 impl KernelReader {
-    /// Opens a connection; `None` if the kernel has no nf_tables.
+    /// Opens a connection, or returns `None` if the kernel has no nf_tables.
     pub(crate) fn open(family: IpFamily) -> Result<Option<Self>, Error> {
         match Connection::open(Protocol::Netfilter) {
             Ok(connection) => Ok(Some(Self { connection, family })),
@@ -86,7 +86,7 @@ impl KernelReader {
         }
     }
 
-    /// Returns the names of the iptables tables that exist, and the number of the last change.
+    /// Returns the names of the existing iptables tables, and the number of the last change.
     pub(crate) fn tables(&mut self) -> Result<(Vec<&'static str>, Option<u32>), Error> {
         match read(&mut self.connection, self.family) {
             Err(error) if is_missing(&error) => Ok((Vec::new(), None)),
@@ -109,7 +109,7 @@ impl KernelReader {
         Ok(chains)
     }
 
-    /// Deletes rules in one transaction, each given by its table, chain and handle.
+    /// Deletes rules in one transaction. Each rule is given by its table, chain and handle.
     pub(crate) fn delete_rules(&mut self, rules: &[(&str, String, u64)]) -> Result<(), Error> {
         let family = self.family;
         let mut batch = Batch::new();
@@ -131,7 +131,7 @@ impl KernelReader {
         }
     }
 
-    /// Reads the rules of a chain, in their order.
+    /// Reads the rules of a chain, in order.
     pub(crate) fn rules(&mut self, table: &str, chain: &str) -> Result<Vec<ListedRule>, Error> {
         let family = self.family;
         let answer = self.connection.dump(NFT_MSG_GETRULE, 0, |w| {
@@ -141,7 +141,7 @@ impl KernelReader {
         })?;
         let mut rules = Vec::new();
         for (_, payload) in answer.iter() {
-            // A kernel may ignore the filter.
+            // The kernel may ignore the filter.
             if let Some(rule) = rule(payload, table, chain)? {
                 rules.push(rule);
             }
@@ -205,11 +205,11 @@ fn rule(payload: &[u8], table: &str, chain: &str) -> Result<Option<ListedRule>, 
     Ok((is_of_table && is_of_chain).then(|| parts.into_rule(chain)))
 }
 
-/// The expressions of a rule, as far as iptables can express them.
+/// The expressions of a rule that iptables can express.
 #[derive(Debug, Default)]
 struct RuleParts {
     matches: Vec<Match>,
-    /// ` -j CHAIN`, with its blank.
+    /// The target ` -j CHAIN`, with its leading blank.
     target: String,
     counted: (u64, u64),
     handle: u64,
@@ -238,7 +238,7 @@ impl RuleParts {
                 }
                 Ok(())
             }
-            // iptables can express these as well, but no rule of a kube-proxy needs them.
+            // iptables can also express these, but no rule of a kube-proxy needs them.
             "target" | "payload" | "meta" | "cmp" | "bitwise" | "log" | "limit" => {
                 self.is_native = true;
                 Ok(())
@@ -306,7 +306,7 @@ impl RuleParts {
             Rule::without_target(self.matches).line(chain)
         };
         if self.is_native && self.target.is_empty() {
-            // iptables cannot express its target either.
+            // iptables cannot express the target either.
             text.push_str(" -j ");
             text.push_str(NATIVE);
         }
@@ -320,7 +320,7 @@ impl RuleParts {
     }
 }
 
-/// Returns a match that rules of kube-proxies in built-in chains have; `None` for any other.
+/// Returns a match that kube-proxies' rules in built-in chains have, or `None` for any other match.
 fn known_match(data: &[u8]) -> Result<Option<Match>, Malformed> {
     let (mut name, mut revision, mut info) = ("", 0, &[][..]);
     for attribute in Attributes::new(data) {
@@ -345,9 +345,9 @@ fn known_match(data: &[u8]) -> Result<Option<Match>, Malformed> {
     })
 }
 
-/// True if a `struct xt_conntrack_mtinfo3` asks for the state `NEW` and nothing else.
+/// Reports whether a `struct xt_conntrack_mtinfo3` matches exactly the state `NEW`.
 fn first_packets(info: &[u8]) -> bool {
-    /// `XT_CONNTRACK_STATE`, and the bit of `IP_CT_NEW`.
+    /// The flag `XT_CONNTRACK_STATE`, and the bit of `IP_CT_NEW`.
     const WANTED: [u16; 3] = [1, 0, 1 << 3];
     let field = |at: usize| {
         let bytes = info.get(at..at + 2)?.try_into().ok()?;
@@ -356,7 +356,7 @@ fn first_packets(info: &[u8]) -> bool {
     [146, 148, 150].map(field) == WANTED.map(Some)
 }
 
-/// True if a `struct xt_addrtype_info_v1` asks whether the destination is local, and nothing else.
+/// Reports whether a `struct xt_addrtype_info_v1` matches exactly local destinations.
 fn is_local_destination(info: &[u8]) -> bool {
     let local = (1_u16 << 2).to_ne_bytes();
     info.get(..8) == Some(&[0, 0, local[0], local[1], 0, 0, 0, 0])
@@ -367,7 +367,7 @@ fn be64(attribute: &Attribute<'_>) -> u64 {
     bytes.map_or(0, u64::from_be_bytes)
 }
 
-/// Returns the tables of iptables that exist.
+/// Returns the existing iptables tables.
 pub(crate) fn tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Vec::new());
