@@ -25,7 +25,8 @@ const FLOWS: [&str; 7] = [
     "-p icmp -s 10.244.1.99 -d 10.96.0.10 --icmp-type 8 --icmp-code 0 --icmp-id 77 -t 600",
 ];
 
-/// A number of `linux/netfilter/nfnetlink_conntrack.h`, with the subsystem's number.
+/// Message type of a dump: a number of `linux/netfilter/nfnetlink_conntrack.h`, with the
+/// subsystem's number.
 const GET: u16 = 1 << 8 | 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -81,8 +82,8 @@ fn conntrack(
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Returns the bytes of the last message in strace's dump, of lines such as ` | 00000  1c 00 00 00
-/// ...  text |`.
+/// Returns the bytes of the last message in strace's dump, with lines such as ` | 00000  1c 00 00
+/// 00 ...  text |`.
 fn last_message(text: &str) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let mut message = Vec::new();
     for line in text.lines().filter_map(|line| line.strip_prefix(" | ")) {

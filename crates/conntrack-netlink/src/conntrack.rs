@@ -1,4 +1,4 @@
-//! The calls: their messages, and the meaning of the answers.
+//! The calls: their messages, and the meaning of the replies.
 
 use std::net::SocketAddr;
 
@@ -10,9 +10,9 @@ use crate::flow::{Flow, header, write_reply};
 use crate::wire::{attr, command, errno, filter, message, proto, tuple};
 
 /// The kernel's table of tracked connections, in the network namespace of the thread that opened
-/// it.
+/// the connection.
 ///
-/// Calls block for as long as the kernel works.
+/// Calls block while the kernel works.
 #[derive(Debug)]
 pub struct Conntrack {
     connection: Connection,
@@ -21,7 +21,7 @@ pub struct Conntrack {
 /// The result of a search through the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundFlows {
-    /// Flows that were wanted, in no order.
+    /// The wanted flows, in no order.
     pub flows: Vec<Flow>,
     /// Number of flows examined.
     pub seen: usize,
@@ -32,17 +32,17 @@ pub struct FoundFlows {
 pub enum Outcome {
     /// The flow was deleted.
     Deleted,
-    /// The flow had ended already. If another flow has its tuples now, that one stays.
+    /// The flow had already ended. A newer flow with the same tuples stays.
     Absent,
-    /// The kernel refused. `EBUSY`: the flow's packets bypass the kernel's network stack (flow
-    /// offload).
+    /// The kernel refused the deletion. `EBUSY`: the flow's packets bypass the kernel's network
+    /// stack (flow offload).
     Refused(Refusal),
-    /// The kernel's answer was lost: dump to see.
+    /// The kernel's reply was lost. A dump shows whether the flow still exists.
     Unknown,
 }
 
 impl Conntrack {
-    /// Opens a connection. If the kernel lacks connection tracking, the first dump tells.
+    /// Opens a connection. If the kernel lacks connection tracking, the first dump fails.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl Conntrack {
     pub fn open() -> Result<Self, Error> {
         let connection = Connection::open(netlink_batch::Protocol::Netfilter);
         let connection = connection.map_err(|error| match error {
-            // Not even nfnetlink is there.
+            // Not even nfnetlink exists.
             netlink_batch::Error::Open { source, .. }
                 if source.raw_os_error() == Some(errno::EPROTONOSUPPORT) =>
             {
@@ -61,13 +61,13 @@ impl Conntrack {
         Ok(Self { connection })
     }
 
-    /// Examines all flows of one family, and of one protocol unless it is `None`, in every zone,
-    /// and keeps the wanted ones. The table is read piece by piece, and only wanted flows are kept,
-    /// since it may have millions. Kernels since 5.8 filter by family and protocol. Older ones send
-    /// all protocols, and the filter runs here.
+    /// Examines all flows of one family and protocol (`None`: any), in every zone, and returns the
+    /// wanted ones. The table may have millions of flows, so it is read piece by piece. Kernels
+    /// since 5.8 filter by family and protocol. Older kernels send all protocols, and this call
+    /// filters them.
     ///
-    /// Flows that begin or end meanwhile may be missing. If the kernel reports a change of the
-    /// table, the search starts again, so `is_wanted` may see a flow more than once.
+    /// Flows that begin or end during the search may be missing. If the kernel reports a change of
+    /// the table, the search restarts, so `is_wanted` may see a flow more than once.
     ///
     /// # Errors
     ///
@@ -101,8 +101,8 @@ impl Conntrack {
         found.map_err(refused)
     }
 
-    /// Returns the flow whose answers go from `source` to `destination`, in the default zone. The
-    /// kernel looks it up directly. `None` if there is none.
+    /// Returns the flow whose replies go from `source` to `destination`, in the default zone.
+    /// Returns `None` if no such flow exists. The kernel looks the flow up directly.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ impl Conntrack {
     }
 
     /// Deletes these flows in as few sends as possible, and returns one [`Outcome`] for each, in
-    /// order. Other flows that have one of their tuples now stay.
+    /// order. Newer flows with one of their tuples stay.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ fn write_filter(w: &mut Writer<'_>, family: IpFamily, protocol: Option<Protocol>
 
 fn refused(error: netlink_batch::Error) -> Error {
     match error {
-        // nfnetlink answers so for a subsystem that it cannot load.
+        // nfnetlink replies so for a subsystem that it cannot load.
         netlink_batch::Error::Refused(Refusal {
             errno: errno::EINVAL,
             ..

@@ -1,4 +1,4 @@
-//! Errors of whole calls. The failure to delete one flow is an [`Outcome`](crate::Outcome).
+//! Errors of whole calls. A failure to delete one flow is an [`Outcome`](crate::Outcome).
 
 use netlink_batch::Malformed;
 
@@ -11,8 +11,7 @@ pub enum Error {
         "the kernel offers no connection tracking over netlink: run `modprobe nf_conntrack_netlink` (in a container: on the host)"
     )]
     NoConntrack,
-    /// The socket failed, the kernel refused, `CAP_NET_ADMIN` is missing, or an answer is
-    /// malformed.
+    /// The socket failed, the kernel refused, `CAP_NET_ADMIN` is missing, or a reply is malformed.
     #[error(transparent)]
     Netlink(#[from] netlink_batch::Error),
 }

@@ -7,44 +7,44 @@ use netlink_batch::{Attributes, Malformed, Writer};
 
 use crate::wire::{HEADER, attr, ip, proto, tuple};
 
-/// The addresses of packets in one direction, as they arrive.
+/// The addresses of packets in one direction, as the packets arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// Source address and port.
     pub source: SocketAddr,
     /// Destination address and port.
     pub destination: SocketAddr,
-    /// `CTA_TUPLE_ZONE`: zone of this direction only (iptables' `CT --zone-orig`, `--zone-reply`),
-    /// or 0.
+    /// Zone of this direction only, or 0 (`CTA_TUPLE_ZONE`; iptables' `CT --zone-orig`,
+    /// `--zone-reply`).
     pub zone: u16,
 }
 
 /// One tracked flow.
 ///
-/// Without NAT, the reply tuple is the original one reversed. With NAT, the reply's source is the
-/// endpoint that answers, and its destination is the address that the endpoint sees.
+/// Without NAT, the reply tuple is the reversed original tuple. With NAT, the reply's source is the
+/// endpoint that replies, and its destination is the address that the endpoint sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Protocol of both tuples.
     pub protocol: Protocol,
     /// Packets of the client that opened the flow.
     pub original: Tuple,
-    /// Packets of the answer.
+    /// Packets of the reply.
     pub reply: Tuple,
-    /// `CTA_ZONE`: zone of both directions, 0 by default.
+    /// Zone of both directions, 0 by default (`CTA_ZONE`).
     pub zone: u16,
-    /// `CTA_ID`: a hash of the flow's tuples and its place in memory. It distinguishes the flow
-    /// from an earlier one with the same tuples, unless the kernel put both at one place.
+    /// Hash of the flow's tuples and its place in memory (`CTA_ID`). It distinguishes the flow from
+    /// an earlier flow with the same tuples, unless the kernel reused the place.
     pub id: u32,
-    /// `CTA_STATUS`: the `IPS_*` bits of `linux/netfilter/nf_conntrack_common.h`.
+    /// Status bits (`CTA_STATUS`): `IPS_*` of `linux/netfilter/nf_conntrack_common.h`.
     pub status: u32,
-    /// `CTA_MARK`; also 0 in kernels without marks.
+    /// Mark (`CTA_MARK`). 0 in kernels without marks.
     pub mark: u32,
 }
 
 impl Flow {
     /// Parses the payload of a flow's message: `nfgenmsg` and attributes. Returns `None` for a
-    /// protocol that is not a [`Protocol`]. Ignores attributes not named in [`Flow`].
+    /// protocol that [`Protocol`] lacks. Ignores attributes without a field in [`Flow`].
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Flow {
         IpFamily::of(self.original.destination.ip())
     }
 
-    /// Writes the attributes by which a delete means this flow and no other.
+    /// Writes the attributes that identify exactly this flow in a delete.
     pub(crate) fn write_key(&self, w: &mut Writer<'_>) {
         w.bytes(&header(self.family()));
         w.nest(attr::TUPLE_ORIG, |w| {
@@ -100,7 +100,7 @@ impl Flow {
                 w.attr_be16(tuple::ZONE, self.original.zone);
             }
         });
-        // The kernel takes one zone, of both directions or of the original one.
+        // The kernel accepts one zone, of both directions or of the original direction.
         if self.zone != 0 {
             w.attr_be16(attr::ZONE, self.zone);
         }
@@ -108,7 +108,7 @@ impl Flow {
     }
 }
 
-/// Writes the attributes that ask for the flow whose answers go from `source` to `destination`.
+/// Writes the attributes of a query for the flow whose replies go from `source` to `destination`.
 pub(crate) fn write_reply(
     w: &mut Writer<'_>,
     protocol: Protocol,
@@ -133,7 +133,7 @@ fn write_ends(w: &mut Writer<'_>, protocol: Protocol, source: SocketAddr, destin
     });
 }
 
-/// `struct nfgenmsg`, version 0.
+/// Returns a `struct nfgenmsg` of version 0.
 pub(crate) fn header(family: IpFamily) -> [u8; HEADER] {
     const AF_INET: u8 = 2;
     const AF_INET6: u8 = 10;
@@ -151,7 +151,7 @@ fn write_ip(w: &mut Writer<'_>, ip: IpAddr, v4: u16, v6: u16) {
     }
 }
 
-/// Returns `None` for a protocol without ports.
+/// Reads a tuple. Returns `None` for a protocol without ports.
 fn read_tuple(attributes: Attributes<'_>) -> Result<Option<(Protocol, Tuple)>, Malformed> {
     let (mut source, mut destination) = (None::<IpAddr>, None::<IpAddr>);
     let (mut number, mut from, mut to, mut zone) = (None, None, None, 0);

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Nothing else
-//! may use them.
+//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Only the
+//! fuzzer may use them.
 
 /// Parses a flow.
 pub fn flow(bytes: &[u8]) {

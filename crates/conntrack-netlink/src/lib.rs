@@ -1,5 +1,5 @@
-//! The kernel's table of tracked connections over ctnetlink: list flows, and delete exactly the
-//! ones seen.
+//! Access to the kernel's table of tracked connections over ctnetlink. Lists flows, and deletes
+//! exactly the listed flows.
 //!
 //! ```no_run
 //! use conntrack_netlink::{Conntrack, IpFamily, Protocol};

@@ -3,7 +3,7 @@
 const REPLIES: &str = include_str!("../tests/data/replies.hex");
 const REQUESTS: &str = include_str!("../tests/data/requests.hex");
 
-/// Returns the payloads of the kernel's flow messages, behind their `nlmsghdr`.
+/// Returns the payloads of the kernel's flow messages, without their `nlmsghdr`.
 pub(crate) fn replies() -> Vec<Vec<u8>> {
     messages(REPLIES)
 }

@@ -1,7 +1,7 @@
-//! Numbers of the protocol, from `linux/netfilter/nfnetlink_conntrack.h`. The filter's bits are
-//! from the kernel's `net/netfilter/nf_internals.h`.
+//! Numbers of the ctnetlink protocol, from `linux/netfilter/nfnetlink_conntrack.h`. The filter's
+//! bits come from the kernel's `net/netfilter/nf_internals.h`.
 
-/// Returns a command's netlink message type: nfnetlink's subsystem number, then ctnetlink's
+/// Returns the netlink message type of a command: nfnetlink's subsystem number, then ctnetlink's
 /// command.
 pub(crate) const fn message(command: u16) -> u16 {
     const NFNL_SUBSYS_CTNETLINK: u16 = 1;
@@ -50,10 +50,10 @@ pub(crate) mod proto {
     pub(crate) const DST_PORT: u16 = 3;
 }
 
-/// Attributes inside `attr::FILTER`: the parts of the given tuple that have to be equal.
+/// Attributes inside `attr::FILTER`: the parts of a tuple that have to be equal.
 pub(crate) mod filter {
     pub(crate) const ORIG_FLAGS: u16 = 1;
-    /// `CTA_FILTER_F_CTA_PROTO_NUM`.
+    /// Filter bit of the protocol number (`CTA_FILTER_F_CTA_PROTO_NUM`).
     pub(crate) const PROTO_NUM: u32 = 1 << 3;
 }
 

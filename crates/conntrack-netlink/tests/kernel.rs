@@ -1,5 +1,5 @@
-//! Tests against the running kernel, each in a network namespace of its own. `conntrack` creates
-//! the flows and lists what is left.
+//! Tests against the running kernel, each in a separate network namespace. `conntrack` creates the
+//! flows and lists the remaining ones.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use conntrack_netlink::{Conntrack, Flow, IpFamily, Outcome, Protocol};
 
-/// Opens a connection in a new network namespace, in which the calling thread stays.
+/// Opens a connection in a new network namespace. The calling thread stays in the namespace.
 fn new_namespace() -> Conntrack {
     namespace::enter().unwrap();
     Conntrack::open().unwrap()
@@ -26,14 +26,14 @@ fn tool(arguments: &str) -> Vec<String> {
         String::from_utf8_lossy(&output.stderr)
     );
     let text = String::from_utf8(output.stdout).unwrap();
-    // udp      17 599 src=10.0.0.1 ...
+    // Example of a line: udp      17 599 src=10.0.0.1 ...
     let line = |line: &str| line.split_once(" src=").unwrap().1.to_owned();
     let mut lines: Vec<_> = text.lines().map(line).collect();
     lines.sort();
     lines
 }
 
-/// Creates a UDP flow to 10.96.0.10:53 that 10.244.2.10:5353 answers.
+/// Creates a UDP flow to 10.96.0.10:53, with replies from 10.244.2.10:5353.
 fn udp(source_port: u16) {
     tool(&format!(
         "-I -p udp -s 10.244.1.99 --sport {source_port} -d 10.96.0.10 --dport 53 -r 10.244.2.10 --reply-port-src 5353 \

@@ -1,4 +1,4 @@
-//! Measures the memory of a search through a large table of the running kernel, alone in its
+//! Measures the memory of a search through a large table of the running kernel, in a separate
 //! process.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
@@ -12,7 +12,7 @@ use conntrack_netlink::{Conntrack, IpFamily, Protocol};
 use namespace::in_namespace;
 
 const FLOWS: usize = 100_000;
-/// Growth of the process's peak memory that is allowed. The flows are 25 MB of messages.
+/// Allowed growth of the process's peak memory. The flows are 25 MB of messages.
 const ROOM_KIB: u64 = 4_096;
 
 /// Returns the peak memory of this process, in KiB.
@@ -23,8 +23,8 @@ fn peak() -> u64 {
     number.parse().unwrap()
 }
 
-/// A limit of the kernel's table that fits the flows: one for all network namespaces, set in the
-/// first one. The old limit returns when this is dropped.
+/// A limit of the kernel's table that fits the flows. The first network namespace sets it for all
+/// namespaces. Drop restores the old limit.
 struct Room(u64);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";

@@ -1,5 +1,5 @@
-//! IP families and transport protocols, for all crates: for the model of Services as well as for
-//! rules of iptables.
+//! IP families and transport protocols for all crates, from the model of Services to iptables
+//! rules.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,7 +14,7 @@ pub enum IpFamily {
 }
 
 impl IpFamily {
-    /// Both families, IPv4 first, as upstream syncs them.
+    /// Both families. IPv4 comes first, in upstream's order of syncs.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// Returns the family of an address.
@@ -43,7 +43,7 @@ impl fmt::Display for IpFamily {
     }
 }
 
-/// A transport protocol of a Service port. The numbers are IANA's.
+/// A transport protocol of a Service port. Its value is the IANA number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Protocol {
@@ -56,7 +56,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// All protocols.
+    /// All protocols, in the order of their numbers.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
     /// Returns the IANA protocol number.
@@ -69,12 +69,12 @@ impl Protocol {
         Self::ALL.into_iter().find(|p| p.number() == number)
     }
 
-    /// Returns the protocol with this name in lower case, as in rules of iptables.
+    /// Returns the protocol with this lower-case name, as in iptables rules.
     pub fn from_lower(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.lower() == name)
     }
 
-    /// Returns the name in lower case, as in rules of iptables and entries of ipset.
+    /// Returns the lower-case name, as in iptables rules and ipset entries.
     pub const fn lower(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",

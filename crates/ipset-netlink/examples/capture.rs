@@ -46,7 +46,7 @@ create nets hash:net family inet hashsize 1024 maxelem 65536
 add nets 10.0.0.0/8
 ";
 
-/// Commands, and `LIST_HEADER` of `linux/netfilter/ipset/ip_set.h`.
+/// Commands of `linux/netfilter/ipset/ip_set.h`, and its `LIST_HEADER`.
 const PROTOCOL: u16 = 1;
 const LIST: u16 = 7;
 const HEADER: u16 = 12;
@@ -91,7 +91,8 @@ fn requests() -> Result<String, Box<dyn std::error::Error>> {
         .lines()
         .try_for_each(|line| writeln!(text, "# {line}"))?;
     let mut message: Vec<u8> = Vec::new();
-    // A dump line: ` | 00000  1c 00 00 00 ...  text |`. Any other line begins the next call.
+    // A dump line has the form ` | 00000  1c 00 00 00 ...  text |`. Any other line begins the next
+    // call.
     for line in String::from_utf8(output.stdout)?.lines().chain([""]) {
         if let Some(dump) = line.strip_prefix(" | ") {
             let bytes = dump.get(7..7 + 49).ok_or("a short line of strace")?;

@@ -1,7 +1,7 @@
 //! One entry of a set: its notation, and its bytes.
 //!
-//! All entries consist of the same few parts, of which each set type takes some. So encoding and
-//! decoding go through [`EntryParts`] and do not name each type.
+//! All entries consist of the same few parts, and each set type uses some of them. So encoding and
+//! decoding use [`EntryParts`] for all types.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,21 +13,21 @@ use netlink_batch::{Attribute, Attributes, Malformed, Writer};
 use crate::wire::{NET_BYTEORDER, NOMATCH, address, attr, data};
 use crate::{Family, SetType};
 
-/// An entry of a set; each variant belongs to one [`SetType`].
+/// An entry of a set. Each variant belongs to one [`SetType`].
 ///
-/// Displayed as `ipset` writes it, `10.0.0.1,tcp:80,10.0.0.1`, except that ICMP types and protocols
-/// other than TCP, UDP, SCTP, UDP-Lite and ICMP stay numbers.
+/// Displayed in `ipset`'s notation, `10.0.0.1,tcp:80,10.0.0.1`. ICMP types, and protocols other
+/// than TCP, UDP, SCTP, UDP-Lite and ICMP, stay numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
     /// An entry of `hash:ip`.
     Ip(IpAddr),
     /// An entry of `hash:ip,port`.
     IpPort {
-        /// Address.
+        /// Address of the entry.
         ip: IpAddr,
         /// Protocol of the port.
         protocol: IpProtocol,
-        /// Port; for ICMP, type × 256 + code.
+        /// Port. For ICMP, type × 256 + code.
         port: u16,
     },
     /// An entry of `hash:ip,port,ip`.
@@ -50,7 +50,7 @@ pub enum Entry {
         /// Port.
         port: u16,
         /// Network of the same family, with a prefix length of 1 or more. The kernel clears its
-        /// host bits, so only a network without any ([`IpNet::trunc`]) reads back unchanged.
+        /// host bits, so only a network without host bits ([`IpNet::trunc`]) reads back unchanged.
         net: IpNet,
     },
     /// An entry of `bitmap:port`.
@@ -124,7 +124,7 @@ impl ParseError {
 
 impl Entry {
     /// Parses an entry in `ipset`'s notation, as [`Entry`] displays it. `ipset save` mostly writes
-    /// the same: it has protocol and port, and ICMP type and code as numbers.
+    /// the same notation, with protocol and port, and ICMP type and code as numbers.
     ///
     /// The type is needed, because `10.0.0.1,tcp:80,10.0.0.2` is an entry of both `hash:ip,port,ip`
     /// and `hash:ip,port,net`.
@@ -174,7 +174,7 @@ impl Entry {
         Ok(entry)
     }
 
-    /// Returns the type of the sets that can hold this entry.
+    /// Returns the type of sets for this entry.
     pub const fn set_type(&self) -> SetType {
         match self {
             Entry::Ip(_) => SetType::HashIp,
@@ -227,7 +227,7 @@ impl Entry {
                 protocol: Some(protocol.0),
                 port: Some(port),
                 ip2: Some(net.addr()),
-                // The `ipset` tool also writes a host as an address without a prefix length.
+                // Like `ipset`, writes a host as an address without a prefix length.
                 prefix2: (net.prefix_len() < net.max_prefix_len()).then(|| net.prefix_len()),
             },
             Entry::Port(port) => EntryParts {
@@ -237,7 +237,7 @@ impl Entry {
         }
     }
 
-    /// Writes the entry as one `DATA` attribute with the number `line`, which a refusal names.
+    /// Writes the entry as one `DATA` attribute. A refusal names its number `line`.
     pub(crate) fn encode(&self, w: &mut Writer<'_>, line: u32) {
         let parts = self.parts();
         w.nest(attr::DATA, |w| {
@@ -298,11 +298,11 @@ impl fmt::Display for Entry {
     }
 }
 
-/// A key to look up in a set of any type: exactly the parts of a packet that the set's type takes
-/// (`hash:ip,port`). Kernels since 5.2 reject other parts as malformed.
+/// A key for a lookup in a set of any type. It has exactly the parts of a packet that the set's
+/// type uses (`hash:ip,port`). Kernels since 5.2 reject other parts as malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// First address; in a set of networks, an address that a network contains.
+    /// First address. In a set of networks, an address that a network contains.
     pub ip: Option<IpAddr>,
     /// Protocol of the port.
     pub protocol: Option<IpProtocol>,
@@ -313,8 +313,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Writes the key as one `DATA` attribute, without a line: old kernels write back to the line's
-    /// place, and have none here.
+    /// Writes the key as one `DATA` attribute, without a line. Old kernels write to the line's
+    /// place in the message, and find none here.
     pub(crate) fn encode(&self, w: &mut Writer<'_>) {
         let parts = EntryParts {
             ip: self.ip,
@@ -356,7 +356,7 @@ impl EntryParts {
         }
     }
 
-    /// Returns the entry of that type, unless a part is missing.
+    /// Returns the entry of this type, or `None` if a part is missing.
     fn entry(&self, set_type: SetType) -> Option<Entry> {
         if set_type == SetType::BitmapPort {
             return self.port.map(Entry::Port);
@@ -391,7 +391,7 @@ impl EntryParts {
     }
 }
 
-/// `tcp:80`, `icmp:3/1`.
+/// A protocol and port, displayed as `tcp:80` or `icmp:3/1`.
 struct Port(IpProtocol, u16);
 
 impl fmt::Display for Port {

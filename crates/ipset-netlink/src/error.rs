@@ -12,9 +12,9 @@ pub enum Error {
     /// The name is not valid for a set.
     #[error("{name:?} cannot name a set: {fault}")]
     Name {
-        /// Name given.
+        /// The given name.
         name: String,
-        /// Fault of the name.
+        /// The fault of the name.
         fault: &'static str,
     },
     /// The kernel has no ipset.
@@ -40,7 +40,7 @@ pub enum Error {
         /// Newest revision that this crate speaks.
         ours: u8,
     },
-    /// There is no common protocol version.
+    /// Kernel and program share no protocol version.
     #[error("the kernel speaks ipset protocol {min} to {max}, this program 6 and 7")]
     Version {
         /// Oldest version that the kernel accepts.
@@ -56,33 +56,33 @@ pub enum Error {
     Mismatch {
         /// Existing set.
         exists: Box<Header>,
-        /// Set that [`crate::Ipset::create`] was to create.
+        /// The set that [`crate::Ipset::create`] should create.
         wanted: Definition,
     },
     /// The kernel refused.
     #[error("cannot {action} set {name}: {reason}")]
     Refused {
-        /// Action: `create`, `list`, ...
+        /// Action, such as `create` or `list`.
         action: &'static str,
         /// Name of the set.
         name: String,
-        /// Reason.
+        /// The reason for the refusal.
         reason: Reason,
     },
-    /// The acknowledgement was lost: only a list tells whether the action was done.
+    /// The acknowledgement was lost. Only a list shows whether the action was done.
     #[error(
         "whether the kernel could {action} set {name} is unknown, its answer was lost: list the set to see"
     )]
     Unknown {
-        /// Action.
+        /// Action that may have been done.
         action: &'static str,
         /// Name of the set.
         name: String,
     },
-    /// The answer does not follow the protocol.
+    /// The reply does not follow the protocol.
     #[error("the kernel's answer to ipset's {action} makes no sense: {fault}")]
     Answer {
-        /// Action.
+        /// Action whose reply is malformed.
         action: &'static str,
         /// Missing or malformed part.
         fault: &'static str,
@@ -102,19 +102,19 @@ impl From<Malformed> for Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
-    /// There is no set of that name.
+    /// No set has that name.
     #[error("there is no set of that name")]
     NoSuchSet,
-    /// A set of that name exists already.
+    /// A set with that name already exists.
     #[error("a set of that name exists")]
     NameTaken,
-    /// The name is empty, holds a NUL or is longer than 31 bytes.
+    /// The name is empty, contains a NUL, or is longer than 31 bytes.
     #[error("no valid name of a set")]
     InvalidName,
-    /// Entry and set, or the two sets of a swap, differ in type or address family.
+    /// Entry and set differ in type or address family, or the two sets of a swap do.
     #[error("type or address family does not fit the set")]
     TypeMismatch,
-    /// The entry is in the set already. Adding it again succeeds.
+    /// The entry is already in the set. Adding it again succeeds.
     #[error("the entry is in the set")]
     Exists,
     /// The set holds `maxelem` entries.
@@ -123,7 +123,7 @@ pub enum Reason {
     /// The port is outside of the bitmap's range.
     #[error("the port is outside of the set's range")]
     OutOfRange,
-    /// The set cannot hold this prefix length; 0 is never accepted.
+    /// The set cannot hold this prefix length. 0 is never accepted.
     #[error("invalid prefix length")]
     InvalidPrefix,
     /// The address 0.0.0.0 or ::, which `hash:ip` cannot hold.
@@ -135,10 +135,10 @@ pub enum Reason {
     /// An iptables rule or another set refers to the set.
     #[error("the set is in use by a rule or by another set")]
     InUse,
-    /// The kernel holds as many sets as it can (module parameter `max_sets`, 256).
+    /// The kernel has the maximum number of sets (module parameter `max_sets`, 256).
     #[error("the kernel cannot hold more sets (ip_set.max_sets)")]
     TooManySets,
-    /// The kernel rejected the message as malformed: kernel and crate differ in version.
+    /// The kernel rejected the message as malformed, since kernel and crate differ in version.
     #[error("the kernel found the message malformed")]
     Protocol,
     /// `CAP_NET_ADMIN` is missing.
@@ -160,12 +160,12 @@ fn words(number: i32) -> String {
 }
 
 impl Reason {
-    /// Returns the reason for `number`, the answer to `command`. `bitmap` tells whose type's
-    /// numbers those from 4352 on are.
+    /// Returns the reason for `number`, the error of `command`. `bitmap` tells whether numbers from
+    /// 4352 on belong to a bitmap.
     pub(crate) fn from_errno(number: i32, command: u16, bitmap: bool) -> Reason {
         match number {
             errno::EPERM => Reason::NotPermitted,
-            // "Second name": a swap lacks it, a rename finds it taken.
+            // "Second name": a swap lacks this set, or a rename finds the name taken.
             errno::EXIST_SETNAME2 if command != command::SWAP => Reason::NameTaken,
             errno::EXIST_SETNAME2 | errno::ENOENT => Reason::NoSuchSet,
             errno::ENOMEM => Reason::OutOfMemory,

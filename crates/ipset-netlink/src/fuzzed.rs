@@ -1,10 +1,10 @@
-//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Nothing else
-//! may use them.
+//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Only the
+//! fuzzer may use them.
 
 use crate::entry::Entry;
 use crate::set::{CommandAttributes, Set, SetType};
 
-/// Parses answers to a listing, each behind its length in two bytes.
+/// Parses replies to a listing, each preceded by its length in two bytes.
 pub fn answers(bytes: &[u8]) {
     let mut rest = bytes;
     let answers = std::iter::from_fn(|| {

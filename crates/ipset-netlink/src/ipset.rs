@@ -1,8 +1,8 @@
-//! The calls: their messages, and the meaning of the answers.
+//! The calls: their messages, and the meaning of the replies.
 //!
-//! A message holds many entries. The kernel takes them in order, stops at the first refused entry,
-//! and reports its line number. So the call continues behind it, with ever smaller messages: a full
-//! set refuses thousands of entries, which must not cost thousands of large messages.
+//! A message holds many entries. The kernel adds them in order, stops at the first refused entry,
+//! and reports its line number. So the call continues after that entry, with ever smaller messages.
+//! A full set refuses thousands of entries, which must not cost thousands of large messages.
 
 mod update;
 
@@ -19,19 +19,19 @@ use update::{ChangePart, preamble, write};
 
 pub use update::{Action, Change, Outcome};
 
-/// Newest and oldest protocol version spoken here.
+/// Newest and oldest supported protocol version.
 const PROTOCOL: u8 = 7;
 const PROTOCOL_MIN: u8 = 6;
 
-/// The kernel's sets, in the network namespace of the thread that opened them.
+/// The kernel's sets, in the network namespace of the thread that opened the connection.
 ///
-/// Calls block for as long as the kernel works.
+/// Calls block while the kernel works.
 #[derive(Debug)]
 pub struct Ipset {
     connection: Connection,
     protocol: u8,
-    /// Last known types of sets, so that an update need not ask. If another program replaces a set
-    /// by one of another type, the kernel refuses entries, or a list shows it.
+    /// Last known types of sets, so that an update needs no query. If another program replaces a
+    /// set with a set of another type, refused entries or a list reveal this.
     types: HashMap<String, EntryType>,
 }
 
@@ -59,7 +59,7 @@ impl Ipset {
             preamble(w, PROTOCOL, None);
         });
         let answer = answer.map_err(|error| match error {
-            // nfnetlink answers so for a subsystem that it cannot load.
+            // nfnetlink replies so for a subsystem that it cannot load.
             netlink_batch::Error::Refused(Refusal {
                 errno: errno::EINVAL,
                 ..
@@ -90,12 +90,12 @@ impl Ipset {
         self.protocol
     }
 
-    /// Returns the number of messages sent since the start; continues at 0 after `u32::MAX`.
+    /// Returns the number of messages sent since the start. Wraps to 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.connection.sent()
     }
 
-    /// Creates an empty set. An existing set that [`Header::matches`] stays, with its entries.
+    /// Creates an empty set. Keeps an existing set that [`Header::matches`], with its entries.
     ///
     /// Returns true if the set was created.
     ///
@@ -108,7 +108,7 @@ impl Ipset {
         valid_name(name)?;
         let revision = self.revision(wanted)?;
         let encode = |w: &mut Writer<'_>| wanted.encode(w, revision);
-        // Without EXCL the kernel takes a set of the *other family* for the same set, and reports
+        // Without EXCL, the kernel accepts a set of the *other family* as the same set, and reports
         // success.
         match self.command(command::CREATE, NLM_F_EXCL, name, encode) {
             Err(Error::Refused {
@@ -133,20 +133,20 @@ impl Ipset {
         }
     }
 
-    /// Removes a set that no rule and no other set refers to ([`Reason::InUse`]).
+    /// Removes a set without references from rules or other sets ([`Reason::InUse`]).
     ///
     /// # Errors
     ///
     /// [`Error::Refused`]: [`Reason::NoSuchSet`], [`Reason::InUse`].
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
         self.types.remove(name);
-        // Without EXCL, newer kernels report success for a missing set; older ones do not.
+        // Without EXCL, newer kernels report success for a missing set, unlike older kernels.
         self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
     }
 
     /// Removes a set like [`destroy`](Self::destroy), and waits up to `patience` for references to
-    /// end: rules of iptables' nft backend release a set shortly after their removal. Returns false
-    /// if there was no such set.
+    /// end. Rules of iptables' nft backend release a set shortly after their removal. Returns false
+    /// if the set did not exist.
     ///
     /// # Errors
     ///
@@ -190,8 +190,8 @@ impl Ipset {
         self.command(command::RENAME, 0, from, |w| w.attr_str(attr::SETNAME2, to))
     }
 
-    /// Exchanges two sets of one type and family atomically: rules that refer to one see the
-    /// other's entries.
+    /// Exchanges two sets of one type and family atomically. Rules that refer to one set then use
+    /// the other's entries.
     ///
     /// # Errors
     ///
@@ -201,7 +201,8 @@ impl Ipset {
         self.command(command::SWAP, 0, one, |w| w.attr_str(attr::SETNAME2, other))
     }
 
-    /// Adds entries to a set. Existing ones stay. Returns one [`Outcome`] for each, in order.
+    /// Adds entries to a set. Existing entries stay. Returns one [`Outcome`] for each entry, in
+    /// order.
     ///
     /// See [`Ipset::update`].
     ///
@@ -217,8 +218,8 @@ impl Ipset {
         .map(|mut outcomes| outcomes.pop().unwrap_or_default())
     }
 
-    /// Deletes entries from a set. Missing ones are no error. Returns one [`Outcome`] for each, in
-    /// order.
+    /// Deletes entries from a set. Missing entries cause no error. Returns one [`Outcome`] for each
+    /// entry, in order.
     ///
     /// See [`Ipset::update`].
     ///
@@ -329,8 +330,8 @@ impl Ipset {
         only_set(self.dump(Some(name), true)?).map(|set| set.header)
     }
 
-    /// Returns the kernel's name of a set's type, such as `hash:ip,port`. Costs one question,
-    /// however large the set.
+    /// Returns the kernel's name of a set's type, such as `hash:ip,port`. Costs one query, however
+    /// large the set is.
     ///
     /// # Errors
     ///
@@ -343,7 +344,7 @@ impl Ipset {
 
     /// Reports whether a set has a member that matches a key. The set may have any type whose
     /// members consist of addresses, networks and ports. The kernel looks the key up as for
-    /// packets, and lists nothing. A key without a part that the type takes matches nothing.
+    /// packets, without a list. A key that lacks a part of the type matches no member.
     ///
     /// # Errors
     ///
@@ -365,9 +366,9 @@ impl Ipset {
         }
     }
 
-    /// Returns the outcomes known before sending. An entry that does not fit its set is refused
-    /// here, because the kernel would add the part that it understands. Other outcomes are unknown
-    /// yet.
+    /// Returns the outcomes that are known before sending. Refuses an entry that does not fit its
+    /// set, because the kernel would add the part that it understands. Other outcomes are still
+    /// unknown.
     fn expected(&mut self, change: &Change<'_>) -> Result<Vec<Outcome>, Error> {
         let refused = |reason| Ok(vec![Outcome::Refused(reason); change.entries.len()]);
         if change.entries.is_empty() {
@@ -395,8 +396,9 @@ impl Ipset {
         Ok(change.entries.iter().map(outcome).collect())
     }
 
-    /// Asks for a set's type after a refused entry that should fit, and updates the outcomes.
-    /// Entries to send again become `Unknown`. Returns true if there are any.
+    /// Queries a set's type after the refusal of an entry that should fit, and updates the
+    /// outcomes. Entries to send again become `Unknown`. Returns true if any entry must be sent
+    /// again.
     fn expect_again(
         &mut self,
         change: &Change<'_>,
@@ -420,7 +422,7 @@ impl Ipset {
         Ok(is_again)
     }
 
-    /// Asks the kernel for a set's type, and remembers it.
+    /// Queries the kernel for a set's type, and stores it.
     fn ask_type(&mut self, set: &str) -> Result<EntryType, Error> {
         let answer = self.ask(command::HEADER, 0, set, |_| {})?;
         let found = only_message(&answer, command::HEADER)?.set_type();
@@ -495,7 +497,7 @@ impl Ipset {
         self.ask(number, flags, name, rest).map(drop)
     }
 
-    /// Sends a command about one set, and returns the kernel's answer.
+    /// Sends a command about one set, and returns the kernel's reply.
     fn ask(
         &mut self,
         number: u16,
@@ -548,8 +550,7 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
     let (action, name) = (action(number), name.to_owned());
     match error {
         netlink_batch::Error::Refused(refusal) => {
-            // Besides ADD and DELETE, only CREATE of a bitmap answers with a set type's own
-            // numbers.
+            // Apart from ADD and DELETE, only CREATE of a bitmap returns a set type's own numbers.
             let reason = Reason::from_errno(refusal.errno, number, true);
             Error::Refused {
                 action,
@@ -567,7 +568,7 @@ fn is_read(command: u16) -> bool {
     matches!(command, command::LIST | command::HEADER | command::TEST)
 }
 
-/// Returns the verb of a command, to be followed by "set" and its name.
+/// Returns the verb of a command. The caller appends "set" and its name.
 fn action(number: u16) -> &'static str {
     match number {
         command::CREATE => "create",

@@ -1,7 +1,8 @@
 //! Definitions of sets, and the parser of a list of sets.
 //!
-//! A list answers with several messages for a large set. The first carries type and header, the
-//! others only the name and more entries. Sets are never interleaved.
+//! The reply to a list has several messages for a large set. The first message carries type and
+//! header. Further messages carry only the name and more entries. Messages of different sets are
+//! never interleaved.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,21 +12,21 @@ use netlink_batch::{Attribute, Attributes, Malformed, Writer};
 use crate::wire::{NET_BYTEORDER, WITH_FORCEADD, attr, data};
 use crate::{Entry, Error};
 
-/// Bytes of `struct nfgenmsg`, which opens every message.
+/// Bytes of `struct nfgenmsg`, the start of every message.
 const NFGENMSG: usize = 4;
 
 /// The set types that this crate handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetType {
-    /// `hash:ip`
+    /// Type `hash:ip`.
     HashIp,
-    /// `hash:ip,port`
+    /// Type `hash:ip,port`.
     HashIpPort,
-    /// `hash:ip,port,ip`
+    /// Type `hash:ip,port,ip`.
     HashIpPortIp,
-    /// `hash:ip,port,net`
+    /// Type `hash:ip,port,net`.
     HashIpPortNet,
-    /// `bitmap:port`: ports without protocol and address.
+    /// Type `bitmap:port`: ports without protocol and address.
     BitmapPort,
 }
 
@@ -67,7 +68,7 @@ impl SetType {
         }
     }
 
-    /// Returns the newest known revision. Newer ones (those of `ipset` 7.17) only add options.
+    /// Returns the newest known revision. Newer revisions (of `ipset` 7.17) only add options.
     pub(crate) const fn revision(self) -> u8 {
         match self {
             SetType::HashIp | SetType::HashIpPortIp => 6,
@@ -98,9 +99,9 @@ impl fmt::Display for SetType {
 /// The address family of a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4
+    /// IPv4.
     Inet,
-    /// IPv6
+    /// IPv6.
     Inet6,
 }
 
@@ -166,7 +167,7 @@ enum Size {
 }
 
 impl Definition {
-    /// Creates a definition with `ipset`'s defaults: a hash of that family with hashsize 1024 and
+    /// Creates a definition with `ipset`'s defaults: a hash of this family with hashsize 1024 and
     /// maxelem 65536, or a bitmap of all 65536 ports without a family.
     pub const fn new(set_type: SetType, family: Family) -> Definition {
         let size = match set_type {
@@ -184,8 +185,8 @@ impl Definition {
     }
 
     /// Sets the initial number of a hash's buckets. The kernel rounds it up to a power of two, at
-    /// least 64, and grows the hash as it fills. Growing is slow, so give the expected size. A
-    /// bitmap has none.
+    /// least 64, and grows the hash as it fills. Growing is slow, so give the expected size.
+    /// Ignored for a bitmap.
     #[must_use]
     pub const fn with_hashsize(mut self, buckets: u32) -> Definition {
         if let Size::Hash { hashsize, .. } = &mut self.size {
@@ -194,8 +195,8 @@ impl Definition {
         self
     }
 
-    /// Sets the maximum number of a hash's entries. A bitmap has none. Since Linux 5.7, a hash of
-    /// more than 1024 buckets accepts some more: it counts by region.
+    /// Sets the maximum number of a hash's entries. Ignored for a bitmap. Since Linux 5.7, a hash
+    /// of more than 1024 buckets accepts some more entries, since it counts by region.
     #[must_use]
     pub const fn with_maxelem(mut self, entries: u32) -> Definition {
         if let Size::Hash { maxelem, .. } = &mut self.size {
@@ -204,7 +205,7 @@ impl Definition {
         self
     }
 
-    /// Sets the first and last port of a bitmap. A hash has none.
+    /// Sets the first and last port of a bitmap. Ignored for a hash.
     #[must_use]
     pub const fn with_ports(mut self, from: u16, to: u16) -> Definition {
         if let Size::Ports { first, last } = &mut self.size {
@@ -242,8 +243,8 @@ impl Definition {
         }
     }
 
-    /// Reports whether both definitions are equal but for the hashsize, which the kernel changes by
-    /// itself.
+    /// Reports whether both definitions are equal, apart from the hashsize, which the kernel
+    /// changes itself.
     fn holds_the_same(self, other: Definition) -> bool {
         let without_hashsize = |definition: Definition| definition.with_hashsize(0);
         without_hashsize(self) == without_hashsize(other)
@@ -294,28 +295,28 @@ impl fmt::Display for Definition {
 /// A set in the kernel, without its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Name; bytes outside UTF-8 are replaced.
+    /// The set's name. Bytes outside UTF-8 are replaced.
     pub name: String,
     /// The kernel's name of the type, for example `hash:ip,port`.
     pub type_name: String,
-    /// Revision of the type at creation.
+    /// Revision of the type when the set was created.
     pub revision: u8,
     /// Type and size; `None` if the type is not one of [`SetType`].
     pub definition: Option<Definition>,
-    /// Options that change which entries the set holds, or for how long, in `ipset`'s words:
-    /// `timeout 300`, `netmask 24`, `forceadd`. This crate creates sets without any. Counters and
-    /// comments are not listed.
+    /// Options that change the set's entries or their lifetime, in `ipset`'s words: `timeout 300`,
+    /// `netmask 24`, `forceadd`. This crate creates sets without options. Counters and comments are
+    /// not listed.
     pub options: Vec<String>,
     /// Number of rules and sets that refer to the set.
     pub references: u32,
-    /// Number of entries; unknown for kernels before 4.9.
+    /// Number of entries, or `None` for kernels before 4.9.
     pub entries: Option<u32>,
     /// Bytes of kernel memory.
     pub memory: u32,
 }
 
 impl Header {
-    /// Reports whether this set works like one created as `wanted`. The hashsize does not matter.
+    /// Reports whether this set works like a set created as `wanted`, whatever its hashsize.
     pub fn matches(&self, wanted: &Definition) -> bool {
         self.options.is_empty()
             && self
@@ -391,17 +392,17 @@ impl fmt::Display for Header {
 /// A set in the kernel, with its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Header.
+    /// The set's header.
     pub header: Header,
-    /// Entries, in no meaningful order.
+    /// The set's entries, in no meaningful order.
     pub entries: Vec<Entry>,
-    /// Number of entries that [`Entry`] cannot express: those of another type, and exceptions
+    /// Number of entries that [`Entry`] cannot express: entries of another type, and exceptions
     /// (`nomatch`).
     pub others: usize,
 }
 
 impl Set {
-    /// Parses the answers to a `LIST`, without their `nlmsghdr`.
+    /// Parses the replies to a `LIST`, without their `nlmsghdr`.
     pub(crate) fn decode_list<'a>(
         messages: impl Iterator<Item = &'a [u8]>,
     ) -> Result<Vec<Set>, Error> {
@@ -450,9 +451,9 @@ impl Set {
 #[derive(Default)]
 pub(crate) struct CommandAttributes<'a> {
     pub(crate) protocol: Option<u8>,
-    /// Oldest protocol version, or in a `TYPE` answer the type's oldest revision.
+    /// Oldest protocol version. In a reply to `TYPE`, the type's oldest revision.
     pub(crate) protocol_min: Option<u8>,
-    /// Name without its NUL. Its creator may have used bytes outside UTF-8.
+    /// Name without its NUL. The set's creator may have used bytes outside UTF-8.
     name: Option<&'a [u8]>,
     pub(crate) type_name: Option<&'a str>,
     pub(crate) revision: Option<u8>,
@@ -484,8 +485,8 @@ impl<'a> CommandAttributes<'a> {
         Ok(found)
     }
 
-    /// Returns the type of a set from a `HEADER` answer, if this crate knows it, with the family,
-    /// if there is one.
+    /// Returns the type of a set from a reply to `HEADER`, if this crate knows the type, with the
+    /// family, if the set has one.
     pub(crate) fn set_type(&self) -> Option<(SetType, Option<Family>)> {
         let set_type = SetType::from_name(self.type_name?)?;
         Some((set_type, self.family.and_then(Family::from_number)))

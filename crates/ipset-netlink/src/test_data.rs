@@ -5,7 +5,7 @@ use crate::set::Set;
 const REQUESTS: &str = include_str!("../tests/data/requests.hex");
 const REPLIES: &str = include_str!("../tests/data/replies.hex");
 
-/// A message: ipset's command, and the payload behind the `nlmsghdr`.
+/// A message: ipset's command, and the payload after the `nlmsghdr`.
 pub(crate) type Message = (u16, Vec<u8>);
 
 /// Returns the messages that `ipset restore` sent.
@@ -17,7 +17,7 @@ pub(crate) fn requests() -> Vec<Message> {
         .collect()
 }
 
-/// Returns the lines given to `ipset restore` that begin with `begin`, without that prefix.
+/// Returns the lines of `ipset restore`'s input that begin with `begin`, without that prefix.
 pub(crate) fn script(begin: &str) -> Vec<&'static str> {
     REQUESTS
         .lines()
@@ -49,8 +49,8 @@ fn message(line: &str) -> Message {
     )
 }
 
-/// Returns a message for comparison: line numbers and padding, which `ipset` leaves undefined, are
-/// 0.
+/// Returns a message for comparison, with line numbers and padding set to 0. `ipset` leaves both
+/// undefined.
 pub(crate) fn comparable(payload: &[u8]) -> Vec<u8> {
     let mut comparable = payload.to_vec();
     blank(&mut comparable[4..]);

@@ -1,6 +1,8 @@
-//! Numbers of the protocol: `linux/netfilter/ipset/ip_set.h`, `ip_set_hash.h`, `ip_set_bitmap.h`.
+//! Numbers of the ipset protocol, from `linux/netfilter/ipset/ip_set.h`, `ip_set_hash.h` and
+//! `ip_set_bitmap.h`.
 
-/// Returns a command's netlink message type: nfnetlink's subsystem number, then ipset's command.
+/// Returns the netlink message type of a command: nfnetlink's subsystem number, then ipset's
+/// command.
 pub(crate) const fn message(command: u16) -> u16 {
     const NFNL_SUBSYS_IPSET: u16 = 6;
     NFNL_SUBSYS_IPSET << 8 | command
@@ -21,8 +23,8 @@ pub(crate) mod command {
     pub(crate) const TYPE: u16 = 13;
 }
 
-/// `NLA_F_NET_BYTEORDER`: ipset requires it in the kind of each number of several bytes, and of
-/// each address.
+/// Attribute flag of network byte order (`NLA_F_NET_BYTEORDER`). ipset requires it for each number
+/// of several bytes, and for each address.
 pub(crate) const NET_BYTEORDER: u16 = 1 << 14;
 
 /// Attributes of a command.
@@ -37,7 +39,7 @@ pub(crate) mod attr {
     pub(crate) const DATA: u16 = 7;
     pub(crate) const ADT: u16 = 8;
     pub(crate) const LINENO: u16 = 9;
-    /// Oldest revision, in a `TYPE` answer.
+    /// Oldest revision, in a reply to `TYPE`.
     pub(crate) const PROTOCOL_MIN: u16 = 10;
 }
 
@@ -68,17 +70,18 @@ pub(crate) mod address {
     pub(crate) const IPV6: u16 = 2;
 }
 
-/// `IPSET_FLAG_LIST_HEADER`, in `attr::FLAGS`: lists no entries.
+/// Flag in `attr::FLAGS` for a list without entries (`IPSET_FLAG_LIST_HEADER`).
 pub(crate) const LIST_HEADER: u32 = 1 << 2;
-/// `IPSET_FLAG_NOMATCH`, in an entry's `data::CADT_FLAGS`: an exception from the set.
+/// Flag in an entry's `data::CADT_FLAGS` for an exception from the set (`IPSET_FLAG_NOMATCH`).
 pub(crate) const NOMATCH: u32 = 1 << 2;
-/// `IPSET_FLAG_WITH_FORCEADD`, in a header's `data::CADT_FLAGS`: a full set evicts at random.
+/// Flag in a header's `data::CADT_FLAGS` for a set that evicts at random when full
+/// (`IPSET_FLAG_WITH_FORCEADD`).
 pub(crate) const WITH_FORCEADD: u32 = 1 << 5;
 
-/// Longest name of a set, in bytes (`IPSET_MAXNAMELEN` counts the terminating NUL too).
+/// Longest name of a set, in bytes. `IPSET_MAXNAMELEN` also counts the terminating NUL.
 pub(crate) const MAX_NAME: usize = 31;
 
-/// Error numbers: generic ones, `IPSET_ERR_*`, and those of the set types.
+/// Error numbers: generic numbers, `IPSET_ERR_*`, and numbers of the set types.
 pub(crate) mod errno {
     pub(crate) const EPERM: i32 = 1;
     pub(crate) const ENOENT: i32 = 2;
@@ -98,8 +101,8 @@ pub(crate) mod errno {
     pub(crate) const REFERENCED: i32 = 4108;
     pub(crate) const IPADDR_IPV4: i32 = 4109;
     pub(crate) const IPADDR_IPV6: i32 = 4110;
-    /// From 4352 on, each set type has its own numbers. This one means "full" for a hash, and "out
-    /// of range" for a bitmap.
+    /// Errors from 4352 on depend on the set type. This one means "full" for a hash, and "out of
+    /// range" for a bitmap.
     pub(crate) const HASH_FULL: i32 = 4352;
     pub(crate) const BITMAP_RANGE: i32 = 4352;
     pub(crate) const HASH_ELEM: i32 = 4353;

@@ -1,4 +1,4 @@
-//! Tests against the running kernel, each in a network namespace of its own, compared with `ipset
+//! Tests against the running kernel, each in a separate network namespace, compared with `ipset
 //! save`.
 //!
 //! Needs root and `ipset`.
@@ -11,7 +11,7 @@ use ipset_netlink::{
     Action, Change, Definition, Entry, Error, Family, Ipset, Outcome, Reason, SetType,
 };
 
-/// Opens a connection in a new network namespace, in which the calling thread stays.
+/// Opens a connection in a new network namespace. The calling thread stays in the namespace.
 fn new_namespace() -> Ipset {
     namespace::enter().unwrap();
     Ipset::open().unwrap()
@@ -57,7 +57,7 @@ fn parse(set_type: SetType, texts: &[&str]) -> Vec<Entry> {
         .collect()
 }
 
-/// Returns `10.a.b.c,tcp:80`, different for each number.
+/// Returns the entry `10.a.b.c,tcp:80`, different for each number.
 fn numbered(number: u32) -> Entry {
     let [_, a, b, c] = number.to_be_bytes();
     Entry::IpPort {
@@ -143,7 +143,7 @@ fn every_type_and_family() {
         );
         assert_eq!((list.header.options.len(), list.others), (0, 0));
 
-        // A second time: nothing changes, nothing fails.
+        // A second creation changes no set, and succeeds.
         assert!(!ipset.create(&name, &definition).unwrap());
         assert_eq!(
             ipset.add(&name, &entries).unwrap(),
@@ -291,7 +291,7 @@ fn create_tells_an_equal_set_from_another() {
         "set set exists as `hash:ip,port family inet hashsize 1024 maxelem 65536`, wanted is \
          `hash:ip family inet hashsize 1024 maxelem 65536`: remove it (`ipset destroy set`) or choose another name"
     );
-    // The kernel alone would take this one for the same set.
+    // The kernel alone would accept this definition as the same set.
     assert!(
         mismatch(Definition::new(SetType::HashIpPort, SIX))
             .contains("wanted is `hash:ip,port family inet6 ")
@@ -311,7 +311,7 @@ fn create_tells_an_equal_set_from_another() {
             .contains("maxelem 65536 timeout 300`, wanted"),
         "{error}"
     );
-    // Counters and comments are no obstacle.
+    // Counters and comments do not prevent a match.
     ipset_tool("create noted hash:ip,port counters comment");
     assert!(!ipset.create("noted", &wanted).unwrap());
     assert_eq!(ipset.add("noted", &[numbered(1)]).unwrap(), [Outcome::Done]);
@@ -355,7 +355,7 @@ fn many_sets_in_one_call() {
             entries: &entries,
         });
     }
-    // None of these affects the other changes.
+    // None of these entries affects the other changes.
     let misfits = [
         numbered(1000),
         Entry::Port(80),
@@ -555,16 +555,17 @@ fn a_change_is_one_message_whatever_happened_to_the_set() {
     other.list("s").unwrap();
     assert_eq!(sent(&mut other, &one), (vec![Outcome::Done], 1), "listed");
 
-    // Another program destroys the set: the crate asks again, and reports it.
+    // Another program destroys the set. The crate queries the kernel again, and reports the missing
+    // set.
     ipset_tool("destroy s");
     let gone = vec![Outcome::Refused(Reason::NoSuchSet)];
     assert_eq!(sent(&mut ipset, &one), (gone.clone(), 2));
     assert_eq!(sent(&mut ipset, &one), (gone, 1), "nothing is believed");
 
-    // The set returns as it was, and then with another type or family, which the kept type does not
-    // hide.
+    // The set returns unchanged, and then with another type or family. The stored type does not
+    // hide the change.
     let mismatch = vec![Outcome::Refused(Reason::TypeMismatch)];
-    // A type that understands part of an entry does not take that part.
+    // A type that understands part of an entry must not add that part.
     for made in ["hash:ip", "hash:ip,port,ip", "hash:ip,port family inet6"] {
         ipset_tool("create s hash:ip,port");
         assert_eq!(sent(&mut ipset, &one).0, [Outcome::Done]);
@@ -575,7 +576,7 @@ fn a_change_is_one_message_whatever_happened_to_the_set() {
         ipset_tool("destroy s");
     }
 
-    // The other way round, a refused entry is accepted after one question.
+    // Conversely, a refused entry is accepted after one query.
     ipset_tool("create s hash:ip");
     assert_eq!(sent(&mut ipset, &one).0, mismatch);
     ipset_tool("destroy s");

@@ -1,5 +1,6 @@
 //! Rules that several modes of kube-proxy write: marking, masquerading, forwarding, and the
-//! detection of local pods. This module has those of iptables, [`nft`] those of nf_tables.
+//! detection of local pods. This module contains the iptables rules, and [`nft`] the nf_tables
+//! rules.
 //!
 //! Other programs know some of these chains by name, and jump into them.
 //!
@@ -13,7 +14,7 @@ use ipnet::{IpNet, Ipv4Net};
 use iptables::{FlowState, Jump, Match, Rule, SourcePort, Table, Target};
 use proxy::LocalDetector;
 
-/// 127.0.0.0/8
+/// The IPv4 loopback network 127.0.0.0/8.
 pub const LOCALHOST: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8));
 
 /// Chain in table nat that every packet for a Service passes.
@@ -22,7 +23,7 @@ pub const SERVICES: &str = "KUBE-SERVICES";
 pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
 /// Chain in table nat that masquerades marked packets.
 pub const POSTROUTING: &str = "KUBE-POSTROUTING";
-/// Chain in table filter that accepts service traffic in a firewall that forwards nothing else.
+/// Chain in table filter that accepts service traffic in a firewall that forwards no other traffic.
 pub const FORWARD: &str = "KUBE-FORWARD";
 
 const PORTALS: &str = "kubernetes service portals";
@@ -42,7 +43,7 @@ pub const FROM_POSTROUTING: Jump = Jump::new(
 /// The jump into [`FORWARD`].
 pub const FROM_FORWARD: Jump = Jump::new(Table::Filter, "FORWARD", FORWARD, FORWARDING);
 
-/// Returns the match for traffic from this node's pods; `None` without a detector.
+/// Returns the match for traffic from this node's pods, or `None` without a detector.
 pub fn local(detector: &LocalDetector) -> Option<Match> {
     Some(match detector {
         LocalDetector::None => return None,
@@ -52,7 +53,7 @@ pub fn local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// Returns the match for all other traffic; `None` without a detector.
+/// Returns the match for all other traffic, or `None` without a detector.
 pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     Some(match local(detector)? {
         Match::Source(net) => Match::NotSource(net),
@@ -61,7 +62,7 @@ pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// Returns the rules of [`POSTROUTING`], which masquerade marked packets once.
+/// Returns the rules of [`POSTROUTING`]. They masquerade marked packets once.
 pub fn masquerade(mark: u32, port: SourcePort) -> [Rule; 3] {
     let why = Match::comment("kubernetes service traffic requiring SNAT");
     [
@@ -71,7 +72,7 @@ pub fn masquerade(mark: u32, port: SourcePort) -> [Rule; 3] {
     ]
 }
 
-/// Returns the rules of [`FORWARD`], which accept marked packets and established flows.
+/// Returns the rules of [`FORWARD`]. They accept marked packets and established flows.
 pub fn forward(mark: u32) -> [Rule; 2] {
     let known = [
         Match::comment("kubernetes forwarding conntrack rule"),

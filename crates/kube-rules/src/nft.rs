@@ -1,7 +1,7 @@
 //! Rules of nf_tables in the kernel's expressions, as `nft` 1.0.6 encodes them, for one IP family.
 //!
-//! Other versions encode some rules differently. A mode that compares takes those as other rules,
-//! and writes its own, once.
+//! Other versions of `nft` encode some rules differently. A mode that compares rules treats them as
+//! foreign, and writes its own rules once.
 
 mod interval;
 
@@ -19,24 +19,25 @@ use proxy::{IpFamily, LocalDetector, Protocol};
 
 use interval::intervals;
 
-/// `NF_CT_STATE_BIT(IP_CT_NEW)` as the kernel has it in a register (linux/nf_conntrack_common.h).
+/// Conntrack state bit of a new connection (`NF_CT_STATE_BIT(IP_CT_NEW)`), as the kernel loads it
+/// into a register (linux/nf_conntrack_common.h).
 const NEW: u32 = 8;
-/// `IPS_DST_NAT`
+/// Conntrack status bit of a translated destination (`IPS_DST_NAT`).
 const DESTINATION_NAT: u32 = 0x20;
-/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` (linux/netfilter/nf_nat.h)
+/// NAT flag for a random source port: `NF_NAT_RANGE_PROTO_RANDOM_FULLY` (linux/netfilter/nf_nat.h).
 const FULLY_RANDOM: u32 = 0x10;
-/// `RTN_LOCAL` (linux/rtnetlink.h)
+/// Type of an address of this node: `RTN_LOCAL` (linux/rtnetlink.h).
 const LOCAL: u32 = 2;
-/// `NFT_REJECT_TCP_RST`
+/// Type of a rejection by TCP reset (`NFT_REJECT_TCP_RST`).
 const TCP_RESET: u32 = 1;
-/// `NFT_REJECT_ICMP_UNREACH`
+/// Type of a rejection by ICMP unreachable (`NFT_REJECT_ICMP_UNREACH`).
 const UNREACHABLE: u32 = 0;
-/// `NFT_OBJECT_COUNTER`
+/// Type of a named counter (`NFT_OBJECT_COUNTER`).
 pub const COUNTER: u32 = 1;
-/// `IFNAMSIZ` (linux/if.h)
+/// Size of an interface's name: `IFNAMSIZ` (linux/if.h).
 const INTERFACE_NAME: usize = 16;
 
-/// Returns the register behind this many bytes. All keys here fit into the registers.
+/// Returns the register after this number of bytes. All keys here fit into the registers.
 const fn after(bytes: usize) -> Register {
     match Register::at(bytes) {
         Some(register) => register,
@@ -56,31 +57,32 @@ pub enum Side {
 /// A field of a packet in a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
-    /// `ip saddr`, `ip daddr`
+    /// The source or destination address: `ip saddr`, `ip daddr`.
     Address(Side),
-    /// `meta l4proto`
+    /// The transport protocol: `meta l4proto`.
     Protocol,
-    /// `th dport`
+    /// The destination port: `th dport`.
     Port,
 }
 
-/// `ip saddr`
+/// The source address: `ip saddr`.
 pub const SOURCE: Field = Field::Address(Side::Source);
-/// `ip daddr`
+/// The destination address: `ip daddr`.
 pub const DESTINATION: Field = Field::Address(Side::Destination);
-/// `meta l4proto . th dport`
+/// The key of a port: `meta l4proto . th dport`.
 pub const PORT: &[Field] = &[Field::Protocol, Field::Port];
-/// `ip daddr . meta l4proto . th dport`
+/// The key of an address and port: `ip daddr . meta l4proto . th dport`.
 pub const ADDRESS_AND_PORT: &[Field] = &[DESTINATION, Field::Protocol, Field::Port];
-/// `ip saddr . ip daddr . meta l4proto . th dport`
+/// The key of a client's access to an address and port: `ip saddr . ip daddr . meta l4proto . th
+/// dport`.
 pub const CONNECTION: &[Field] = &[SOURCE, DESTINATION, Field::Protocol, Field::Port];
 
 /// The sense of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sense {
-    /// Holds if equal, or contained.
+    /// Matches equal or contained values.
     Is,
-    /// Holds if not equal, or not contained.
+    /// Matches different or uncontained values.
     IsNot,
 }
 
@@ -108,8 +110,8 @@ pub fn address_type(of: IpFamily) -> DataType {
     }
 }
 
-/// A rule under construction, from left to right. Each clause begins in the first register, and no
-/// clause reads what another left there.
+/// A rule under construction, from left to right. Each clause starts in the first register. No
+/// clause reads another clause's registers.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Line {
@@ -148,7 +150,7 @@ impl Line {
         payload(PayloadBase::Network, offset, bytes, to)
     }
 
-    /// Loads fields, one after the other, from offset `at` on.
+    /// Loads fields one after the other, from offset `at` on.
     fn load(mut self, fields: &[Field], mut at: usize) -> Self {
         let len = self.address_len();
         for field in fields {
@@ -172,7 +174,7 @@ impl Line {
         self.push([Expression::Lookup { key, set, what }])
     }
 
-    /// Compares a number in host byte order: one of these bits is set.
+    /// Matches if one of these bits is set in a number in host byte order.
     fn has_bits(self, load: Expression, bits: u32) -> Self {
         let masked = bitwise(number(bits), number(0));
         self.push([load, masked, compare(Comparison::NotEqual, number(0))])
@@ -180,36 +182,36 @@ impl Line {
 
     // ---- matches ----
 
-    /// `ct state new`
+    /// Matches the first packet of a connection: `ct state new`.
     pub fn new_connection(self) -> Self {
         self.has_bits(ct(CtKey::State), NEW)
     }
 
-    /// `ct status dnat`
+    /// Matches connections with a translated destination: `ct status dnat`.
     pub fn translated(self) -> Self {
         self.has_bits(ct(CtKey::Status), DESTINATION_NAT)
     }
 
-    /// `mark and MARK != 0`
+    /// Matches packets with any of these mark bits: `mark and MARK != 0`.
     pub fn marked(self, mark: u32) -> Self {
         self.has_bits(meta(MetaKey::Mark, Register::FIRST), mark)
     }
 
-    /// `mark and MARK == MARK`
+    /// Matches packets with all these mark bits: `mark and MARK == MARK`.
     pub fn marked_whole(self, mark: u32) -> Self {
         let masked = bitwise(number(mark), number(0));
         let load = meta(MetaKey::Mark, Register::FIRST);
         self.push([load, masked, compare(Comparison::Equal, number(mark))])
     }
 
-    /// `ip daddr . meta l4proto . th dport != @set`
+    /// Looks a key up in a set: `ip daddr . meta l4proto . th dport != @set`.
     pub fn in_set(self, key: &[Field], sense: Sense, set: impl Into<Name>) -> Self {
         let set = SetRef::Named(set.into());
         self.load(key, 0).look_up(set, sense.membership())
     }
 
-    /// `ip daddr . meta l4proto . th dport . ip saddr & 255.255.0.0 @set`. Only the first bits of
-    /// the key's last address count.
+    /// Looks a key up in a set of networks: `ip daddr . meta l4proto . th dport . ip saddr &
+    /// 255.255.0.0 @set`. Compares only the first bits of the key's last address.
     pub fn in_set_of_nets(self, key: &[Field], prefix: u8, set: impl Into<Name>) -> Self {
         let all = match self.family {
             IpFamily::V4 => IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), prefix.min(32)),
@@ -233,7 +235,8 @@ impl Line {
         )
     }
 
-    /// `ip saddr != NET`. For a prefix of whole bytes, the load is shorter.
+    /// Matches an address in a network: `ip saddr != NET`. For a prefix of whole bytes, the load is
+    /// shorter.
     pub fn in_net(self, side: Side, sense: Sense, net: IpNet) -> Self {
         let (bits, len) = (usize::from(net.prefix_len()), self.address_len());
         let network = octets(net.network());
@@ -247,7 +250,8 @@ impl Line {
         self.push([load, masked, compare(sense.comparison(), network)])
     }
 
-    /// `ip saddr != { NET, ... }`. A single network is a comparison.
+    /// Matches an address in several networks: `ip saddr != { NET, ... }`. A single network becomes
+    /// a comparison.
     pub fn in_nets(self, side: Side, sense: Sense, nets: &[IpNet]) -> Self {
         if let [net] = nets {
             return self.in_net(side, sense, *net);
@@ -263,7 +267,7 @@ impl Line {
             .look_up(set, sense.membership())
     }
 
-    /// `fib saddr type local`
+    /// Matches addresses of this node: `fib saddr type local`.
     pub fn of_this_node(self, side: Side) -> Self {
         let load = Expression::Fib {
             result: FibResult::AddressType,
@@ -276,7 +280,8 @@ impl Line {
         self.push([load, compare(Comparison::Equal, number(LOCAL))])
     }
 
-    /// Matches traffic of this node's pods, or all other. Returns `None` without a detector.
+    /// Matches traffic of this node's pods, or all other traffic. Returns `None` without a
+    /// detector.
     pub fn pod_traffic(self, sense: Sense, detector: &LocalDetector) -> Option<Self> {
         let by_interface = |line: Self, name: &str, len: usize| {
             let mut bytes = Bytes::from_slice(name.as_bytes());
@@ -288,12 +293,12 @@ impl Line {
             LocalDetector::None => return None,
             LocalDetector::SourceNet(net) => self.in_net(Side::Source, sense, *net),
             LocalDetector::Bridge(name) => by_interface(self, name, INTERFACE_NAME),
-            // Only the start of a name is compared.
+            // Compares only the start of the name.
             LocalDetector::InterfacePrefix(prefix) => by_interface(self, prefix, prefix.len()),
         })
     }
 
-    /// `meta l4proto PROTOCOL`
+    /// Matches a transport protocol: `meta l4proto PROTOCOL`.
     pub fn protocol(self, protocol: Protocol) -> Self {
         let with = Bytes::from_slice(&[protocol.number()]);
         self.load(&[Field::Protocol], 0)
@@ -302,13 +307,14 @@ impl Line {
 
     // ---- statements ----
 
-    /// `ip daddr . meta l4proto . th dport vmap @map`
+    /// Applies the verdict that a map has for a key: `ip daddr . meta l4proto . th dport vmap
+    /// @map`.
     pub fn verdict_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         let map = SetRef::Named(map.into());
         self.load(key, 0).look_up(map, LookupFor::Verdict)
     }
 
-    /// `counter name "counter"`
+    /// Counts in a named counter: `counter name "counter"`.
     pub fn count_in(self, counter: &'static str) -> Self {
         self.push([Expression::Object {
             kind: COUNTER,
@@ -327,17 +333,17 @@ impl Line {
         ])
     }
 
-    /// `mark set mark or MARK`
+    /// Sets mark bits: `mark set mark or MARK`.
     pub fn set_mark(self, mark: u32) -> Self {
         self.change_mark(!mark, mark)
     }
 
-    /// `mark set mark xor MARK`
+    /// Flips mark bits: `mark set mark xor MARK`.
     pub fn flip_mark(self, mark: u32) -> Self {
         self.change_mark(u32::MAX, mark)
     }
 
-    /// `masquerade`, `masquerade fully-random`
+    /// Replaces the source with the node's address: `masquerade`, `masquerade fully-random`.
     pub fn masquerade(self, port: SourcePort) -> Self {
         let flags = match port {
             SourcePort::Kept => 0,
@@ -346,7 +352,7 @@ impl Line {
         self.push([Expression::Masquerade { flags }])
     }
 
-    /// `reject`
+    /// Rejects packets with an ICMP error: `reject`.
     pub fn reject(self) -> Self {
         // Port unreachable: ICMP_PORT_UNREACH, ICMPV6_PORT_UNREACH.
         let code = match self.family {
@@ -357,33 +363,33 @@ impl Line {
         self.push([Expression::Reject { kind, code }])
     }
 
-    /// `reject with tcp reset`
+    /// Rejects packets with a TCP reset: `reject with tcp reset`.
     pub fn reset(self) -> Self {
         let kind = TCP_RESET;
         self.push([Expression::Reject { kind, code: 0 }])
     }
 
-    /// `drop`, `jump CHAIN`, ...
+    /// Applies a verdict: `drop`, `jump CHAIN`, ...
     pub fn verdict(self, verdict: Verdict) -> Self {
         self.push([Expression::Verdict(verdict)])
     }
 
-    /// `drop`
+    /// Drops packets: `drop`.
     pub fn drop(self) -> Self {
         self.verdict(Verdict::Drop)
     }
 
-    /// `jump CHAIN`
+    /// Jumps to a chain: `jump CHAIN`.
     pub fn jump(self, chain: impl Into<Name>) -> Self {
         self.verdict(Verdict::Jump(chain.into()))
     }
 
-    /// `goto CHAIN`
+    /// Continues in a chain without returning: `goto CHAIN`.
     pub fn goto(self, chain: impl Into<Name>) -> Self {
         self.verdict(Verdict::Goto(chain.into()))
     }
 
-    /// `update @set { ip saddr }`
+    /// Adds the source to a set: `update @set { ip saddr }`.
     pub fn remember(self, set: Name) -> Self {
         self.load(&[SOURCE], 0).push([Expression::Dynset {
             set: SetRef::Named(set),
@@ -393,7 +399,7 @@ impl Line {
         }])
     }
 
-    /// `numgen random mod N`
+    /// Loads a random number: `numgen random mod N`.
     fn random(self, modulus: usize) -> Self {
         self.push([Expression::NumGen {
             how: NumGenKind::Random,
@@ -403,7 +409,8 @@ impl Line {
         }])
     }
 
-    /// Translates to the address in the first register, and the port in another.
+    /// Translates the destination to the address in the first register. `port` is the register of
+    /// the port, if any.
     fn translate_to_registers(self, port: Option<Register>) -> Self {
         let family = self.family.into();
         self.push([Expression::Nat {
@@ -415,21 +422,21 @@ impl Line {
         }])
     }
 
-    /// Translates to the address and port that a map gives.
+    /// Translates the destination to the address and port from a map.
     fn translate_to_found(self, map: SetRef) -> Self {
         let port = after(self.address_len());
         self.look_up(map, LookupFor::Value(Register::FIRST))
             .translate_to_registers(Some(port))
     }
 
-    /// `dnat to ip daddr`: keeps the destination.
+    /// Keeps the destination, but confirms it as a translation: `dnat to ip daddr`.
     pub fn keep_destination(self) -> Self {
         self.load(&[DESTINATION], 0).translate_to_registers(None)
     }
 
-    /// `dnat to ADDRESS:PORT`
+    /// Translates the destination: `dnat to ADDRESS:PORT`.
     pub fn translate(self, to: SocketAddr) -> Self {
-        // The port stands in the second register of an IPv6 address.
+        // The port's register follows the registers of an IPv6 address.
         let port = after(16);
         self.push([
             Expression::Immediate {
@@ -444,13 +451,15 @@ impl Line {
         .translate_to_registers(Some(port))
     }
 
-    /// `dnat ip to ip daddr . meta l4proto . th dport map @map`
+    /// Translates the destination by a map: `dnat ip to ip daddr . meta l4proto . th dport map
+    /// @map`.
     pub fn translate_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         self.load(key, 0)
             .translate_to_found(SetRef::Named(map.into()))
     }
 
-    /// `dnat ip addr . port to numgen random mod N map { 0 : ADDRESS . PORT, ... }`
+    /// Translates the destination to a random endpoint: `dnat ip addr . port to numgen random mod N
+    /// map { 0 : ADDRESS . PORT, ... }`.
     pub fn translate_to_one_of(self, endpoints: impl ExactSizeIterator<Item = SocketAddr>) -> Self {
         let value = vec![address_type(self.family), DataType::InetService];
         let count = endpoints.len();
@@ -463,8 +472,8 @@ impl Line {
         self.random(count).translate_to_found(map)
     }
 
-    /// `dnat ip to numgen random mod N . ip daddr . tcp dport map @map`. The rule has to match the
-    /// protocol before.
+    /// Translates the destination to a random endpoint in a map: `dnat ip to numgen random mod N .
+    /// ip daddr . tcp dport map @map`. The rule must match the protocol before.
     pub fn translate_to_one_in(self, map: &'static str, count: u32) -> Self {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         self.random(count)
@@ -472,7 +481,7 @@ impl Line {
             .translate_to_found(SetRef::Named(map.into()))
     }
 
-    /// `numgen random mod N vmap { 0 : goto CHAIN, ... }`
+    /// Continues in a random chain: `numgen random mod N vmap { 0 : goto CHAIN, ... }`.
     pub fn goto_one_of(self, chains: impl ExactSizeIterator<Item = Name>) -> Self {
         let count = chains.len();
         let element = |(number, chain): (u32, Name)| {
@@ -531,7 +540,7 @@ fn ct(key: CtKey) -> Expression {
     Expression::Ct { key, to }
 }
 
-/// `(register & mask) ^ xor`
+/// Computes `(register & mask) ^ xor`.
 fn bitwise(mask: Bytes, xor: Bytes) -> Expression {
     Expression::Bitwise {
         from: Register::FIRST,
@@ -554,7 +563,7 @@ fn number(number: u32) -> Bytes {
     Bytes::from_slice(&number.to_ne_bytes())
 }
 
-/// Returns an address in network order.
+/// Returns an address in network byte order.
 pub fn octets(address: IpAddr) -> Bytes {
     match address {
         IpAddr::V4(address) => Bytes::from_slice(&address.octets()),

@@ -1,4 +1,4 @@
-//! Measures typed messages beside hand-written bytes, and both beside the kernel's work.
+//! Measures the cost of typed messages and of hand-written bytes, compared with the kernel's work.
 //!
 //! ```text
 //! cargo build --release -p route-netlink --example encode_cost

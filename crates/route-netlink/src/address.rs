@@ -1,4 +1,4 @@
-//! Addresses of links.
+//! Addresses of links, and the messages about them.
 
 use std::net::IpAddr;
 
@@ -18,14 +18,14 @@ use crate::message::{attributes, push};
 pub struct Address {
     /// The index of the link.
     pub link: u32,
-    /// The address. On a point-to-point link, that of this end.
+    /// The address. On a point-to-point link, this end's address.
     pub address: IpAddr,
     /// Length of the network's prefix.
     pub prefix: u8,
 }
 
 impl Address {
-    /// Returns a host address: /32 or /128.
+    /// Creates a host address: /32 or /128.
     pub fn host(link: u32, address: IpAddr) -> Self {
         let prefix = Family::of(address).full_prefix();
         Self {
@@ -35,8 +35,9 @@ impl Address {
         }
     }
 
-    /// `RTM_NEWADDR`: adds the address to the link, permanently. `EEXIST` if the link has it. An
-    /// IPv6 address skips duplicate detection; a loopback address has scope host.
+    /// Appends `RTM_NEWADDR`, which adds the address to the link permanently. `EEXIST` if the link
+    /// has the address. An IPv6 address skips duplicate detection. A loopback address has scope
+    /// host.
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let flags = match self.address {
             IpAddr::V4(_) => AddressHeaderFlags::Permanent,
@@ -46,11 +47,11 @@ impl Address {
         push(batch, NLM_F_CREATE | NLM_F_EXCL, &message)
     }
 
-    /// `RTM_DELADDR`: removes the address. `EADDRNOTAVAIL` if it is not there with this prefix
-    /// length.
+    /// Appends `RTM_DELADDR`, which removes the address. `EADDRNOTAVAIL` if the link has no such
+    /// address with this prefix length.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         let message = self.message(AddressHeaderFlags::empty());
-        // The bit of NLM_F_EXCL would mean NLM_F_BULK.
+        // In a deletion, the bit of NLM_F_EXCL would mean NLM_F_BULK.
         push(batch, 0, &RouteNetlinkMessage::DelAddress(message))
     }
 
@@ -69,7 +70,7 @@ impl Address {
         message
     }
 
-    /// Parses a message after its `nlmsghdr`. `None` if it contains no address.
+    /// Parses a message after its `nlmsghdr`. Returns `None` if the message contains no address.
     pub(crate) fn parse(payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let header = AddressHeader::parse(payload)?;
         let (mut local, mut address) = (None, None);
@@ -80,8 +81,8 @@ impl Address {
                 _ => {}
             }
         }
-        // On a point-to-point link, IFA_ADDRESS is the other end's. Otherwise IPv6 has no
-        // IFA_LOCAL.
+        // On a point-to-point link, IFA_ADDRESS is the other end's address. On other links, IPv6
+        // has no IFA_LOCAL.
         Ok(local.or(address).map(|address| Self {
             link: header.index,
             address,
@@ -140,7 +141,7 @@ mod tests {
         assert!(Address::parse(&[0; 7]).is_err());
     }
 
-    /// `struct ifaddrmsg` and its attributes, as linux/if_addr.h lays them out.
+    /// Checks `struct ifaddrmsg` and its attributes against the layout in linux/if_addr.h.
     #[test]
     fn bytes_are_the_kernels() {
         let mut batch = Batch::new();

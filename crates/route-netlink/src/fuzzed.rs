@@ -1,4 +1,4 @@
-//! Parsers of bytes from outside, as functions for the fuzzer. No other code may use them.
+//! Parsers of outside bytes, as functions for the fuzzer. Only the fuzzer may use them.
 
 use crate::{Address, Family, Link, LocalRoute, PacketRoute};
 

@@ -50,8 +50,8 @@ pub use route::LocalRoute;
 pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
 
-/// Returns the addresses of all links except these, in the calling thread's network namespace. Uses
-/// its own connection, since one that failed cannot be reused.
+/// Returns the addresses of all links except these, in the calling thread's network namespace.
+/// Opens a new connection, since a failed connection cannot be reused.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Links.
+//! Links, and the messages about them.
 
 use libc::{IFLA_INFO_KIND, IFLA_LINKINFO};
 use netlink_batch::Malformed;
@@ -13,28 +13,28 @@ use crate::message::attributes;
 /// A link, as the kernel reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// Index of the link. The kernel gives it to no other link as long as this one exists.
+    /// Index of the link. No other link gets this index while the link exists.
     pub index: u32,
     /// The administrative state.
     pub state: LinkState,
-    /// Type of the link: `dummy`, `veth`, ...; empty for hardware.
+    /// Type of the link, such as `dummy` or `veth`. Empty for hardware.
     pub kind: String,
 }
 
-/// Administrative state of a link (`IFF_UP`); says nothing about its carrier.
+/// Administrative state of a link (`IFF_UP`), independent of its carrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
     /// The link is set up.
     Up,
-    /// The link is not set up. Its addresses are still local to the node.
+    /// The link is set down. Its addresses are still local to the node.
     Down,
 }
 
-/// Generation of the link-local IPv6 address when a link is set up (`IN6_ADDR_GEN_MODE_*` of
+/// Method of generating the link-local IPv6 address when a link is set up (`IN6_ADDR_GEN_MODE_*` of
 /// linux/if_link.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressGeneration {
-    /// From the hardware address; the kernel's default.
+    /// From the hardware address. This is the kernel's default.
     Eui64,
     /// No link-local address.
     None,
@@ -63,8 +63,8 @@ impl Link {
     }
 }
 
-/// Returns a message that names a link. A name of more than 15 bytes is truncated, but long enough
-/// for the kernel to reject it.
+/// Returns a message that names a link. Truncates a name of more than 15 bytes, but keeps it too
+/// long for the kernel, which rejects it.
 pub(crate) fn named(name: &str) -> LinkMessage {
     const ENOUGH: usize = libc::IFNAMSIZ;
     let mut message = LinkMessage::default();
@@ -127,12 +127,12 @@ mod tests {
             state: LinkState::Down,
             kind: String::new(),
         };
-        // IFF_BROADCAST and IFF_NOARP.
+        // The flags IFF_BROADCAST and IFF_NOARP.
         assert_eq!(Link::parse(&payload(0x82, |_| {})), Ok(hardware));
         let dummy = payload(0x83, |message| {
             message.nest(IFLA_LINKINFO, |info| {
                 info.attr_str(IFLA_INFO_KIND, "dummy");
-                // The data of another kind.
+                // The attribute's data belong to another link type.
                 info.attr(2, &[1]);
             });
         });

@@ -17,49 +17,50 @@ use crate::message::attributes;
 pub struct Lookup {
     /// The destination.
     pub destination: IpAddr,
-    /// The source. For a packet of this node, one of its own addresses.
+    /// The source. For a packet of this node, the source is one of the node's addresses.
     pub source: Option<IpAddr>,
-    /// Index of the link by which the packet arrives; none if this node sends it. With a link, the
-    /// kernel also checks the source, as for arriving packets.
+    /// Index of the link on which the packet arrives, or `None` if this node sends the packet. With
+    /// a link, the kernel also checks the source.
     pub link: Option<u32>,
-    /// Its mark, which policy routing may ask for.
+    /// The packet's mark, which policy routing may match.
     pub mark: u32,
 }
 
 /// The route of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PacketRoute {
-    /// `RTN_*` of linux/rtnetlink.h: 1 to another host, 2 to this node, 3 broadcast, 5 multicast, 6
-    /// dropped, 7 and 8 refused.
+    /// Route type, `RTN_*` of linux/rtnetlink.h: 1 to another host, 2 to this node, 3 broadcast, 5
+    /// multicast, 6 dropped, 7 and 8 refused.
     pub kind: u8,
     /// Index of the outgoing link.
     pub link: Option<u32>,
-    /// The next hop; none if it is the destination itself.
+    /// The next hop, or `None` if the destination is on the link.
     pub gateway: Option<IpAddr>,
     /// The source address that the kernel chooses for this node's packets.
     pub source: Option<IpAddr>,
 }
 
-/// Reason why there is no route.
+/// The reason why no route exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RouteRefusal {
     /// No route matches (`ENETUNREACH`).
     NoRoute,
-    /// The packet would be forwarded, but this node does not forward, or a route refuses it
-    /// (`EHOSTUNREACH`).
+    /// The packet would need forwarding, but this node does not forward, or a route refuses the
+    /// packet (`EHOSTUNREACH`).
     NotForwarded,
-    /// The packet may not arrive by that link: the route to its source uses another one
+    /// The packet must not arrive on this link, since the route to its source uses another link
     /// (`rp_filter`, `EXDEV`).
     WrongLink,
-    /// The source or destination is invalid in an arriving packet: a loopback address, or an
-    /// address of this node as the source (`EINVAL`).
+    /// An arriving packet has an invalid source or destination: a loopback address, or an address
+    /// of this node as the source (`EINVAL`).
     Martian,
     /// Another error of the kernel, by its number.
     Other(i32),
 }
 
 impl RouteRefusal {
-    /// Returns the reason in a refusal. `None` if the request was not understood or not allowed.
+    /// Returns the reason in a refusal. Returns `None` if the kernel did not understand or allow
+    /// the request.
     pub(crate) fn of(refusal: &Refusal) -> Option<Self> {
         Some(match refusal.errno {
             ENETUNREACH => Self::NoRoute,
@@ -120,7 +121,7 @@ impl PacketRoute {
         Ok(way)
     }
 
-    /// Reports whether the packet is for this node itself.
+    /// Reports whether the packet's destination is this node.
     pub fn is_local(&self) -> bool {
         self.kind == u8::from(RouteType::Local)
     }
@@ -134,7 +135,7 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Returns the reason in the kernel's error, if it is about the route.
+/// Returns the reason in the kernel's error if the error concerns the route.
 pub(crate) fn answer(error: Error) -> Result<RouteRefusal, Error> {
     match error {
         Error::Refused(refusal) => RouteRefusal::of(&refusal).ok_or(Error::Refused(refusal)),
@@ -150,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// `struct rtmsg` and its attributes, as linux/rtnetlink.h lays them out.
+    /// Checks `struct rtmsg` and its attributes against the layout in linux/rtnetlink.h.
     #[test]
     fn bytes_are_the_kernels() {
         let lookup = Lookup {

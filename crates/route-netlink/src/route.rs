@@ -1,4 +1,4 @@
-//! Routes of type local, which make an address one of the node's own.
+//! Routes of type local. A local route makes an address one of the node's own.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use netlink_packet_route::route::{
 use crate::Family;
 use crate::message::{attributes, push};
 
-/// A route of type local to one address, in the table `local`. The kernel makes one for each
+/// A route of type local to one address, in the table `local`. The kernel creates one for each
 /// address of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRoute {
@@ -22,22 +22,22 @@ pub struct LocalRoute {
     pub link: u32,
     /// The address.
     pub address: IpAddr,
-    /// Origin of the route (`RTPROT_*` of linux/rtnetlink.h, or another number).
+    /// Origin of the route, `RTPROT_*` of linux/rtnetlink.h or another number.
     pub protocol: u8,
 }
 
 impl LocalRoute {
-    /// `RTPROT_KERNEL`: routes that the kernel makes for an address.
+    /// Origin of routes that the kernel creates for an address (`RTPROT_KERNEL`).
     pub const KERNEL: u8 = libc::RTPROT_KERNEL;
 
-    /// `RTM_NEWROUTE`: adds the route, also beside another one to the same address. `EEXIST` if it
-    /// exists.
+    /// Appends `RTM_NEWROUTE`, which adds the route, even if another route to the address exists.
+    /// `EEXIST` if this route exists.
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let message = RouteNetlinkMessage::NewRoute(self.message());
         push(batch, NLM_F_CREATE, &message)
     }
 
-    /// `RTM_DELROUTE`: removes the route. `ESRCH` if it does not exist.
+    /// Appends `RTM_DELROUTE`, which removes the route. `ESRCH` if the route does not exist.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         push(batch, 0, &RouteNetlinkMessage::DelRoute(self.message()))
     }
@@ -47,7 +47,7 @@ impl LocalRoute {
         let mut message = request(family, self.protocol);
         message.header.destination_prefix_length = family.full_prefix();
         if family == Family::Inet {
-            // With scope host, the kernel does not need a link that is up. IPv6 has no scopes.
+            // With scope host, the kernel accepts a link that is down. IPv6 has no scopes.
             message.header.scope = RouteScope::Host;
         }
         message.attributes = vec![
@@ -57,8 +57,8 @@ impl LocalRoute {
         message
     }
 
-    /// Parses a message after its `nlmsghdr`. `None` unless it is a route to a single address of
-    /// this family, made by this protocol.
+    /// Parses a message after its `nlmsghdr`. Returns `None` unless the message is a route to a
+    /// single address of this family, with this origin.
     pub(crate) fn parse(
         payload: &[u8],
         family: Family,
@@ -98,7 +98,7 @@ impl LocalRoute {
     }
 }
 
-/// Returns the request for all routes of a protocol.
+/// Returns the request for all routes with this origin.
 pub(crate) fn request(family: Family, protocol: u8) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family.number();
@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// `struct rtmsg` and its attributes, as linux/rtnetlink.h lays them out.
+    /// Checks `struct rtmsg` and its attributes against the layout in linux/rtnetlink.h.
     #[test]
     fn bytes_are_the_kernels() {
         let route = |address| LocalRoute {
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(parse(payload), Ok(Some(route)));
         assert_eq!(LocalRoute::parse(payload, Family::Inet, 2), Ok(None));
         assert_eq!(LocalRoute::parse(payload, Family::Inet6, 107), Ok(None));
-        // A network, another table, another type.
+        // Messages with a network, another table, and another type.
         for (at, value) in [(1, 24), (4, 254), (7, 1)] {
             let mut other = payload.to_vec();
             other[at] = value;

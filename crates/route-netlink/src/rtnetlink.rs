@@ -11,8 +11,8 @@ use crate::lookup::{self, Lookup, PacketRoute, RouteRefusal};
 use crate::message::{push, write};
 use crate::route::{self, LocalRoute};
 
-/// A connection to rtnetlink. Calls block while the kernel works. It belongs to the network
-/// namespace of the thread that opened it.
+/// A connection to rtnetlink, in the network namespace of the thread that opened it. Calls block
+/// while the kernel works.
 #[derive(Debug)]
 pub struct Rtnetlink(Connection);
 
@@ -26,12 +26,13 @@ impl Rtnetlink {
         Connection::open(Protocol::Route).map(Self)
     }
 
-    /// Returns the number of messages sent; wraps to 0 after `u32::MAX`.
+    /// Returns the number of messages sent. Wraps to 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sent()
     }
 
-    /// Sends all messages, and returns the reply to each. A refused one does not stop the others.
+    /// Sends all messages, and returns the reply to each message. A refused message does not stop
+    /// the others.
     ///
     /// # Errors
     ///
@@ -41,8 +42,8 @@ impl Rtnetlink {
         self.0.execute(batch)
     }
 
-    /// Returns the link of this name, if it exists. Unlike ioctl, this loads no kernel module for
-    /// an unknown name.
+    /// Returns the link of this name, if it exists. Unlike ioctl, this call loads no kernel module
+    /// for an unknown name.
     ///
     /// # Errors
     ///
@@ -59,7 +60,7 @@ impl Rtnetlink {
         Ok(Some(Link::parse(payload)?))
     }
 
-    /// Creates a dummy link, which is down.
+    /// Creates a dummy link in state down.
     ///
     /// # Errors
     ///
@@ -71,7 +72,8 @@ impl Rtnetlink {
         self.write(NLM_F_CREATE | NLM_F_EXCL, &message)
     }
 
-    /// Sets a link up or down. Setting it down removes its IPv6 addresses, and all routes over it.
+    /// Sets a link up or down. Setting a link down removes its IPv6 addresses, and all routes over
+    /// it.
     ///
     /// # Errors
     ///
@@ -82,7 +84,8 @@ impl Rtnetlink {
         self.write(0, &message)
     }
 
-    /// Sets the generation of the link-local address, for the next time that the link is set up.
+    /// Sets how the kernel generates the link-local address. Applies the next time that the link is
+    /// set up.
     ///
     /// # Errors
     ///
@@ -120,7 +123,7 @@ impl Rtnetlink {
         self.dump_addresses(family, 0)
     }
 
-    /// Returns the addresses of one link; none if the link does not exist.
+    /// Returns the addresses of one link. Empty if the link does not exist.
     ///
     /// # Errors
     ///
@@ -148,7 +151,7 @@ impl Rtnetlink {
         })
     }
 
-    /// Returns the local routes of a protocol, over all links.
+    /// Returns the local routes with this origin, over all links.
     ///
     /// # Errors
     ///
@@ -161,7 +164,7 @@ impl Rtnetlink {
         })
     }
 
-    /// Returns the route of a packet, as the kernel's routing decides.
+    /// Returns the route of a packet, by the kernel's routing decision.
     ///
     /// # Errors
     ///

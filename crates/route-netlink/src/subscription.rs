@@ -18,25 +18,25 @@ use crate::{Address, Link};
 /// A notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// An address was added to a link, or changed.
+    /// An address was added to a link, or an address changed.
     AddressAdded(Address),
     /// An address was removed from a link.
     AddressRemoved(Address),
-    /// A link was added, or changed.
+    /// A link was added, or a link changed.
     Link(Link),
     /// A link was removed.
     LinkRemoved(Link),
-    /// Notifications were lost (`ENOBUFS`), or cannot be parsed: anything may have changed.
+    /// Notifications were lost (`ENOBUFS`) or malformed, so any object may have changed.
     Lost,
 }
 
 /// A subscription to links and addresses in the network namespace of the thread that opened it. It
-/// never blocks: wait until its descriptor is readable.
+/// never blocks. The caller waits until its descriptor is readable.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes, with a receive buffer of `room` bytes, or as many as allowed. A notification
+    /// Subscribes with a receive buffer of `room` bytes, or of the allowed maximum. A notification
     /// needs about 800 bytes. More than `net.core.rmem_max` needs `CAP_NET_ADMIN` in the initial
     /// user namespace.
     ///
@@ -46,7 +46,7 @@ impl Subscription {
     pub fn open(room: usize) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.set_non_blocking(true)?;
-        // With a smaller buffer more notifications are lost, which is reported.
+        // With a smaller buffer, more notifications are lost. Each loss is reported.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
         socket.bind(&SocketAddr::new(0, 0))?;
@@ -56,8 +56,8 @@ impl Subscription {
         Ok(Self(socket))
     }
 
-    /// Makes the kernel skip notifications of addresses that are added to this link; replaces an
-    /// earlier choice. Notifications of removed addresses still come.
+    /// Makes the kernel skip notifications of addresses that are added to this link. Replaces an
+    /// earlier choice. Notifications of removed addresses still arrive.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let messages = netlink_batch::messages(datagram);
     messages
         .filter_map(|message| {
-            // A malformed message may mean anything.
+            // A malformed message may stand for any change.
             let event = message.and_then(event);
             event.unwrap_or(Some(Event::Lost))
         })
@@ -213,7 +213,7 @@ mod tests {
         let mut lying = link(RTM_NEWLINK, 8, 1);
         lying[..4].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert_eq!(events(&lying), [Event::Lost]);
-        // The next message is still read.
+        // The parser still reads the next message.
         let mut odd = datagram(7, "10.96.0.1");
         odd[24] = 7;
         let all = [odd, removed(2, "192.168.0.1")].concat();

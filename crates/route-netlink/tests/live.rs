@@ -1,5 +1,5 @@
 //! Tests against the running kernel, each in its own network namespace. They need root. Tests of
-//! dummy links are ignored, as not every kernel has them.
+//! dummy links are ignored by default, since some kernels lack dummy links.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,12 +29,12 @@ const ROOM: usize = 8 << 20;
 /// An unused protocol number.
 const OURS: u8 = 107;
 
-/// Runs `story` on its own thread in a new network namespace.
+/// Runs a test on a new thread in a new network namespace.
 fn in_namespace(story: impl FnOnce(Rtnetlink) + Send) {
     namespace::in_namespace(|| story(Rtnetlink::open().unwrap()));
 }
 
-/// If IPv6 is a module, the kernel does not load it by itself.
+/// Loads IPv6, since the kernel does not load its module by itself.
 fn load_ipv6() {
     if Path::new("/proc/sys/net/ipv6").exists() {
         return;
@@ -60,7 +60,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Returns so many addresses of a family.
+/// Returns `count` addresses of a family.
 fn many(family: Family, count: u32) -> impl Iterator<Item = IpAddr> {
     (1..=count).map(move |number| match family {
         Family::Inet => IpAddr::V4((0x0a60_0000 + number).into()),
@@ -212,7 +212,7 @@ fn thousands_of_addresses_and_routes() {
     load_ipv6();
     in_namespace(|mut rtnetlink| {
         rtnetlink.create_dummy(DUMMY).unwrap();
-        // IPv6 routes need it.
+        // IPv6 routes need a link that is up.
         rtnetlink.set_link_state(DUMMY, LinkState::Up).unwrap();
         let link = rtnetlink.link(DUMMY).unwrap().unwrap().index;
         for family in [Family::Inet, Family::Inet6] {
@@ -260,7 +260,7 @@ fn thousands_of_addresses_and_routes() {
     });
 }
 
-/// Returns the events within a second, until `is_enough`.
+/// Returns the events within a second, or until `is_enough`.
 fn told(subscription: &Subscription, is_enough: impl Fn(&[Event]) -> bool) -> Vec<Event> {
     let deadline = Instant::now() + Duration::from_secs(1);
     let mut told = Vec::new();

@@ -100,7 +100,7 @@ fn the_tuple_and_zones_of_a_delete_are_those_that_conntrack_sends() {
             .into_iter()
             .filter(|(kind, _)| [attr::TUPLE_ORIG, attr::ZONE].contains(kind))
             .collect();
-        // The delete also has the flow's id, which conntrack's does not.
+        // Our delete also has the flow's id, unlike conntrack's.
         wanted.push((attr::ID, flow.id.to_be_bytes().to_vec()));
         assert_eq!(attributes(&key), wanted);
     }

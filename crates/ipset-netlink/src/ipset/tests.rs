@@ -8,7 +8,7 @@ use super::*;
 use crate::test_data::{self, comparable};
 use crate::{Family, SetType};
 
-/// The sets of the script that this crate can express.
+/// The sets of the test script that this crate can express.
 const PLAIN: [(&str, SetType, Family); 8] = [
     ("ip4", SetType::HashIp, Family::Inet),
     ("ip6", SetType::HashIp, Family::Inet6),
@@ -112,8 +112,8 @@ fn type_request_is_what_ipset_sends() {
     }
 }
 
-/// A kernel with one set of ports. It handles a message up to the first port that it refuses, and
-/// reports that line as the real one does.
+/// A kernel with one set of ports. It handles a message up to the first refused port, and reports
+/// that line like the real kernel.
 struct Kernel {
     refuses: BTreeSet<u16>,
     holds: BTreeSet<u16>,
@@ -168,10 +168,10 @@ impl Kernel {
     }
 }
 
-/// Writes `entries` to a kernel that refuses some of the ports.
+/// Writes `entries` to a kernel that refuses some ports.
 fn write_to(kernel: &mut Kernel, entries: &[Entry]) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::Unknown; entries.len()];
-    // Entries that do not fit are refused before, as by `Ipset::expected`.
+    // Entries that do not fit are refused before sending, as by `Ipset::expected`.
     for (entry, outcome) in entries.iter().zip(&mut outcomes) {
         if entry.set_type() != SetType::BitmapPort {
             *outcome = Outcome::Refused(Reason::TypeMismatch);
@@ -232,7 +232,7 @@ fn few_messages_do_it() {
     assert_eq!(write_to(&mut kernel, &entries), vec![Outcome::Done; 20_000]);
     assert_eq!(kernel.messages, 13);
 
-    // One bad entry: the rest of its message is sent in groups of 64.
+    // After one bad entry, the rest of its message is sent in groups of 64.
     let mut kernel = Kernel {
         refuses: [10_000].into(),
         holds: BTreeSet::new(),

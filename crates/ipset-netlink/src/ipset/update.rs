@@ -1,4 +1,4 @@
-//! The messages of changes, many entries in each, and their continuation behind a refusal.
+//! The messages of changes, each with many entries, and their continuation after a refusal.
 
 use netlink_batch::{Batch, Reply, Writer};
 
@@ -7,11 +7,11 @@ use crate::wire::{NET_BYTEORDER, attr, command, message};
 use crate::{Entry, Reason};
 
 /// Bytes of entries in one message. An attribute's length is a `u16`, so 64 KiB is the limit. A
-/// refusal echoes the whole message. Half of the limit spares the receive buffer and still holds
+/// refusal echoes the whole message. Half of the limit spares the receive buffer, and still holds
 /// 400 to 1300 entries.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
-/// Maximum number of entries in one message: at first, and after each refusal.
+/// Maximum number of entries in one message: first, and after each refusal.
 const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 
 /// Entries to add to one set, or to delete from it.
@@ -19,29 +19,29 @@ const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 pub struct Change<'a> {
     /// Name of the set.
     pub set: &'a str,
-    /// Add or delete.
+    /// The action: add or delete.
     pub action: Action,
-    /// Entries.
+    /// The entries to add or delete.
     pub entries: &'a [Entry],
 }
 
-/// The action on entries.
+/// The action of a change on its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Adds entries that are missing.
+    /// Adds the missing entries.
     Add,
-    /// Deletes entries that are present.
+    /// Deletes the present entries.
     Delete,
 }
 
-/// The outcome of an entry.
+/// The outcome of a change for one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The set is as wanted.
+    /// The set has the wanted state.
     Done,
     /// The kernel refused the entry, or the set cannot hold it.
     Refused(Reason),
-    /// The kernel's answer was lost: list the set to see.
+    /// The kernel's reply was lost. A list of the set shows its state.
     Unknown,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn preamble(w: &mut Writer<'_>, protocol: u8, name: Option<&str>) {
     }
 }
 
-/// Sends the `Unknown` entries of `parts`, until each is settled or its answer lost.
+/// Sends the `Unknown` entries of `parts`, until each is settled or its reply is lost.
 pub(super) fn write<E>(
     mut parts: Vec<ChangePart<'_>>,
     protocol: u8,
@@ -86,16 +86,16 @@ pub(super) fn write<E>(
     Ok(())
 }
 
-/// Entries of a change that go into one or several messages.
+/// Entries of a change, for one or several messages.
 pub(super) struct ChangePart<'a> {
     pub(super) change: Change<'a>,
-    /// Outcomes, one for each entry. `Unknown` ones are still to be sent.
+    /// Outcomes, one for each entry. Entries with outcome `Unknown` have not been sent.
     pub(super) outcomes: &'a mut [Outcome],
 }
 
 impl<'a> ChangePart<'a> {
-    /// Appends a message with at most `most` first entries of this part, and returns the number of
-    /// entries that it covers. Lines count from 1, so 0 in a refusal means none of them.
+    /// Appends a message with at most `most` entries from the start of this part, and returns the
+    /// number of covered entries. Lines count from 1, so line 0 in a refusal names no entry.
     pub(super) fn push(&self, batch: &mut Batch, protocol: u8, most: usize) -> usize {
         let command = match self.change.action {
             Action::Add => command::ADD,
@@ -144,7 +144,7 @@ impl<'a> ChangePart<'a> {
         (part, rest)
     }
 
-    /// Records the reply to this part's message, and returns the entries behind a refused one.
+    /// Records the reply to this part's message, and returns the entries after a refused entry.
     fn settle(self, reply: &Reply) -> Option<ChangePart<'a>> {
         let refusal = match reply {
             Reply::Unknown => return None,
@@ -157,7 +157,7 @@ impl<'a> ChangePart<'a> {
         let line = CommandAttributes::decode(&refusal.request)
             .ok()
             .and_then(|attributes| attributes.line);
-        // Lines count from 1; any other number names no entry.
+        // Lines count from 1. Any other number names no entry.
         let index = line.and_then(|line| (line as usize).checked_sub(1));
         let refused = index.and_then(|index| self.change.entries.get(index));
         let bitmap = matches!(refused, Some(Entry::Port(_)));
@@ -173,7 +173,7 @@ impl<'a> ChangePart<'a> {
         Some(behind)
     }
 
-    /// Sets all unknown outcomes.
+    /// Sets all unknown outcomes to this outcome.
     fn conclude(self, as_this: Outcome) {
         for outcome in self.outcomes {
             if *outcome == Outcome::Unknown {

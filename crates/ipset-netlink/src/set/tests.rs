@@ -13,7 +13,7 @@ fn a_list_reads_as_what_was_made() {
         entries.sort_unstable();
         lines.extend(entries.iter().map(Entry::to_string));
     }
-    // Comments and counters are ignored; entries that cannot be expressed are counted below.
+    // Comments and counters are ignored. Entries that cannot be expressed are counted below.
     let expected = [
         "ip4: hash:ip family inet hashsize 1024 maxelem 65536",
         "10.0.0.1",
@@ -90,7 +90,7 @@ fn a_set_in_several_messages_is_one() {
         .unwrap();
     let whole = Set::decode_list([portnet4.as_slice()].into_iter()).unwrap();
 
-    // The kernel continues a set so: name and entries again, no type and no header.
+    // The kernel continues a set with its name and further entries, without type and header.
     let mut batch = netlink_batch::Batch::new();
     batch.push(0, 0, |w| {
         w.bytes(&[2, 0, 0, 0]);
@@ -107,7 +107,7 @@ fn a_set_in_several_messages_is_one() {
         [whole[0].entries.clone(), whole[0].entries.clone()].concat()
     );
 
-    // No list begins so.
+    // A list never begins with a continuation.
     let error = Set::decode_list([more].into_iter()).unwrap_err();
     assert!(error.to_string().contains("not introduced"), "{error}");
 }

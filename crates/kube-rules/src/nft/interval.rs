@@ -1,4 +1,4 @@
-//! Networks as the elements of a set of intervals.
+//! Networks as elements of an interval set.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,8 +12,8 @@ fn bits(address: IpAddr) -> u128 {
     }
 }
 
-/// Returns the elements of a set of these networks: the start and the end of each range. Adjacent
-/// ranges are merged. As in `nft`, the range before the first one is included.
+/// Returns the elements for a set of these networks: the start and the end of each range. Merges
+/// adjacent ranges. As in `nft`, includes the range before the first network.
 pub(super) fn intervals(nets: &[IpNet], len: usize) -> Vec<Element> {
     let ends = |net: &IpNet| (bits(net.network()), bits(net.broadcast()));
     let mut ranges: Vec<(u128, u128)> = nets.iter().map(ends).collect();
