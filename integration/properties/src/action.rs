@@ -1,23 +1,23 @@
-//! Actions of a history, in order.
+//! Actions of an event sequence.
 
 use std::fmt;
 use std::str::FromStr;
 
 use chance::Chance;
 
-/// A thing that happens. What it is in detail follows from its own number, and from what there is
-/// then: so that it means the same when others before it are left out.
+/// An action of an event sequence. Its details depend only on its own random number and on the
+/// present state. It therefore keeps its meaning when earlier actions are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Action {
-    /// The action.
+    /// Kind of the action.
     pub verb: Verb,
-    /// Random number for its details.
+    /// Random number that selects the details.
     pub dice: u32,
 }
 
 macro_rules! verbs {
     ($($(#[doc = $doc:literal])* $name:ident $word:literal $weight:literal,)*) => {
-        /// The kinds of things that happen.
+        /// Kinds of actions.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Verb {
             $($(#[doc = $doc])* $name,)*
@@ -29,63 +29,64 @@ macro_rules! verbs {
     };
 }
 
-// Each with its word, and how often it comes.
+// Each kind has a name and a relative frequency.
 verbs! {
-    /// Services and endpoints come, and all goes on until they serve. It begins a history.
+    /// Adds Services and endpoints, and runs the daemon until they work. First action of a
+    /// sequence.
     Populate "populate" 0,
-    /// A Service comes, or changes.
+    /// Adds or changes a Service.
     Service "service" 9,
-    /// A Service goes.
+    /// Deletes a Service.
     ServiceGone "service-gone" 3,
-    /// A load balancer is given what another Service has as an external IP.
+    /// Assigns another Service's external IP to a load balancer.
     Assign "assign" 2,
-    /// Endpoints of a Service come, change, go.
+    /// Adds, changes or removes endpoints of a Service.
     Slice "slice" 16,
-    /// A slice goes.
+    /// Deletes a slice.
     SliceGone "slice-gone" 2,
-    /// The Node changes.
+    /// Changes the Node.
     Node "node" 1,
-    /// An object changes into what cannot be read.
+    /// Makes an object unreadable.
     Garbled "garbled" 1,
-    /// The source tells everything again.
+    /// The source lists all objects again.
     Relist "relist" 1,
-    /// The node gets an address, or loses one; the kernel tells.
+    /// Adds or removes an address of the node. The kernel sends an event.
     Address "address" 2,
     /// Another program changes our entries.
     Damage "damage" 6,
     /// Another program changes its own entries.
     Foreign "foreign" 4,
-    /// The next writes are refused.
+    /// The kernel rejects the next writes.
     Refuse "refuse" 3,
-    /// The kernel refuses one object from now on, and never takes it.
+    /// The kernel rejects one object from now on, forever.
     Forbid "forbid" 2,
-    /// The next answer to a write is lost.
+    /// The next reply to a write is lost.
     Lose "lose" 3,
-    /// A part cannot be read from now on.
+    /// One part of the kernel is unreadable from now on.
     Unreadable "unreadable" 2,
     /// The next read misses an entry.
     PassOver "pass-over" 1,
-    /// The kernel's faults end.
+    /// Ends the kernel's faults.
     Lift "lift" 3,
-    /// Some of what was told arrives.
+    /// Delivers some pending events.
     Hear "hear" 14,
-    /// A kernel thread goes on for some pieces.
+    /// A kernel thread does some steps.
     Step "step" 70,
-    /// Finished pieces are booked, and due ones begin.
+    /// The engine records finished jobs and starts due ones.
     Turn "turn" 24,
-    /// A little time passes.
+    /// Lets a little time pass.
     Time "time" 8,
-    /// The next timer fires.
+    /// Fires the next timer.
     Due "due" 8,
-    /// The kernel is to be compared with what is believed.
+    /// Requests a comparison of the kernel with the believed state.
     Check "check" 3,
-    /// The kernel tells that something may have changed.
+    /// The kernel reports a possible change.
     Told "told" 2,
-    /// Everything runs until nothing is left to be done at once.
+    /// Runs until no immediate work is left.
     Rest "rest" 4,
-    /// The process is killed, and started again.
+    /// Kills and restarts the process.
     Kill "kill" 2,
-    /// The process ends and starts with other settings.
+    /// Restarts the process with other settings.
     Switch "switch" 1,
     /// Another daemon takes over in the same process, once its threads are idle.
     Succeed "succeed" 1,
@@ -109,7 +110,7 @@ impl Action {
         }
     }
 
-    /// The numbers of its own.
+    /// Returns a generator for the action's details.
     pub fn chance(self) -> Chance {
         Chance::new(self.dice.into())
     }
@@ -126,7 +127,7 @@ impl fmt::Display for Action {
 impl FromStr for Action {
     type Err = String;
 
-    /// A `#` begins a note for people.
+    /// A `#` begins a comment.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let told = text.split('#').next().unwrap_or_default().trim();
         let (word, dice) = told.split_once(' ').ok_or("a verb and a number")?;
@@ -143,7 +144,7 @@ pub fn history(seed: u64) -> Vec<Action> {
     let mut chance = Chance::new(seed ^ 0x0061_6374_696f_6e73);
     let len = chance.within(60..=100);
     let mut actions: Vec<Action> = (0..len).map(|_| Action::any(&mut chance)).collect();
-    // Most begin on a node that serves.
+    // Most sequences begin on a node with working Services.
     if let Some(first) = actions.first_mut().filter(|_| !chance.is_one_in(5)) {
         first.verb = Verb::Populate;
     }

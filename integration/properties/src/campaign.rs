@@ -1,4 +1,4 @@
-//! Many histories, one after the other.
+//! Runs many event sequences one after another.
 
 use std::time::{Duration, Instant};
 
@@ -11,35 +11,35 @@ use crate::run::{Failure, HistoryResult, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::turnstile::Threads;
 
-/// Share of histories that run twice, to see that they are equal: one in so many.
+/// One in this many sequences runs twice, to check that both runs are equal.
 const TWICE: u64 = 20;
 
-/// Settings of a run.
+/// Settings of a campaign.
 #[derive(Debug, Clone)]
 pub struct Campaign {
-    /// Most histories to run.
+    /// Maximum number of sequences.
     pub histories: u64,
-    /// Time after which no further history begins.
+    /// No sequence starts after this time.
     pub limit: Option<Duration>,
-    /// The seed of the first; each next one has the next number.
+    /// Seed of the first sequence. Each further sequence has the next number.
     pub seed: u64,
-    /// The modes, in turn.
+    /// The modes, used in turn.
     pub forms: Vec<&'static Form>,
-    /// Ground of the histories.
+    /// Kernel of the sequences.
     pub ground: Ground,
 }
 
-/// Kernel that histories run on.
+/// Kernel on which sequences run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ground {
     /// The strict fakes.
     Fakes,
-    /// The kernel of this machine: on a node of its own each.
+    /// This machine's kernel. Each sequence has a separate node.
     Kernel,
 }
 
 impl Ground {
-    /// Runs a history; its log is told if that is asked for.
+    /// Runs a sequence, with a log if `is_told`.
     pub fn run(
         self,
         form: &Form,
@@ -53,7 +53,7 @@ impl Ground {
             Self::Kernel => {
                 let ran = on_a_node(family, || {
                     let subject = form.on_the_kernel(family)?;
-                    // They are in the same network namespace.
+                    // The threads share the network namespace.
                     Ok(run_on_kernel(subject, actions, &Threads::start(), is_told))
                 });
                 ran.and_then(|ran| ran)
@@ -66,8 +66,8 @@ impl Ground {
     }
 }
 
-/// Returns the forms that this machine's kernel can carry in a family, and why it cannot carry the
-/// others.
+/// Returns the forms that this machine's kernel supports in a family, and the reasons for the
+/// unsupported forms.
 pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>, Vec<String>) {
     let (mut carried, mut others) = (Vec::new(), Vec::new());
     for form in forms.iter().copied().filter(|form| form.has_kernel()) {
@@ -80,42 +80,42 @@ pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>
     (carried, others)
 }
 
-/// Result of a run.
+/// Result of a campaign.
 #[derive(Debug, Default)]
 pub struct Account {
-    /// Number of histories that were run to their end, or to their failure.
+    /// Number of sequences that were run to their end or to their failure.
     pub histories: u64,
-    /// Number of pieces that kernel threads did in them.
+    /// Number of steps that kernel threads did.
     pub pieces: u64,
     /// Duration.
     pub took: Duration,
-    /// Number of histories that were run twice, and of those in which the plans came in another
-    /// order, because the product follows the order of a hash table.
+    /// Number of sequences that ran twice.
     pub twice: u64,
-    /// See there.
+    /// Number of repeated sequences whose plans had another order, because the product iterates
+    /// over a hash table.
     pub unlike: u64,
-    /// The first one that failed.
+    /// The first failed sequence.
     pub failed: Option<Failed>,
 }
 
-/// A history that failed, shortened.
+/// A failed sequence, shortened.
 #[derive(Debug)]
 pub struct Failed {
-    /// Seed of the history.
+    /// Seed of the sequence.
     pub seed: u64,
     /// The mode.
     pub form: &'static Form,
     /// The family.
     pub family: IpFamily,
-    /// Actions that are needed for the failure.
+    /// Actions that the failure needs.
     pub actions: Vec<Action>,
     /// The violated property.
     pub failure: Failure,
-    /// Log for people.
+    /// Readable log.
     pub log: Vec<String>,
 }
 
-/// The family of a seed's addresses: one in seven is IPv6.
+/// Returns the address family of a seed. One in seven is IPv6.
 pub fn family(seed: u64) -> IpFamily {
     if seed.is_multiple_of(7) {
         IpFamily::V6
@@ -124,7 +124,7 @@ pub fn family(seed: u64) -> IpFamily {
     }
 }
 
-/// Runs them until one fails.
+/// Runs sequences until one fails.
 pub fn go(campaign: &Campaign, threads: &Threads) -> Account {
     let began = Instant::now();
     let mut account = Account::default();

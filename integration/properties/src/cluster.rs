@@ -1,4 +1,5 @@
-//! The objects of a cluster that somebody changes: small numbers of everything, so that they meet.
+//! The changing objects of a cluster. There are few Services, addresses and ports, so that they
+//! collide.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,24 +15,24 @@ use proxy::{
 use crate::subject::Barred;
 use crate::turnstile::{From, Front};
 
-/// The own node.
+/// Name of our node.
 pub const NODE: &str = "node1";
 
-/// The node's address that never goes.
+/// The node's permanent address.
 pub const NODE_ADDRESS: [u8; 4] = [192, 168, 99, 10];
 
-/// A pod of this node that asks; a Service may have it for an endpoint.
+/// Address of a client pod on this node. A Service may have it as an endpoint.
 pub const POD_ADDRESS: [u8; 4] = [10, 244, 1, 1];
 
-/// The kinds that are listed.
+/// Kinds in the source's lists.
 const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
 
 /// Number of Services.
 pub const SERVICES: u8 = 6;
-/// First cluster IP; sometimes an endpoint's address, too.
+/// First cluster IP. It is sometimes an endpoint's address, too.
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
 
-/// Reports whether an address is another Service's cluster IP. Packets to it may be refused,
+/// Reports whether an address is another Service's cluster IP. Packets to it may be rejected,
 /// because nftables layouts see it before or after translation.
 pub fn is_a_cluster_ip(target: &Target) -> bool {
     [IpFamily::V4, IpFamily::V6]
@@ -39,13 +40,13 @@ pub fn is_a_cluster_ip(target: &Target) -> bool {
         .any(|family| at(*family, CLUSTER_IP) == target.ip)
 }
 
-/// Reports whether an address is of the network of cluster IPs.
+/// Reports whether an address is in the network of cluster IPs.
 pub fn is_for_cluster(address: IpAddr) -> bool {
     let network = net(IpFamily::of(address), [10, 96, 0, 0], 24);
     network.is_some_and(|network| network.contains(&address))
 }
 
-/// An address, or what stands for it in the other family.
+/// Returns an address, or its counterpart in the other family.
 pub fn at(family: IpFamily, octets: [u8; 4]) -> IpAddr {
     let [a, b, c, d] = octets;
     match (family, octets) {
@@ -58,7 +59,7 @@ pub fn at(family: IpFamily, octets: [u8; 4]) -> IpAddr {
     }
 }
 
-/// A network, likewise.
+/// Returns a network, or its counterpart in the other family.
 pub fn net(family: IpFamily, octets: [u8; 4], len: u8) -> Option<IpNet> {
     let before = match family {
         IpFamily::V4 => 0,
@@ -74,15 +75,15 @@ pub struct Cluster {
     services: BTreeMap<NamespacedName, Service>,
     slices: BTreeMap<NamespacedName, EndpointSlice>,
     node: Option<Node>,
-    /// Services as they were told.
+    /// Services in the versions that the source has sent.
     versions: Vec<Service>,
-    /// Objects that cannot be read as they are now.
+    /// Objects whose present version is unreadable.
     garbled: BTreeSet<(bool, NamespacedName)>,
-    /// The objects as a model, all readable.
+    /// The model of all objects, with unreadable ones in their last readable version.
     pub model: Model,
 }
 
-/// The name of a Service.
+/// Returns the name of a Service.
 pub fn name(number: u8) -> NamespacedName {
     NamespacedName::new("default", &format!("s{number}"))
 }
@@ -91,13 +92,13 @@ fn slice_name(number: u8, which: u8) -> NamespacedName {
     NamespacedName::new("default", &format!("s{number}-{which}"))
 }
 
-/// A Model of the own node, as the daemon makes it.
+/// Returns a model of our node, as the daemon creates it.
 pub fn model() -> Model {
     Model::of_node(NODE)
 }
 
 impl Cluster {
-    /// Creates a cluster with a Node and nothing else.
+    /// Creates a cluster with only a Node.
     pub fn new(family: IpFamily) -> Self {
         let mut cluster = Self {
             family,
@@ -136,7 +137,7 @@ impl Cluster {
         }
     }
 
-    /// Everywhere that a Service may be reached at, and which Services claim it.
+    /// Returns every frontend of a Service, with the Services that claim it.
     pub fn fronts(
         &self,
         addresses: &BTreeSet<IpAddr>,
@@ -159,7 +160,7 @@ impl Cluster {
                     let is_of_node = address == at(self.family, NODE_ADDRESS);
                     let is_possible = |from: &From| match from {
                         From::Node => true,
-                        // To a pod one address of the node is as another.
+                        // For a pod, all addresses of the node are equivalent.
                         From::Pod => is_of_node || own.contains(&address),
                         From::Outside => !address.is_loopback(),
                     };
@@ -179,7 +180,8 @@ impl Cluster {
         fronts
     }
 
-    /// Returns the Services that have a part which the kernel refuses for good, as they are and were.
+    /// Returns the Services with a part that the kernel rejects forever, in present and earlier
+    /// versions.
     pub fn barred(&self, barred: &[Barred]) -> Vec<Service> {
         let versions = self.versions.iter();
         let names = self.barred_names(barred);
@@ -187,7 +189,7 @@ impl Cluster {
         of_barred.cloned().collect()
     }
 
-    /// Returns the names of these.
+    /// Returns the names of these Services.
     pub fn barred_names(&self, barred: &[Barred]) -> BTreeSet<String> {
         let has = |service: &Service, barred: &Barred| match *barred {
             Barred::Service(number) => service.name == name(number),
@@ -208,8 +210,8 @@ impl Cluster {
         barred.map(|service| service.name.to_string()).collect()
     }
 
-    /// While an object cannot be read: everybody who serves, though perhaps nobody is to ask them as
-    /// others are ready. Where that is not known, they are asked.
+    /// Returns all serving endpoints while an object is unreadable. Some of them might get no
+    /// traffic, because others are ready. The daemon cannot know that, and uses them.
     pub fn makeshift(&self) -> BTreeSet<Target> {
         let mut all = BTreeSet::new();
         if self.garbled.is_empty() {
@@ -225,7 +227,7 @@ impl Cluster {
         all
     }
 
-    /// Returns the events of a source that lists everything.
+    /// Returns the events of a source that lists all kinds.
     pub fn list_all(&self) -> Vec<Event> {
         self.list(&KINDS)
     }
@@ -274,7 +276,7 @@ impl Cluster {
         event
     }
 
-    /// A Service comes, or changes.
+    /// Adds or changes a Service.
     pub fn service(&mut self, chance: &mut Chance) -> Event {
         let number = chance.small(SERVICES);
         let service = self.some_service(number, chance);
@@ -292,7 +294,7 @@ impl Cluster {
         Some(self.apply(Event::ServiceDeleted(name)))
     }
 
-    /// A load balancer is given an external IP of another Service, which has it no longer then.
+    /// Moves an external IP from one Service to another Service's load balancer.
     pub fn assign(&mut self, chance: &mut Chance) -> Option<Event> {
         let all = self.services.values();
         let external: Vec<IpAddr> = all.flat_map(|of| of.external_ips.clone()).collect();
@@ -306,9 +308,9 @@ impl Cluster {
         Some(self.apply(Event::ServiceApplied(service)))
     }
 
-    /// A slice comes, or changes.
+    /// Adds or changes a slice.
     pub fn slice(&mut self, chance: &mut Chance) -> Event {
-        // Mostly of Services that there are.
+        // Prefers existing Services.
         let number = if chance.is_one_in(6) || self.services.is_empty() {
             chance.small(SERVICES)
         } else {
@@ -331,14 +333,14 @@ impl Cluster {
         Some(self.apply(Event::SliceDeleted(name)))
     }
 
-    /// The Node gets into another zone.
+    /// Moves the Node to another zone.
     pub fn node(&mut self, chance: &mut Chance) -> Event {
         let node = self.node_at(chance.small(2));
         self.node = Some(node.clone());
         self.apply(Event::NodeApplied(node))
     }
 
-    /// An object is there in a form that cannot be read; what it was before is what it is to be.
+    /// Makes an object unreadable. The daemon should keep its previous version.
     pub fn garble(&mut self, chance: &mut Chance) -> Option<Event> {
         let is_service = chance.is_one_in(2);
         let (kind, name) = if is_service {
@@ -348,7 +350,7 @@ impl Cluster {
             let at = chance.index(self.slices.len());
             (Kind::EndpointSlice, self.slices.keys().nth(at)?.clone())
         };
-        // What no pod has would be all that is known of a Service.
+        // The readable endpoints of a Service might then only have addresses that no pod has.
         let has_no_pod = |slice: &EndpointSlice| {
             let mut endpoints = slice.endpoints.iter();
             endpoints.any(|endpoint| endpoint.address.is_loopback())
@@ -375,7 +377,7 @@ impl Cluster {
 
     fn some_service(&self, number: u8, chance: &mut Chance) -> Service {
         let family = self.family;
-        // Now and then it has the ClusterIP of another one.
+        // Sometimes reuses another Service's ClusterIP.
         let own = if chance.is_one_in(12) {
             chance.small(SERVICES)
         } else {
@@ -389,7 +391,7 @@ impl Cluster {
             _ => ServiceType::ClusterIp,
         };
         if chance.is_one_in(3) {
-            // Several may claim it.
+            // Several Services may claim the external IP.
             service.external_ips = vec![at(family, [198, 51, 100, chance.small(3)])];
         }
         if chance.is_one_in(25) {
@@ -441,7 +443,7 @@ impl Cluster {
 
     #[allow(clippy::unused_self, reason = "it belongs to the others")]
     fn node_port(&self, service: &Service, number: u8, chance: &mut Chance) -> Option<u16> {
-        // Two that claim one are what the API server never allows, and manifests do.
+        // Two claims for one NodePort are possible with manifests, but not with an API server.
         let number = if chance.is_one_in(20) { 1 } else { number };
         let is_wanted = service.kind != ServiceType::ClusterIp;
         is_wanted.then_some(30_000 + u16::from(number))
@@ -473,7 +475,7 @@ impl Cluster {
     fn some_endpoint(&self, chance: &mut Chance) -> Endpoint {
         let node = chance.small(2);
         let octets = match chance.below(60) {
-            // What no pod has.
+            // An address that no pod has.
             0 if self.garbled.is_empty() => [127, 0, 0, 1],
             1 => NODE_ADDRESS,
             2 => CLUSTER_IP,
@@ -504,7 +506,7 @@ impl Cluster {
     }
 }
 
-/// An event, for people.
+/// Formats an event.
 pub fn tell(event: &Event) -> String {
     match event {
         Event::ServiceApplied(of) => {

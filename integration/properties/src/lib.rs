@@ -1,7 +1,8 @@
-//! Convergence as a property: for any history of events, with any injected failure of any write or
-//! read of the kernel, lost acknowledgements, foreign changes and restarts at any point, the kernel
-//! ends equal to what a start on an empty one makes of the final objects, nothing foreign is touched,
-//! and at no moment between does a Service with a ready endpoint lack one because of us.
+//! Convergence tests with random event sequences. A sequence may include rejected writes, failed
+//! reads, lost acknowledgements, foreign changes and restarts, all at any point. At the end, the
+//! kernel must hold the state that a start on an empty kernel creates for the final objects.
+//! Foreign entries must be unchanged. At no time may our writes take the last endpoint from a
+//! Service with a ready endpoint.
 //!
 //! ```text
 //!   seed ─▶ action::history ─▶ run ─┬─▶ cluster: objects, what a source tells of them

@@ -1,4 +1,4 @@
-//! `make properties`: runs histories, and says how many, from which seed, how fast.
+//! `make properties`: runs event sequences, and prints their number, the first seed and the speed.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -131,14 +131,15 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The threads take turns: on several processors each turn would wake another one.
+/// Binds the threads to one processor. They run in turns, so on several processors each turn would
+/// wake another processor.
 fn stay_on_one_processor() {
     if let Ok(may) = sched_getaffinity(None)
         && let Some(last) = (0..CpuSet::MAX_CPU).rev().find(|cpu| may.is_set(*cpu))
     {
         let mut one = CpuSet::new();
         one.set(last);
-        // Else it is slower.
+        // Without the binding, the run is only slower.
         let _ = sched_setaffinity(None, &one);
     }
 }
@@ -168,7 +169,7 @@ fn replay(ground: Ground, threads: &Threads) -> Result<(), String> {
     let kept = regressions::read(&regressions::folder()).map_err(|error| error.to_string())?;
     for kept in kept {
         if ground == Ground::Kernel {
-            // What this one holds depends on the fake's order.
+            // The fake's order determines this result.
             continue;
         }
         let ran = ground.run(kept.form, kept.family, &kept.actions, threads, false);

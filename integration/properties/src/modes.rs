@@ -1,4 +1,4 @@
-//! The modes, each on its strict fake kernel or on this machine's.
+//! The modes, each on its strict fake kernel or on this machine's kernel.
 
 mod iptables;
 mod ipvs;
@@ -9,13 +9,13 @@ use proxy::IpFamily;
 
 use crate::subject::Subject;
 
-/// A mode in one of its forms.
+/// A form of a mode.
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
-    /// `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...
+    /// Name: `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...
     pub name: &'static str,
     make: Make,
-    /// Constructor on the kernel of this machine; `None` for a form of the fake alone.
+    /// Constructor on this machine's kernel, or `None` for a form that only the fake supports.
     on_the_kernel: Option<OnTheKernel>,
 }
 
@@ -56,17 +56,17 @@ pub const FORMS: &[Form] = &[
 ];
 
 impl Form {
-    /// The mode on an empty kernel.
+    /// Creates the mode on an empty fake kernel.
     pub fn subject(&self, family: IpFamily) -> Box<dyn Subject> {
         (self.make)(family, self.name)
     }
 
-    /// True if it can run on a machine's kernel.
+    /// Returns true if the form can run on a real kernel.
     pub fn has_kernel(&self) -> bool {
         self.on_the_kernel.is_some()
     }
 
-    /// The mode in the calling thread's network namespace, which is empty.
+    /// Creates the mode in the calling thread's empty network namespace.
     ///
     /// # Errors
     ///

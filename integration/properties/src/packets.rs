@@ -1,4 +1,4 @@
-//! Verdicts on the packets of a front's clients, by the rules that the kernel holds.
+//! Computes verdicts on packets to a frontend from the kernel's rules.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use crate::cluster::{NODE_ADDRESS, POD_ADDRESS, at, net};
 use crate::turnstile::{From, Front};
 use crate::verdict::{Verdict, Verdicts};
 
-/// The node that packets go through: `eth0`, and its pods behind `cni0`.
+/// Returns the node on the packets' path, with `eth0`, and with pods behind `cni0`.
 pub(crate) fn node(family: IpFamily, addresses: impl IntoIterator<Item = IpAddr>) -> Snapshot {
     let interface = |index, name: &str| Interface {
         index: Some(index),
@@ -43,7 +43,7 @@ pub(crate) fn node(family: IpFamily, addresses: impl IntoIterator<Item = IpAddr>
     }
 }
 
-/// Returns the verdicts at these fronts, by these rules.
+/// Returns the verdicts at these frontends under these rules.
 pub(crate) fn verdicts(fronts: &BTreeSet<Front>, rules: &dyn Ruleset, node: &Snapshot) -> Verdicts {
     let of_front = |front: &Front| {
         let family = front.family();

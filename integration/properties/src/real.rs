@@ -1,4 +1,4 @@
-//! The kernel of this machine: a network namespace for each history, furnished as the fakes are.
+//! This machine's kernel: a network namespace for each event sequence, set up like the fakes.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -13,13 +13,13 @@ use route_netlink::{Address, AddressGeneration, LinkState, Rtnetlink};
 
 use crate::cluster::{NODE_ADDRESS, at};
 
-/// Link whose addresses come and go.
+/// Link whose addresses change.
 const LINK: &str = "eth0";
 
 /// Bridge of the pods.
 const BRIDGE: &str = "cni0";
 
-/// Foreign entries that must be there, unchanged, at the end.
+/// Foreign entries that must exist unchanged at the end.
 const BYSTANDERS: [(&str, &str); 2] = [
     (
         "nft add table inet theirs && nft 'add chain inet theirs c { type filter hook forward priority 0; }' \
@@ -32,7 +32,7 @@ const BYSTANDERS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Runs a story on a thread of its own, on a node of its own. The error is what it panicked with.
+/// Runs a test on a new thread in a new node.
 ///
 /// # Errors
 ///
@@ -63,14 +63,14 @@ fn furnish(family: IpFamily) -> Result<(), String> {
     let said = |error: &dyn std::error::Error| format!("a node cannot be made: {error}");
     namespace::enter().map_err(|error| said(&error))?;
     let mut rtnetlink = Rtnetlink::open().map_err(|error| said(&error))?;
-    // Where IPv6 is a module of the kernel, nothing that is here makes it load it.
+    // If IPv6 is a module, no later step loads it.
     drop(shell("test -e /proc/net/if_inet6 || modprobe -q ipv6"));
     let cable = format!("ip link add {LINK} type veth peer name {BRIDGE}");
     shell(&cable).ok_or_else(|| format!("a node cannot be made: `{cable}` fails"))?;
     let mut links = || {
         rtnetlink.set_link_state("lo", LinkState::Up)?;
         for link in [LINK, BRIDGE] {
-            // A kernel without IPv6 refuses, and gives none.
+            // A kernel without IPv6 rejects this and creates no addresses anyway.
             drop(rtnetlink.set_address_generation(link, AddressGeneration::None));
             rtnetlink.set_link_state(link, LinkState::Up)?;
         }
@@ -102,7 +102,7 @@ fn set_address(link: &str, address: IpAddr, is_there: bool) -> Result<(), String
     }
 }
 
-/// The node's addresses become these.
+/// Replaces the node's addresses.
 pub(crate) fn set_addresses(before: &BTreeSet<IpAddr>, after: &BTreeSet<IpAddr>) {
     for address in before.symmetric_difference(after) {
         let done = set_address(LINK, *address, after.contains(address));
@@ -116,19 +116,19 @@ pub(crate) fn delete_link(name: &str) {
     assert!(deleted.is_ok(), "{name} is deleted: {deleted:?}");
 }
 
-/// Puts something beside what is ours. What is there cannot be had everywhere.
+/// Adds foreign entries next to ours. Ignores entries that the machine does not support.
 pub(crate) fn add_bystanders() {
     for (add, _) in BYSTANDERS {
         drop(shell(add));
     }
 }
 
-/// Returns the foreign entries in the words of the programs; nothing for missing ones.
+/// Returns the foreign entries as the programs print them, or `None` for missing ones.
 pub(crate) fn bystanders() -> Vec<Option<String>> {
     BYSTANDERS.iter().map(|(_, show)| shell(show)).collect()
 }
 
-/// Runs a script in the calling thread's network namespace; what it printed, if it succeeded.
+/// Runs a script in the calling thread's network namespace. Returns its output if it succeeded.
 pub(crate) fn shell(script: &str) -> Option<String> {
     let path = format!(
         "{}:/usr/sbin:/sbin",

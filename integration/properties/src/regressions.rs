@@ -1,5 +1,5 @@
-//! Histories that once failed, as files: a first line `form family`, and an action on each further
-//! one. What is behind a `#` is for people.
+//! Event sequences that failed once, as files. The first line is `form family`, and each further
+//! line is an action. Text after `#` is a comment.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use proxy::IpFamily;
 use crate::action::Action;
 use crate::modes::{FORMS, Form};
 
-/// A history that is kept.
+/// A saved event sequence.
 #[derive(Debug)]
 pub struct Regression {
     /// Path of the file.
@@ -19,16 +19,16 @@ pub struct Regression {
     pub form: &'static Form,
     /// The family.
     pub family: IpFamily,
-    /// Actions of the history.
+    /// Actions of the sequence.
     pub actions: Vec<Action>,
 }
 
-/// Returns the folder of kept histories.
+/// Returns the folder of saved sequences.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions")
 }
 
-/// Reads all regressions, by name.
+/// Reads all regressions, sorted by name.
 ///
 /// # Errors
 ///
@@ -44,7 +44,7 @@ pub fn read(folder: &Path) -> io::Result<Vec<Regression>> {
     paths.iter().map(|path| read_one(path)).collect()
 }
 
-/// The one of this file.
+/// Reads the regression in a file.
 ///
 /// # Errors
 ///
@@ -79,7 +79,7 @@ fn parse(path: PathBuf, text: &str) -> Result<Regression, String> {
     })
 }
 
-/// Returns the text of a kept history's file.
+/// Returns the file content of a saved sequence.
 pub fn text(form: &Form, family: IpFamily, actions: &[Action], why: &str) -> String {
     let first = why.lines().next().unwrap_or_default();
     let mut text = format!("# {first}\n{} {family}\n", form.name);

@@ -1,4 +1,4 @@
-//! A history: its actions decide all that happens, and the order.
+//! Runs an event sequence. Its actions determine all events and their order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -16,39 +16,40 @@ use crate::subject::{Fresh, Subject};
 use crate::turnstile::{Ask, Blame, From, Front, Lane, LaneProgress, Permit, Threads, Write};
 use crate::watch::Watch;
 
-/// Time that timers are followed at the end, longer than any retry.
+/// Time for which timers run at the end: longer than any retry.
 const HORIZON: Duration = Duration::from_secs(100);
 
-/// Number of turns after which a history counts as endless.
+/// Maximum number of turns. A sequence with more turns counts as endless.
 const MOST_TURNS: usize = 3_000;
 
-/// Tries of a write within [`HORIZON`] that the kernel refuses for good: one every 30 s, and one
-/// after the check.
+/// Maximum number of tries within [`HORIZON`] for a write that the kernel rejects forever: one
+/// every 30 s, and one after the check.
 const MOST_TRIES: usize = 6;
 
-/// Result of a history.
+/// Result of an event sequence.
 #[derive(Debug, Default)]
 pub struct HistoryResult {
-    /// The violated property, and the action before it, if there is one.
+    /// The violated property, if any.
     pub failure: Option<Failure>,
-    /// Checksum of everything done, equal for equal histories.
+    /// Checksum of all steps. Equal sequences have equal checksums.
     pub trace: u64,
-    /// Pieces that kernel threads have done.
+    /// Number of steps of kernel threads.
     pub pieces: usize,
-    /// Log for people, if it was asked for.
+    /// Readable log, if requested.
     pub log: Vec<String>,
 }
 
 /// A violated property.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The number of the action during which it was found; as many as there are for the end.
+    /// Index of the action during which the violation was found. After the last action, the number
+    /// of actions.
     pub at: usize,
-    /// The violation.
+    /// Description of the violation.
     pub what: String,
 }
 
-/// Runs a history on this fake.
+/// Runs a sequence on a fake.
 pub fn run(
     subject: Box<dyn Subject>,
     actions: &[Action],
@@ -58,8 +59,8 @@ pub fn run(
     live(World::new(subject, threads, is_told), actions)
 }
 
-/// Runs a history on this kernel, which is real. It refuses entries for good without saying which,
-/// so whether the daemon is quiet in the end is not asked.
+/// Runs a sequence on a real kernel. The real kernel does not report which entries it rejects
+/// forever, so the final idle check is skipped.
 pub fn run_on_kernel(
     subject: Box<dyn Subject>,
     actions: &[Action],
@@ -82,7 +83,7 @@ fn live(mut world: World<'_>, actions: &[Action]) -> HistoryResult {
     }
 }
 
-/// FNV-1a: the same on every machine.
+/// FNV-1a hash, equal on every machine.
 struct Trace(u64);
 
 impl Hasher for Trace {
@@ -97,24 +98,24 @@ impl Hasher for Trace {
     }
 }
 
-/// The next pieces that are not to be done.
+/// Faults for the next steps.
 #[derive(Debug, Clone, Copy, Default)]
 struct Armed {
     refusals: u64,
     blame: Option<Blame>,
     lost: Option<bool>,
     passes_over: Option<u64>,
-    /// Reads of this lane fail.
+    /// Index of the kernel thread whose reads fail.
     unreadable: Option<usize>,
 }
 
-/// Writes of a daemon that has nothing to do.
+/// Writes of a daemon without work.
 enum Tries {
-    /// Not counted.
+    /// Tries are not counted.
     Unasked,
-    /// Not counted before the end.
+    /// Tries are counted only at the end.
     Later,
-    /// The number of tries of each.
+    /// The number of tries per write.
     Counted(BTreeMap<String, usize>),
 }
 
@@ -126,15 +127,15 @@ struct World<'a> {
     bystanders: Vec<Option<String>>,
     cluster: Cluster,
     model: Model,
-    /// Events that have not arrived, each with its number.
+    /// Undelivered events with their numbers.
     events: VecDeque<(u64, Event)>,
     notices: VecDeque<Notice>,
-    /// The last event that was made, that has arrived, that the mode has been told.
+    /// Number of the last event that was created.
     made: u64,
     arrived: u64,
     heard: u64,
     has_updated: bool,
-    /// Number of tries of each write since nothing was left to do.
+    /// Number of tries per write since the last idle state.
     tries: Tries,
     succeeds: bool,
     now: Instant,
@@ -200,7 +201,8 @@ impl<'a> World<'a> {
         let number = self.made;
         let listed = self.cluster.list_all();
         self.events = listed.into_iter().map(|event| (number, event)).collect();
-        // Until all is listed nothing may be taken away, so that all counts as heard.
+        // Before the lists are complete, the daemon may not delete entries. All events then count
+        // as heard.
         (self.arrived, self.heard) = (number, number);
         (self.has_updated, self.succeeds) = (false, false);
     }
@@ -224,7 +226,7 @@ impl<'a> World<'a> {
         if self.subject.ends_with_process() {
             self.damaged();
         }
-        // As the daemon hands over: every Service, and the Node.
+        // The daemon hands over every Service and the Node.
         self.say(|| "another one takes over".to_owned());
     }
 
@@ -269,7 +271,7 @@ impl<'a> World<'a> {
     fn update(&mut self) {
         let is_ready = self.mode.as_ref().is_some_and(|mode| mode.is_ready());
         let has_news = self.model.has_changes() || !self.has_updated;
-        // The daemon waits for both lists before it says anything for the first time.
+        // The daemon waits for both lists before it computes its first state.
         if !is_ready || self.succeeds || !has_news || !self.is_listed() {
             return;
         }
@@ -283,7 +285,7 @@ impl<'a> World<'a> {
         self.say(|| "  updated".to_owned());
     }
 
-    /// The daemon waits for the own Node, too, for a while.
+    /// Returns true if the lists are complete. The daemon also waits for its Node for a while.
     fn is_listed(&self) -> bool {
         self.model.is_complete() && self.model.node().is_some()
     }
@@ -305,7 +307,7 @@ impl<'a> World<'a> {
 
     // ---- kernel threads ----
 
-    /// A lane does its next piece; whether it had one.
+    /// A kernel thread does its next step. Returns false without one.
     fn piece(&mut self, number: usize) -> Result<bool, String> {
         let Some(lane) = self.lanes.get_mut(number) else {
             return Ok(false);
@@ -332,7 +334,8 @@ impl<'a> World<'a> {
         }
         if let (Ask::Write(write), Permit::Refuse(_) | Permit::LoseUndone) = (&ask, permit) {
             self.watch.refused(write);
-            // The kernel is as it was: who is served as they should be counts for what comes next.
+            // The kernel is unchanged. Clients with correct service now must keep it in the next
+            // steps.
             let verdicts = self.subject.verdicts(&self.fronts);
             let by_all = self.heard_by_all().min(heard);
             self.watch.note(verdicts, by_all);
@@ -354,8 +357,8 @@ impl<'a> World<'a> {
         )
     }
 
-    /// Checks that the daemon is quiet once it has nothing to do: it only tries what the kernel
-    /// refuses for good, less and less often.
+    /// Checks that the daemon is idle once it has no work. It may only retry writes that the kernel
+    /// rejects forever, at growing intervals.
     fn may_write(&mut self, write: &Write) -> Claim {
         let Tries::Counted(tries) = &mut self.tries else {
             return Ok(());
@@ -372,7 +375,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Returns the number of the last event that every unfinished plan knew.
+    /// Returns the number of the last event that every unfinished plan includes.
     fn heard_by_all(&self) -> u64 {
         let at_work = self.lanes.iter().filter(|lane| lane.asks().is_some());
         let heard = at_work.map(|lane| lane.heard).min();
@@ -398,7 +401,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Runs everything until nothing is left to be done within this time.
+    /// Runs until no work is left within this time.
     fn rest(&mut self, horizon: Duration) -> Claim {
         let end = self.now + horizon;
         for _ in 0..MOST_TURNS {
@@ -425,19 +428,15 @@ impl<'a> World<'a> {
         Err("it has no end".to_owned())
     }
 
-    /// Notes that nothing is left to hear or do.
+    /// Records that no event and no work is left.
     ///
     /// # Errors
     ///
     /// Damage that the kernel reported is not repaired.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel has told is not repaired.
     fn note_rest(&mut self) -> Claim {
         let has_heard_all = self.events.is_empty() && self.notices.is_empty();
         let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);
-        // Entries that the kernel refuses for good are pending after a start as well.
+        // Entries that the kernel rejects forever are pending after a fresh start, too.
         let is_done = pending == 0 || pending == self.subject.afresh(&self.cluster.model).pending;
         if has_heard_all && is_done && self.armed.unreadable.is_none() {
             self.watch.repaired(&self.subject.ours());
@@ -462,7 +461,7 @@ impl<'a> World<'a> {
         self.want(Some(self.made));
     }
 
-    /// The objects, or the node, want something else.
+    /// Updates the wanted state after a change of the objects or the node.
     fn want(&mut self, since: Option<u64>) {
         let Fresh { subject: fresh, .. } = self.subject.afresh(&self.cluster.model);
         let addresses = self.subject.addresses();
@@ -472,7 +471,8 @@ impl<'a> World<'a> {
         if !self.subject.hands_over() {
             self.watch.begin_where_others_claim(&claims);
         }
-        // What the kernel refuses for good of a Service is not asked, nor who serves there instead.
+        // Ignores parts of a Service that the kernel rejects forever, and Services that get its
+        // addresses instead.
         let barred = self.cluster.barred_names(self.subject.barred());
         let is_barred = |claim: &String| {
             let service = claim.rsplit_once(':').map_or("", |(service, _)| service);
@@ -671,7 +671,7 @@ impl<'a> World<'a> {
         self.watch.note(verdicts, heard);
     }
 
-    /// Lets a lane that can go on do some pieces.
+    /// Lets a kernel thread do some steps, if one can continue.
     fn step(&mut self, chance: &mut Chance) -> Claim {
         let waiting = self.lanes.iter().enumerate();
         let waiting = waiting.filter(|(_, lane)| lane.asks().is_some());
@@ -697,7 +697,7 @@ impl<'a> World<'a> {
 
     // ---- the end ----
 
-    /// Nothing happens any more, and nothing is wrong any more.
+    /// Ends all faults and events.
     fn end(&mut self) -> Claim {
         self.armed = Armed::default();
         for event in self.cluster.mend() {
@@ -761,8 +761,8 @@ impl<'a> World<'a> {
         let wanted = fresh.verdicts(&self.fronts);
         for (front, made) in &wanted {
             let held = verdicts.get(front);
-            // An endpoint on this node has one element for all of its Services, which is written with
-            // one of them.
+            // An endpoint on this node has one element for all of its Services, which is written
+            // with one of them.
             if front.from == From::Pod && !barred.is_empty() {
                 continue;
             }
@@ -774,7 +774,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// Tells what others have on the kernel of this machine, in words.
+/// Describes the foreign entries on this machine's kernel.
 fn bystanders_of(subject: &dyn Subject) -> Vec<Option<String>> {
     if subject.is_real() {
         real::bystanders()

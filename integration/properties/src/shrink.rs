@@ -1,16 +1,16 @@
-//! A failing history is made shorter, as long as it still fails.
+//! Shortens a failing event sequence while it still fails.
 
 use crate::action::Action;
 use crate::run::Failure;
 
-/// The shortest that is found by leaving out more and more of it; `fails` says what does not hold
-/// in a history, if anything.
+/// Returns the shortest failing sequence that is found by removing actions. `fails` returns the
+/// violation of a sequence, if any.
 pub fn shrink(
     mut actions: Vec<Action>,
     mut failure: Failure,
     mut fails: impl FnMut(&[Action]) -> Option<Failure>,
 ) -> (Vec<Action>, Failure) {
-    // What comes after makes no difference.
+    // Actions after the failure make no difference.
     if failure.at < actions.len() {
         actions.truncate(failure.at + 1);
     }

@@ -1,4 +1,4 @@
-//! A mode on a kernel, as histories see it.
+//! A mode on a kernel, as seen by event sequences.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,58 +15,58 @@ use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, name, net};
 use crate::turnstile::{Front, Lane, Write};
 use crate::verdict::Verdicts;
 
-/// Time within which due work is waited for.
+/// Time within which a sequence waits for due work.
 const SOON: Duration = Duration::from_secs(2);
 
-/// More than any start takes.
+/// Maximum number of turns of a start. More turns are a bug.
 const MOST_TURNS: usize = 1_000;
 
-/// Entries by name, each with what it is.
+/// Entries by name, with their values.
 pub type Entries = BTreeMap<String, String>;
 
-/// A mode, with the kernel that it is on. The kernel outlives the mode.
+/// A mode with its kernel. The kernel outlives the mode.
 pub trait Subject {
     /// The family of all addresses.
     fn family(&self) -> IpFamily;
 
-    /// A process starts: the mode, and its kernel threads.
+    /// Starts a process: the mode, and its kernel threads.
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>);
 
-    /// Changes the settings for the next start. Returns the change in words, or `None` if there is
-    /// no other setting.
+    /// Changes the settings for the next start. Returns a description, or `None` without other
+    /// settings.
     fn switch(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
 
-    /// The addresses of the node, those of Services left out.
+    /// Returns the addresses of the node, without those of Services.
     fn addresses(&self) -> BTreeSet<IpAddr>;
 
-    /// Returns the verdicts at each of these, by what the kernel does with packets. Where rules are
-    /// not asked, a front that nobody serves has none.
+    /// Returns the verdicts at these frontends, computed from the kernel's packet processing. If
+    /// rules are not evaluated, a frontend without an endpoint has no verdict.
     fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts;
 
-    /// True if a front that nobody serves is made of several entries. While these come, it may drop
-    /// packets, refuse them, or leave them to the node itself.
+    /// Returns true if a frontend without endpoints consists of several entries. While they are
+    /// being added, packets may be dropped, rejected, or delivered to the node.
     fn refuses_in_pieces(&self) -> bool {
         false
     }
 
-    /// True if NodePorts are served at localhost as well.
+    /// Returns true if the mode serves NodePorts at localhost, too.
     fn serves_localhost(&self) -> bool {
         false
     }
 
-    /// True if a front that goes over to another Service must be served without a pause. That is so
-    /// where it is one entry for all Services, and not where each Service has chains or listening
-    /// ports of its own.
+    /// Returns true if a frontend that moves to another Service must work without interruption.
+    /// This requires one entry for all Services. Modes with chains or listening ports per Service
+    /// return false.
     fn hands_over(&self) -> bool {
         false
     }
 
-    /// Makes the next read miss the entry of this number.
+    /// Makes the next read miss the entry with this number.
     fn passes_over(&mut self, _which: u64) {}
 
-    /// A write was done.
+    /// Called after a completed write.
     fn done(&mut self, _write: &Write) {}
 
     /// Returns the kernel's events since the last call.
@@ -74,47 +74,49 @@ pub trait Subject {
         Vec::new()
     }
 
-    /// True if the kernel reports the loss of an entry, which is then restored at once.
+    /// Returns true if the kernel reports the loss of this entry. The daemon then restores it
+    /// immediately.
     fn is_told(&self, _entry: &str) -> bool {
         false
     }
 
-    /// True if it serves only while its process runs.
+    /// Returns true if the mode works only while its process runs.
     fn ends_with_process(&self) -> bool {
         false
     }
 
-    /// Returns what the kernel refuses for good of what objects are written from. A mode that writes
-    /// all of a Service port or nothing cannot write the Services with such a part.
+    /// Returns the parts of objects that the kernel rejects forever. A mode that writes a Service
+    /// port atomically cannot write Services with such a part.
     fn barred(&self) -> &[Barred] {
         &[]
     }
 
-    /// Makes the kernel refuse one object for good, which it does not hold yet; in words.
+    /// Makes the kernel reject one absent object forever. Returns a description.
     fn forbid(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
 
-    /// Reports whether an entry is of a Service.
+    /// Reports whether an entry belongs to a Service.
     fn is_of(&self, entry: &str, value: &str, service: &Service) -> bool {
         let name = service.name.to_string();
         entry.contains(&name) || value.contains(&name)
     }
 
-    /// Reports whether the kernel refuses a write for good, where it refuses a part of these Services.
+    /// Reports whether the kernel rejects a write forever because of a rejected part of these
+    /// Services.
     fn is_forbidden(&self, _write: &Write, _barred: &[Service]) -> bool {
         false
     }
 
-    /// Returns our entries in the kernel, as far as they make a difference.
+    /// Returns our entries in the kernel, without irrelevant details.
     fn ours(&self) -> Entries;
 
-    /// Returns all own entries, those included that take long to read and that a start makes.
+    /// Returns all our entries, including those that are slow to read and that every start creates.
     fn all_ours(&self) -> Entries {
         self.ours()
     }
 
-    /// True if an entry may be left at the end that a start does not make.
+    /// Returns true if an entry may remain at the end although a fresh start does not create it.
     fn may_stay(&self, _entry: &str) -> bool {
         false
     }
@@ -124,40 +126,36 @@ pub trait Subject {
         Entries::new()
     }
 
-    /// Returns foreign entries as their owners left them.
+    /// Returns foreign entries in the state that their owners wrote.
     fn foreign_left(&self) -> Entries {
         Entries::new()
     }
 
-    /// Changes our entries as another program: `None` if there is no such entry.
+    /// Changes our entries as another program. Returns `None` without a suitable entry.
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage>;
 
-    /// Changes foreign entries as another program. Returns the change in words.
+    /// Changes foreign entries as another program. Returns a description.
     fn change_foreign(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
 
-    /// The node gets an address, or loses one.
+    /// Adds or removes an address of the node.
     fn change_address(&mut self, chance: &mut Chance) -> Notice;
 
-    /// Returns events that the kernel may send without a reason.
+    /// Returns events that the kernel may send without a change.
     fn notices(&self) -> &'static [Notice] {
         &[Notice::Ruleset, Notice::Anything]
     }
 
-    /// Connections at what drains end.
+    /// Ends the connections of draining endpoints.
     fn end_connections(&mut self) {}
 
-    /// Returns the result of a start on an empty kernel, for these objects and a node with the same
-    /// addresses.
+    /// Returns the result of a start on an empty kernel, with these objects and a node with the
+    /// same addresses.
     fn afresh(&self, model: &Model) -> Fresh;
 
-    /// Returns the result of a start on a kernel of the same kind: on the real kernel in another
-    /// node, else on the fake.
-    ///
-    /// # Errors
-    ///
-    /// There is no such node.
+    /// Returns the result of a start on a kernel of the same kind: on another node of the real
+    /// kernel, or on the fake.
     ///
     /// # Errors
     ///
@@ -166,24 +164,24 @@ pub trait Subject {
         Ok(self.afresh(model))
     }
 
-    /// True on the kernel of this machine.
+    /// Returns true on this machine's kernel.
     fn is_real(&self) -> bool {
         false
     }
 }
 
-/// Result of a start.
+/// Result of a fresh start.
 pub struct Fresh {
     /// The mode and its kernel.
     pub subject: Box<dyn Subject>,
-    /// Number of entries that it can never write.
+    /// Number of entries that the mode can never write.
     pub pending: usize,
 }
 
-/// A part of objects that the kernel refuses for good.
+/// A part of objects that the kernel rejects forever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Barred {
-    /// Rules, chains and elements of this Service.
+    /// Rules, chains and elements of the Service with this number.
     Service(u8),
     /// Rules, chains and elements of this endpoint.
     Endpoint(IpAddr),
@@ -192,7 +190,7 @@ pub enum Barred {
 }
 
 impl Barred {
-    /// Chooses a Service or an endpoint.
+    /// Returns a random Service or endpoint.
     pub fn any(family: IpFamily, chance: &mut Chance) -> Self {
         if chance.is_one_in(2) {
             Self::Service(chance.small(SERVICES))
@@ -213,24 +211,24 @@ impl fmt::Display for Barred {
     }
 }
 
-/// The addresses of a node at first.
+/// Returns the initial addresses of a node.
 pub(crate) fn node_addresses(family: IpFamily) -> [IpAddr; 3] {
     [[127, 0, 0, 1], NODE_ADDRESS, [10, 244, 1, 254]].map(|octets| at(family, octets))
 }
 
-/// Returns the network by which a mode tells this node's pods apart.
+/// Returns the network by which a mode recognizes this node's pods.
 pub(crate) fn detector(family: IpFamily) -> LocalDetector {
     net(family, [10, 244, 1, 0], 24).map_or(LocalDetector::None, LocalDetector::SourceNet)
 }
 
-/// A node that serves NodePorts at all its addresses.
+/// Returns a node that serves NodePorts at all its addresses.
 pub(crate) fn node(family: IpFamily) -> NodeFacts {
     let mut node = NodeFacts::new(family, NODE);
     node.node_port_addresses = NodePortAddresses::All;
     node
 }
 
-/// Gives the node another address, or takes it away.
+/// Adds or removes an address of the node.
 pub(crate) fn toggle_address(
     family: IpFamily,
     chance: &mut Chance,
@@ -248,14 +246,14 @@ pub(crate) fn toggle_address(
 /// A change by another program.
 #[derive(Debug)]
 pub struct Damage {
-    /// Description of the damage.
+    /// Description of the change.
     pub what: String,
-    /// The kernel's event about it.
+    /// The kernel's event about the change.
     pub told: Option<Notice>,
 }
 
-/// Runs a mode, with jobs on this thread, from the start until nothing is left to be done at once.
-/// Returns the number of pending entries.
+/// Runs a mode on this thread from its start until no immediate work is left. Returns the number of
+/// pending entries.
 pub fn run_afresh(mode: &mut dyn Mode, model: &Model) -> usize {
     let mut now = Instant::now();
     let changes = Changes {

@@ -1,4 +1,4 @@
-//! Kernel threads that stop before each thing they do, until they are let go on.
+//! Kernel threads that wait before each read and write until the test lets them continue.
 //!
 //! ```text
 //!   engine ─ job ─▶ Worker::handing_out ─▶ Lane::begin ─▶ a thread: Turnstile ─▶ kernel
@@ -21,62 +21,63 @@ use std::time::Instant;
 use netlink_batch::Worker;
 use proxy::{IpFamily, Protocol, Unreadable};
 
-/// Write that a thread is about to do.
+/// Operation that a thread waits to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
     /// Read of this part.
     Read(&'static str),
-    /// Write of a piece.
+    /// Write of one step.
     Write(Write),
 }
 
-/// A piece of a plan.
+/// A step of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
-    /// The write in words.
+    /// Description of the write.
     pub what: String,
-    /// Clients that it serves, and that may lose service if it is refused.
+    /// Clients that the write serves, and that may lose service if it is rejected.
     pub serves: Serves,
-    /// The entry that it takes away, as [`Subject::ours`](crate::subject::Subject::ours) names it.
+    /// The entry that the write removes, named as in
+    /// [`Subject::ours`](crate::subject::Subject::ours).
     pub removes: Option<String>,
 }
 
-/// Clients whose way to an endpoint an entry is on.
+/// Clients whose path to an endpoint uses an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Serves {
-    /// Perhaps everybody's.
+    /// Possibly all clients.
     All,
     /// Clients of this address.
     Address(std::net::IpAddr),
-    /// Nobody's.
+    /// No clients.
     Nobody,
 }
 
-/// Outcome of a piece.
+/// Outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permit {
-    /// The piece is done.
+    /// The operation is done.
     Go,
-    /// A write is refused; a read fails.
+    /// A write is rejected, or a read fails.
     Refuse(Blame),
-    /// A write is done, and nobody learns it.
+    /// A write is done, but its reply is lost.
     LoseDone,
     /// The write is not done, and its reply is lost.
     LoseUndone,
-    /// A read leaves out something.
+    /// A read misses an entry.
     PassOver(u64),
-    /// The process was killed: this is not done, nor is anything after it.
+    /// The process was killed. This operation and all later ones are not done.
     Dead,
 }
 
-/// Pretended cause of a refusal.
+/// Simulated cause of a rejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
     /// The entry.
     Entry,
     /// The kernel.
     Node,
-    /// A wrong belief that something exists, or is missing.
+    /// A wrong belief that an entry exists or is missing.
     Belief,
 }
 
@@ -94,7 +95,7 @@ enum LaneMessage {
     Finished,
 }
 
-/// Place at which a thread waits.
+/// A point at which a thread waits.
 #[derive(Debug)]
 pub struct Gate {
     told: Sender<LaneMessage>,
@@ -104,15 +105,15 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Returns the time behind it, which never changes, because no work takes time.
+    /// Returns the thread's time, which never changes, because operations take no time.
     pub fn clock(&self) -> Instant {
         self.opened
     }
 
-    /// Waits until it is decided what becomes of this.
+    /// Waits for the decision about an operation.
     pub fn pass(&mut self, ask: Ask) -> Permit {
         if !self.is_dead {
-            // Without a driver there is nobody who waits for what this does.
+            // Without a driver, no test waits for the result.
             let permit = self
                 .told
                 .send(LaneMessage::Asks(ask))
@@ -131,12 +132,12 @@ impl Gate {
 pub struct Turnstile<K> {
     /// The kernel.
     pub kernel: K,
-    /// Gate at which users of the kernel wait.
+    /// Gate at which the kernel's users wait.
     pub gate: Gate,
 }
 
 impl<K> Turnstile<K> {
-    /// Reads a part, unless that is to fail.
+    /// Reads a part, unless the read must fail.
     pub fn read<T>(
         &mut self,
         part: &'static str,
@@ -148,7 +149,7 @@ impl<K> Turnstile<K> {
         }
     }
 
-    /// Asks for a write that all may depend on.
+    /// Waits for permission for a write that may affect all clients.
     pub fn pass_write(&mut self, what: String) -> Permit {
         self.gate.pass(Ask::Write(Write {
             what,
@@ -158,7 +159,7 @@ impl<K> Turnstile<K> {
     }
 }
 
-/// Tells the end of a job, also if that is a panic.
+/// Reports the end of a job on drop, even after a panic.
 struct End(Sender<LaneMessage>);
 
 impl Drop for End {
@@ -169,16 +170,12 @@ impl Drop for End {
 
 type Run = Box<dyn FnOnce() + Send>;
 
-/// Threads that carry out jobs, for one history after the other.
+/// Threads that run jobs, for one event sequence after another.
 #[derive(Debug)]
 pub struct Threads(Vec<Sender<Run>>);
 
 impl Threads {
-    /// Creates threads for the lanes of any mode.
-    ///
-    /// # Panics
-    ///
-    /// The system has no thread left.
+    /// Creates threads for all kernel threads of any mode.
     ///
     /// # Panics
     ///
@@ -191,7 +188,7 @@ impl Threads {
                 .name("lane".to_owned())
                 .spawn(move || {
                     for job in jobs {
-                        // The engine reports it: whoever waits for the job learns that it is gone.
+                        // The engine reports the panic, and learns that the job has ended.
                         let _ = catch_unwind(AssertUnwindSafe(job));
                     }
                 })
@@ -202,7 +199,7 @@ impl Threads {
     }
 }
 
-/// A kernel thread, as the driver sees it.
+/// A lane is one kernel thread, as the test's driver sees it.
 pub struct Lane {
     next: Box<dyn FnMut() -> Option<Run>>,
     told: Receiver<LaneMessage>,
@@ -212,12 +209,12 @@ pub struct Lane {
     pub heard: u64,
 }
 
-/// State of a lane after it was let go on.
+/// State of a lane after its operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneProgress {
-    /// The thread waits again.
+    /// The thread waits at the gate again.
     Waits,
-    /// The job is done, and can be booked.
+    /// The job is done, and the engine can record it.
     Finished,
 }
 
@@ -253,7 +250,7 @@ impl Lane {
         (lane, worker)
     }
 
-    /// Makes as many turnstiles as a mode has lanes, and the workers that its engine is given.
+    /// Creates one turnstile for each lane of a mode, and the workers for its engine.
     pub fn all<const N: usize, K: Send + 'static>(
         mut kernel: impl FnMut() -> K,
     ) -> (Vec<Self>, [Worker<Turnstile<K>>; N]) {
@@ -266,13 +263,13 @@ impl Lane {
         (lanes, workers)
     }
 
-    /// Returns the write that it waits with.
+    /// Returns the operation that the lane waits to do.
     pub fn asks(&self) -> Option<&Ask> {
         self.asks.as_ref()
     }
 
-    /// Begins a job on this thread, if the engine has one; it runs until it first asks. Whether
-    /// there was one.
+    /// Starts a job on this thread if the engine has one, and runs it to its first operation.
+    /// Returns false without a job.
     pub fn begin(&mut self, threads: &Threads, number: usize, heard: u64) -> Option<LaneProgress> {
         if self.asks.is_some() {
             return None;
@@ -284,7 +281,7 @@ impl Lane {
         Some(self.wait())
     }
 
-    /// Lets it go on.
+    /// Lets the lane continue.
     pub fn permit(&mut self, permit: Permit) -> LaneProgress {
         self.asks = None;
         let _ = self.permits.send(permit);
@@ -299,7 +296,7 @@ impl Lane {
         LaneProgress::Finished
     }
 
-    /// The process is killed: what it had begun is not done.
+    /// Kills the process: its started operation is not done.
     pub fn kill(&mut self) {
         while self.asks.is_some() {
             self.permit(Permit::Dead);
@@ -315,7 +312,7 @@ impl fmt::Debug for Lane {
     }
 }
 
-/// Address, protocol and port of a Service.
+/// A frontend: address, protocol and port of a Service, as seen from one location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Front {
     /// The address.
@@ -324,18 +321,18 @@ pub struct Front {
     pub protocol: Protocol,
     /// The port.
     pub port: u16,
-    /// Place of its clients.
+    /// Location of its clients.
     pub from: From,
 }
 
-/// Place of clients.
+/// Location of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum From {
     /// The node itself.
     Node,
     /// A pod of this node.
     Pod,
-    /// Outside of the cluster.
+    /// A host outside the cluster.
     Outside,
 }
 
@@ -347,7 +344,7 @@ impl fmt::Display for Front {
 }
 
 impl Front {
-    /// The family.
+    /// Returns the address family.
     pub fn family(&self) -> IpFamily {
         IpFamily::of(self.address)
     }

@@ -1,4 +1,4 @@
-//! Verdicts: the end of a client's packets, and the address that an endpoint sees.
+//! Verdicts: the fate of a client's packets, and the client address that an endpoint sees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,17 +7,17 @@ use proxy::Target;
 
 use crate::turnstile::Front;
 
-/// Verdicts of a front, one for each way that its packets may take.
+/// Verdicts of frontends. Packets to a frontend may take several paths, with one verdict each.
 pub type Verdicts = BTreeMap<Front, BTreeSet<Verdict>>;
 
-/// The end of one way.
+/// The end of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// An endpoint gets the packets.
+    /// An endpoint receives the packets.
     Accepted(Target, SeenClient),
-    /// The client receives a refusal.
+    /// The packets are rejected.
     Rejected,
-    /// The client receives nothing.
+    /// The packets are silently dropped.
     Dropped,
     /// No rule and no virtual server sends the packets to an endpoint.
     Missed,
@@ -26,14 +26,14 @@ pub enum Verdict {
 /// The address that an endpoint sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SeenClient {
-    /// The client's own.
+    /// The client's own address.
     Client,
-    /// The node's, by masquerading or because a process of the node relays.
+    /// The node's address, because of masquerading or a relay process.
     Node,
 }
 
 impl Verdict {
-    /// Returns the endpoint, if there is one.
+    /// Returns the endpoint, if any.
     pub fn target(&self) -> Option<Target> {
         match self {
             Self::Accepted(target, _) => Some(*target),
@@ -41,7 +41,7 @@ impl Verdict {
         }
     }
 
-    /// Reads the verdict off one way of a packet.
+    /// Converts a packet walk into a verdict.
     pub(crate) fn of(walk: &Walk) -> Self {
         match (walk.presumed, walk.endpoint) {
             (Fate::Delivered, Some(at)) => {
@@ -59,7 +59,8 @@ impl Verdict {
     }
 }
 
-/// Returns verdicts that say only who serves: where rules are not asked, or a relay carries all.
+/// Returns verdicts that only name the endpoints. Used if rules are not evaluated, or if a relay
+/// carries all connections.
 pub(crate) fn accepted(
     targets: impl IntoIterator<Item = Target>,
     seen: SeenClient,
@@ -70,7 +71,7 @@ pub(crate) fn accepted(
         .collect()
 }
 
-/// Reports whether any endpoint gets packets.
+/// Reports whether any endpoint receives packets.
 pub fn is_served(verdicts: &BTreeSet<Verdict>) -> bool {
     verdicts.iter().any(|verdict| verdict.target().is_some())
 }

@@ -30,13 +30,14 @@ use crate::subject::Entries;
 use crate::turnstile::{From, Front, Serves, Write};
 use crate::verdict::{SeenClient, Verdict, Verdicts, is_served};
 
-/// Knowledge of a front in its period.
+/// State of a frontend in its period.
 #[derive(Debug)]
 struct Period {
-    /// The event that has begun it; `None`: it is not told by events, and counts once all rests.
+    /// The event that started the period. `None` for a period that no event started. Such a period
+    /// counts once the daemon is idle.
     since: Option<u64>,
     wanted: BTreeSet<Verdict>,
-    /// The event since which exactly these are wanted; `None` as above.
+    /// The event that set the present wanted verdicts. `None` as in `since`.
     settled: Option<u64>,
     good: BTreeSet<Verdict>,
     is_disturbed: bool,
@@ -47,7 +48,7 @@ impl Period {
         is_served(&self.wanted)
     }
 
-    /// True if a good endpoint gets packets, whichever client it sees.
+    /// Returns true if a good endpoint receives packets, regardless of the client address.
     fn serves(&self, verdicts: &BTreeSet<Verdict>) -> bool {
         let mut targets = verdicts.iter().filter_map(Verdict::target);
         targets.any(|target| self.is_good(target))
@@ -57,8 +58,9 @@ impl Period {
         self.good.iter().any(|good| good.target() == Some(target))
     }
 
-    /// True if this was wanted at some moment. Endpoints may see the node for a moment where some of
-    /// them are to, or did before, or nobody served before: answers find their way.
+    /// Returns true if the verdict was wanted at some time. An endpoint may temporarily see the
+    /// node's address in three cases: other endpoints should, an endpoint did before, or no
+    /// endpoint got packets before. In all cases, replies reach the client.
     fn allows(&self, verdict: &Verdict, before: &BTreeSet<Verdict>) -> bool {
         let sees_node = |one: &Verdict| matches!(one, Verdict::Accepted(_, SeenClient::Node));
         match verdict {
@@ -70,24 +72,24 @@ impl Period {
         }
     }
 
-    /// True if a good endpoint sees a client that it was never to see.
+    /// Returns true if a good endpoint sees an unwanted client address.
     fn shows_wrong_client(&self, verdicts: &BTreeSet<Verdict>, before: &BTreeSet<Verdict>) -> bool {
         let of_good = |verdict: &&Verdict| verdict.target().is_some_and(|to| self.is_good(to));
         let mut of_good = verdicts.iter().filter(of_good);
         of_good.any(|verdict| !self.allows(verdict, before))
     }
 
-    /// True if all verdicts are good.
+    /// Returns true if all verdicts are good.
     fn is_right(&self, verdicts: &BTreeSet<Verdict>, before: &BTreeSet<Verdict>) -> bool {
         !verdicts.is_empty() && verdicts.iter().all(|verdict| self.allows(verdict, before))
     }
 
-    /// True if a piece that changed the verdicts like this took the last endpoint away.
+    /// Returns true if a step with this change of verdicts removed the last endpoint.
     fn ends(&self, before: &BTreeSet<Verdict>, after: &BTreeSet<Verdict>) -> bool {
         self.is_served() && self.serves(before) && !self.serves(after)
     }
 
-    /// Reports the fault of a piece that changed the verdicts like this.
+    /// Returns the fault of a step with this change of verdicts.
     fn fault(&self, before: &BTreeSet<Verdict>, after: &BTreeSet<Verdict>) -> Option<&'static str> {
         if self.ends(before, after) {
             return Some("is without an endpoint");
@@ -102,27 +104,28 @@ impl Period {
     }
 }
 
-/// The fronts, and the entries that are wanted.
+/// The frontends, and the wanted entries.
 #[derive(Debug, Default)]
 pub struct Watch {
     fronts: BTreeMap<Front, Period>,
     entries: HashMap<String, Option<u64>>,
     before: Verdicts,
     claims: BTreeMap<Front, BTreeSet<String>>,
-    /// Fronts that changed hands since the last event. They count once everything is at rest.
+    /// Frontends that moved to another Service since the last event. They count once the daemon is
+    /// idle.
     handed_over: BTreeSet<Front>,
-    /// Entries removed by other programs and not restored yet.
+    /// Entries that other programs removed and the daemon has not restored yet.
     lost: BTreeSet<String>,
-    /// Entries changed by other programs and not repaired yet.
+    /// Entries that other programs changed and the daemon has not repaired yet.
     altered: Entries,
     /// See [`Subject::refuses_in_pieces`](crate::subject::Subject::refuses_in_pieces).
     refuses_in_pieces: bool,
-    /// True if a write was refused since all rested last.
+    /// True if a write was rejected since the last idle state.
     has_refused: bool,
 }
 
 impl Watch {
-    /// Begins with no front.
+    /// Creates a watch without frontends.
     pub fn new(refuses_in_pieces: bool) -> Self {
         Self {
             refuses_in_pieces,
@@ -130,8 +133,8 @@ impl Watch {
         }
     }
 
-    /// The objects want something else since this event.
-    /// These are good as well, though not wanted.
+    /// Sets the verdicts and entries that the objects want since this event. Endpoints in
+    /// `makeshift` are good, too, but not wanted.
     pub fn want(
         &mut self,
         verdicts: &Verdicts,
@@ -151,8 +154,8 @@ impl Watch {
                 wanted: BTreeSet::new(),
                 settled: None,
                 good: BTreeSet::new(),
-                // What somebody has made of an entry that nobody was to be served by counts as well: the mode
-                // may not have looked at it since, and puts its own to it as if it were as before.
+                // A frontend without endpoints may have damaged entries as well. The mode may not
+                // have read them since, and adds its own entries to them.
                 is_disturbed: !self.claims.is_empty() || has_lost,
             });
             period.good.extend(wanted);
@@ -160,8 +163,8 @@ impl Watch {
                 let unserved = [Verdict::Rejected, Verdict::Dropped, Verdict::Missed];
                 period.good.extend(unserved);
             }
-            // Cluster IPs wait for rules a moment only, nor does the first endpoint on this node wait
-            // for those that masquerade what it sends to itself.
+            // Some endpoints may appear before their rules: those of cluster IPs, and the client's
+            // own pod before its masquerading rule.
             let waits_not = |target: &Target| {
                 let is_own = || target.ip == at(front.family(), POD_ADDRESS);
                 let is_loop = || front.from == From::Pod && is_own();
@@ -170,7 +173,7 @@ impl Watch {
             let targets = wanted.iter().filter_map(Verdict::target).filter(waits_not);
             let unmasked = targets.map(|target| Verdict::Accepted(target, SeenClient::Client));
             period.good.extend(unmasked);
-            // Nor has an exemption from masquerading to come before a virtual server that it is for.
+            // A virtual server may appear before its exemption from masquerading.
             let targets = wanted.iter().filter_map(Verdict::target);
             let masked = targets.filter(|_| self.refuses_in_pieces);
             period
@@ -192,7 +195,7 @@ impl Watch {
         }
     }
 
-    /// Returns those of these fronts whose verdicts before the next piece are not known.
+    /// Returns those of these frontends whose verdicts before the next step are unknown.
     pub fn unseen(&self, fronts: &BTreeSet<Front>) -> BTreeSet<Front> {
         let fronts = fronts.iter().copied();
         fronts
@@ -200,12 +203,12 @@ impl Watch {
             .collect()
     }
 
-    /// Takes in the verdicts of fronts before the next piece.
+    /// Records the verdicts of frontends before the next step.
     pub fn see(&mut self, verdicts: Verdicts) {
         self.before.extend(verdicts);
     }
 
-    /// A front that other Services claim than before begins a new period.
+    /// Starts a new period for each frontend that moved to other Services.
     pub fn begin_where_others_claim(&mut self, claims: &BTreeMap<Front, BTreeSet<String>>) {
         self.handed_over.clear();
         for (front, by) in claims {
@@ -217,14 +220,14 @@ impl Watch {
         self.claims.clone_from(claims);
     }
 
-    /// Notes damage by another program: the present servers are the new reference.
+    /// Records damage by another program. The present endpoints become the new reference.
     pub fn damaged(&mut self) {
         for period in self.fronts.values_mut() {
             period.is_disturbed = true;
         }
     }
 
-    /// Notes damage, by the entries before and after it.
+    /// Records damage, given the entries before and after it.
     pub fn lose(&mut self, before: &Entries, after: &Entries) {
         for (entry, was) in before {
             match after.get(entry) {
@@ -239,17 +242,17 @@ impl Watch {
         }
     }
 
-    /// True if damage is not repaired yet.
+    /// Returns true if some damage is not repaired.
     pub fn has_lost(&self) -> bool {
         !(self.lost.is_empty() && self.altered.is_empty())
     }
 
-    /// Returns wanted entries that were removed and are not restored yet.
+    /// Returns wanted entries that were removed and are not restored.
     pub fn lost(&self) -> impl Iterator<Item = &str> {
         self.lost.iter().map(String::as_str)
     }
 
-    /// Notes the present entries as repaired. Unwanted entries need not be restored.
+    /// Records the present entries as repaired. Unwanted entries need not be restored.
     pub fn repaired(&mut self, there: &Entries) {
         let wanted = &self.entries;
         let is_missing = |entry: &String| wanted.contains_key(entry) && !there.contains_key(entry);
@@ -258,7 +261,7 @@ impl Watch {
         self.altered.retain(is_still);
     }
 
-    /// Notes a write that was not done.
+    /// Records a rejected write.
     pub fn refused(&mut self, write: &Write) {
         self.has_refused = true;
         for (front, period) in &mut self.fronts {
@@ -270,7 +273,7 @@ impl Watch {
         }
     }
 
-    /// Nothing is left to be done: the engine knows all there is to know by now.
+    /// Records that no work is left. The engine then knows all events.
     pub fn rests(&mut self, event: u64) {
         self.has_refused = false;
         let periods = self.fronts.values_mut().map(|period| &mut period.since);
@@ -282,7 +285,7 @@ impl Watch {
         }
     }
 
-    /// The verdicts now, while whoever plans or carries out anything has heard so much.
+    /// Records the present verdicts. `heard` is the last event that all plans and jobs include.
     pub fn note(&mut self, verdicts: Verdicts, heard: u64) {
         for (front, period) in &mut self.fronts {
             let is_known = period.settled.is_some_and(|event| event <= heard);
@@ -297,15 +300,11 @@ impl Watch {
         self.before = verdicts;
     }
 
-    /// Checks a piece of a plan that was made after this event.
+    /// Checks a step of a plan that includes the events up to `heard`.
     ///
     /// # Errors
     ///
     /// It removes an entry that is wanted, and was when it was planned.
-    ///
-    /// # Errors
-    ///
-    /// It takes away what is wanted, and was when it was planned.
     pub fn may(&self, write: &Write, heard: u64) -> Result<(), String> {
         let Some(entry) = &write.removes else {
             return Ok(());
@@ -318,8 +317,8 @@ impl Watch {
         }
     }
 
-    /// Compares the verdicts after a piece, of a plan that was made when this had been heard, with
-    /// those before it; so much had been heard when any plan was made that is not done.
+    /// Compares the verdicts after a step with those before it. `heard` is the last event that the
+    /// step's plan includes. `by_all` is the last event that every unfinished plan includes.
     ///
     /// # Errors
     ///
@@ -338,14 +337,16 @@ impl Watch {
             if period.is_disturbed || is_news || is_claimed_twice || is_nobody {
                 continue;
             }
-            // Of several entries one is missing: who is served by the others, and as whom, is not asked.
+            // If one of several entries is missing, other entries determine the endpoint and its
+            // client address. These are not checked.
             let is_in_pieces = self.refuses_in_pieces && self.has_refused;
             if is_in_pieces && (front.from == From::Pod || !period.ends(before, after)) {
                 continue;
             }
             if let Some(fault) = period.fault(before, after) {
                 if !self.altered.is_empty() {
-                    // Nothing led to it when somebody changed it, and now something does.
+                    // The frontend led nowhere at the time of the damage, and leads to an endpoint
+                    // now.
                     period.is_disturbed = true;
                     continue;
                 }

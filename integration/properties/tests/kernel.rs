@@ -1,4 +1,4 @@
-//! A bounded number of histories on the kernel: of those forms that it can carry.
+//! Runs a bounded number of event sequences on the real kernel, with the forms that it supports.
 #![allow(clippy::panic, reason = "a test stops at the first surprise")]
 
 use std::time::Duration;

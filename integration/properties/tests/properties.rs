@@ -1,4 +1,4 @@
-//! A bounded number of histories, and those that are kept.
+//! Runs a bounded number of event sequences, and all saved ones.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

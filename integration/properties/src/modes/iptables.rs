@@ -26,13 +26,13 @@ use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
 use crate::verdict::Verdicts;
 use real::Real;
 
-/// Mark of foreign rules.
+/// Marker of foreign rules.
 const THEIRS: &str = "theirs";
 
-/// A write that changes nothing.
+/// A test write without effect.
 const TRIAL: [&str; 3] = ["*nat", ":KUBE-PROXY-CANARY - [0:0]", "COMMIT"];
 
-/// Chains that hold a slot of each Service port.
+/// Chains with an entry for each Service port.
 const SHARED: [&str; 5] = [
     "KUBE-SERVICES",
     "KUBE-NODEPORTS",
@@ -76,10 +76,10 @@ fn on_the_fake(family: IpFamily) -> Iptables {
 
 struct Iptables {
     family: IpFamily,
-    /// The kernel, or what was last read of the real one.
+    /// The fake kernel, or the last state read from the real kernel.
     kernel: FakeKernel,
     config: Config,
-    /// Entries written by other programs.
+    /// Entries of other programs.
     theirs: Entries,
     made: usize,
     barred: Vec<Barred>,
@@ -87,7 +87,7 @@ struct Iptables {
 }
 
 impl Iptables {
-    /// A source that is nobody of ours, as `iptables-save` prints it.
+    /// Returns a foreign source address, as `iptables-save` prints it.
     fn somebody(&self, number: u8) -> String {
         let length = match self.family {
             IpFamily::V4 => 32,
@@ -96,7 +96,7 @@ impl Iptables {
         format!("{}/{length}", at(self.family, [172, 31, 0, number]))
     }
 
-    /// The state, as the kernel has it now.
+    /// Returns the kernel's present state.
     fn look(&self) -> MutexGuard<'_, State> {
         if let Some(real) = &self.real {
             real.borrow_mut().look(&self.kernel);
@@ -104,7 +104,7 @@ impl Iptables {
         self.kernel.state()
     }
 
-    /// Changes the state as another program, and then the kernel.
+    /// Applies another program's change to the state, and then to the kernel.
     fn change<T>(&mut self, how: impl FnOnce(&mut Self) -> T) -> T {
         drop(self.look());
         let before = self.kernel.state().clone();
@@ -126,7 +126,7 @@ impl Iptables {
         (Box::new(mode), lanes)
     }
 
-    /// A recorded state: nobody writes to it any more.
+    /// Returns a copy of the recorded state, which no process writes to.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             family: self.family,
@@ -139,7 +139,7 @@ impl Iptables {
         }
     }
 
-    /// The part of rules that have this.
+    /// Returns the text that identifies the rules of a rejected part.
     fn part(&self, barred: Barred) -> String {
         match (barred, self.family) {
             (Barred::Endpoint(address), IpFamily::V6) => format!("[{address}]:"),
@@ -156,8 +156,8 @@ impl Iptables {
                 let is_built_in = !chain.starts_with("KUBE-") && !chain.contains(THEIRS);
                 let mut rules: Vec<&str> = rules.iter().filter(is_of).map(String::as_str).collect();
                 if SHARED.contains(&chain.as_str()) || is_built_in {
-                    // What comes before what makes no difference, but to packets that are asked
-                    // about for themselves.
+                    // In these chains the order of rules makes no difference. Separate checks cover
+                    // packets for which it does.
                     for rule in rules.drain(..) {
                         let again = entries.entry(format!("{table:?} {rule}")).or_default();
                         again.push('|');
@@ -206,7 +206,8 @@ impl Subject for Iptables {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // A rule that another Service's takes the place of, which cannot be written, leads to it.
+        // The chain stays if a rule still jumps to it. A rejected rule of another Service should
+        // have replaced that rule.
         let chain = entry.rsplit(' ').next().unwrap_or_default();
         let target = format!(" -j {chain}");
         let state = self.kernel.state();
@@ -219,7 +220,7 @@ impl Subject for Iptables {
         let addresses = service.cluster_ips.iter().chain(&service.external_ips);
         let mut addresses = addresses.chain(&service.ingress_ips);
         let mut node_ports = service.ports.iter().filter_map(|port| port.node_port);
-        // Who had an address or a NodePort before has it until the Service is written.
+        // The previous owner of an address or NodePort keeps it until the Service is written.
         entry.contains(&name)
             || value.contains(&name)
             || addresses.any(|address| entry.contains(&format!("-d {address}/")))
@@ -227,7 +228,7 @@ impl Subject for Iptables {
     }
 
     fn is_forbidden(&self, write: &Write, _barred: &[Service]) -> bool {
-        // Where all was refused, it tries whether the kernel takes anything.
+        // After a rejection of all rules, the daemon tests whether the kernel accepts any.
         if write.what.lines().eq(TRIAL) {
             return !self.barred.is_empty();
         }
@@ -252,7 +253,7 @@ impl Subject for Iptables {
 
     fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts {
         let node = packets::node(self.family, self.addresses());
-        // As it was looked at for the addresses.
+        // The state that the address check has read.
         let rules = Xtables::of(&self.kernel.saved());
         packets::verdicts(fronts, &rules, &node)
     }
@@ -351,7 +352,7 @@ impl Iptables {
         }
         let names: Vec<String> = chains.keys().cloned().collect();
         let name = chance.one_of(&names)?.clone();
-        // The kubelet's.
+        // The kubelet's chain.
         if name == "KUBE-FIREWALL" {
             return None;
         }
@@ -415,7 +416,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         const PART: &str = "the iptables rules";
         match self.gate.pass(Ask::Read(PART)) {
             Permit::Go => self.kernel.save(table, line),
-            // It breaks off.
+            // The program ends early.
             Permit::PassOver(which) => {
                 let mut left = Chance::new(which).index(60);
                 self.kernel.save(table, &mut |text| {
@@ -441,7 +442,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         let what = String::from_utf8_lossy(&bytes).into_owned();
         match self.pass_write(what) {
             Permit::Go => self.kernel.restore(text),
-            // It was killed once it had done that.
+            // The program was killed after its write.
             Permit::LoseDone => {
                 self.kernel.restore(text)?;
                 refuse(Kind::TimedOut)

@@ -84,28 +84,28 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
 
 struct Ipvs {
     family: IpFamily,
-    /// The kernel, or what was last read of the real one.
+    /// The fake kernel, or the last state read from the real kernel.
     kernel: FakeKernel,
     config: Config,
-    /// Virtual servers of others.
+    /// Virtual servers of other programs.
     foreign: BTreeMap<VirtualServerKey, VirtualServer>,
-    /// Virtual servers of ours of which somebody has taken away what says so, or may have; and those
-    /// that were made when nothing said so.
+    /// Our virtual servers without an ownership mark. Another program removed the mark (or may
+    /// have), or it was missing at their creation.
     orphans: BTreeSet<VirtualServerKey>,
-    /// Members of the other kind of shim's sets, until they go.
+    /// Members of the other shim's sets, until they are removed.
     former: Former,
-    /// The addresses on the link that the kernel has told of, and whether there was one.
+    /// Addresses on the link that the kernel has reported.
     on_link: BTreeSet<IpAddr>,
     had_link: bool,
-    /// True once the kernel refuses a destination for good.
+    /// True once the kernel rejects a destination forever.
     has_forbidden: bool,
-    /// True if rules and sets count for who serves. Not on a real kernel, whose rules are not read
-    /// after each piece.
+    /// True if verdicts include rules and sets. False on a real kernel, whose rules are not read
+    /// after each step.
     asks_rules: bool,
     real: Option<RefCell<Real>>,
 }
 
-/// Sets, their sizes, and the rules that name them.
+/// Sets, their sizes, and the rules that use them.
 type Former = (BTreeMap<Set, BTreeSet<Member>>, BTreeMap<Set, u32>, Rules);
 
 impl Ipvs {
@@ -121,7 +121,8 @@ impl Ipvs {
         NodeFacts::new(self.family, NODE)
     }
 
-    /// The state, as the kernel has it now; the rules last, which take their time.
+    /// Returns the kernel's present state. Includes the rules only with `takes_in_rules`, because
+    /// reading them is slow.
     fn look(&self, takes_in_rules: bool) -> MutexGuard<'_, State> {
         let mut state = self.kernel.state();
         if let Some(real) = &self.real {
@@ -131,7 +132,7 @@ impl Ipvs {
         state
     }
 
-    /// Carries changes by another program from the state to the kernel.
+    /// Applies changes of another program from the state to the kernel.
     fn follow(&self, before: Option<&Snapshot>) {
         if let (Some(real), Some(before)) = (&self.real, before) {
             let state = self.kernel.state();
@@ -151,8 +152,8 @@ impl Ipvs {
         (Box::new(mode), lanes)
     }
 
-    /// The virtual server without destinations that drain until another one serves, where the kernel
-    /// refuses all others for good.
+    /// Returns the virtual server without destinations that drain until another one works, if the
+    /// kernel rejects all others forever.
     fn without_stuck(&self, server: &VirtualServer) -> VirtualServer {
         let serves = server.destinations.iter().any(|real| real.weight > 0);
         let mut server = server.clone();
@@ -196,7 +197,7 @@ impl Ipvs {
         ours
     }
 
-    /// A recorded state: nobody writes to it any more.
+    /// Returns a copy of the recorded state, which no process writes to.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             family: self.family,
@@ -220,7 +221,7 @@ impl Subject for Ipvs {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
-        // Of what was before, the kernel tells nobody.
+        // The kernel does not report earlier changes.
         self.told();
         if let Some(real) = &self.real {
             let process = real.borrow_mut().process(&self.config);
@@ -264,8 +265,8 @@ impl Subject for Ipvs {
         state.shim = style;
         let is_native = |style| style == ShimStyle::Nftables;
         if !is_real && is_native(before) != is_native(self.config.shim) {
-            // What is in the other kind of sets is seen as former sets, and as leftovers; what such
-            // leftovers were is the sets again.
+            // Treats members of the other shim's sets as former sets and as leftovers. Leftovers of
+            // a previous switch become the present sets again.
             let there = &mut state.snapshot;
             let is_left = there.leftovers.iter().flatten().next().is_some();
             let mut other = if is_left {
@@ -331,12 +332,12 @@ impl Subject for Ipvs {
     }
 
     fn refuses_in_pieces(&self) -> bool {
-        // Set members come before the virtual server, as they say whose it is.
+        // Set members are written before the virtual server, because they mark its owner.
         true
     }
 
     fn passes_over(&mut self, which: u64) {
-        // Who is taken to be gone loses what says whose it is.
+        // A virtual server that the read missed loses its ownership mark.
         let state = self.look(false);
         let at = Chance::new(which).index(state.snapshot.servers.len());
         let key = state.snapshot.servers.keys().nth(at).copied();
@@ -345,7 +346,7 @@ impl Subject for Ipvs {
     }
 
     fn done(&mut self, write: &Write) {
-        // It serves also where what says whose it is was refused, or nobody knows of it.
+        // The virtual server works even if the write of its ownership mark failed.
         let Some(made) = write.what.strip_prefix("add virtual server ") else {
             return;
         };
@@ -392,7 +393,7 @@ impl Subject for Ipvs {
     fn told(&mut self) -> Vec<Notice> {
         let state = self.kernel.state();
         let there = &state.snapshot;
-        // Of routes nobody tells.
+        // The kernel does not report routes.
         let on_link = match self.config.vip_mode {
             VipMode::Address => there.bound.clone(),
             VipMode::Route => there.bound_otherwise.clone(),

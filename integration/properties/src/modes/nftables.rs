@@ -77,7 +77,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Nftables {
     }
 }
 
-/// Returns the part of an element's key that is an address, as [`Subject::ours`] writes it.
+/// Returns the address part of an element's key, as [`Subject::ours`] formats it.
 fn part_of_key(address: IpAddr) -> String {
     let key = match address {
         IpAddr::V4(address) => format!("{:?}", address.octets()),
@@ -88,17 +88,17 @@ fn part_of_key(address: IpAddr) -> String {
 
 struct Nftables {
     family: IpFamily,
-    /// The kernel, or what was last read of the real one.
+    /// The fake kernel, or the last state read from the real kernel.
     kernel: FakeKernel,
     config: Config,
     barred: Vec<Barred>,
-    /// True once the layout is another one than at first.
+    /// True once the layout has changed.
     has_switched: bool,
     real: Option<RefCell<Real>>,
 }
 
 impl Nftables {
-    /// The state, as the kernel has it now.
+    /// Returns the kernel's present state.
     fn look(&self) -> MutexGuard<'_, State> {
         let mut state = self.kernel.state();
         if let Some(real) = &self.real {
@@ -107,7 +107,7 @@ impl Nftables {
         state
     }
 
-    /// Changes the state as another program, and then the kernel.
+    /// Applies another program's change to the state, and then to the kernel.
     fn change<T>(&mut self, how: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.look();
         let before = (state.addresses.clone(), state.table.clone());
@@ -129,7 +129,7 @@ impl Nftables {
         (Box::new(mode), lanes)
     }
 
-    /// A recorded state: nobody writes to it any more.
+    /// Returns a copy of the recorded state, which no process writes to.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             family: self.family,
@@ -189,7 +189,7 @@ impl Subject for Nftables {
         let addresses = service.cluster_ips.iter().chain(&service.external_ips);
         let mut addresses = addresses.chain(&service.ingress_ips);
         let mut node_ports = service.ports.iter().filter_map(|port| port.node_port);
-        // An endpoint may be in it for several Services.
+        // One element may represent an endpoint of several Services.
         entry.starts_with("element hairpin-connections")
             || entry.contains(&name)
             || value.contains(&name)
@@ -209,7 +209,7 @@ impl Subject for Nftables {
             return port.is_some_and(|port| state.taken.contains(&port));
         }
         let words = write.what.split('\n').next().unwrap_or_default();
-        // What is left of such a Service cannot be removed, as its former rules lead there.
+        // Leftovers of such a Service stay, because its previous rules refer to them.
         let mut barred = barred.iter().map(|service| service.name.to_string());
         refused.any(|part| words.contains(part)) || barred.any(|name| words.contains(&name))
     }
@@ -223,7 +223,7 @@ impl Subject for Nftables {
     }
 
     fn switch(&mut self, _: &mut Chance) -> Option<String> {
-        // What the other layout has left stays until all Services are written.
+        // Entries of the other layout stay until all Services are written.
         if !self.barred.is_empty() {
             return None;
         }
@@ -260,7 +260,7 @@ impl Subject for Nftables {
         match Nft::read(held, self.family) {
             Ok(nft) => {
                 let mut verdicts = packets::verdicts(fronts, &nft, &node);
-                // A port of the relay gets what the rules let through to localhost.
+                // A relay port receives the packets that rules pass to localhost.
                 for (front, verdicts) in &mut verdicts {
                     let is_tcp = front.protocol == Protocol::Tcp;
                     if front.address.is_loopback()
@@ -293,7 +293,7 @@ impl Subject for Nftables {
         for (name, (set, elements)) in &content.sets {
             ours.insert(format!("set {name}"), format!("{set:?}"));
             for (key, element) in elements {
-                // The comment is that of whoever made it, and cannot be changed.
+                // The first writer sets the comment, which cannot be changed later.
                 let element = Element {
                     comment: None,
                     ..element.clone()
@@ -302,7 +302,7 @@ impl Subject for Nftables {
             }
         }
         for (name, (chain, rules)) in &content.chains {
-            // The comment is that of whoever made it, and cannot be changed.
+            // The first writer sets the comment, which cannot be changed later.
             ours.insert(
                 format!("chain {name}"),
                 format!("{:?} {rules:?}", chain.base),
@@ -312,7 +312,7 @@ impl Subject for Nftables {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // How many endpoints a Service has had once, another one may have next.
+        // A chain for a number of endpoints may be reused by another Service.
         entry.starts_with("chain endpoints-of-")
     }
 
@@ -423,7 +423,7 @@ impl Nftables {
                 told(format!("element {key:?} of set {name} is deleted"))
             }
             6 => {
-                // A way to nobody in a map of ours.
+                // A map element without a valid target.
                 let chains: Vec<Name> = content.chains.keys().cloned().collect();
                 let chain = chance.one_of(&chains)?.clone();
                 let at = chance.index(content.sets.len());
@@ -466,7 +466,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         const PART: &str = "the nftables table kube-proxy";
         match self.gate.pass(Ask::Read(PART)) {
             Permit::Go => self.kernel.table(tell),
-            // Somebody writes meanwhile: it is told from the start again.
+            // A concurrent write makes the read start again.
             Permit::PassOver(which) => {
                 let mut left = Chance::new(which).index(20);
                 self.kernel.table(&mut |object| {
@@ -491,7 +491,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
 
     fn listen(&mut self, port: &LocalhostPort) -> Result<(), String> {
         let what = format!("listen at {}: {:?}", port.number, port.serving);
-        // A thread of this process is asked: no answer of it can be lost.
+        // The request goes to a thread of this process, so its reply cannot be lost.
         match self.pass_write(what) {
             Permit::Go | Permit::LoseDone => self.kernel.listen(port),
             _ => Err("on purpose".to_owned()),

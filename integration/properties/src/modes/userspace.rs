@@ -51,8 +51,7 @@ impl Subject for Userspace {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
-        // The listening ports end with the process that has opened them; their numbers may come
-        // again.
+        // Listening ports end with their process. A later process may get the same numbers.
         {
             let mut state = self.kernel.state();
             state.open.clear();
@@ -86,7 +85,7 @@ impl Subject for Userspace {
     }
 
     fn is_forbidden(&self, write: &Write, _barred: &[Service]) -> bool {
-        // It has no listening ports of SCTP.
+        // Userspace mode does not support SCTP.
         let mut refused = self.barred.iter().filter_map(|barred| match barred {
             Barred::Portal(address, ..) => Some(format!("{address}")),
             _ => None,
@@ -122,7 +121,7 @@ impl Subject for Userspace {
             let to = match front.from {
                 From::Node => aim.node,
                 From::Pod => aim.pods,
-                // There is no rule for it then.
+                // There is no rule for this frontend.
                 From::Outside if aim.via.is_none() => continue,
                 From::Outside => aim.outside,
             };
@@ -254,7 +253,7 @@ impl Turnstile<FakeKernel> {
         what: String,
         act: impl FnOnce(&mut FakeKernel) -> Result<T, SocketError>,
     ) -> Result<T, SocketError> {
-        // A thread of this process is asked: no answer of it can be lost.
+        // The request goes to a thread of this process, so its reply cannot be lost.
         match self.pass_write(what) {
             Permit::Go | Permit::LoseDone => act(&mut self.kernel),
             _ => Err(SocketError::Now(SOCKETS.to_owned())),

@@ -1,4 +1,4 @@
-//! The iptables mode on the kernel of this machine.
+//! The iptables mode on this machine's kernel.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,10 +9,10 @@ use proxy_iptables::fake::{FakeKernel, State};
 
 use crate::real::{set_addresses, shell};
 
-/// The kernel, for those who look at it and those who damage it.
+/// Access to the kernel for observing and damaging its state.
 pub(super) struct Real {
     family: IpFamily,
-    /// Own reader of iptables, as another program has it: its cache is separate.
+    /// A separate iptables reader with its own cache, like that of another program.
     iptables: Iptables,
 }
 
@@ -29,7 +29,7 @@ impl Real {
         Ok(Self { family, iptables })
     }
 
-    /// The programs, for a process of the product.
+    /// Returns the programs for a process of the product.
     pub(super) fn programs(&self) -> Iptables {
         let chosen = Iptables::choose(Some(self.iptables.backend()));
         chosen.expect("iptables, which was there")
@@ -47,7 +47,7 @@ impl Real {
         there.state().addresses = self.addresses();
     }
 
-    /// Brings the kernel from the first to the second, as others do.
+    /// Changes the kernel from the first state to the second, as another program.
     pub(super) fn follow(&mut self, before: &State, after: &FakeKernel) {
         set_addresses(&before.addresses, &after.state().addresses);
         if before.tables == after.state().tables {
@@ -60,7 +60,7 @@ impl Real {
             (IpFamily::V6, Backend::Nft) => "ip6tables-nft-restore",
         };
         let text = after.saved();
-        // No rule of these has a quote of the shell in it.
+        // None of these rules contains a shell quote.
         let restored = shell(&format!("{program} -w 5 <<'END'\n{text}END\n"));
         assert!(restored.is_some(), "{program} does not take\n{text}");
     }

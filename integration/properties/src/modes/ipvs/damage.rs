@@ -1,4 +1,4 @@
-//! Damage by other programs to the IPVS mode's entries, and changes to their own.
+//! Changes by other programs to the IPVS mode's entries and to foreign entries.
 
 use chance::Chance;
 use proxy::{Notice, Protocol, Target};
@@ -22,7 +22,7 @@ impl Ipvs {
             .filter(|key| !foreign.contains_key(key))
             .copied()
             .collect();
-        // What becomes of addresses and the link, the kernel tells in any case.
+        // The kernel reports changes of addresses and links in any case.
         let untold = |what: String| Some(Damage { what, told: None });
         match chance.below(10) {
             0 => {

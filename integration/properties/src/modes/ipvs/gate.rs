@@ -1,4 +1,4 @@
-//! The gate of the IPVS mode's kernel: each write and each read waits at the turnstile.
+//! The gate of the IPVS mode's kernel: each write and each read waits there.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -109,7 +109,7 @@ fn write(op: &Op) -> Write {
                     Member::Port(_) => Serves::All,
                 },
                 Op::CreateSet(..) | Op::WriteRules { .. } => Serves::All,
-                // What else there is serves nobody by itself.
+                // Other entries have no effect on clients by themselves.
                 _ => Serves::Nobody,
             },
         },

@@ -1,4 +1,4 @@
-//! The IPVS mode on the kernel of this machine.
+//! The IPVS mode on this machine's kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,16 +12,16 @@ use proxy_ipvs::{
 pub(super) use crate::real::set_addresses;
 use crate::real::{delete_link, shell};
 
-/// The kernel, for those who look at it and those who damage it.
+/// Access to the kernel for observing and damaging its state.
 pub(super) struct Real {
     family: IpFamily,
-    /// Own reader of iptables, as another program has it: its cache is separate.
+    /// A separate iptables reader with its own cache, like that of another program.
     iptables: Option<Iptables>,
     has_nftables: bool,
     eyes: Option<(Config, NetlinkKernel)>,
 }
 
-/// A process of the product: what its kernel threads are opened with.
+/// A process of the product, with the resources for its kernel threads.
 pub(super) struct Process {
     family: IpFamily,
     config: Config,
@@ -58,7 +58,7 @@ impl Real {
         Ok(real)
     }
 
-    /// True if it can carry this shim.
+    /// Returns true if the kernel supports this shim.
     pub(super) fn has(&self, style: ShimStyle) -> bool {
         match style {
             ShimStyle::Nftables => self.has_nftables,
@@ -101,7 +101,7 @@ impl Real {
 
     /// Reads the kernel's present state.
     pub(super) fn look(&mut self, config: &Config, there: &mut Snapshot, takes_in_rules: bool) {
-        // What others have left is looked for once by each.
+        // Each process searches leftovers once.
         let eyes = self.eyes(config, takes_in_rules);
         there.servers = eyes.read_servers().expect("the virtual servers");
         let sets = eyes.read_sets().expect("the sets");
@@ -118,7 +118,7 @@ impl Real {
         }
     }
 
-    /// Brings the kernel from the first to the second, by the writes of others.
+    /// Changes the kernel from the first state to the second, as another program.
     pub(super) fn follow(&mut self, config: &Config, before: &Snapshot, after: &Snapshot) {
         set_addresses(&before.interface_addresses, &after.interface_addresses);
         let mut ops = Vec::new();
@@ -147,7 +147,7 @@ impl Real {
         }
     }
 
-    /// Flushes rules as a restarted firewall does.
+    /// Flushes rules like a restarted firewall.
     fn flush(&self, style: ShimStyle) {
         let is_ipv4 = self.family == IpFamily::V4;
         if style == ShimStyle::Nftables {

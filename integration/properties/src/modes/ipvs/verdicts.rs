@@ -1,4 +1,4 @@
-//! Rules, sets and servers of the IPVS mode's kernel, as data for the walk of a packet.
+//! Converts rules, sets and virtual servers of the IPVS mode's kernel into data for a packet walk.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,8 @@ use crate::packets;
 use crate::turnstile::Front;
 use crate::verdict::Verdicts;
 
-/// Returns the verdicts at these fronts, by the virtual servers, addresses, sets and rules.
+/// Returns the verdicts at these frontends, computed from virtual servers, addresses, sets and
+/// rules.
 pub(super) fn verdicts(fronts: &BTreeSet<Front>, state: &State) -> Verdicts {
     let node = node(state);
     let rules = state.snapshot.rules.clone().unwrap_or_default();
@@ -99,8 +100,8 @@ fn entry(key: VirtualServerKey, server: &VirtualServer) -> Option<(ServiceKey, S
     ))
 }
 
-/// Renders rules as `iptables-save` prints them: each jump is put at the head of its chain, so that
-/// the last one comes first.
+/// Formats rules as `iptables-save` prints them. Each jump is inserted at the head of its chain, so
+/// the last jump comes first.
 fn saved(rules: &Rules) -> String {
     let mut lines: Vec<String> = Vec::new();
     let mut head = 0;

@@ -1,4 +1,4 @@
-//! The nftables mode on the kernel of this machine.
+//! The nftables mode on this machine's kernel.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use proxy_nftables::{Kernel as _, Layout, LocalhostNodePorts, NetlinkKernel, Obj
 
 use crate::real::set_addresses;
 
-/// The kernel, for those who look at it and those who damage it.
+/// Access to the kernel for observing and damaging its state.
 pub(super) struct Real {
     family: IpFamily,
     kernel: NetlinkKernel,
@@ -70,7 +70,7 @@ impl Real {
         state.table = there;
     }
 
-    /// Brings the kernel from the first to the second, as others do.
+    /// Changes the kernel from the first state to the second, as another program.
     pub(super) fn follow(&mut self, before: &(BTreeSet<IpAddr>, Option<Content>), after: &State) {
         set_addresses(&before.0, &after.addresses);
         let Some(was) = &before.1 else {
