@@ -249,14 +249,24 @@ impl Cluster {
         Ok(self.end(true)?.status)
     }
 
-    /// Waits until the daemon, which cannot go on, has ended with status 1; returns what it said on
-    /// standard error.
+    /// Waits until the daemon fails with status 1. Returns its standard error.
     pub fn refusal(&mut self) -> Result<String> {
+        self.failure(1)
+    }
+
+    /// Waits until the daemon rejects its flags or configuration file with status 2. Returns its
+    /// standard error.
+    pub fn usage_error(&mut self) -> Result<String> {
+        self.failure(2)
+    }
+
+    fn failure(&mut self, status: i32) -> Result<String> {
         let output = self.end(false)?;
         ensure!(
-            output.status.code() == Some(1),
-            "kube-proxy ended with {}",
-            output.status
+            output.status.code() == Some(status),
+            "kube-proxy ended with {}: {}",
+            output.status,
+            output.stderr
         );
         Ok(output.stderr)
     }

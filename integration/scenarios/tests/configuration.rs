@@ -282,7 +282,7 @@ fn what_takes_a_new_start_waits_for_it_and_is_said(c: &mut Cluster) -> Outcome {
     c.until_served(&less)?;
 
     map.publish("..3", "mode: ipvs\nipvs: {syncPeriod: 50s}\n")?;
-    c.await_line("nothing waits for a new start")?;
+    c.await_line("no restart is needed")?;
     map.publish("..4", "mode: iptables\n")?;
     c.await_line("mode: iptables (in use: ipvs)")?;
     let said = c.said();

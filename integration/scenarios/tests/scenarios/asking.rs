@@ -11,7 +11,7 @@ use scenarios::{Cluster, FIRST_TRY, METRICS, Outcome, SOON, Service, ask, ask_js
 pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
     let (code, text) = ask(c, &["status"])?;
     ensure!(
-        code == 3 && text.contains("holds nothing of a kube-proxy"),
+        code == 3 && text.contains("has no entries of a kube-proxy"),
         "{code} {text}"
     );
 

@@ -136,7 +136,7 @@ pub(crate) fn unknown_flag(c: &mut Cluster) -> Outcome {
         ("--ipvs-sync-period=1", ["--ipvs-sync-period", "'1'"]),
     ] {
         c.launch(&[flag])?;
-        says(&c.refusal()?, &parts);
+        says(&c.usage_error()?, &parts);
     }
     assert!(c.servers()?.is_empty());
     Ok(())
