@@ -1,5 +1,5 @@
-//! Compares docs/api.md with the API objects: the document must name every field and no other.
-//! Objects are built field by field, so a new field fails to compile until it is added here.
+//! Compares docs/api.md with the API objects: the document must name every field and no other. This
+//! module builds objects field by field, so a new field fails to compile until it is added.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -78,8 +78,8 @@ fn read_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(object: &T) ->
     value
 }
 
-/// Compares an object's fields with a section of the document, whose tables name the fields in
-/// their first column. The section need not describe the fields in `shared`.
+/// Compares an object's fields with a section of the document. The first column of its tables names
+/// the fields. The section need not describe the fields in `shared`.
 fn compare(value: &Value, text: &str, roots: &[&str], shared: &[&str]) {
     let mut told = BTreeSet::new();
     paths(value, "", &mut told);

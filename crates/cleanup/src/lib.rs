@@ -113,13 +113,13 @@ fn beside(modes: Footprints, serving: &Serving, excluded: &[IpNet], manner: Mann
     };
     let modes = modes.iter().copied();
     let others: Vec<_> = modes.filter(|mode| *mode != serving.mode).collect();
-    // In a backend that the current mode does not use, its own rules are also leftovers.
+    // In a backend that the current mode does not use, the current mode's rules are also leftovers.
     let of_rules: Vec<_> = others.iter().copied().chain([serving.mode]).collect();
     if manner == Manner::Remove {
         let given = give_way(&others);
         if let Err((family, error)) = given {
-            // The cleanup stops here: this table would continue to send packets to deleted virtual
-            // servers.
+            // The cleanup must stop, because this table would continue to send packets to deleted
+            // virtual servers.
             let what =
                 "the table of a mode that goes cannot be emptied, and all of these modes stays";
             cleanup.leave(family, &what, &error);

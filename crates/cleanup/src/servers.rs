@@ -42,7 +42,7 @@ pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
             .is_ok_and(|_| head.split(|byte| *byte == b'\n').count() > HEAD_LINES + 1)
 }
 
-/// Removes the virtual servers of these modes. Returns true if all of them are known to be deleted.
+/// Removes the virtual servers of these modes. Returns true if every one is known to be deleted.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,

@@ -1,7 +1,7 @@
 //! The version of Kubernetes that this program matches.
 
-/// The version of Kubernetes that this program matches. Flags, fields, feature gates and metrics
-/// are those of its kube-proxy. The version is defined only here.
+/// The version of Kubernetes that this program matches. This program has the flags, fields, feature
+/// gates and metrics of that version's kube-proxy. The version is defined only in this constant.
 pub const KUBERNETES: Kubernetes = Kubernetes {
     major: "1",
     minor: "37",

@@ -20,7 +20,7 @@ pub fn is_kubelets(chain: &str) -> bool {
     KUBELET.contains(&chain)
 }
 
-/// Names that one mode uses in the kernel, including those of older versions.
+/// Names that one mode uses in the kernel, including names of older versions.
 #[derive(Debug, Clone, Copy)]
 pub struct Footprint {
     /// Name of the mode, as in `--proxy-mode`.

@@ -1,7 +1,7 @@
 //! Finds and removes nftables tables.
 //!
-//! A mode keeps all its nftables objects in one table of each family, so one request removes them
-//! with all chains, sets and maps.
+//! A mode keeps all its nftables objects in one table per family. So one request removes them with
+//! all chains, sets and maps.
 //!
 //! Source: upstream's `pkg/proxy/nftables/cleanup.go`.
 

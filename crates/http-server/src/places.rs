@@ -306,7 +306,8 @@ pub(super) mod tests {
         places(CONNECTIONS_MAX, CLIENT_SHARE)
     }
 
-    /// Returns an empty state with room for `most` connections, `share` of them for each client.
+    /// Returns an empty state with room for `most` connections. Each client may have `share`
+    /// connections.
     pub(in super::super) fn places(most: usize, share: usize) -> Arc<Places> {
         Arc::new(Places::new(most, share))
     }

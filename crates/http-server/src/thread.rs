@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 #[derive(Debug)]
 pub struct HttpThread {
     runtime: Handle,
-    /// Sender whose drop ends the thread.
+    /// Sender that ends the thread when it is dropped.
     _running: oneshot::Sender<()>,
 }
 

@@ -35,8 +35,8 @@ pub const DRAINS: usize = 1_000;
 pub enum Question {
     /// Requests the state of the daemon.
     Facts(Sender<Facts>),
-    /// Requests the owners of addresses among the Services from an index on, as many as one turn
-    /// checks.
+    /// Requests the owners of addresses. One turn checks a limited number of Services from an index
+    /// on.
     Owners(Arc<Wanted>, usize, Sender<Owners>),
     /// Requests the names of Services from an index on, unsorted, as many as fit in one turn.
     Names(usize, Sender<Names>),
@@ -44,14 +44,14 @@ pub enum Question {
     Services(Vec<NamespacedName>, Sender<Vec<Option<Copied>>>),
     /// Requests facts about the node and its problems.
     Ground(Sender<Ground>),
-    /// Requests the Services with an address and port, among those from an index on that one turn
-    /// checks.
+    /// Requests the Services with an address and port. One turn checks a limited number of Services
+    /// from an index on.
     Claimants(usize, IpAddr, u16, Sender<Claimed>),
     /// Requests the name of the mode, and facts about this node and this address.
     OwnNode(Option<IpAddr>, Sender<(&'static str, OwnNode)>),
 }
 
-/// The Services with an address, among those that one turn checked.
+/// The Services with an address, found in one turn.
 #[derive(Debug, Default)]
 pub struct Claimed {
     /// The names of these Services.

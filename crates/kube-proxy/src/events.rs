@@ -55,7 +55,7 @@ pub struct Event {
     action: &'static str,
     note: String,
     kind: &'static str,
-    /// Namespace of the object; empty for a Node.
+    /// Namespace of the object. Empty for a Node.
     namespace: String,
     name: String,
     uid: Option<String>,
@@ -139,7 +139,7 @@ impl Event {
     }
 
     /// Returns a warning on a Service that is not served at an address and port, because another
-    /// program has a virtual server there. Upstream overwrites that virtual server.
+    /// program has a virtual server with that address. Upstream overwrites that virtual server.
     pub fn address_taken(at: &str, owner: &ServicePortName, model: &Model) -> Self {
         let note = format!(
             "another program has a virtual server of IPVS at {at} on this node: it is left alone, and port {owner} is not served \
@@ -201,8 +201,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service whose health checks this node cannot serve. Reason and action
-    /// are upstream's.
+    /// Returns a warning on a Service if this node cannot serve its health checks. Reason and
+    /// action are upstream's.
     pub fn health_check_failed(
         service: &NamespacedName,
         model: &Model,

@@ -41,7 +41,7 @@ use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use delays::Delays;
 
-/// Largest number of changes whose latency is measured while they wait for the kernel.
+/// Largest number of waiting changes with a measured latency.
 const TRIGGERS_MAX: usize = 100_000;
 
 /// One family's mode and the loop's state for the family.
@@ -248,8 +248,8 @@ impl Family {
         }
     }
 
-    /// Hands the changes, or a batch of them, to the mode if it is ready. The first call hands over
-    /// all objects of the model.
+    /// Hands all or some changes to the mode if it is ready. The first call hands over all objects
+    /// of the model.
     pub(crate) fn take_in(&mut self, model: &Model, now: Instant) {
         let is_due = self.started.is_none() || !self.changes.is_empty();
         if !is_due || !self.is_ready() {

@@ -35,8 +35,8 @@ pub struct Health {
 /// Progress of one family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Start of the time in which the kernel accepted no pending entry. `None` if there is progress
-    /// or no pending entry.
+    /// Start of the time in which the kernel accepted no pending entry. `None` after an accepted
+    /// entry, or without a pending entry.
     pub stuck_since: Option<Instant>,
     /// Time before which every received change is in the kernel. `None` before the kernel has the
     /// first full set of objects.

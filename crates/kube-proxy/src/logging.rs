@@ -1,11 +1,12 @@
 //! The log: its format, and its split between standard error and standard output.
 //!
-//! One event is one line, whatever its message contains, so that log collectors need no rules. The
-//! formats are klog's text, which parsers of Kubernetes logs read, plain text for people, and JSON.
-//! Verbosity is klog's: the default 0 shows what matters to an operator; 4 and more are for
-//! debugging. Events of libraries appear only at high verbosity, because our own lines report their
-//! failures once, with the next step. `--vmodule` sets the verbosity of single source files of
-//! ours. Both may change while the process runs.
+//! One event is one line, regardless of its message, so log collectors need no rules. The formats
+//! are klog's text, which parsers of Kubernetes logs read, plain text for people, and JSON.
+//!
+//! Verbosity has klog's levels. The default 0 logs messages for operators. Levels from 4 on are for
+//! debugging. Events of libraries appear only at high verbosity, because this program's own lines
+//! report their failures once, with the next step. `--vmodule` sets the verbosity of single source
+//! files of this program. Verbosities may change while the process runs.
 
 mod klog;
 pub mod settings;
@@ -95,9 +96,9 @@ pub fn start(settings: &Settings) -> Result<(), TryInitError> {
     Ok(())
 }
 
-/// Returns the writer: standard error for all lines, or, if they are split, standard output for
-/// informational ones. As in upstream, the JSON format has no warnings, so there they are
-/// informational.
+/// Returns the writer. All lines go to standard error. If the log is split, informational lines go
+/// to standard output. As in upstream, the JSON format has no warnings, so it writes them as
+/// informational lines.
 fn streams(settings: &Settings) -> BoxMakeWriter {
     if !settings.is_split {
         return BoxMakeWriter::new(io::stderr);

@@ -1,7 +1,7 @@
 //! The modes of this build, and the choice between them.
 //!
-//! Each mode is a file here that implements [`Definition`]. It also has a row in this registry and
-//! a part of [`Settings`]. No other code in the daemon distinguishes modes.
+//! Each mode is a module of this crate that implements [`Definition`]. It also has a row in this
+//! registry and a part of [`Settings`]. No other code in the daemon distinguishes modes.
 
 pub mod definition;
 pub mod detect_local;

@@ -1,5 +1,6 @@
 //! Kernel settings below /proc/sys and /sys: the table of settings, and the code that writes them.
-//! Each mode defines its own settings. The settings of connection tracking are defined here.
+//! Each mode defines its settings in its module. This module defines the settings of connection
+//! tracking.
 
 pub mod apply;
 pub mod conntrack;

@@ -88,8 +88,8 @@ impl Definition for UserspaceMode {
         settings.shared.iptables_backend.forced().is_some()
     }
 
-    /// Returns no settings. The kernel forwards no packets for the relay, whose own packets have
-    /// this node's address.
+    /// Returns no settings. The kernel forwards no packets for the relay, because the relay sends
+    /// its packets from this node's address.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
         Vec::new()
     }

@@ -1,6 +1,6 @@
-//! Counters of Services for observers. The kernel keeps them, or in userspace mode the relay.
-//! Observers read them on blocking sockets of their own, so that the kernel threads of a mode do
-//! not wait for a read.
+//! Counters of Services for observers. The kernel keeps the counters. In userspace mode, the relay
+//! keeps them. Observers read the counters through separate blocking sockets, so that the kernel
+//! threads of a mode do not wait for a read.
 //!
 //! | mode | by | connections | packets, bytes | active |
 //! |---|---|---|---|---|

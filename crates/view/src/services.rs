@@ -15,7 +15,7 @@ pub struct ServiceList {
     pub items: Vec<Service>,
     /// Number of matching Services on all pages.
     pub total: usize,
-    /// The value of `after=` for the next page; absent on the last page.
+    /// Value of `after=` for the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next: Option<String>,
     /// Missing information, with the reason.

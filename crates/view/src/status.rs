@@ -79,7 +79,7 @@ pub enum State {
     Synced,
     /// Changes are being written to the kernel.
     Syncing,
-    /// The kernel rejected some entries and has all others.
+    /// The kernel rejected some entries and has the rest.
     Failing,
     /// The kernel accepts no pending change.
     Stuck,

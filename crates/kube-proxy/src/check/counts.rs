@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use modes::preview::Change;
 
-/// Number of changes of one kind listed in the short form.
+/// Number of changes of each kind that the short output lists.
 pub(super) const LISTED_PER_KIND: usize = 20;
 
 /// Number of listed changes of each family and kind.

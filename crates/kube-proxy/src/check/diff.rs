@@ -37,7 +37,7 @@ struct Entry<'a> {
     change: &'a Change,
 }
 
-/// Renders the differences. The text is empty if there are none.
+/// Renders the differences. The text is empty without differences.
 ///
 /// # Errors
 ///

@@ -22,7 +22,7 @@ pub(super) struct Finding {
 pub(super) enum Status {
     /// No problem.
     Ok,
-    /// A start succeeds, but the operator should know or fix something.
+    /// A start succeeds, but the operator should read the finding or correct the node.
     Warn,
     /// A start would fail, or serve no Service.
     Fail,

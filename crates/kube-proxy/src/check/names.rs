@@ -1,5 +1,6 @@
 //! Finds the Service of a kernel entry by the names and addresses in the entry's text. Used for
-//! entries that no Service needs any more, and for rules, whose Service no table of a mode records.
+//! entries that no Service needs any more, and for rules, because no table of a mode records their
+//! Service.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Checks that this node can serve in the chosen mode, and finds what may interfere. Changes
+//! Checks that this node can serve in the chosen mode, and finds state that may interfere. Changes
 //! nothing.
 //!
 //! ```text

@@ -1,9 +1,9 @@
-//! The configuration that a pod was prepared for (`--prepared-config`), in a volume that lives as
-//! long as the pod.
+//! Stores the configuration for which a pod was prepared (`--prepared-config`), in a volume with
+//! the lifetime of the pod.
 //!
-//! A container that restarts in its pod, after a crash or for lack of memory, reads a ConfigMap
-//! that may have changed. No init container runs before it. So changes that need a restart go on
-//! waiting for the next pod. Fields that apply to a running kube-proxy have the file's values.
+//! A container may restart in its pod, after a crash or for lack of memory. It then reads a
+//! ConfigMap that may have changed, and no init container runs before it. So changes that need a
+//! restart continue to wait for the next pod. Other fields take effect with the values of the file.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use std::path::Path;
 
 use super::{Configuration, ConfigurationError, read};
 
-/// Stores a configuration in `file`, in place of an earlier one.
+/// Stores a configuration in `file`. Replaces an earlier one.
 ///
 /// # Errors
 ///
@@ -28,11 +28,11 @@ pub fn record(file: &Path, configuration: &Configuration) -> Result<(), Configur
         })
 }
 
-/// Returns the configuration stored in `file`, if any.
+/// Returns the configuration stored in `file`, or `None` if the file does not exist.
 ///
 /// # Errors
 ///
-/// The file cannot be read, or is no configuration.
+/// The file cannot be read, or its content is not a configuration.
 pub fn prepared(file: &Path) -> Result<Option<Configuration>, ConfigurationError> {
     match read(file) {
         Ok((configuration, _)) => Ok(Some(configuration)),

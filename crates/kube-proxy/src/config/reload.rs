@@ -1,5 +1,5 @@
-//! Compares a changed configuration file with the configuration in use. Finds the fields that
-//! differ and those that need a restart.
+//! Compares a changed configuration file with the configuration in use. Finds the changed fields,
+//! and the ones that need a restart.
 //!
 //! ```text
 //!   file, changed ─┬─ what can be applied ─▶ in effect

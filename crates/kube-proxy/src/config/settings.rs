@@ -30,8 +30,9 @@ pub enum Change {
     Restart,
 }
 
-/// Generates the code that reads and writes the rows' flags. A row has the field's path as text and
-/// as Rust fields, the flag's name as text and as Rust field, and the step that a change needs.
+/// Generates the code that reads and writes the rows' flags. A row has four parts. They are the
+/// field's path as text and as Rust fields, the flag's name as text, its Rust field, and the step
+/// that a change needs.
 macro_rules! rows {
     ($($path:literal [$($field:tt)+] $name:literal [$flag:ident] $change:ident;)+) => {
         /// Rows of all fields that have a flag.

@@ -52,7 +52,7 @@ const FLOWS_PER_PASS: usize = 65_536;
 pub(crate) struct StaleFlows {
     family: IpFamily,
     worker: Worker<Cleaner>,
-    /// Services whose UDP ports the worker thread already knows.
+    /// Services with UDP ports that the worker thread already knows.
     known: HashSet<NamespacedName>,
     /// Changed Services that the worker receives once the kernel has them.
     waiting: HashMap<NamespacedName, UdpService>,
@@ -352,7 +352,7 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
     }
 }
 
-/// Deletes flows and counts those that still existed. A rejected deletion does not stop the rest.
+/// Deletes flows and counts the existing ones. A rejected deletion does not stop the rest.
 fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Result<()> {
     let outcomes = conntrack
         .delete(stale)

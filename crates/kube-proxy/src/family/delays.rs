@@ -25,7 +25,7 @@ impl Delays {
         self.waiting = waiting;
     }
 
-    /// Records that the family received changes. `heard` is the time at which the first of them was
+    /// Records that the family received changes. `heard` is the time at which the first change was
     /// received.
     pub(super) fn add(&mut self, heard: Option<Instant>) {
         self.heard = self.heard.or(heard);

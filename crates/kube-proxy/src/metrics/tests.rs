@@ -292,8 +292,8 @@ fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
     assert_eq!(own["version"], env!("CARGO_PKG_VERSION"));
 }
 
-/// The metrics contain all gates of Kubernetes 1.37, as those of its kube-proxy, each with its
-/// given value.
+/// The metrics contain all gates of Kubernetes 1.37 with their given values, as its kube-proxy's
+/// metrics do.
 #[test]
 fn feature_gates_are_told_as_they_are() {
     let told = |gates: &str| {

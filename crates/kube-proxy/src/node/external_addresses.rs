@@ -154,8 +154,8 @@ impl ExternalAddresses {
         self.heeding.unavailable = unavailable;
     }
 
-    /// Compares the addresses that Services name with those of the node. While the node's addresses
-    /// are unknown, as after a change of mode, the former addresses are used.
+    /// Compares the addresses that Services name with the node's addresses. While the node's
+    /// addresses are unknown, as after a change of mode, the former addresses are used.
     pub(crate) fn look<'a>(
         &mut self,
         model: &Model,
@@ -304,8 +304,8 @@ pub(crate) struct Near {
 }
 
 impl Near {
-    /// Reads the routes and the links' networks, and ignores failed reads. Reads addresses link by
-    /// link, because the modes' links may have thousands of them.
+    /// Reads the default routes and the links' networks, and ignores failed reads. Reads the
+    /// addresses of each link separately, because the modes' links may have thousands of addresses.
     pub(crate) fn read() -> Self {
         let mut near = Self::default();
         let Ok(mut rtnetlink) = Rtnetlink::open() else {
@@ -346,8 +346,8 @@ impl Near {
         near
     }
 
-    /// Returns the networks whose addresses are reported, each with the reason. Load balancers
-    /// often use addresses in the nodes' network, so there only a next hop is reported.
+    /// Returns the networks with addresses to report, each with the reason. Load balancers often
+    /// use addresses in the nodes' network. In that network, only a next hop is reported.
     fn places(&self) -> impl Iterator<Item = (IpNet, ContestReason)> {
         let hops = self.next_hops.iter();
         let hops = hops.map(|hop| (IpNet::from(*hop), ContestReason::NextHop));

@@ -42,12 +42,12 @@ pub(crate) enum Step {
 }
 
 /// Writes all needed settings and restores settings that are no longer needed. Logs the outcome.
-/// `ip_vs` must be loaded, which also loads `nf_conntrack`. Disables options in `options` whose
-/// settings cannot be written.
+/// `ip_vs` must be loaded, which also loads `nf_conntrack`. If a setting cannot be written,
+/// disables the options that depend on it.
 ///
 /// # Errors
 ///
-/// The process must not take the step.
+/// Unwritten settings make this step impossible.
 pub(crate) fn settle(options: &mut Options, step: Step) -> Result<(), SysctlErrors> {
     let root = Path::new(ROOT);
     let applied = {

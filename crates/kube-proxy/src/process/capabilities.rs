@@ -28,9 +28,9 @@ pub fn may_administer_network() -> bool {
     })
 }
 
-/// Makes those capabilities effective and ambient that are permitted and that the daemon or its
-/// programs can use. Must be called while the process has one thread. Each thread has separate
-/// sets, which new threads inherit. Does nothing for root.
+/// Makes capabilities effective and ambient if they are permitted and the daemon or its programs
+/// can use them. Must be called while the process has one thread. Each thread has separate sets,
+/// which new threads inherit. Does nothing for root.
 ///
 /// # Errors
 ///

@@ -2,11 +2,13 @@
 //! large pieces of work.
 //!
 //! A first sync and each check for drift use tens of megabytes for a second: writes with their
-//! replies, or a dump of the kernel. glibc's allocator has an arena for each thread. In each arena
-//! it keeps freed memory below the last allocation in use until `malloc_trim` is called. This
-//! process sets it to one arena, because threads here rarely allocate at the same time. The
-//! allocator also keeps the memory that a first sync frees for later allocations, because fresh
-//! pages cost more than most work on them. Other C libraries are not configured.
+//! replies, or a dump of the kernel. glibc's allocator has an arena for each thread. It keeps freed
+//! memory below an arena's last allocation until `malloc_trim` is called.
+//!
+//! At its start, this process configures a single arena, because its threads rarely allocate in
+//! parallel. It also makes the allocator keep the memory that a first sync frees. Later allocations
+//! reuse that memory, because fresh pages cost more than most work on them. Other C libraries are
+//! not configured.
 
 use tracing::warn;
 

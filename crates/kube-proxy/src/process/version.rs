@@ -1,15 +1,15 @@
 //! The version of this program, and the Kubernetes version that it matches.
 //!
-//! Two kinds of readers need the two versions. Tools that compare the parts of a cluster (the alert
-//! `KubeVersionMismatch`, scripts around `--version`) need Kubernetes'. People who look for a bug
-//! need this program's.
+//! Two kinds of readers need these versions. Tools that compare versions in a cluster need the
+//! Kubernetes version, such as the alert `KubeVersionMismatch` and scripts around `--version`.
+//! People who debug this program need its own version.
 
 use flags::version::KUBERNETES;
 
 /// This program's own version, such as `0.1.0`.
 pub const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The full commit of the build, from git or from the builder, or `unknown`.
+/// Full commit of the build, from git or from the builder, or `unknown`.
 pub const COMMIT: &str = env!("KUBE_PROXY_COMMIT");
 
 /// Number of digits of a shortened commit.
@@ -20,8 +20,8 @@ pub fn short_commit() -> &'static str {
     COMMIT.get(..SHORT).unwrap_or(COMMIT)
 }
 
-/// Returns the output of `--version`: one line that begins as upstream's. Scripts take its second
-/// word for the version.
+/// Returns the output of `--version`: one line that begins as upstream's. Scripts read its second
+/// word as the version.
 pub fn told() -> String {
     let kubernetes = KUBERNETES.git_version();
     format!("Kubernetes {kubernetes} ({})\n", program())

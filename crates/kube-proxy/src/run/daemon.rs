@@ -239,9 +239,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts the cleanup of other modes' entries once this mode serves. While objects are unknown,
-    /// those entries may serve Services that this mode does not know. The rules of an ended process
-    /// serve no client, so packets bypass them immediately.
+    /// Starts the cleanup of other modes' entries once this mode serves. The cleanup waits while
+    /// objects are unknown, because the entries may serve Services that this mode does not know.
+    /// Rules of an ended process serve no client, so packets bypass such rules immediately.
     fn succeed(&mut self) {
         let is_whole = self.model.is_whole();
         match &mut self.ended {

@@ -1,4 +1,4 @@
-//! The end of the daemon.
+//! Ends the daemon: waits for kernel work in progress.
 
 use std::future::poll_fn;
 use std::mem;
@@ -11,14 +11,14 @@ use tracing::{info, warn};
 use super::daemon::{Daemon, poll_finished};
 use crate::family::Family;
 
-/// Time that the end waits for kernel work in progress. It is longer than iptables waits for its
-/// lock.
+/// Longest time that the ending daemon waits for kernel work in progress. It exceeds the time that
+/// iptables waits for its lock.
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(6);
 
 impl Daemon {
     /// Lets kernel threads finish their current work, for a limited time. Otherwise a program that
-    /// writes rules would go on beside a new kube-proxy. A program that hangs is left to the
-    /// kernel.
+    /// writes rules would continue in parallel with a new kube-proxy. A program that hangs is left
+    /// to the kernel.
     pub(super) async fn end(mut self) {
         let finish = async {
             while !self.families.iter().all(Family::is_idle) {
@@ -37,7 +37,7 @@ impl Daemon {
         }
         if finished.is_err() {
             warn!("the process ends while kernel work is in progress");
-            // Dropping a thread would wait for it.
+            // Dropping a kernel thread would wait for its work.
             mem::forget(self);
         }
     }

@@ -98,8 +98,8 @@ pub(crate) async fn gather_within(
     }
 }
 
-/// Applies an event and all events that the source has ready, which may be more than its queue
-/// holds.
+/// Applies an event and all events that the source has ready. These may be more than its queue can
+/// store.
 pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
     let began = Instant::now();
     model.apply(first);
@@ -139,8 +139,8 @@ mod tests {
         ]
     }
 
-    /// Returns the model of a start, and the time that the start took. The start receives the
-    /// events of `first` immediately and those of `later` after a pause.
+    /// Returns the model of a start, and the duration of the start. The source sends the events in
+    /// `first` immediately and the events in `later` after a pause.
     async fn gathered(first: Vec<Event>, later: (Duration, Vec<Event>)) -> (Model, Duration) {
         let (pause, later) = later;
         let later = stream::once(async move {

@@ -36,8 +36,8 @@ impl Daemon {
     }
 
     /// Applies prepared options. If the modes depend on these options, new modes replace the old
-    /// ones and adopt the entries in the kernel, so that they write only differences. The model and
-    /// its watches stay.
+    /// ones. The new modes adopt the entries in the kernel, so they write only differences. The
+    /// model and its watches stay.
     pub(super) fn renew(&mut self, prepared: Result<Prepared>) {
         let now = Instant::now();
         let opened = prepared.and_then(|Prepared { options, opened }| {

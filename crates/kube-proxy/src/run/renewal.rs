@@ -36,7 +36,7 @@ pub(crate) struct Renewal {
 
 /// Options that the loop can now put into effect.
 pub(crate) struct Prepared {
-    /// Options, without those that this node cannot apply.
+    /// Options, without the ones that this node cannot apply.
     pub(crate) options: Box<Options>,
     /// Opened kernel for new modes, or `None` if the current modes stay.
     pub(crate) opened: Option<Box<dyn Opened>>,

@@ -1,10 +1,10 @@
-//! Requests to end the process.
+//! Waits for signals that end the process.
 
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGTERM and SIGINT from the moment of subscription. A signal that arrives before the wait is not
-/// lost.
+/// Subscription to SIGTERM and SIGINT. A signal that arrives after subscribing and before waiting
+/// is not lost.
 #[derive(Debug)]
 pub struct Stop {
     terminate: Signal,
@@ -12,11 +12,11 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Subscribes. Needs a tokio runtime.
+    /// Subscribes to the signals. Needs a tokio runtime.
     ///
     /// # Errors
     ///
-    /// The system refuses the subscription.
+    /// The system rejects the subscription.
     pub fn subscribe() -> Result<Self> {
         let subscribe = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self {

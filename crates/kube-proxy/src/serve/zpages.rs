@@ -1,9 +1,10 @@
 //! The pages `/flagz` and `/statusz`. The feature gates `ComponentFlagz` and `ComponentStatusz`
 //! enable them, as by default.
 //!
-//! People receive plain text, whose form upstream does not define. Programs request an object of
-//! the API group `config.k8s.io` with `Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz`
-//! (or `application/yaml`; `as=Statusz`). Other types, including CBOR, are not available.
+//! People receive plain text, because upstream does not define its form. Programs request an object
+//! of the API group `config.k8s.io` with `Accept:
+//! application/json;v=v1beta1;g=config.k8s.io;as=Flagz` (or `application/yaml`; `as=Statusz`).
+//! Other types, including CBOR, are not available.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -44,7 +44,7 @@ impl Collector for RelayEvictions {
     }
 }
 
-/// Metrics of a mode whose only metrics are those of the relay.
+/// Metrics of a mode that only has the relay's metrics.
 #[derive(Debug)]
 pub struct RelayMetrics;
 

@@ -11,11 +11,11 @@ use crate::metrics;
 /// Options of the servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Address of the health server, if there is one.
+    /// Address of the health server, or `None` for no server.
     pub healthz_address: Option<SocketAddr>,
-    /// Address of the metrics server, if there is one.
+    /// Address of the metrics server, or `None` for no server.
     pub metrics_address: Option<SocketAddr>,
-    /// Reaction of a server that cannot listen.
+    /// Reaction of a server to an address that it cannot bind.
     pub when_taken: WhenTaken,
     /// Options of the metrics of single Services.
     pub services: metrics::services::settings::Settings,
