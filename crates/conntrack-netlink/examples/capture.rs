@@ -4,10 +4,10 @@
 //! cargo build -p conntrack-netlink --example capture
 //! unshare --net target/debug/examples/capture crates/conntrack-netlink/tests/data
 //! ```
-//! as root, with `conntrack` and `strace` installed. `replies.hex` has the kernel's messages for
-//! the flows of `FLOWS`, one line each, in their order. `requests.hex` has what `conntrack -D`
-//! sends to delete each of them. A line is the message behind its `nlmsghdr`, in hex. The line with
-//! `#` before it is the flow in the words of `conntrack -I`.
+//! Needs root, `conntrack` and `strace`. `replies.hex` contains the kernel's messages for the flows
+//! of `FLOWS`, one line each, in order. `requests.hex` contains the messages that `conntrack -D`
+//! sends to delete each flow. A line is the message after its `nlmsghdr`, in hex. The preceding
+//! line with `#` is the flow in `conntrack -I`'s notation.
 
 use std::fmt::Write as _;
 use std::path::Path;

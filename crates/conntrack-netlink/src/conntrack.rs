@@ -71,8 +71,8 @@ impl Conntrack {
     ///
     /// # Errors
     ///
-    /// [`Error::NoConntrack`] without ctnetlink. Otherwise the socket failed, the kernel refused
-    /// (`EPERM` without `CAP_NET_ADMIN`), or an answer is malformed.
+    /// [`Error::NoConntrack`] without ctnetlink. Otherwise, the socket failed, the kernel refused
+    /// (`EPERM` without `CAP_NET_ADMIN`), or a reply is malformed.
     pub fn find(
         &mut self,
         family: IpFamily,

@@ -24,10 +24,10 @@
 //! - whether entries may be deleted yet;
 //! - when a Service is settled;
 //! - when drift, conflicts and unreadable parts are reported;
-//! - since when something is late, or stuck.
+//! - since when a part is late, or stuck.
 //!
-//! [`Kinds`] name a mode's lanes, parts and plans. [`State`] uses only these, so that a scheme's
-//! components need not know the scheme.
+//! [`Kinds`] name a mode's lanes, parts and plans. [`State`] uses only these types, so that a
+//! scheme's components need not know the scheme.
 //!
 //! # The path of one EndpointSlice
 //!
@@ -67,26 +67,27 @@
 //!  take              the response to a query
 //! ```
 //!
-//! All but [`KernelAccess`] is pure: it has no clock but [`State::now`], and no kernel. A mode
-//! whose kernel reports changes asks for a part in [`Scheme::notice`], and need not do so in
-//! [`check`](Scheme::check). A mode that forwards packets itself keeps a table of its sockets,
-//! which is never read.
+//! A scheme is pure, except for [`KernelAccess`]. Its only clock is [`State::now`], and it calls no
+//! kernel. A mode whose kernel reports changes requests reads in [`Scheme::notice`], and needs none
+//! in [`check`](Scheme::check). A mode that forwards packets itself keeps a table of its sockets,
+//! which the engine never reads.
 //!
 //! # What stays with the modes
 //!
-//! These were tried in the engine and went back to the modes, since they share only their names:
+//! These parts were tried in the engine and returned to the modes, since they share only their
+//! names:
 //!
 //! - The order of writes. IPVS' three lanes wait for each other entry by entry. iptables has one
 //!   text, and finds rejected rules by halving it. nftables has one transaction, in which the
 //!   kernel names rejected objects. userspace's redirects wait for the numbers of listening ports.
-//!   A common planner would be a callback for each.
-//! - Booking. IPVS and userspace have an outcome for each write; iptables and nftables have a
-//!   verdict for each Service port, over two or four tables. They share only the four verbs of
-//!   [`reconcile::Table`].
-//! - Comparing. 10,000 virtual servers are compared while events come, so entries that are written
-//!   meanwhile must be skipped. Rules are read by the lane that writes them, while it writes
-//!   nothing.
-//! - Claims: draining destinations amend IPVS' claims; iptables' claims are compiled as they are.
+//!   A common planner would need a callback for each mode.
+//! - Recording outcomes. IPVS and userspace have an outcome for each write. iptables and nftables
+//!   have a verdict for each Service port, over two or four tables. They share only the four verbs
+//!   of [`reconcile::Table`].
+//! - Comparing. IPVS compares 10,000 virtual servers while events arrive, so it must skip entries
+//!   that are written in parallel. The lane that writes rules also reads them, and does not write
+//!   during a read.
+//! - Claims. Draining destinations change IPVS' claims. iptables' claims stay as compiled.
 
 mod kinds;
 mod lanes;

@@ -4,9 +4,10 @@
 //! cargo build -p ipset-netlink --example capture
 //! unshare --net target/debug/examples/capture crates/ipset-netlink/tests/data
 //! ```
-//! as root, with `ipset` and `strace` installed. `requests.hex` has what `ipset restore` sends for
-//! `SCRIPT`, `replies.hex` the kernel's answers afterwards. A line is a command by ipset's number,
-//! in decimal, and the message behind its `nlmsghdr`, in hex. Lines with `#` tell its origin.
+//! Needs root, `ipset` and `strace`. `requests.hex` contains the messages that `ipset restore`
+//! sends for `SCRIPT`, and `replies.hex` the kernel's replies. A line is a command by ipset's
+//! number, in decimal, and the message after its `nlmsghdr`, in hex. Lines with `#` name its
+//! origin.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

@@ -150,7 +150,7 @@ impl Ipset {
     ///
     /// # Errors
     ///
-    /// The set still exists; says why.
+    /// The set still exists. The error contains the reason.
     pub fn destroy_released(&mut self, name: &str, patience: Duration) -> Result<bool, Error> {
         const PAUSE: Duration = Duration::from_millis(20);
         let deadline = Instant::now() + patience;
@@ -235,15 +235,15 @@ impl Ipset {
         .map(|mut outcomes| outcomes.pop().unwrap_or_default())
     }
 
-    /// Adds to and deletes from any number of sets, in the order of `changes`, in as few sends as
-    /// possible.
+    /// Adds entries to and deletes entries from any number of sets, in the order of `changes`, in
+    /// as few sends as possible.
     ///
-    /// Returns the [`Outcome`] of each entry of each change. A fault of one entry or set is
-    /// reported there and does not affect the others, such as a missing set, or one of another type
-    /// or family. The kernel is asked for the type of a set that this connection has neither
-    /// created nor seen. It is asked again after a refusal, since another program may have replaced
-    /// the set. Until a refusal or a list, a new type goes unnoticed. Entries behind a refused one
-    /// are written later, possibly after the changes that follow.
+    /// Returns the [`Outcome`] of each entry of each change. The outcome also reports a fault of
+    /// one entry or set, such as a missing set, or a set of another type or family. A fault does
+    /// not affect other entries. The call queries the type of a set that this connection has
+    /// neither created nor listed. It queries the type again after a refusal, since another program
+    /// may have replaced the set. Until a refusal or a list, a new type is not noticed. Entries
+    /// after a refused entry are written later, possibly after the following changes.
     ///
     /// # Errors
     ///
@@ -294,7 +294,7 @@ impl Ipset {
     ///
     /// # Errors
     ///
-    /// The socket failed, the kernel refused, or an answer is malformed.
+    /// The socket failed, the kernel refused, or a reply is malformed.
     pub fn list_all(&mut self) -> Result<Vec<Set>, Error> {
         self.dump(None, false)
     }

@@ -24,10 +24,10 @@
 //!    └───── type_name, test ── Key ──▶ whether a member holds for it, in a set of any type
 //! ```
 //!
-//! Adding an existing entry and deleting a missing one succeed, as with `ipset -exist`. The crate
-//! handles the hash and bitmap types of [`SetType`], without timeouts, counters and comments of
-//! entries. Sets of other types are listed by their header. The crate neither loads kernel modules
-//! nor starts processes; the kernel loads the module of a set type if it can.
+//! Adding an existing entry succeeds, and so does deleting a missing entry, as with `ipset -exist`.
+//! The crate handles the hash and bitmap types of [`SetType`], without timeouts, counters and
+//! comments of entries. It lists sets of other types by their header. The crate neither loads
+//! kernel modules nor starts processes. The kernel loads the module of a set type if it can.
 //!
 //! Protocol: `linux/netfilter/ipset/ip_set.h`, versions 6 (Linux 2.6.39) and 7 (Linux 4.20).
 

@@ -123,7 +123,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The program does not tell its backend.
+    /// The program does not report its backend.
     pub fn installed() -> Result<Vec<Self>, IptablesError> {
         let mut found = Self::named_ones(&Arc::default());
         if found.is_empty() {

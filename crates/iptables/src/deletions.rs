@@ -38,7 +38,7 @@ pub(crate) fn deletions(text: Input<'_>) -> Deletions {
 ///
 /// # Errors
 ///
-/// The kernel cannot be asked, or refuses.
+/// The query to the kernel fails, or the kernel refuses.
 pub(crate) fn delete(family: IpFamily, all: &Deletions) -> Result<Deletions, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Deletions::new());

@@ -80,7 +80,7 @@ impl Backend {
     ///
     /// # Errors
     ///
-    /// The kernel cannot be asked.
+    /// The query to the kernel fails.
     pub fn dormant_tables(self, family: IpFamily) -> Result<Vec<DormantTable>, IptablesError> {
         let names = match self {
             Self::Nft => nft::dormant_tables(family).map_err(|error| unlisted(&error))?,
@@ -117,7 +117,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// Rules cannot be written; says why.
+    /// Rules cannot be written. The error contains the reason.
     pub fn check(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
         match self.verdict(family) {
@@ -131,7 +131,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// Rules cannot be read; says why.
+    /// Rules cannot be read. The error contains the reason.
     pub fn check_reading(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
         match self.state(family) {
@@ -170,7 +170,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The kernel cannot be asked.
+    /// The query to the kernel fails.
     pub fn taken_chains(&self, family: IpFamily) -> Result<Vec<TakenChain>, IptablesError> {
         match self.backend {
             Backend::Nft => native::taken_chains(family).map_err(|error| unlisted(&error)),
@@ -182,7 +182,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The kernel cannot be asked.
+    /// The query to the kernel fails.
     pub fn dormant_tables(&self, family: IpFamily) -> Result<Vec<DormantTable>, IptablesError> {
         self.backend.dormant_tables(family)
     }

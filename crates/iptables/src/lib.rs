@@ -8,15 +8,15 @@
 //! ```
 //!
 //! A [`Rule`] is data. It has one rendering, that of `iptables-save`, so that wanted rules can be
-//! compared with rules that were read. One [`Reader`] parses them, and one [`Restore`] writes the
+//! compared with rules that were read. One [`Reader`] parses rules, and one [`Restore`] writes the
 //! input of `iptables-restore`.
 //!
 //! [`Iptables`] is one backend of the programs for both IP families. `iptables-save` reads and
-//! `iptables-restore` writes; no rule costs a process of its own. The kernel itself tells, without
-//! a process, whether there are rules, whether they have changed, and whether it would take rules.
+//! `iptables-restore` writes, and each process handles many rules. The kernel reports without a
+//! process whether rules exist, whether they have changed, and whether it would accept rules.
 //! [`Program`] runs the programs. A failure has a [`Kind`].
 //!
-//! The crate knows nothing of Kubernetes, and not which rules there are.
+//! The crate knows neither Kubernetes nor the modes' rules.
 
 mod backend;
 mod choose;

@@ -1,10 +1,10 @@
 //! Tables that iptables shares with rules of nft.
 //!
 //! A single rule that iptables cannot express makes `iptables-nft-save` print only a comment for
-//! its table, and succeed. `iptables-nft-restore` still writes there, and lists each chain that has
-//! only rules of iptables. So such a table is read chain by chain: by one process, or from the
-//! kernel if iptables cannot express the chain. A base chain with another hook or priority is
-//! omitted by `iptables-nft-save`, and is read from the kernel as well.
+//! its table, and succeed. `iptables-nft-restore` can still write the table, and list each chain
+//! that has only iptables rules. So such a table is read chain by chain: by one process, or from
+//! the kernel if iptables cannot express the chain. `iptables-nft-save` also omits a base chain
+//! with another hook or priority, which is then read from the kernel.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_is_table_compatible`, `nft_rule_list_save`),
 //! `iptables/xtables-save.c`.

@@ -7,13 +7,13 @@
 //!                     iptables-save ─ Saved ─ observe ┘    └ settle ◀─ Verdicts ◀─ restore┘
 //! ```
 //!
-//! [`Iptables`] holds the tables and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
-//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
-//! is pure. A [`Kernel`] is the iptables programs on a thread of its own, or the strict fake of the
-//! tests.
+//! [`Iptables`] contains the tables and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
+//! [`Engine`](engine::Engine) of this scheme, and so a [`Mode`](proxy::Mode). All code up to the
+//! plan is pure. A [`Kernel`] is the iptables programs on a separate thread, or the strict fake of
+//! the tests.
 //!
-//! The chains and rules are those of upstream's iptables mode; docs/design/iptables-mode.md describes
-//! them, with reasons.
+//! The chains and rules equal those of upstream's iptables mode. docs/design/iptables-mode.md
+//! describes them, with reasons.
 
 mod access;
 mod base;

@@ -63,7 +63,7 @@ impl Accounting {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the kernel has no nfacct and did not load it; otherwise the socket failed, or
+    /// `EINVAL` if the kernel has no nfacct and did not load it. Otherwise, the socket failed, or
     /// `EPERM`.
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
@@ -93,7 +93,7 @@ impl Accounting {
     ///
     /// # Errors
     ///
-    /// The socket failed, the kernel refused, or its answer is malformed.
+    /// The socket failed, the kernel refused, or its reply is malformed.
     pub fn packets(&mut self, counter: Counter) -> Result<Option<u64>, Error> {
         let answer = self.connection.request(GET, 0, |w| named(w, counter));
         match answer {

@@ -4,9 +4,9 @@
 //!   Plan ─ pieces ─▶ Piece: whose it is, and its ops ─▶ execute ─▶ Verdicts
 //! ```
 //!
-//! A write touches only the chains that it names. A written chain is created or emptied, and then
-//! filled. In a shared chain, single rules are removed and inserted, so a Service's change costs
-//! the same among few and among many.
+//! A write changes only the chains that it names. A written chain is created or emptied, and then
+//! filled. In a shared chain, single rules are removed and inserted. So a Service's change costs
+//! the same with few and with many Services.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -5,8 +5,8 @@
 //!                                         └─▶ chains   the chains of its own, rule by rule
 //! ```
 //!
-//! A [`ServedPort`] is kept; its rules are not. With 50 endpoints they take some 20 KiB, and are
-//! needed only when written.
+//! The mode keeps each [`ServedPort`], but not its rules. With 50 endpoints, the rules take some 20
+//! KiB, and are needed only during a write.
 //!
 //! Chains, rules, their order and comments are upstream's (docs/design/iptables-mode.md, sections 3 to 5).
 

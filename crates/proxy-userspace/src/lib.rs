@@ -7,10 +7,10 @@
 //!                                   observe, settle ┘
 //! ```
 //!
-//! [`Userspace`] holds the tables and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
-//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
-//! is pure. A [`Kernel`] is a [`Relay`](relay::Relay) with rules that redirect packets to it, or
-//! the strict fake of the tests. The relay knows nothing of Kubernetes.
+//! [`Userspace`] contains the tables and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
+//! [`Engine`](engine::Engine) of this scheme, and so a [`Mode`](proxy::Mode). All code up to the
+//! plan is pure. A [`Kernel`] is a [`Relay`](relay::Relay) with rules that redirect packets to it,
+//! or the strict fake of the tests. The relay does not know Kubernetes.
 //!
 //! docs/userspace-mode.md describes the path of packets and the limits of this mode.
 

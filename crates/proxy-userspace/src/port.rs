@@ -6,9 +6,10 @@
 //!                                         └─▶ portals     its addresses, and the kinds of each
 //! ```
 //!
-//! A Service port has one listening port for each kind of service: by all endpoints or by those on
-//! this node, for all clients or for some sources. Mostly that is one. So the port alone tells the
-//! kind, for TCP and UDP, and no connection has to be asked for its original destination.
+//! A Service port has one listening port for each kind of service: by all endpoints or by this
+//! node's endpoints, for all clients or for some sources. Most Service ports need one kind. So the
+//! port alone determines the kind, for TCP and UDP, and no connection needs a query for its
+//! original destination.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A redirect waits for its listening ports. If it moves from one open port to another, it waits
-//! until the right endpoints serve there. A listening port closes once no rule leads to it. If a
-//! port cannot be opened, its redirect is removed where it still leads to ports of Services that
-//! are gone. Their port or descriptor may be the one that is needed.
+//! until the new port has the right endpoints. A listening port closes once no rule leads to it. If
+//! a port cannot be opened, its redirect is removed if it still leads to ports of deleted Services,
+//! since closing those frees a port or descriptor.
 
 use std::mem;
 use std::net::IpAddr;

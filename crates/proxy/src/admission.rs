@@ -1,24 +1,23 @@
 //! Decides which external and load-balancer addresses a Service may have (CVE-2020-8554).
 //!
-//! The API server assigns cluster IPs and node ports, each once. But anyone who may write a Service
-//! writes `spec.externalIPs`, and anyone who may write its status writes `status.loadBalancer`:
-//! both may name an address of somebody else. Every mode refuses, whatever the age of the Services:
-//! - addresses outside of the allowed networks, if there are any;
+//! The API server assigns each cluster IP and node port once. But users who may write a Service
+//! choose `spec.externalIPs`, and users who may write its status choose `status.loadBalancer`. Both
+//! fields may contain another tenant's address. Every mode refuses these addresses, whatever the
+//! age of the Services:
+//! - addresses outside the allowed networks, if any are set;
 //! - another Service's cluster IP;
-//! - the API server's address and port: a node that sends these elsewhere would never see the
-//!   Service corrected;
-//! - an external IP at the ports that another Service's load balancer has there;
-//! - an external IP that is an address of this node, at the node ports of other Services.
+//! - the API server's address and port: a node that redirects these packets would never receive a
+//!   correction of the Service;
+//! - an external IP, at ports of another Service's load balancer with the same address;
+//! - an external IP that belongs to this node, at the node ports of other Services.
 //!
-//! So an assignment by a controller or the API server takes precedence over an address that a user
-//! wrote.
+//! So an assignment by a controller or the API server takes precedence over an address from a user.
 //!
-//! A refused address counts as not given; the rest of the Service is served. The decision is
-//! repeated when a cluster IP, a load balancer's address, a node port or an address of this node
-//! appears or disappears, so the order of events does not matter.
+//! The model serves the Service without its refused addresses. It repeats the decision when a
+//! cluster IP, a load balancer's address, a node port or an address of this node appears or
+//! disappears. So the order of events does not matter.
 //!
-//! The rest of the Service is then cut to its [limits](crate::limits); the excess counts as not
-//! given, too.
+//! The model then cuts the Service to its [limits](crate::limits), and does not serve the excess.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;

@@ -34,14 +34,16 @@ impl Kind {
     }
 }
 
-/// An event of a source. A list is a `ListStarted`, its objects as `…Applied` or `Unreadable`, and
-/// a `ListComplete`. Objects that a whole list does not name are deleted. After a list that breaks
-/// off comes another `ListStarted`; until a list completes, nothing is deleted.
+/// An event of a source. A list consists of a `ListStarted`, its objects as `…Applied` or
+/// `Unreadable`, and a `ListComplete`. The end of a whole list deletes all objects that the list
+/// does not name. After an interrupted list, another `ListStarted` follows. Until a list completes,
+/// no object is deleted.
 ///
-/// A list may be complete but not whole. It then has every readable object, but others exist whose
-/// names are unknown (a broken manifest file). Objects that it does not name stay. Once the others
-/// are known, a whole `ListComplete` follows without a `ListStarted`. If a server does not serve an
-/// optional kind (ServiceCIDRs), the list is complete but not whole, also without a `ListStarted`.
+/// A list may be complete but not whole. It then has every readable object, but the names of some
+/// objects are unknown (a broken manifest file). Known objects that it does not name stay. Once all
+/// names are known, a whole `ListComplete` follows without a `ListStarted`. If a server does not
+/// serve an optional kind (ServiceCIDRs), the list is complete but not whole, also without a
+/// `ListStarted`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A list of this kind begins.

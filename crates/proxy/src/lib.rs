@@ -8,9 +8,9 @@
 //!            NodeFacts ────────────────────────┘   this node: name, zone, addresses
 //! ```
 //!
-//! Everything here is pure: no clock, no I/O, no kernel, no Kubernetes client. Sources decode their
-//! input into the compact types of [`object`]. A mode (such as `proxy-ipvs`) compiles a
-//! [`ServiceView`] into the kernel entries that it wants.
+//! This crate is pure: it has no clock, no I/O, no kernel and no Kubernetes client. Sources decode
+//! their input into the compact types of [`object`]. A mode (such as `proxy-ipvs`) compiles a
+//! [`ServiceView`] into the wanted kernel entries.
 
 mod admission;
 mod changes;

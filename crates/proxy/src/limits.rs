@@ -2,13 +2,14 @@
 //!
 //! A Service of 90 KB can name 5,000 external IPs and 100 ports: 500,000 virtual servers in IPVS
 //! mode, on every node. Each mode writes a Service's ports × addresses, and IPVS mode writes the
-//! endpoints for each of them. So both products have a limit, for each IP family. Other modes write
-//! the endpoints once, but have the same limits, so that a change of the mode changes nothing.
+//! endpoints of each combination. So both products have a limit, for each IP family. Other modes
+//! write the endpoints once. They have the same limits, so that a change of the mode does not
+//! change the served part.
 //!
-//! The cluster IP comes first, then NodePorts, load-balancer addresses and external IPs, each in
-//! the order of the object. Ports and EndpointSlices are cut only if the cluster IP and NodePorts
-//! alone exceed a limit. The result depends on the objects alone, so it is the same in every mode
-//! and on every node.
+//! The limits keep the cluster IP first, then NodePorts, load-balancer addresses and external IPs,
+//! each in the order of the object. They cut ports and EndpointSlices only if the cluster IP and
+//! NodePorts alone exceed a limit. The result depends only on the objects, so it is the same in
+//! every mode and on every node.
 
 use std::fmt;
 

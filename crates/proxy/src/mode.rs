@@ -6,9 +6,8 @@
 //!                               └────────────────────────────────────────────┘
 //! ```
 //!
-//! A mode never waits. Blocking work, such as a system call or a program, runs on the mode's own
-//! threads, which work in parallel where they are independent. One task owns the mode between their
-//! calls.
+//! A mode never blocks. Its own threads run blocking work, such as system calls and programs.
+//! Independent work runs in parallel. One task calls all functions of the mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,12 +1,12 @@
-//! Options of a Service beyond the fields of Kubernetes, by annotations.
+//! Options of a Service, set by annotations, beyond the fields of Kubernetes.
 //!
-//! Each option is a row of the table below. The row makes the field of [`ServiceOptions`], and has
-//! the annotation, the allowed values, the default, and the modes that support it. Sources pass
-//! every annotation with the [`PREFIX`] to [`ServiceOptions::read`]. Invalid annotations stay in
-//! the object, and the daemon reports them by log line, event and `kube-proxy services`.
+//! Each option is a row of the table below. The row defines a field of [`ServiceOptions`], with its
+//! annotation, allowed values, default, and supporting modes. Sources pass every annotation with
+//! the [`PREFIX`] to [`ServiceOptions::read`]. The model keeps invalid annotations, and the daemon
+//! reports them by log line, event and `kube-proxy services`.
 //!
-//! A second option takes a row, a type with [`OptionValue`], its row in `docs/service-options.md`
-//! (a test compares them), and the line in a mode that reads the field.
+//! A further option needs a row, a type with [`OptionValue`], a row in `docs/service-options.md`,
+//! and a mode that reads the field. A test compares the rows with the document.
 
 use std::fmt;
 

@@ -4,24 +4,24 @@
 //! conntrack entry and its endpoint, chosen for the first packet (k/k#71514, k/k#76664). A flow is
 //! stale in two cases. Once its entry is deleted, the next packet opens a new flow:
 //!
-//! - A Service claims the address and port that the flow was opened to, but none of its serving
-//!   endpoints sends the replies. If the Service has no serving endpoint, all its flows are stale
-//!   (k/k#139628).
-//! - The mode has withdrawn the rules for that address and port, no Service claims it, and the flow
-//!   is translated, so these rules had redirected it (k/k#141371). The kernel's own rules are the
-//!   evidence, so this also works for a Service that was deleted while this program was down.
+//! - A Service claims the flow's original address and port, but none of its serving endpoints sends
+//!   the replies. If the Service has no serving endpoint, all its flows are stale (k/k#139628).
+//! - The mode has withdrawn the rules for the flow's address and port, no Service claims them, and
+//!   the flow is translated. So these rules had redirected the flow (k/k#141371). The kernel's
+//!   rules are the evidence, so this also works for a Service that was deleted while this program
+//!   was down.
 //! ```text
 //!   ServiceView ── UdpService::of ──▶ UdpServices ── find_stale(original destination, reply source)
 //!   Report::withdrawn ── withdraw ──────▲
 //! ```
 //!
-//! The first rule is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), with two exceptions where
-//! upstream deletes foreign flows. A node port counts only at this node's addresses, not for
-//! forwarded packets to other hosts. And if several Services claim one address and port, the
-//! endpoints of all of them are accepted.
+//! The first rule is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), with two exceptions that
+//! spare foreign flows. A node port counts only at this node's addresses, not for forwarded packets
+//! to other hosts. If several Services claim one address and port, the endpoints of all of them are
+//! valid.
 //!
-//! A tenant writes addresses and ports, and each combination is a frontend. A change costs
-//! O(frontends) if addresses or ports change, and O(endpoints) otherwise; a flow costs O(1).
+//! A tenant can multiply frontends by addresses and ports. A change of addresses or ports costs
+//! O(frontends), any other change O(endpoints). The check of a flow costs O(1).
 
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};

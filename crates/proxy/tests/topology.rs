@@ -1,6 +1,6 @@
 //! Checks which endpoints serve cluster traffic and local traffic: the rules as a table.
 //!
-//! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`; states are `ready`,
+//! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`. States are `ready`,
 //! `dying` (serving while terminating), `dead` (terminating, not serving) and `starting` (neither).
 //! This node is `n1`, in zone `z1`.
 #![allow(

@@ -5,8 +5,8 @@
 //! cargo run --release -p relay --example load
 //! ```
 //!
-//! Clients and the endpoint run as processes of their own, started here, so that this process
-//! measures the relay alone. `direct` is the same without a relay.
+//! Clients and the endpoint run as separate processes, started by this program, so that this
+//! process measures only the relay. `direct` is the same measurement without a relay.
 #![allow(clippy::unwrap_used, reason = "an example stops at the first surprise")]
 
 use std::env;

@@ -1,16 +1,16 @@
-//! The relay: listening ports of this process whose connections and datagrams go to endpoints. The
-//! crate knows nothing of Kubernetes, nor how packets reach its ports.
+//! The relay: listening ports of this process. It carries their connections and datagrams to
+//! endpoints. The crate does not know Kubernetes, or how packets reach its ports.
 //!
 //! ```text
 //!   Relay (a handle, for any thread) ── orders ─▶ its thread: a runtime with a task for each
 //!     open: the socket is made by the caller          port, connection, and UDP flow
 //! ```
 //!
-//! The relay runs on one thread, so nothing is locked, and callers that give orders never wait.
-//! Every use of memory is bounded: connections and flows by [descriptors](Limits), pending writes
-//! by one buffer for each direction, remembered clients by their number. Connections and flows are
-//! shared among Services and clients (`shares`). Half of the node's ephemeral ports are left to the
-//! node (`ports`).
+//! The relay runs on one thread, so it needs no locks, and callers that send orders never wait. All
+//! memory is bounded. [Descriptors](Limits) bound connections and flows, one buffer for each
+//! direction bounds pending writes, and a fixed number bounds remembered clients. Services and
+//! clients have shares of connections and flows (`shares`). Half of the node's ephemeral ports
+//! remain for the node (`ports`).
 
 mod balance;
 mod datagram;

@@ -1,17 +1,17 @@
-//! The shares of connections or flows that clients and Services may hold.
+//! The shares of clients and Services in the relay's connections or flows.
 //!
-//! A relay carries a bounded number of connections and flows, and any client may open some and keep
-//! them. So a new one evicts another where a share is used up:
+//! A relay carries a bounded number of connections and flows: its places. Any client may open some
+//! and keep them. So a new connection evicts another one if a share is used up:
 //!
 //! - a client has half of all places;
-//! - a Service has three quarters of them;
-//! - where all places are taken, the client that holds most of all makes room.
+//! - a Service has three quarters of all places;
+//! - if no place is free, the client with the most places loses one.
 //!
-//! The evicted connection was idle for longest, roughly, of the client that holds most. If all
-//! places are taken, clients with [few](Shares::new) places lose none. If all clients hold few, new
-//! connections wait.
+//! The evicted connection belongs to the client with the most places, and is roughly its longest
+//! idle one. If no place is free, clients with [few](Shares::new) places lose none. If all clients
+//! have few places, new connections wait.
 //!
-//! A client is an IPv4 address, a /64 network of IPv6, or this node by its loopback addresses.
+//! A client is an IPv4 address, an IPv6 /64 network, or this node at its loopback addresses.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};

@@ -8,19 +8,19 @@
 //!  Event of these ◀────── Subscription::receive
 //! ```
 //!
-//! As in the sibling crates, writing is split from sending: any number and any mix of messages goes
-//! into a [`Batch`], and [`Rtnetlink::execute`] sends them in few system calls.
+//! As in the sibling crates, writing is separate from sending. A [`Batch`] takes any number and mix
+//! of messages, and [`Rtnetlink::execute`] sends them in few system calls.
 //!
-//! The message types are those of `netlink-packet-route`, whose cost in a bulk write is less than
-//! the kernel's own variation (examples/encode_cost.rs). From the kernel's messages, only the
-//! header and the attributes in use are read, one by one. Parsed as a whole, a message is lost if
-//! the library cannot parse any attribute, such as a link's name that is no UTF-8.
+//! The message types come from `netlink-packet-route`. In a bulk write, their cost is less than the
+//! kernel's own variation (examples/encode_cost.rs). From the kernel's messages, this crate parses
+//! only the header and the used attributes, one by one. Parsing a whole message would lose it if
+//! the library cannot parse any attribute, such as a link's name that is not UTF-8.
 //!
 //! `rtnetlink` 0.24 was tried and does not fit. Its subscription reports an overflow
-//! (`NetlinkPayload::Overrun`), but skips a message that it cannot parse, and tells only the `log`
-//! crate: in a trial, the end of a link was missed. Its requests are async: they need a tokio
-//! runtime on threads that have none, and 27 µs where [`Rtnetlink::link`] needs 3 µs. It has no
-//! batches with a result for each message. It would add `netlink-proto` and `nix`.
+//! (`NetlinkPayload::Overrun`), but skips a message that it cannot parse, and reports this only to
+//! the `log` crate. In a trial, it missed the deletion of a link. Its requests are async. They need
+//! a tokio runtime on threads that have none, and 27 µs compared with 3 µs for [`Rtnetlink::link`].
+//! It has no batches with a result for each message. It would add `netlink-proto` and `nix`.
 //!
 //! The crate does not know the purpose of a link, or the owner of an address.
 //!

@@ -21,7 +21,7 @@ impl Rtnetlink {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Open`] if there is no socket.
+    /// Returns [`Error::Open`] if the socket cannot be opened.
     pub fn open() -> Result<Self, Error> {
         Connection::open(Protocol::Route).map(Self)
     }
@@ -36,8 +36,8 @@ impl Rtnetlink {
     ///
     /// # Errors
     ///
-    /// Fails if sending or receiving failed ([`Connection::execute`]): the results are unknown
-    /// then.
+    /// Fails if sending or receiving failed ([`Connection::execute`]). The results are then
+    /// unknown.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         self.0.execute(batch)
     }
@@ -77,7 +77,7 @@ impl Rtnetlink {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: `ENODEV` if there is no such link. Otherwise as
+    /// [`Error::Refused`]: `ENODEV` if the link does not exist. Otherwise, see
     /// [`Rtnetlink::create_dummy`].
     pub fn set_link_state(&mut self, name: &str, state: LinkState) -> Result<(), Error> {
         let message = RouteNetlinkMessage::SetLink(link::in_state(name, state));
@@ -89,8 +89,8 @@ impl Rtnetlink {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: there is no such link, or the kernel has no IPv6 or is older than Linux
-    /// 3.17. Otherwise see [`Rtnetlink::create_dummy`].
+    /// [`Error::Refused`] if the link does not exist, or the kernel has no IPv6 or is older than
+    /// Linux 3.17. Otherwise, see [`Rtnetlink::create_dummy`].
     pub fn set_address_generation(
         &mut self,
         name: &str,

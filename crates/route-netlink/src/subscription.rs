@@ -62,7 +62,7 @@ impl Subscription {
     /// # Errors
     ///
     /// Fails if the kernel accepts no filter, for example under a seccomp profile. All
-    /// notifications come then.
+    /// notifications then arrive.
     pub fn leave_out_added_to(&self, link: u32) -> io::Result<()> {
         SockRef::from(&self.0).attach_filter(&not_added_to(link))
     }
@@ -71,7 +71,7 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if there is none. After any other error, no more notifications come.
+    /// `WouldBlock` if no notification waits. After any other error, no more notifications arrive.
     pub fn receive(&self) -> io::Result<Vec<Event>> {
         match self.0.recv_from_full() {
             Ok((datagram, _)) => Ok(events(&datagram)),

@@ -3,10 +3,10 @@
 //! `cargo run --release -p source --example decode_cost [SLICES [ENDPOINTS]]`
 //!
 //! The lists come from the API fixture: whole, as from a watch cache, or streamed as the beginning
-//! of a watch (`WatchList`), which servers compress from 1.37 on. A separate process reads each
-//! list from a socket, up to the event that the list is complete, and drops the objects. Prints
-//! that time, the CPU time of the process, and its peak memory above that of an empty list. The
-//! formats take turns.
+//! of a watch (`WatchList`). Servers compress streamed lists from 1.37 on. A separate process reads
+//! each list from a socket, up to the event that completes the list, and drops the objects. The
+//! program prints the elapsed time, the process's CPU time, and its peak memory above that of an
+//! empty list. The formats take turns.
 
 #![allow(
     clippy::unwrap_used,

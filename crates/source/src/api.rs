@@ -7,9 +7,9 @@
 //!   ServiceCIDRs ───┘ only if the settings ask for them
 //! ```
 //!
-//! `kube` provides kubeconfig, TLS and HTTP. `list_watch` lists and watches, and says why `kube`'s
-//! watcher does not fit. `token` reads the token of a service account, `connection` the certificate
-//! files. `tunnel` connects through a proxy.
+//! `kube` provides kubeconfig, TLS and HTTP. `list_watch` lists and watches, and explains why
+//! `kube`'s watcher does not fit. `token` reads the token of a service account, `connection` the
+//! certificate files. `tunnel` connects through a proxy.
 
 mod addresses;
 mod backoff;
@@ -113,7 +113,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// Fails if there is no server to reach, or its credentials or certificates are invalid.
+    /// Fails if no server is configured, or its credentials or certificates are invalid.
     pub async fn new<C: Counter>(
         settings: &Api,
         count: impl FnOnce(&str) -> C,

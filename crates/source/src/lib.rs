@@ -6,12 +6,11 @@
 //!                     └─▶ manifests: a folder ─────▶ decode ─┘
 //! ```
 //!
-//! Permanent errors (no such folder, an invalid kubeconfig) are returned as a [`StartError`].
+//! Permanent errors (a missing folder, an invalid kubeconfig) are returned as a [`StartError`].
 //! Temporary errors (an API server that is down, a broken file) are logged and retried, and delete
-//! nothing meanwhile.
+//! no objects.
 //!
-//! The crate knows nothing of flags, of metrics (a layer around the client counts requests), or of
-//! modes.
+//! The crate does not know flags, modes or metrics. A layer around the client counts requests.
 
 pub mod api;
 mod complaints;

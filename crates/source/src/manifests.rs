@@ -1,18 +1,18 @@
 //! Services from a folder of manifests: `--manifests DIR`.
 //!
 //! The files are ordinary Kubernetes YAML or JSON: Services, EndpointSlices, ServiceCIDRs and this
-//! node's own Node, one or many to a file, also as a `List`. Other kinds are ignored. inotify
-//! watches the folder; nothing polls it. The folder may be a mounted ConfigMap, and files may be
-//! written in place or renamed into it.
+//! node's own Node. A file may contain several objects, also as a `List`. Other kinds are ignored.
+//! inotify watches the folder, without polling. The folder may be a mounted ConfigMap, and files
+//! may be written in place or renamed into it.
 //!
 //! ```text
 //!   inotify ─▶ Watch: waits until writers are done ─▶ Folder::look ─▶ events
 //! ```
 //!
-//! A separate thread does all this, since reading and parsing files blocks.
+//! A separate thread watches and reads, since reading and parsing files blocks.
 //!
-//! It does not look into sub-folders, allocate addresses, or find pods. The author of the Services
-//! writes the EndpointSlices, too.
+//! The thread does not read sub-folders, allocate addresses, or find pods. The author of the
+//! Services also writes the EndpointSlices.
 
 mod document;
 mod folder;
@@ -56,8 +56,8 @@ const IN_FLIGHT: usize = 1;
 
 /// Watches the manifests in `folder`. `node` is this node's name.
 ///
-/// The stream never ends. It begins with one list of each kind. A list is not whole while a file is
-/// unreadable that was never read before.
+/// The stream never ends. It begins with one list of each kind. A list is not whole while a file
+/// exists that was never readable.
 ///
 /// # Errors
 ///

@@ -7,8 +7,9 @@
 //!              └▶ KUBE-NODEPORT-HOST        the same for NodePorts
 //! ```
 //!
-//! Packets from an interface are sent to the node's own address. `REDIRECT` would take the
-//! interface's first address and drop the packet if there is none, as is common for pods.
+//! Packets from an interface are sent to the node's own address. `REDIRECT` would use the
+//! interface's first address, and drop the packet if the interface has no address, as is common for
+//! pods.
 
 use std::collections::BTreeSet;
 use std::io;

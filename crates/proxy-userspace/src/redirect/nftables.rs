@@ -7,8 +7,9 @@
 //!   output      the same in @portals-node, @nodeports-node        dnat to localhost
 //! ```
 //!
-//! Packets from this node's pods are looked up in `@portals-pods` and `@nodeports-pods` first, if
-//! pods can be told apart. One redirect is one element in each map; nothing else changes with it.
+//! If pods can be detected, their packets are looked up in `@portals-pods` and `@nodeports-pods`
+//! first. One redirect is one element in each map. A change of the redirect changes only these
+//! elements.
 
 pub(crate) mod layout;
 pub(crate) mod read;

@@ -7,13 +7,13 @@
 //! ```
 //!
 //! A Service with one of these addresses would cut the node off from the API server, and the node
-//! would never see the Service corrected. So each address is published before the first connection
-//! to it, and the program may clear the way there ([`ConnectHooks`]).
+//! would never receive a correction. So each address is published before the first connection to
+//! it. The program may also remove Services from the address first ([`ConnectHooks`]).
 //!
 //! Names are resolved for each new connection, and every [`RESOLVE_PERIOD`], since connections live
-//! for hours and the name's addresses may change. An address that the name had within [`KEPT`]
-//! stays: many names rotate through more addresses than one answer holds. If the resolver fails,
-//! the last addresses stay in use.
+//! for hours and the name's addresses may change. An address stays for [`KEPT`] after the name has
+//! lost it, since many names rotate through more addresses than one response holds. If the resolver
+//! fails, the last addresses stay in use.
 
 use std::collections::BTreeMap;
 use std::fmt;

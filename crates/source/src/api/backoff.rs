@@ -6,17 +6,17 @@
 //! | the server replies, but refuses (429, 5xx, 403, …), breaks off, stays silent, is not trusted | 0.8 s | 30 s |
 //! | the server does not serve an optional kind | 0.8 s | 5 min |
 //!
-//! A wait is random, between half and all of that, so that nodes that lost the server together do
-//! not return together. After a success, or two minutes without such a failure, the row starts at
-//! its first wait again. Each row counts alone, since a server that has just started may refuse for
-//! a moment.
+//! A wait is random, between half and all of the listed time. So nodes that lost the server
+//! together do not return together. After a success, or two minutes without such a failure, the row
+//! restarts at its first wait. Each row counts separately, since a server that has just started may
+//! refuse for a moment.
 //!
-//! When the server is back, each of the three watches asks within 5 s of the first accepted
-//! connection, and within 30 s if the server was refusing. It is 8 s if packets were lost: the
-//! kernel repeats the first packet after 1, 3 and 7 s, and connecting ends after 10 s. 1,000 nodes
-//! then send 600 requests a second, for one object each. client-go waits for 30 to 60 s in either
-//! case. A refused connection costs the server nothing, so waits may be short. A response costs
-//! something, so there a longer `Retry-After` counts, too.
+//! Once the server accepts a connection again, each of the three watches sends a request within 5
+//! s, or within 30 s if the server was refusing. If packets were lost, the limit is 8 s: the kernel
+//! repeats the first packet after 1, 3 and 7 s, and connecting ends after 10 s. 1,000 nodes then
+//! send 600 requests a second, for one object each. client-go waits for 30 to 60 s in either case.
+//! A refused connection costs the server nothing, so its waits are short. A response costs the
+//! server some work, so a longer `Retry-After` counts, too.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;

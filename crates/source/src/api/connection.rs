@@ -1,16 +1,16 @@
 //! Connections to the API server, and the certificates that they need.
 //!
-//! The files that a kubeconfig names are read before each request, as the token is; requests are
-//! few. If one changed, new requests use new connections with the new content; an open watch ends
-//! within minutes anyway. If the new content is invalid (a certificate without its key, a missing
-//! file), that is logged, and the previous content stays in use. client-go looks every five
-//! minutes, and closes open connections.
+//! A kubeconfig's files are read before each request, like the token, since requests are few. If a
+//! file changed, new requests use new connections with the new content. An open watch ends within
+//! minutes anyway. Invalid content (a certificate without its key, a missing file) is logged, and
+//! the previous content stays in use. client-go checks its files every five minutes, and closes
+//! open connections.
 //!
-//! The kernel probes a silent peer, so a watch whose peer vanished ends by the first probe after
-//! [`GONE`]. client-go needs 45 s, with pings of HTTP/2. Connections here are HTTP/1.1: `kube`
-//! offers no other version (its ALPN is empty), and three watches need few connections.
+//! The kernel probes a silent peer. If a watch's peer vanishes, the watch ends at the first probe
+//! after [`GONE`]. client-go needs 45 s, with HTTP/2 pings. Connections here are HTTP/1.1, since
+//! `kube` offers no other version (its ALPN is empty), and three watches need few connections.
 //!
-//! `kube` builds such a client too, but without keep-alive and reloading only a Pod's CA. It also
+//! `kube` builds a similar client, but without keep-alive, and reloads only a Pod's CA. It also
 //! reports an untrusted server as unreachable.
 
 use std::fs;

@@ -15,19 +15,20 @@
 //! | after "too large" or "gone" | the newest | the watch cache or etcd, as the server decides |
 //! | streamed, if configured | `sendInitialEvents` | the watch cache, as the beginning of a watch |
 //!
-//! So the first list may be stale, as upstream's may, but later ones never go back in time.
+//! So the first list may be stale, like upstream's, but later lists never go back in time.
 //!
-//! A server whose storage was restored from a backup counts resource versions from an earlier
-//! number. A watch from a version in the future stays silent until the count gets there, and misses
-//! all changes meanwhile. So after a failure, the server is first asked whether it has reached that
-//! version. If it has not, or has forgotten the changes since, a list follows at once: an outage
-//! has one wait, whose length `backoff` decides. Nothing else causes a new list. After a refusal
-//! (429, 5xx), a timeout or a broken connection, the watch continues from the last version.
+//! A server whose storage was restored from a backup continues with smaller resource versions. A
+//! watch from a version in the future stays silent until the server reaches the version, and misses
+//! all changes before it. So after a failure, the first request asks whether the server has reached
+//! the version. If it has not, or has lost the changes since, a list follows immediately. So an
+//! outage has only one wait, whose length `backoff` decides. No other failure causes a list. After
+//! a refusal (429, 5xx), a timeout or a broken connection, the watch continues from the last
+//! version.
 //!
-//! `kube::runtime::watcher` does not fit here. It never falls back from a streamed list that the
-//! server does not support. It reconnects without delay to a server that closes at once. One object
-//! that does not decode costs it the whole page. And it accepts an empty list of another kind as an
-//! empty list of Services, which would delete everything.
+//! `kube::runtime::watcher` does not fit. It never falls back from a streamed list that the server
+//! does not support. It reconnects without delay to a server that closes immediately. One object
+//! that does not decode makes it lose the whole page. And it accepts an empty list of another kind
+//! as an empty list of Services, which would delete all Services.
 
 mod listing;
 

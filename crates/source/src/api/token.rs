@@ -1,8 +1,8 @@
 //! The token of a service account, from the file that the kubelet rotates.
 //!
-//! The file is read for each request; requests are few, since a watch lasts for minutes. So a
-//! replaced token is used at once, also after the old one was refused (401), and no cache can be
-//! stale. As in client-go, a file takes precedence over a token in the kubeconfig.
+//! The file is read for each request, since requests are few and a watch lasts for minutes. So a
+//! replaced token is used immediately, even after a refusal of the old token (401), and no cache
+//! can be stale. As in client-go, a file takes precedence over a token in the kubeconfig.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -6,13 +6,13 @@
 //!   socks5  TCP ─────────▶ SOCKS 5 ─────────────▶
 //! ```
 //!
-//! The proxy's certificate is checked as client-go checks it: with the kubeconfig's authorities if
-//! it names any, and the system's otherwise. The certificate must be for the proxy's host.
-//! `tls-server-name` applies to the server only, while client-go applies it to the proxy, too.
+//! The proxy's certificate is checked as in client-go: with the kubeconfig's authorities if it
+//! names any, and the system's otherwise. The certificate must be valid for the proxy's host.
+//! `tls-server-name` applies only to the server. client-go also applies it to the proxy.
 //!
-//! `hyper-util` has tunnels too, and its SOCKS client is used here. Its `CONNECT` does not tell a
-//! proxy that forbids the target from one that finds no server. And its SOCKS client does not say
-//! why a connection to the proxy failed.
+//! `hyper-util` also has tunnels, and this module uses its SOCKS client. Its `CONNECT` does not
+//! distinguish a proxy that forbids the target from a proxy that finds no server. And its SOCKS
+//! client does not report why a connection to the proxy failed.
 
 use std::future::ready;
 use std::pin::pin;

@@ -1,11 +1,11 @@
 //! Reads fields of protobuf messages, without copying their texts.
 //!
-//! `prost` reads keys and numbers, and skips groups. Its derived messages are not used: they own
-//! their texts, which would be a copy, and a second type for each kind. Here each wire type reads
-//! JSON and protobuf, field by field. Other crates do not fit: `buffa` borrows texts, but brings a
-//! second hashbrown; `quick-protobuf` was last released in 2022; `micropb` copies.
+//! `prost` reads keys and numbers, and skips groups. The decoder does not use its derived messages.
+//! They own their texts, which would need a copy, and a second type for each kind. Here, each wire
+//! type reads JSON and protobuf, field by field. Other crates do not fit. `buffa` borrows texts,
+//! but needs a second hashbrown. `quick-protobuf` was last released in 2022. `micropb` copies.
 //!
-//! For any input, reading ends, and needs no more memory than the elements in the input.
+//! For any input, the decoder ends, and needs no more memory than the input's elements.
 
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};

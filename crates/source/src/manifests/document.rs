@@ -1,11 +1,11 @@
 //! Reads the documents of a manifest file, and the objects in them.
 //!
 //! JSON is read as YAML. Each document is read twice: first its `apiVersion` and `kind`, which may
-//! come last, then the fields of its kind. So an error is reported at its exact position. Kinds
-//! that are not proxied may contain anything.
+//! come last, then the fields of its kind. So an error has its exact position. Documents of
+//! unproxied kinds may have any content.
 //!
-//! This module, and not the parser, splits the text into documents. A line that begins with `---`
-//! is a boundary everywhere (YAML 1.2, `c-forbidden`), and each document is read as its own kind.
+//! This module, not the parser, splits the text into documents. A line that begins with `---` is a
+//! boundary everywhere (YAML 1.2, `c-forbidden`). Each document is read as its own kind.
 
 use std::fmt;
 

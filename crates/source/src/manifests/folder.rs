@@ -5,8 +5,8 @@
 //!   files:  web.yaml ─▶ { Service default/web: content, … }      claims:  Service default/web ─▶ {web.yaml, web2.yaml}
 //! ```
 //!
-//! If several files claim an object, the first by name wins. An unreadable file keeps its last
-//! objects. A file that was unreadable since the start may contain anything. Until it is readable
+//! If several files contain an object, the first file by name wins. An unreadable file keeps its
+//! last objects. A file that has never been readable may contain any object. Until it is readable
 //! or deleted, the lists are complete but not whole.
 
 use std::collections::hash_map::Entry;

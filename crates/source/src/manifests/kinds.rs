@@ -1,7 +1,7 @@
 //! Kinds that look like a misspelt proxied kind.
 //!
-//! A folder may contain manifests of any kind, which are ignored silently. A kind that looks like a
-//! misspelt Service is reported, since its author expects it to be served.
+//! A folder may contain manifests of any kind, and other kinds are ignored silently. A kind that
+//! looks like a misspelt Service is reported, since its author expects the Service to be served.
 
 /// Kinds that are read, each with its `apiVersion`.
 const PROXIED: [(&str, &str); 9] = [
