@@ -4,11 +4,11 @@
 //!   kube-proxy status|services|explain|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
 //! ```
 //!
-//! The first argument names the subcommand. Each subcommand has a row in `Subcommands` and a file
-//! here. All of them only read.
+//! The first argument names the subcommand. Each subcommand has a row in `Subcommands` and a module
+//! of this crate. All subcommands only read.
 //!
-//! Exit status: 0, nothing is wrong; 1, something is wrong; 2, wrong usage, or no answer could be
-//! read; 3, no daemon answers.
+//! Exit status: 0 without a problem, 1 with a problem, 2 for an invalid command line or an
+//! unreadable response, 3 without a daemon.
 
 mod explain;
 mod leftovers;

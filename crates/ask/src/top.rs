@@ -1,9 +1,10 @@
-//! `kube-proxy top`: the busiest Services and endpoints, live in a terminal, or once without one.
+//! `kube-proxy top`: shows the busiest Services and endpoints. In a terminal, the list is live.
+//! Without a terminal, it is printed once.
 //!
 //! ```text
-//!   keys ──────┐
-//!   answers ───┼─▶ View, Top ─▶ screen::draw (pure) ─▶ lines ─▶ terminal
-//!   signals ───┘
+//!   keys ────────┐
+//!   responses ───┼─▶ View, Top ─▶ screen::draw (pure) ─▶ lines ─▶ terminal
+//!   signals ─────┘
 //! ```
 
 mod screen;

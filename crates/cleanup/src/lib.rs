@@ -5,12 +5,14 @@
 //!   virtual servers ─▶ links ─▶ chains and jumps, tables of nftables ─▶ sets
 //! ```
 //!
-//! Evidence of who made a virtual server (its address on a link, a set member) is removed only
-//! after the virtual server. A failure is reported and does not stop the other removals. Upstream
-//! differs: it also flushes foreign virtual servers and forgets the `KUBE-6-*` sets. Kernel
-//! settings and IPVS timeouts stay as they are, as upstream.
+//! An address on a link or a set member is evidence that assigns a virtual server to a mode. The
+//! cleanup removes this evidence only after the virtual server. A failure is reported and does not
+//! stop the other removals. Kernel settings and IPVS timeouts stay unchanged, as upstream.
 //!
-//! Nothing here knows a mode: a [`Footprint`] names what a mode leaves.
+//! Upstream differs in two points: it also deletes virtual servers of other programs, and it does
+//! not delete the `KUBE-6-*` sets.
+//!
+//! This crate does not distinguish modes: a [`Footprint`] names the entries that a mode leaves.
 
 mod evidence;
 mod links;

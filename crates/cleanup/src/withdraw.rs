@@ -5,9 +5,10 @@
 //!   virtual server ─▶ address on the link ─▶ set members, elements of tables, rules
 //! ```
 //!
-//! All other entries of the Services stay, and are compared with the wanted state once it is known.
-//! A cluster IP stays: the API server assigns it, and may be reached by it. If the kernel cannot
-//! say that an address is no cluster IP, the address stays, too.
+//! All other entries of the Services stay. The mode compares them with the desired state once the
+//! Services are known. A cluster IP also stays, because the API server assigned it and may be
+//! reached through it. An address stays, too, if the kernel cannot show that it is not a cluster
+//! IP.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;

@@ -1,10 +1,10 @@
 //! Determines whether an endpoint's reply returns to the client.
 //!
 //! ```text
-//!   does it come by this node? ──no──▶ unanswered      nobody knows ──▶ unsure
+//!   does the reply pass this node? ──no──▶ unanswered       unknown ──▶ unsure
 //!              │ yes
 //!              ▼
-//!   packet_path::answer ─▶ all of its ways arrive      some or all are dropped ──▶ unsure, unanswered
+//!   packet_path::answer ─▶ all paths of the reply arrive    some or all are dropped ──▶ unsure, unanswered
 //! ```
 
 use std::net::SocketAddr;

@@ -1,11 +1,11 @@
 //! Selects the packets that a request traces, and determines their addresses and interfaces.
 //!
 //! ```text
-//!   pod       by the interface that its address is routed to, from an address of the node's pod network
-//!   itself    a pod that is an endpoint, and may be sent to itself: where a Service has one here
-//!   node      made here; the kernel chooses the source by the route
-//!   external  by the interface of the default route, from an address that nobody has (RFC 5737, RFC 3849);
-//!             where there are source ranges, from within one, and from without
+//!   pod       arrives on the interface of its route, from an address in the node's pod network
+//!   itself    a pod that is an endpoint and may receive its own packet, if an endpoint is on this node
+//!   node      sent by this node; the kernel selects the source by the route
+//!   external  arrives on the interface of the default route, from an unused address (RFC 5737, RFC 3849);
+//!             with source ranges, from an address inside and from one outside of them
 //! ```
 
 mod senders;

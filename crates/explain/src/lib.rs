@@ -1,14 +1,15 @@
-//! `kube-proxy explain` traces a packet through this node, step by step, by the kernel's current state
-//! and in the words of Kubernetes.
+//! `kube-proxy explain` traces a packet through this node step by step. It reads the kernel's
+//! current state and uses the words of Kubernetes.
 //!
 //! ```text
-//!   what was typed ─▶ Asked ──────┐
+//!   command line ─▶ Asked ────────┐
 //!   the daemon's loop ─▶ Objects ─┴─▶ journeys ─▶ packet_path, which reads the kernel ─▶ walked ─▶ view
 //!                                                               origin, answer, verdict ─┘
 //! ```
 //!
-//! The kernel alone decides the path. Objects only select the packets and name the entries: without a
-//! daemon the path is the same, without names. Nothing is written, and answers are bounded.
+//! The kernel alone determines the path. Objects only select the packets and name the entries.
+//! Without a daemon the path is the same, but has no names. The crate writes nothing, and the size
+//! of a response is bounded.
 
 mod answer;
 mod asked;

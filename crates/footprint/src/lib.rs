@@ -2,13 +2,15 @@
 //! `--check` and `--cleanup` find and remove entries of other modes.
 //!
 //! ```text
-//!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save       what goes = theirs, less mine, less the kubelet's
-//!                              │     └─▶ Leftovers ──▶ iptables-restore
+//!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save       removed = other modes' entries,
+//!                              │     └─▶ Leftovers                          without mine and the kubelet's
+//!                              │           └─▶ iptables-restore
 //!                              └─▶ nft tables
 //! ```
 //!
-//! A mode knows its own footprint, and receives those of the others. A new mode adds a footprint
-//! and changes no other mode. The crate `cleanup` removes everything that footprints name.
+//! A mode knows its own footprint and receives the footprints of the other modes. A new mode adds a
+//! footprint and changes no other mode. The crate `cleanup` removes all entries that footprints
+//! name.
 
 mod footprint;
 mod leftovers;

@@ -4,10 +4,11 @@
 //!   Listen: TCP, a local socket ─▶ Accepted ─▶ Place ─▶ Patient ─▶ Respond ─▶ Answer
 //! ```
 //!
-//! Most pages are a function. A page that has to wait implements [`Respond`] itself.
+//! Most pages are functions. A page that has to wait implements [`Respond`].
 //!
-//! Some of these ports are open to everybody. So the number of connections (`places`), their time
-//! (`patience`) and their memory are limited. Bodies of requests are not read.
+//! Every host can connect to some of these ports. So `places` limits the number of connections,
+//! `patience` limits their time, and their memory is limited, too. The server does not read the
+//! bodies of requests.
 
 mod accept;
 mod listen;

@@ -1,29 +1,33 @@
-//! Serves `/api/v1/...` on a local socket, and at the metrics address if that is loopback.
+//! Serves `/api/v1/...` on a local socket, and at the metrics address if that address is loopback.
 //!
 //! ```text
-//!   socket ───────┐            Question ─▶ the loop: facts, a bounded piece a turn ─┐
-//!   metrics pages ┴▶ Inspect ─▶                                                     ├─▶ view ─▶ JSON
-//!                              a blocking thread: counters, limits, topology ◀──────┘
+//!   socket ───────┐            Question ─▶ the loop: facts, a limited number per turn ──┐
+//!   metrics pages ┴▶ Inspect ─▶                                                         ├─▶ view ─▶ JSON
+//!                              a blocking thread: counters, limits, topology ◀──────────┘
 //! ```
 //!
-//! The loop owns the model and the modes, so [`Question`]s ask the loop. It hands out copies, as many in
-//! a turn as take about 2 ms. A blocking thread computes and renders the answer. Nothing is kept for
-//! later requests, so an idle API takes no memory.
+//! The loop owns the model and the modes, so the server sends it [`Question`]s. The loop replies
+//! with copies. The number of copies per turn is limited, so that a turn takes about 2 ms. A
+//! blocking thread computes and renders the response. The server stores nothing for later requests,
+//! so an idle API needs no memory.
 //!
-//! Everything is read-only: only `GET` is answered, and no answer has a secret.
+//! The API is read-only: it responds only to `GET`, and no response contains a secret.
 //!
 //! # The local socket
 //!
-//! The socket is a file in `/run/kube-proxy/inspect`, a folder of mode 0700, so that only root can
-//! replace a stopped daemon. The number of the network namespace is the file's name, so that two test
-//! nodes on one machine do not collide. The client checks the folder's owner and its peer
-//! (`SO_PEERCRED`). On a read-only root without a volume, the socket is the abstract
-//! `@kube-proxy-ipvs/inspect`. Any process of the network namespace can take that name. So a client
-//! accepts only a peer that runs the client's own program file, and names any other. Only user 0 and the
-//! user of the daemon may connect.
+//! The socket is a file in `/run/kube-proxy/inspect`, a folder of mode 0700. Only root can replace
+//! the socket of a stopped daemon. The file's name is the number of the network namespace, so that
+//! two test nodes on one machine use different files. The client checks the folder's owner and its
+//! peer (`SO_PEERCRED`).
 //!
-//! At the metrics address anyone on the node may ask. The kernel shows rules to root alone, so there the
-//! rules of other programs are named, not quoted. `rooms` keeps both kinds of clients apart.
+//! On a read-only root without a volume, the socket has the abstract name
+//! `@kube-proxy-ipvs/inspect`. Any process of the network namespace can bind that name. So a client
+//! accepts only a peer that runs the client's own program file. Its error names any other peer.
+//! Only user 0 and the user of the daemon may connect.
+//!
+//! Any process on the node may send requests to the metrics address. The kernel shows rules only to
+//! root. So responses at that address name the rules of other programs but do not quote them.
+//! `rooms` has separate limits for both kinds of clients.
 
 mod explain;
 mod facts;

@@ -1,15 +1,15 @@
 //! Responds to `/api/v1/top` with the busiest Services, from two counter samples.
 //!
 //! ```text
-//!   look: all addresses ─▶ rates since the look before ─▶ the busiest addresses ─▶ the loop: whose they are
+//!   sample: all addresses ─▶ rates since the last sample ─▶ busiest addresses ─▶ the loop: their owners
 //!                                                                                  │
-//!   view::Top ◀─ rates of their endpoints ◀─ look: endpoints of these alone ◀──────┘
+//!   view::Top ◀─ rates of their endpoints ◀─ sample: endpoints of these addresses ◀┘
 //! ```
 //!
-//! Looks are kept for a minute after the last question, and two of them, so that askers who come
-//! together are answered from the same: all addresses are read once a second at most, and so is each
-//! address of those whose endpoints are listed. The kernel is read on blocking threads, one look after
-//! the other; ranking is done there, too.
+//! The last two samples are stored for a minute after the last request, and clients share them. The
+//! counters of all addresses are read at most once a second. The counters of a listed address'
+//! endpoints are read equally often. Blocking threads read the kernel, one sample after the other,
+//! and rank the Services.
 
 mod looks;
 mod rank;

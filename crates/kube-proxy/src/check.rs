@@ -3,15 +3,17 @@
 //! ```text
 //!                        ┌─▶ check: preflight, changes, migration
 //!   foresee ─ Foreseen ──┼─▶ plan: the writes in their order (also `--dry-run`)
-//!                        └─▶ diff: the kernel, compared with the wanted state
+//!                        └─▶ diff: the kernel, compared with the desired state
 //! ```
 //!
-//! Does the same as the daemon up to the first write: source, kernel, model, plans. It does not
-//! foretell conntrack entries of UDP flows that turn stale, or the effect of objects that change
-//! meanwhile. It cannot try a scheduler that no virtual server uses; a warning says so if the lists
-//! of modules lack it. Foreign rules, chains and sets, which a start leaves alone, are not
-//! compared. Every mode looks for leftovers of IPVS mode. That may make the kernel load the IPVS
-//! module, as `ipvsadm -L` does.
+//! The forecast follows the steps of the daemon up to the first write: source, kernel, model,
+//! plans. It does not predict which conntrack entries of UDP flows become stale, or the effect of
+//! objects that change meanwhile. It cannot try a scheduler that no virtual server uses. A warning
+//! reports such a scheduler if the lists of modules lack it.
+//!
+//! Foreign rules, chains and sets are not compared, because a start does not change them. Every
+//! mode searches for leftovers of IPVS mode. The search may make the kernel load the IPVS module,
+//! as `ipvsadm -L` does.
 
 mod answer;
 mod counts;

@@ -6,12 +6,12 @@
 //!   command line ───────────────────────────────┘
 //! ```
 //!
-//! A field and its flag are two spellings of one setting; `settings` has a row for each. So a file
-//! is converted to flags, and one place interprets the flags. For `--write-config-to`, flags are
-//! converted back to a file.
+//! A field and its flag are two spellings of one setting, with a row in `settings`. The file is
+//! converted to flags, so only one function interprets settings. For `--write-config-to`, flags are
+//! converted to a file.
 //!
-//! Other versions of the format, and merging of several files, are not supported. Upstream has
-//! neither.
+//! Other versions of the format are not supported, and several files cannot be merged. Upstream
+//! supports neither.
 
 pub mod command_line;
 pub mod configz;

@@ -1,13 +1,15 @@
 //! Kubernetes events, which `kubectl describe` shows with an object (`events.k8s.io/v1`, KEP-383).
 //!
 //! ```text
-//!   the daemon ─record─▶ queue, bounded ─▶ a task: told lately? ─▶ POST, with back-off for a while
+//!   the daemon ─record─▶ bounded queue ─▶ task: sent recently? ─▶ POST, retries with back-off
 //! ```
 //!
 //! Events never delay the daemon. An event that cannot be sent is dropped with a debug line,
-//! because the log has all that matters. An event is sent once within [`ONCE_IN`]; there are no
-//! series. An event with the same content on every node has the same name there. The first node
-//! creates it, and the others find it in place: a conflict of two Services is one event for the
+//! because the log has the same information. An event is sent once within [`ONCE_IN`], and never as
+//! part of a series.
+//!
+//! An event with the same content on every node also has the same name. The first node creates it,
+//! and the other nodes find that it exists. So a conflict of two Services causes one event in the
 //! whole cluster.
 
 use std::collections::HashMap;

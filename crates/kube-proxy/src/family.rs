@@ -6,8 +6,8 @@
 //!   book ────▶ Mode::book ─▶ log, metrics, health checks, stale flows
 //! ```
 //!
-//! Nothing here waits for the kernel. A Service is reported once all of its entries are in the
-//! kernel, even if other Services are pending.
+//! No function of this module waits for the kernel. A Service is reported once the kernel has all
+//! its entries, even if other Services are pending.
 
 pub(crate) mod conntrack;
 mod delays;

@@ -6,10 +6,11 @@
 //!                                                      as text/plain; version=0.0.4
 //! ```
 //!
-//! A metric is a field and its row in `Metrics::register`. Names, kinds, labels, help and buckets
-//! are facts of Kubernetes 1.36.2; metrics of ours are marked. Beside `kubeproxy_*` there are
-//! `rest_client_*`, `process_*`, `kubernetes_*`, and Kubernetes' metrics about metrics. There is no
-//! Go here, hence no `go_*`. `/metrics/slis` has a registry of its own.
+//! A metric is a field with a row in `Metrics::register`. Names, kinds, labels, help and buckets
+//! are those of Kubernetes 1.36.2. Metrics that only this program has are marked. In addition to
+//! `kubeproxy_*` there are `rest_client_*`, `process_*`, `kubernetes_*`, and Kubernetes' metrics
+//! about metrics. This program is not written in Go, so it has no `go_*`. `/metrics/slis` has a
+//! separate registry.
 
 mod draining;
 mod exposition;

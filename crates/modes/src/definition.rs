@@ -1,4 +1,4 @@
-//! The interface between the daemon and a mode. Each mode's file implements both traits.
+//! The interface between the daemon and a mode. The module of each mode implements both traits.
 //!
 //! ```text
 //!   Flags ─▶ Settings ─▶ open ─▶ Opened ─┬─▶ into_modes ─▶ proxy::Mode, one for each family

@@ -6,7 +6,7 @@
 //!   --config ─▶ file ───┘
 //! ```
 //!
-//! With `--config`, a file overrides the flags that it has fields for: see [`crate::config`].
+//! With `--config`, the file overrides the flags that have a field: see [`crate::config`].
 //!
 //! An unknown flag is an error, as upstream. A flag without effect is accepted with a warning.
 

@@ -1,16 +1,16 @@
 //! The checked options that the flags define, grouped by the code that reads them.
 //!
 //! ```text
-//!             ┌─▶ Process           the process and its loop
-//!             ├─▶ logging           the log
-//!   Flags ────┼─▶ ObjectSource      where Services come from
-//!             ├─▶ servers           the servers of health and metrics
-//!             ├─▶ modes             what all modes read, and what each does
-//!             ├─▶ sysctl            settings of the kernel
-//!             └─▶ Said              what the operator is told
+//!             ┌─▶ Process           options of the process and its loop
+//!             ├─▶ logging           options of the log
+//!             ├─▶ ObjectSource      source of Services
+//!   Flags ────┼─▶ servers           options of the health and metrics servers
+//!             ├─▶ modes             shared options of all modes, and options of each mode
+//!             ├─▶ sysctl            kernel settings
+//!             └─▶ Said              messages for the operator
 //! ```
 //!
-//! Parts are compared as wholes, to find out which of them a changed configuration file changes.
+//! Each part is compared as a whole, to find the parts that a changed configuration file changes.
 
 pub(crate) mod object_source;
 pub mod process;

@@ -2,17 +2,20 @@
 //! and the ones that need a restart.
 //!
 //! ```text
-//!   file, changed ─┬─ what can be applied ─▶ in effect
-//!                  └─ what takes a new start ─▶ waits: said, and kept as it was
+//!   changed file ─┬─ fields that can be applied ─▶ in effect
+//!                 └─ fields that need a restart ─▶ reported, keep their values
 //! ```
 //!
 //! No change of the file ends the process. A change reaches all nodes of a cluster within a minute
-//! or two, in any order. A process that exited for it would restart in the same pod, where no init
-//! container runs. It would do whatever the file asks for, everywhere at once: use another data
-//! plane, or fail to start. An operator who restarts the pods by a rolling update chooses the time,
-//! sees the first node fail, and runs the init containers. Upstream means to exit, but in a cluster
-//! does not. It loses its watch when a mounted ConfigMap changes (k/k#132949, k/k#139204), so pods
-//! are restarted by hand there, too.
+//! or two, in any order. A process that exited because of the change would restart in the same pod,
+//! where no init container runs. All nodes would then apply the change at the same time: use
+//! another data plane, or fail to start.
+//!
+//! An operator who restarts the pods by a rolling update chooses the time and notices a failure on
+//! the first node. The rolling update also runs the init containers.
+//!
+//! Upstream intends to exit, but does not do so in a cluster. It loses its watch when a mounted
+//! ConfigMap changes (k/k#132949, k/k#139204), so its pods also need a manual restart.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,26 +1,26 @@
-//! Deletes tracked UDP flows whose endpoint no longer serves. A client that never stops sending is
-//! then moved to another endpoint, or rejected.
+//! Deletes tracked UDP flows to endpoints that no longer serve. A client that never stops sending
+//! is then moved to another endpoint, or rejected.
 //!
 //! ```text
-//!   a Service is in the kernel ── its UDP ports ──▶ Worker: UdpServices ──▶ find, delete
-//!   rules are gone from the kernel ── frontends ──▶         if they changed, or were repaired
+//!   a Service is in the kernel ── its UDP ports ─────▶ Worker: UdpServices ──▶ find, delete
+//!   rules were removed from the kernel ── frontends ─▶         if they changed, or were repaired
 //! ```
 //!
-//! Flows are compared after the rules are written, so that the next packet of a deleted flow meets
-//! the new rules. The table is never flushed (k/k#122740). Only conntrack's default zone is
-//! touched: other zones belong to their makers.
+//! Flows are compared after the rules are written, so that the next packet of a deleted flow
+//! matches the new rules. The table is never flushed (k/k#122740). Only flows in conntrack's
+//! default zone are deleted: other zones belong to other programs.
 //!
-//! When a destination is removed, IPVS deletes its own entry of a flow along with the tracked one
-//! (`expire_nodest_conn`, Linux 5.9). The flows left over are those that IPVS never knew. They were
-//! opened before the Service existed, or while this program was not running, or while another
-//! program had deleted the virtual server, or another program's NAT answers them. In the other
-//! modes nothing else ends a flow.
+//! When a destination is removed, IPVS deletes both its own entry of a flow and the tracked flow
+//! (`expire_nodest_conn`, Linux 5.9). The remaining stale flows are unknown to IPVS. They were
+//! opened before the Service existed, or while this program did not run. Or another program had
+//! deleted the virtual server, or has NAT rules for the flow. In the other modes, only this module
+//! deletes stale flows.
 //!
-//! Nothing waits for this work. Changes that arrive during a walk through the table are handled
-//! together after it. A node may track a million flows: they are compared one by one as the kernel
-//! lists them, and stale ones are deleted piece by piece meanwhile. A walk deletes a limited number
-//! of flows of each Service, so that a Service with very many stale flows does not delay the
-//! others.
+//! No other work waits for this comparison. Changes that arrive during a walk through the table are
+//! handled together after the walk. A node may track a million flows. The worker compares each flow
+//! while the kernel lists the table, and deletes stale flows in batches. A walk deletes a limited
+//! number of flows of each Service, so that a Service with many stale flows does not delay the
+//! other Services.
 
 use std::collections::{HashMap, HashSet};
 use std::io;

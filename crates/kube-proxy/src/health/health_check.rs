@@ -5,10 +5,10 @@
 //!                 ◀── 200, if an endpoint on this node is ready and the proxy keeps up; else 503
 //! ```
 //!
-//! Each Service has one server in each family, on all addresses or on those of
-//! `--nodeport-addresses`. A server changes only once its Service is completely in the kernel, so
-//! that its answer is true. A port that another process holds is retried after each write or look
-//! at the kernel.
+//! Each Service has one server in each family. It listens on all addresses, or on the addresses of
+//! `--nodeport-addresses`. A server changes only once the kernel has its Service completely, so
+//! that its response is correct. If another process has bound a port, the server retries after each
+//! write or read of the kernel.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;

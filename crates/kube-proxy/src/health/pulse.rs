@@ -2,13 +2,13 @@
 //! alive.
 //!
 //! ```text
-//!   a probe ─ hung_for ─▶ asks, unless it has just answered ─▶ the loop: answer
-//!                └─ how long the oldest question has had no answer
+//!   a probe ─ hung_for ─▶ request, unless the loop has just replied ─▶ the loop: answer
+//!                └─ age of the oldest request without a reply
 //! ```
 //!
-//! Without questions, nothing happens. A loop that works in bounded pieces answers between two of
-//! them. A hung loop is noticed by the first probe [`HUNG_AFTER`] after the first unanswered
-//! question.
+//! Without requests, the pulse does no work. A loop that works in bounded turns replies between two
+//! turns. If the loop hangs, the first probe later than [`HUNG_AFTER`] after the first request
+//! without a reply notices it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

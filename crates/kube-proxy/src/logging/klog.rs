@@ -1,16 +1,15 @@
-//! klog's text lines, which the log parsers of the ecosystem (fluentd, Fluent Bit, Promtail, Loki)
-//! read:
+//! klog's text lines, which common log parsers (fluentd, Fluent Bit, Promtail, Loki) read:
 //!
 //! ```text
 //!   Lmmdd hh:mm:ss.uuuuuu threadid file:line] "message" err="text" key="text" count=3
 //! ```
 //!
-//! `L` is I, W or E. The time is local and has no year. As in klog, the process id stands for the
-//! thread, right-aligned in seven columns. The file has no folder. Message and texts are quoted as
-//! by Go (`strconv.Quote`).
+//! `L` is I, W or E. The time is local and has no year. As in klog, the process id is printed
+//! instead of the thread id, right-aligned in seven columns. The file has no folder. Message and
+//! texts are quoted as in Go (`strconv.Quote`).
 //!
-//! One difference: klog spreads a text with line breaks over several lines (`key=<`, …, ` >`). Here
-//! it is quoted, because one event is one line.
+//! One difference: klog splits a text with line breaks into several lines (`key=<`, …, ` >`). This
+//! program quotes the text, because one event is one line.
 
 use std::fmt::{self, Write as _};
 

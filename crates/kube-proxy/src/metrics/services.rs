@@ -1,13 +1,13 @@
-//! Traffic of single Services, from the kernel's counters. They are read for each scrape, by
-//! blocking, at most once a second.
+//! Traffic of single Services, from the kernel's counters. A scrape reads the counters, at most
+//! once a second. The read blocks.
 //!
 //! ```text
-//!   the loop ─ changes ─▶ Names: whose an address is ─┐
-//!   the kernel ─▶ all addresses (one dump) ───────────┴▶ the busiest ─▶ those again, with endpoints
+//!   the loop ─ changes ─▶ Names: owners of addresses ─┐
+//!   the kernel ─▶ all addresses (one dump) ───────────┴▶ busiest Services ─▶ second read, with endpoints
 //! ```
 //!
-//! Only the busiest Services are reported. Their active connections and endpoints take a further
-//! read for each of them.
+//! Only the busiest Services are reported. A further read for each of them returns active
+//! connections and endpoints.
 
 mod names;
 pub mod settings;

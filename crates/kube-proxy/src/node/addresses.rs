@@ -5,10 +5,10 @@
 //!   kernel ─BPF─▶ Subscription ─▶ Notices ─▶ AddressChanges::next ─▶ each mode
 //! ```
 //!
-//! The daemon binds tens of thousands of addresses to `kube-ipvs0`; the kernel filters them out.
-//! Link-local addresses serve no NodePort and are ignored. If the kernel had to drop messages, any
-//! address may have changed. To avoid that, a task of its own reads the messages, and the receive
-//! buffer is large.
+//! The daemon binds tens of thousands of addresses to `kube-ipvs0`. The kernel filters out the
+//! notifications about them. Link-local addresses serve no NodePort and are ignored. If the kernel
+//! had to drop messages, any address may have changed. To avoid drops, a separate task reads the
+//! messages, and the receive buffer is large.
 
 use std::io;
 use std::mem;

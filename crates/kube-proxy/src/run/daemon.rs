@@ -3,13 +3,13 @@
 //! ```text
 //!   stop, clock ┐
 //!   events      │            ┌─▶ drain the queued events into the model
-//!   addresses   ├─ select! ──┼─▶ book what kernel threads have finished
+//!   addresses   ├─ select! ──┼─▶ book the finished work of kernel threads
 //!   kernel      │            ├─▶ take in ─▶ update, if a family is ready
 //!   options     ┘            └─▶ proceed: start due work on kernel threads
 //! ```
 //!
-//! Draining coalesces events: all events that arrive while a family's thread writes virtual servers
-//! become one update after it. Families are independent of each other.
+//! Draining merges events: all events that arrive while a family's thread writes virtual servers
+//! become one update. Families are independent of each other.
 
 use std::future::poll_fn;
 use std::mem;

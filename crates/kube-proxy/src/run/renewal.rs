@@ -1,12 +1,12 @@
 //! Prepares changed options of a running daemon, while the current modes serve.
 //!
 //! ```text
-//!   want ─▶ start ─▶ modes opened, settings of the kernel ─▶ finished ─▶ all of it in effect
-//!                          └── failed: later again, with what is wanted then ──┘
+//!   want ─▶ start ─▶ modes opened, kernel settings written ─▶ finished ─▶ all options in effect
+//!                          └── failed: retry with the latest options ──┘
 //! ```
 //!
-//! Options take effect as a whole or not at all, so that reports about them are true. Kernel
-//! settings that this process may not write are removed from the options, and logged.
+//! Options take effect all together or not at all, so that reports about them are correct. Kernel
+//! settings that this process may not write are removed from the options and logged.
 
 use std::future::pending;
 use std::mem;
