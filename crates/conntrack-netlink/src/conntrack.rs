@@ -61,10 +61,10 @@ impl Conntrack {
         Ok(Self { connection })
     }
 
-    /// Examines all flows of one family and protocol (`None`: any), in every zone, and returns the
-    /// wanted ones. The table may have millions of flows, so it is read piece by piece. Kernels
-    /// since 5.8 filter by family and protocol. Older kernels send all protocols, and this call
-    /// filters them.
+    /// Examines all flows of one family and protocol, in every zone, and returns the wanted flows.
+    /// `None` means any protocol. The table may have millions of flows, so it is read piece by
+    /// piece. Kernels since 5.8 filter by family and protocol. Older kernels send all protocols,
+    /// and this call filters them.
     ///
     /// Flows that begin or end during the search may be missing. If the kernel reports a change of
     /// the table, the search restarts, so `is_wanted` may see a flow more than once.
@@ -178,7 +178,7 @@ fn write_filter(w: &mut Writer<'_>, family: IpFamily, protocol: Option<Protocol>
 
 fn refused(error: netlink_batch::Error) -> Error {
     match error {
-        // nfnetlink replies so for a subsystem that it cannot load.
+        // nfnetlink returns this error for a subsystem that it cannot load.
         netlink_batch::Error::Refused(Refusal {
             errno: errno::EINVAL,
             ..

@@ -14,8 +14,8 @@ pub struct Tuple {
     pub source: SocketAddr,
     /// Destination address and port.
     pub destination: SocketAddr,
-    /// Zone of this direction only, or 0 (`CTA_TUPLE_ZONE`; iptables' `CT --zone-orig`,
-    /// `--zone-reply`).
+    /// Zone of this direction only, or 0 (`CTA_TUPLE_ZONE`). iptables sets it by `CT --zone-orig`
+    /// and `--zone-reply`.
     pub zone: u16,
 }
 

@@ -85,7 +85,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         });
     }
 
-    /// Sends a query on a lane, and waits for the response; `None` if the thread has ended.
+    /// Sends a query on a lane, and waits for the response. Returns `None` if the thread has ended.
     pub(crate) async fn query(
         &mut self,
         lane: LaneOf<S>,

@@ -48,7 +48,7 @@ pub enum Extent<'a> {
     First,
     /// All Services, because a fact changed that each of them depends on.
     All,
-    /// These Services.
+    /// Only these Services.
     These(&'a HashSet<NamespacedName>),
 }
 
@@ -123,7 +123,7 @@ pub trait Scheme: Sized + Send + 'static {
     /// served.
     fn served(&self) -> &dyn Served;
 
-    /// Returns the table of the entries that two Services may claim; `served` by default.
+    /// Returns the table of the entries that two Services may claim. By default, this is `served`.
     fn disputed(&self) -> &dyn Served {
         self.served()
     }
@@ -158,7 +158,7 @@ pub trait Scheme: Sized + Send + 'static {
     /// addresses must be read.
     fn notice(&mut self, state: &mut State<Self::Kinds>, notice: &Notice) -> bool;
 
-    /// Starts to compare the kernel with the recorded state; called once in each sync period.
+    /// Starts to compare the kernel with the recorded state. Called once in each sync period.
     fn check(&mut self, state: &mut State<Self::Kinds>);
 
     // ---- next work ----
@@ -175,8 +175,8 @@ pub trait Scheme: Sized + Send + 'static {
         None
     }
 
-    /// Returns the entries that another program owns in place of ours. The kernel refuses ours
-    /// meanwhile, but the node stays healthy.
+    /// Returns the entries that another program owns in place of ours. The kernel refuses our
+    /// entries, but the node stays healthy.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }

@@ -17,7 +17,7 @@ pub trait Served: Rows {
     /// Returns the number of entries that are wanted, exist, or both.
     fn len(&self) -> usize;
 
-    /// Reports whether there is no entry.
+    /// Reports whether the table is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -27,7 +27,7 @@ pub struct State<K: Kinds> {
     pub config: Arc<K::Config>,
     /// The current time.
     pub now: Instant,
-    /// This node.
+    /// Facts about this node.
     pub node: NodeFacts,
     /// Addresses that the kernel has announced as new. An address stays until the next read.
     pub(crate) arriving: HashSet<IpAddr>,

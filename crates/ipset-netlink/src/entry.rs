@@ -32,22 +32,22 @@ pub enum Entry {
     },
     /// An entry of `hash:ip,port,ip`.
     IpPortIp {
-        /// First address.
+        /// First address of the entry.
         ip: IpAddr,
         /// Protocol of the port.
         protocol: IpProtocol,
-        /// Port.
+        /// Port of the entry.
         port: u16,
         /// Second address, of the same family.
         ip2: IpAddr,
     },
     /// An entry of `hash:ip,port,net`.
     IpPortNet {
-        /// Address.
+        /// Address of the entry.
         ip: IpAddr,
         /// Protocol of the port.
         protocol: IpProtocol,
-        /// Port.
+        /// Port of the entry.
         port: u16,
         /// Network of the same family, with a prefix length of 1 or more. The kernel clears its
         /// host bits, so only a network without host bits ([`IpNet::trunc`]) reads back unchanged.

@@ -54,7 +54,7 @@ pub enum Error {
         exists.name, exists.name
     )]
     Mismatch {
-        /// Existing set.
+        /// The existing set.
         exists: Box<Header>,
         /// The set that [`crate::Ipset::create`] should create.
         wanted: Definition,

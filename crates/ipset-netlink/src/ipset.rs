@@ -59,7 +59,7 @@ impl Ipset {
             preamble(w, PROTOCOL, None);
         });
         let answer = answer.map_err(|error| match error {
-            // nfnetlink replies so for a subsystem that it cannot load.
+            // nfnetlink returns this error for a subsystem that it cannot load.
             netlink_batch::Error::Refused(Refusal {
                 errno: errno::EINVAL,
                 ..

@@ -301,7 +301,7 @@ pub struct Header {
     pub type_name: String,
     /// Revision of the type when the set was created.
     pub revision: u8,
-    /// Type and size; `None` if the type is not one of [`SetType`].
+    /// Type and size, or `None` if [`SetType`] lacks the type.
     pub definition: Option<Definition>,
     /// Options that change the set's entries or their lifetime, in `ipset`'s words: `timeout 300`,
     /// `netmask 24`, `forceadd`. This crate creates sets without options. Counters and comments are

@@ -12,7 +12,7 @@ use crate::error::IptablesError;
 pub enum Backend {
     /// nftables, through `nft_compat`.
     Nft,
-    /// `ip_tables`.
+    /// Legacy iptables, through `ip_tables`.
     Legacy,
 }
 

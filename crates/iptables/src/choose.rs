@@ -23,11 +23,11 @@ const MODERN: [u32; 3] = [1, 6, 2];
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 impl Iptables {
-    /// Chooses the backend for the caller's network namespace, in this order: the wanted one, the
-    /// one with the kubelet's hints, the one with `KUBE-*` chains, the one with more rules, nft.
-    /// Skips a backend that does not work. Starts a process for each family whose rules decide; a
-    /// later save reuses these rules. Also starts one for each query that the kernel does not
-    /// answer.
+    /// Chooses the backend for the caller's network namespace. The order is: the wanted backend,
+    /// the backend with the kubelet's hints, the backend with `KUBE-*` chains, the backend with
+    /// more rules, nft. Skips a backend that does not work. Starts a process for each family whose
+    /// rules decide. A later save reuses these rules. Also starts a process for each query that the
+    /// kernel does not answer.
     ///
     /// # Errors
     ///

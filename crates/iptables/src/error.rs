@@ -35,17 +35,17 @@ pub enum IptablesError {
     /// The program could not be started, or its output could not be read.
     #[error("cannot run {program}: {source}")]
     Run {
-        /// Program.
+        /// Name of the program.
         program: String,
-        /// Cause.
+        /// Error of the system.
         source: io::Error,
     },
     /// The program exceeded its time limit, and was killed.
     #[error("{program} did not end within {} s and was killed: look at what keeps the machine, or the lock /run/xtables.lock, busy (`fuser -v /run/xtables.lock`)", limit.as_secs())]
     TimedOut {
-        /// Program.
+        /// Name of the program.
         program: String,
-        /// Time limit.
+        /// Time limit of the program.
         limit: Duration,
     },
     /// A table of nf_tables has rules that iptables cannot express, and other means cannot read the
@@ -54,11 +54,11 @@ pub enum IptablesError {
         "table {family} {table} cannot be read, since it holds rules of nft that iptables has no words for ({why}): put these into a table of their own (`nft list table {family} {table}` shows them)"
     )]
     Native {
-        /// Table.
+        /// Name of the table.
         table: &'static str,
-        /// Family, as nft names it.
+        /// Family of the table, as nft names it.
         family: &'static str,
-        /// Cause.
+        /// Cause of the failure.
         why: String,
     },
     /// A chain of nft blocks a built-in chain.
@@ -67,13 +67,13 @@ pub enum IptablesError {
     /// The kernel does not report which tables exist.
     #[error("cannot ask nf_tables for the tables of iptables: {why}")]
     Unlisted {
-        /// Cause.
+        /// Cause of the failure.
         why: String,
     },
     /// The program succeeded, but has not printed all rules.
     #[error("{program} ended with success too early: {said}; run it by hand")]
     CutShort {
-        /// Program.
+        /// Name of the program.
         program: String,
         /// Place at which the output ends.
         said: String,
@@ -81,7 +81,7 @@ pub enum IptablesError {
     /// The program reported a failure.
     #[error("{program} failed: {said}")]
     Failed {
-        /// Program.
+        /// Name of the program.
         program: String,
         /// Kind of failure.
         kind: Kind,

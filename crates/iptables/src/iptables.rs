@@ -112,8 +112,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that rules of a family can be written. Starts a process unless the kernel confirms it
-    /// directly.
+    /// Checks that rules of a family can be written. Starts a process unless the kernel's replies
+    /// are sufficient.
     ///
     /// # Errors
     ///
@@ -126,8 +126,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that rules of a family can be read. Starts a process unless the kernel confirms it
-    /// directly.
+    /// Checks that rules of a family can be read. Starts a process unless the kernel's replies are
+    /// sufficient.
     ///
     /// # Errors
     ///

@@ -33,13 +33,13 @@ const INFO: usize = 84;
 /// Bytes of `struct ipt_get_entries` before its entries: name, size, and padding to a multiple of
 /// 8.
 const ENTRIES: usize = 40;
-/// Limit of bytes of a table that is compared. Larger tables take long, and their texts are not
-/// kept.
+/// Size limit of tables that are compared, in bytes. Larger tables take long, and their texts are
+/// not kept.
 const MOST: usize = 1 << 20;
 /// The lock file that all writing programs share.
 const LOCK: &str = "/run/xtables.lock";
-/// Modules for rules of both families. Without the first two, the kernel does not know the others'
-/// tables.
+/// Modules for rules of both families. Without the first two modules, the kernel does not know the
+/// tables of the other modules.
 const MODULES: [&str; 6] = [
     "ip_tables",
     "ip6_tables",

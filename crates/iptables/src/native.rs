@@ -33,7 +33,7 @@ const MAX_PROCESSES: usize = 8;
 pub(crate) enum Gap {
     /// The whole table.
     Whole,
-    /// Base chains other than built-in ones.
+    /// Base chains that are not built-in chains.
     BaseChains,
     /// The rest of the table.
     Rest,

@@ -30,7 +30,7 @@ const NFT_MSG_NEWRULE: u16 = message(6);
 const NFT_MSG_GETRULE: u16 = message(7);
 const NFT_MSG_DELRULE: u16 = message(8);
 const NFT_MSG_GETGEN: u16 = message(16);
-/// `NFNL_SUBSYS_NFT_COMPAT`, `NFNL_MSG_COMPAT_GET`.
+/// Message type of a query for a match or target: `NFNL_SUBSYS_NFT_COMPAT`, `NFNL_MSG_COMPAT_GET`.
 const NFNL_MSG_COMPAT_GET: u16 = 11 << 8;
 /// The first attribute of each kind: `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`,
 /// `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and the name of an expression, a match or a target.

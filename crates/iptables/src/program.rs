@@ -34,7 +34,7 @@ pub struct Program(PathBuf);
 pub struct ProgramExit {
     /// Exit status.
     pub status: ExitStatus,
-    /// Standard output; empty if it was streamed.
+    /// Standard output. Empty if it was streamed.
     pub stdout: String,
     /// Standard error.
     pub stderr: String,

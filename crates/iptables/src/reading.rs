@@ -72,8 +72,9 @@ pub(crate) struct Reading {
 
 impl Readings {
     /// Waits for the turn to write, with a limit, so that a hanging program of one family does not
-    /// delay the other family. Legacy programs of both families share one lock, with a wait of its
-    /// own, or none before 1.6.2. nft programs restart if another program has written in between.
+    /// delay the other family. Legacy programs of both families share one lock. They wait for it
+    /// themselves, except before 1.6.2. nft programs restart if another program has written in
+    /// between.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let is_writing = self.lock();
         let waited = self

@@ -49,7 +49,7 @@ pub enum Match {
     NotMark(u32),
     /// These fields of the packet are a member of the ipset of this name.
     InSet(Cow<'static, str>, &'static [Field]),
-    /// These fields are not a member of the ipset of this name.
+    /// These fields of the packet are not a member of the ipset of this name.
     NotInSet(Cow<'static, str>, &'static [Field]),
     /// The packet did not come in through a bridge port.
     NotFromBridgePort,
@@ -103,9 +103,9 @@ impl FlowState {
 /// The side of a packet for one dimension of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
-    /// `src`
+    /// The packet's source (`src`).
     Source,
-    /// `dst`
+    /// The packet's destination (`dst`).
     Destination,
 }
 
@@ -270,9 +270,9 @@ pub struct Jump {
 /// The packets of a flow that follow a jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packets {
-    /// All packets.
+    /// All packets of the flow.
     All,
-    /// The first packet.
+    /// The first packet of the flow.
     First,
 }
 

@@ -198,7 +198,7 @@ pub struct Reader {
 pub enum Entry<'a> {
     /// A chain of this name.
     Chain(&'a str),
-    /// A rule.
+    /// A rule of a chain.
     Rule(RuleLine<'a>),
 }
 

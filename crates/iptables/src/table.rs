@@ -5,11 +5,11 @@ use std::fmt;
 /// An iptables table that a kube-proxy writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
-    /// Table `mangle`.
+    /// The table `mangle`.
     Mangle,
-    /// Table `filter`.
+    /// The table `filter`.
     Filter,
-    /// Table `nat`.
+    /// The table `nat`.
     Nat,
 }
 

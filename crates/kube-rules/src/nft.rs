@@ -48,9 +48,9 @@ const fn after(bytes: usize) -> Register {
 /// A side of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The source.
+    /// The packet's source.
     Source,
-    /// The destination.
+    /// The packet's destination.
     Destination,
 }
 

@@ -1,4 +1,4 @@
-//! The names of chains. Shared chains have fixed names; chains of single Service ports have
+//! The names of chains. Shared chains have fixed names. Chains of single Service ports have
 //! upstream's hashes.
 
 use std::fmt;

@@ -14,9 +14,9 @@ use proxy::LocalDetector;
     reason = "each is a flag, or a fact about the node"
 )]
 pub struct Config {
-    /// `--masquerade-all`.
+    /// True if all Service traffic is masqueraded (`--masquerade-all`).
     pub masquerade_all: bool,
-    /// `1 << --iptables-masquerade-bit`.
+    /// Mark of packets for masquerading: `1 << --iptables-masquerade-bit`.
     pub masquerade_mark: u32,
     /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,

@@ -38,7 +38,7 @@ pub struct State {
     pub address_reads: usize,
     /// Restored and refused texts since a test last cleared them.
     pub restores: Vec<String>,
-    /// Tables read since a test last cleared them; `None` is all.
+    /// Tables read since a test last cleared the list. `None` means all tables.
     pub saves: Vec<Option<Table>>,
 }
 

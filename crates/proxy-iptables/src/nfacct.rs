@@ -78,7 +78,7 @@ impl Accounting {
         }
         for reply in self.connection.execute(&batch)? {
             match reply {
-                // Without NLM_F_REPLACE, an existing counter stays as it is.
+                // Without NLM_F_REPLACE, an existing counter stays unchanged.
                 Reply::Refused(Refusal { errno, .. })
                     if errno == libc::EBUSY || errno == libc::EEXIST => {}
                 Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn names_fit_the_kernel() {
         for counter in Counter::ALL {
-            // NFACCT_NAME_MAX, with the byte that ends it.
+            // NFACCT_NAME_MAX includes the final NUL byte.
             assert!(counter.name().len() < 32, "{counter:?}");
         }
     }

@@ -48,7 +48,7 @@ pub struct Plan {
 pub struct PlanStep {
     /// Description.
     pub line: String,
-    /// The chain, if the step writes one whole.
+    /// The chain, if the step replaces a whole chain.
     pub chain: Option<WrittenChain>,
 }
 
@@ -126,10 +126,10 @@ pub struct Verdicts {
 /// The manner of writing a plan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// In one restore.
+    /// The whole plan is one restore.
     #[default]
     Together,
-    /// In many restores, so that a refused piece affects no other piece.
+    /// The plan is many restores, so that a refused piece affects no other piece.
     Apart,
 }
 

@@ -204,7 +204,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
 }
 
 impl ServedPort {
-    // ---- where traffic goes ----
+    // ---- traffic policies ----
 
     fn chain(&self, purpose: Purpose) -> Chain {
         let hash = self.hash;

@@ -29,7 +29,7 @@ use crate::port::compile;
 use crate::saved::Saved;
 use crate::tables::Tables;
 
-/// Divisor of the time share for reading all rules: reads may take one in this number.
+/// Divisor of the time for reads of all rules: they may take one part in this number.
 const READING_SHARE: u32 = 50;
 
 /// Number of Services in one write above which memory is freed afterwards.

@@ -428,7 +428,7 @@ fn many_large_services_of_one_namespace_come_after_the_others_in_pieces() {
     assert_eq!(other.restores().len(), 1);
     assert_eq!(world.holds(), other.holds());
 
-    // Their removal leaves the other Services' rules alone.
+    // Removing these Services leaves the other Services' rules unchanged.
     for number in 101..=104 {
         let large = NamespacedName::new("tenant", &format!("web-{number}"));
         world.apply(Event::ServiceDeleted(large));
@@ -1229,7 +1229,7 @@ fn removing_leftovers_of_ipvs_mode_backs_off_while_writes_fail() {
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 1));
     assert_eq!(synced.pending, 1);
-    // The leftovers block nothing.
+    // The leftovers do not block the mode's own rules.
     assert_eq!(synced.stuck, None);
     let tries = 1 + world.restores_within(Duration::from_mins(2));
     assert!((5..12).contains(&tries), "{tries} in two minutes");

@@ -11,9 +11,9 @@ use crate::port::Portal;
 
 /// The state of one part of the kernel.
 pub enum PartState {
-    /// Redirects.
+    /// The redirects.
     Rules(Box<RedirectState>),
-    /// Addresses of the node.
+    /// The node's addresses.
     Addresses(BTreeSet<IpAddr>),
 }
 

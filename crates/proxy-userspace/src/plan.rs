@@ -120,7 +120,7 @@ pub enum NodePortsAt {
     Everywhere,
     /// All addresses of the node except localhost.
     NotAtLocalhost,
-    /// These addresses.
+    /// Only these addresses.
     These(Vec<IpAddr>),
 }
 

@@ -26,18 +26,18 @@ use relay::Serving;
 /// The endpoints that serve clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// All endpoints.
+    /// All endpoints serve.
     Cluster,
-    /// Endpoints on this node.
+    /// Only endpoints on this node serve.
     Local,
 }
 
 /// The clients that are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Sources {
-    /// All clients.
+    /// All clients are served.
     All,
-    /// Clients within `loadBalancerSourceRanges`.
+    /// Only clients within `loadBalancerSourceRanges` are served.
     Ranges,
 }
 

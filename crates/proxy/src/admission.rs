@@ -53,9 +53,9 @@ impl AddressRules {
 /// The field in which a Service names an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AddressField {
-    /// `spec.externalIPs`.
+    /// Field `spec.externalIPs`.
     ExternalIps,
-    /// `status.loadBalancer.ingress`.
+    /// Field `status.loadBalancer.ingress`.
     Ingress,
 }
 
@@ -76,7 +76,7 @@ pub enum Refusal {
     ClusterIp,
     /// The API server uses this address and port.
     ApiServer(u16),
-    /// No allowed network contains it.
+    /// No allowed network contains the address.
     NotAllowed,
     /// Another Service's load balancer has the address and port. A controller assigned them there,
     /// while a user wrote the external IP.

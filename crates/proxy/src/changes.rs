@@ -1,4 +1,4 @@
-//! Changes of the model since they were last taken.
+//! Changes of the model since the last [`Model::take_changes`](crate::Model::take_changes).
 
 use std::net::IpAddr;
 use std::time::SystemTime;
@@ -34,7 +34,7 @@ pub struct Changes {
     pub vanished: Vec<MissingObjects>,
 }
 
-/// IP families.
+/// A set of IP families.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FamilySet {
     v4: bool,
@@ -111,7 +111,7 @@ impl MissingObjects {
 }
 
 impl Changes {
-    /// Reports whether nothing changed.
+    /// Reports whether the changes are empty.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && !self.node && !self.service_cidrs && self.vanished.is_empty()
     }

@@ -151,7 +151,7 @@ impl Contested {
         }
     }
 
-    /// Explains the reason, and gives advice.
+    /// Returns the reason as text, with advice.
     pub fn reason(&self, model: Option<&Model>) -> String {
         let (address, field, why) = match &self.what {
             ContestedPart::Option(unheeded) => return unheeded.reason.clone(),

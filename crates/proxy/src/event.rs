@@ -9,13 +9,13 @@ use crate::object::{EndpointSlice, Node, Service, ServiceCidr};
 /// The kinds of objects that a source watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// v1 Service.
+    /// Services (v1).
     Service,
-    /// discovery.k8s.io/v1 EndpointSlice.
+    /// EndpointSlices (discovery.k8s.io/v1).
     EndpointSlice,
-    /// v1 Node, only this node's object.
+    /// Nodes (v1), only this node's object.
     Node,
-    /// networking.k8s.io/v1 ServiceCIDR, if the mode uses ServiceCIDRs.
+    /// ServiceCIDRs (networking.k8s.io/v1), if the mode uses them.
     ServiceCidr,
 }
 

@@ -14,15 +14,15 @@ use crate::view::ServiceView;
 /// The result of one Service's health-check node port in one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// `spec.healthCheckNodePort`.
+    /// The health-check node port (`spec.healthCheckNodePort`).
     pub port: u16,
     /// Number of distinct addresses of ready endpoints on this node.
     pub local_endpoints: usize,
 }
 
 impl HealthCheck {
-    /// Returns the health check of a Service for the node of this name, or `None` if the Service
-    /// has no such port or no cluster IP of this family.
+    /// Returns the health check of a Service for the node of this name. Returns `None` if the
+    /// Service has no health-check node port or no cluster IP of this family.
     pub fn of(view: &ServiceView<'_>, family: IpFamily, node: &str) -> Option<Self> {
         let port = view.service.health_check_node_port?;
         view.service.cluster_ip(family)?;

@@ -53,11 +53,11 @@ fn max_destinations(frontends: usize) -> usize {
 pub struct Excess {
     /// The family.
     pub family: IpFamily,
-    /// Number of load-balancer addresses that are not served. They come after the served ones.
+    /// Number of load-balancer addresses that are not served, at the end of the list.
     pub ingress_ips: usize,
-    /// Number of external IPs that are not served. They come after the served ones.
+    /// Number of external IPs that are not served, at the end of the list.
     pub external_ips: usize,
-    /// Number of ports that are not served. They come after the served ones.
+    /// Number of ports that are not served, at the end of the list.
     pub ports: usize,
     /// Number of endpoints that are not served, in whole EndpointSlices.
     pub endpoints: usize,

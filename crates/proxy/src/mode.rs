@@ -35,7 +35,7 @@ pub trait Mode: Send {
     /// Reports whether the mode can compute changes now. Until then, the caller collects changes.
     fn is_ready(&self) -> bool;
 
-    /// Computes the wanted entries of everything in `changes`. Writes nothing.
+    /// Computes the wanted entries for all `changes`, without writing them.
     fn update(&mut self, model: &Model, changes: &Changes, now: Instant);
 
     /// Handles a notification of the kernel.
@@ -70,11 +70,12 @@ pub trait Mode: Send {
     /// Returns the progress of the mode.
     fn standing(&self) -> Standing;
 
-    /// Returns the addresses that serve NodePorts; `None` while the node's addresses are unknown.
+    /// Returns the addresses that serve NodePorts, or `None` while the node's addresses are
+    /// unknown.
     fn node_ports(&self) -> Option<&NodePorts>;
 
-    /// Returns the node's own addresses of this family, on any interface; `None` while they are
-    /// unknown.
+    /// Returns the node's own addresses of this family, on any interface, or `None` while the
+    /// addresses are unknown.
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
     /// Returns the Services' addresses and ports that another program owns in the kernel, so that
@@ -104,14 +105,14 @@ pub struct Drains {
     pub oldest: Option<Instant>,
     /// The first draining endpoints, by address.
     pub first: Vec<DrainingEndpoint>,
-    /// Limit of a drain's duration; `None` if a drain lasts until its connections end.
+    /// Limit of a drain's duration, or `None` if a drain lasts until its connections end.
     pub limit: Option<Duration>,
 }
 
 /// A draining endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainingEndpoint {
-    /// The address of its Service.
+    /// The address of the endpoint's Service.
     pub at: ServiceAddress,
     /// The endpoint.
     pub target: Target,
@@ -126,7 +127,7 @@ pub enum Notice {
     AddressAdded(IpAddr),
     /// An address was removed from an interface.
     AddressRemoved(IpAddr),
-    /// A service address was removed from the link that holds them.
+    /// A service address was removed from the link for service addresses.
     ServiceAddressRemoved(IpAddr),
     /// The link that holds service addresses was removed, replaced, or set up or down.
     ServiceLink,
@@ -147,8 +148,8 @@ pub struct Standing {
     pub stuck_since: Option<Instant>,
     /// True if no work is running or pending.
     pub is_settled: bool,
-    /// Number of entries that differ from the wanted state: refused entries, and entries that wait
-    /// for others or for the initial lists.
+    /// Number of entries that differ from the wanted state. They are refused, or wait for other
+    /// entries or for the initial lists.
     pub pending: usize,
     /// Number of these entries whose last write was refused.
     pub failing: usize,

@@ -37,11 +37,11 @@ pub struct Model {
     names_version: u64,
     /// Name of this node. The model does not keep the names of other nodes.
     own_node: Option<Box<str>>,
-    /// The placement of endpoints on other nodes without hints. The model keeps nothing else of
+    /// The placement of endpoints on other nodes without hints. The model drops all other fields of
     /// such placements.
     elsewhere: Arc<Placement>,
     node: Option<Node>,
-    /// True if an event or a list showed the own Node; `None` while unknown.
+    /// True if an event or a list showed the own Node, or `None` while unknown.
     has_node: Option<bool>,
     is_node_named: bool,
     service_cidrs: ServiceCidrs,

@@ -15,7 +15,7 @@ impl NamespacedName {
         Self([namespace, "/", name].concat().into())
     }
 
-    /// Returns the namespace; empty for cluster-scoped objects.
+    /// Returns the namespace, which is empty for cluster-scoped objects.
     pub fn namespace(&self) -> &str {
         self.0
             .split_once('/')
@@ -40,7 +40,7 @@ impl fmt::Debug for NamespacedName {
     }
 }
 
-/// One port of one Service; upstream's "service port name". Displayed as upstream does,
+/// One port of one Service: upstream's "service port name". Displayed as in upstream,
 /// `ns/name:port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {

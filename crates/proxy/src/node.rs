@@ -42,7 +42,7 @@ pub fn is_outside(address: &IpAddr) -> bool {
 }
 
 impl NodeFacts {
-    /// Returns the facts of a node of which only the name is known.
+    /// Returns the facts of a node that is known only by name.
     pub fn new(family: IpFamily, name: &str) -> Self {
         Self {
             family,
@@ -111,8 +111,8 @@ impl NodeFacts {
         }
     }
 
-    /// Returns the addresses in the networks of the flag, sorted, for a node without its own
-    /// address.
+    /// Returns the sorted addresses in the flag's networks, for a node whose own address is
+    /// unknown.
     pub fn serving_node_ports_in_networks(&self) -> Vec<IpAddr> {
         match self.node_port_addresses.of(self.family) {
             Selection::All | Selection::Primary => Vec::new(),
@@ -128,7 +128,7 @@ impl NodeFacts {
     }
 }
 
-/// `--nodeport-addresses`.
+/// The addresses that serve NodePorts (`--nodeport-addresses`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum NodePortAddresses {
     /// The flag is not set: every address of the node serves NodePorts.

@@ -21,11 +21,11 @@ use crate::options::ServiceOptions;
 /// `spec.type` of a Service that is proxied (`ExternalName` never is).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ServiceType {
-    /// Reachable at its cluster IPs (and external IPs).
+    /// The Service is reachable at its cluster IPs and external IPs.
     ClusterIp,
-    /// Also at a port of each node.
+    /// The Service is also reachable at a port of each node.
     NodePort,
-    /// Also at the addresses in `status.loadBalancer.ingress`.
+    /// The Service is also reachable at the addresses in `status.loadBalancer.ingress`.
     LoadBalancer,
 }
 
@@ -35,30 +35,31 @@ pub enum ServiceType {
 pub struct Service {
     /// Namespace and name.
     pub name: NamespacedName,
-    /// `metadata.uid`; empty for objects from manifests that have none.
+    /// The object's `metadata.uid`. Empty for objects from manifests without a UID.
     pub uid: Arc<str>,
     /// `metadata.creationTimestamp` in seconds since the epoch. Of two Services that claim one
     /// address and port, the older one wins.
     pub created: Option<i64>,
-    /// `spec.type`.
+    /// The Service's type (`spec.type`).
     pub kind: ServiceType,
     /// `spec.clusterIPs`, at most one of each family, and only of families in `spec.ipFamilies`.
     pub cluster_ips: SmallVec<[IpAddr; 2]>,
     /// `spec.externalIPs`, both families. [`external_ips_of`](Self::external_ips_of) excludes the
     /// ports in `yielded`.
     pub external_ips: Vec<IpAddr>,
-    /// Ports of external IPs that another Service owns through its load balancer or node port;
-    /// sorted. The model sets this field.
+    /// Sorted ports of external IPs that another Service owns through its load balancer or node
+    /// port. The model sets this field.
     pub yielded: Box<[ServiceAddress]>,
-    /// `status.loadBalancer.ingress[].ip` with `ipMode: VIP`, both families.
+    /// Load-balancer addresses of both families: `status.loadBalancer.ingress[].ip` with `ipMode:
+    /// VIP`.
     pub ingress_ips: Vec<IpAddr>,
-    /// `spec.ports`.
+    /// The Service's ports (`spec.ports`).
     pub ports: SmallVec<[ServicePort; 1]>,
-    /// `sessionAffinity: ClientIP` and its timeout in seconds.
+    /// Timeout of client affinity in seconds. `None` without `sessionAffinity: ClientIP`.
     pub affinity_seconds: Option<u32>,
-    /// `internalTrafficPolicy: Local`.
+    /// True if internal traffic must stay on the node (`internalTrafficPolicy: Local`).
     pub internal_local: bool,
-    /// `externalTrafficPolicy: Local`.
+    /// True if external traffic must stay on the node (`externalTrafficPolicy: Local`).
     pub external_local: bool,
     /// `spec.loadBalancerSourceRanges`, both families. Empty if every source is allowed.
     pub source_ranges: Vec<IpNet>,
@@ -158,18 +159,18 @@ pub struct ServicePort {
     pub node_port: Option<u16>,
 }
 
-/// An EndpointSlice of one IP family (`addressType: FQDN` is never proxied).
+/// An EndpointSlice of one IP family. Slices with `addressType: FQDN` are never proxied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointSlice {
     /// Namespace and name of the slice.
     pub name: NamespacedName,
     /// The Service of the slice: label `kubernetes.io/service-name`.
     pub service: NamespacedName,
-    /// `addressType`.
+    /// The slice's IP family (`addressType`).
     pub family: IpFamily,
-    /// `ports` that have a number.
+    /// The slice's `ports` that have a number.
     pub ports: SmallVec<[EndpointPort; 1]>,
-    /// `endpoints`, each with its first address.
+    /// The slice's `endpoints`, each with its first address.
     pub endpoints: EndpointList,
     /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`.
     pub change_trigger: Option<SystemTime>,
@@ -270,7 +271,7 @@ impl EndpointList {
         }
     }
 
-    /// Reports whether there is no endpoint.
+    /// Reports whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -300,8 +301,8 @@ impl EndpointList {
         }))
     }
 
-    /// Replaces the placements by those that `place` returns. Endpoints with the same placement
-    /// share one call.
+    /// Replaces each placement with the result of `place`. Endpoints with the same placement share
+    /// one call.
     #[must_use]
     pub fn with_placements(self, mut place: impl FnMut(&Arc<Placement>) -> Arc<Placement>) -> Self {
         let (given, mut list) = match self.0 {
@@ -344,7 +345,7 @@ impl EndpointList {
         })
     }
 
-    /// Packs endpoints; `None` if one is IPv6, or too many states differ.
+    /// Packs endpoints. Returns `None` if an address is IPv6, or too many states differ.
     fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
         // Uses a hash table, since each endpoint of a slice may be on another node and have a
         // different state.
@@ -397,14 +398,14 @@ impl fmt::Debug for EndpointList {
     }
 }
 
-/// Node and hints of an endpoint; equal ones are shared.
+/// Node and hints of an endpoint. Equal placements share memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Placement {
-    /// `nodeName`.
+    /// Name of the endpoint's node (`nodeName`).
     pub node: Option<Box<str>>,
-    /// `hints.forNodes[].name`.
+    /// Nodes that the endpoint is meant for (`hints.forNodes[].name`).
     pub for_nodes: Box<[Box<str>]>,
-    /// `hints.forZones[].name`.
+    /// Zones that the endpoint is meant for (`hints.forZones[].name`).
     pub for_zones: Box<[Box<str>]>,
 }
 
@@ -413,11 +414,12 @@ pub struct Placement {
 pub struct Node {
     /// The node's name.
     pub name: Arc<str>,
-    /// `status.addresses` of type `InternalIP`, then those of type `ExternalIP`, in their order.
+    /// Addresses of type `InternalIP`, then addresses of type `ExternalIP`, in the order of
+    /// `status.addresses`.
     pub addresses: Vec<IpAddr>,
-    /// Label `topology.kubernetes.io/zone`.
+    /// The node's zone (label `topology.kubernetes.io/zone`).
     pub zone: Option<Arc<str>>,
-    /// `spec.podCIDRs`.
+    /// Networks of the node's pods (`spec.podCIDRs`).
     pub pod_cidrs: Vec<IpNet>,
     /// True if the Node is being deleted, or has the cluster autoscaler's taint for a coming
     /// deletion. Load balancers should then use other nodes (KEP-3836).
@@ -429,7 +431,7 @@ pub struct Node {
 pub struct ServiceCidr {
     /// The object's name.
     pub name: Arc<str>,
-    /// `spec.cidrs`.
+    /// The object's networks (`spec.cidrs`).
     pub nets: Vec<IpNet>,
 }
 

@@ -50,7 +50,7 @@ pub trait OptionValue: Sized {
     fn text(&self) -> String;
 }
 
-/// Declares options: `FIELD: TYPE = { annotation, default, modes, doc };`
+/// Declares options by rows of `FIELD: TYPE = { annotation, default, modes, doc };`
 macro_rules! options {
     ($($field:ident: $type:ty = {
         annotation: $annotation:ident, default: $default:literal, modes: $modes:expr, doc: $doc:literal,

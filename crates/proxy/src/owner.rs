@@ -12,7 +12,8 @@ use crate::object::{Service, ServicePort};
 /// a load balancer's address.
 #[derive(Debug, Clone)]
 pub struct Owner {
-    /// `metadata.creationTimestamp`; a Service without one counts as the youngest.
+    /// Creation time of the Service (`metadata.creationTimestamp`). A Service without a time counts
+    /// as the youngest.
     pub created: i64,
     /// The Service port.
     pub name: ServicePortName,

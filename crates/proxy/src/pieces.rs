@@ -24,7 +24,7 @@ use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::view::ServiceView;
 
-/// The work of a namespace in one piece: milliseconds for the daemon.
+/// Limit of a namespace's work in one piece, which takes the daemon milliseconds.
 const SHARE: usize = 8_192;
 
 /// Longest time that a piece above the shares waits for the previous piece's writes. Some writes
@@ -154,8 +154,8 @@ fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName,
     (!all.is_empty()).then_some(all)
 }
 
-/// Chooses all Services except those above their shares and those that exchange addresses with
-/// them.
+/// Chooses all Services, except Services above their shares and Services that exchange addresses
+/// with them.
 fn others(
     waiting: &Changes,
     model: &Model,
@@ -429,7 +429,7 @@ mod tests {
         world.told([service("b/3", 1, third), service("b/4", 2, &[])]);
         assert_eq!(world.take_at_rest(), ["b/4"]);
         assert_eq!(world.take_at_rest(), ["a/1", "b/1", "b/2", "b/3"]);
-        // A deleted Service leaves all its addresses.
+        // The deletion of a Service frees all its addresses.
         world.told([Event::ServiceDeleted(name("a/1"))]);
         world.told([service("b/1", 1, one)]);
         assert_eq!(world.take_at_rest(), ["a/1", "b/1"]);

@@ -46,14 +46,14 @@ impl ServiceCidrs {
         !std::mem::replace(&mut self.is_known, true)
     }
 
-    /// Returns the networks of a family, sorted and unique; `None` until every object is known.
+    /// Returns the sorted and unique networks of a family, or `None` until every object is known.
     pub(crate) fn of(&self, family: IpFamily) -> Option<Vec<IpNet>> {
         let nets = self.nets.iter().copied();
         let own = nets.filter(|net| IpFamily::of(net.addr()) == family);
         self.is_known.then(|| own.collect())
     }
 
-    /// Combines the networks of all objects; their number is small. Returns true if the networks
+    /// Combines the networks of all objects, whose number is small. Returns true if the networks
     /// changed.
     fn gather(&mut self) -> bool {
         let nets = self.objects.values().flatten().copied().collect();

@@ -19,7 +19,7 @@ pub enum Share {
     AboveService,
 }
 
-/// Number of writes of each Service and namespace so far.
+/// Number of a plan's writes for each Service and namespace.
 #[derive(Debug)]
 pub struct Shares<'a> {
     most: usize,

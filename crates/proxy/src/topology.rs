@@ -250,7 +250,7 @@ pub enum Reason {
     Ready,
     /// Used: the endpoint terminates but serves, and no endpoint is ready.
     LastResort,
-    /// Not used: the Service has no traffic of this policy.
+    /// Not used: the Service has no traffic with this policy.
     Unasked,
     /// Not used: the endpoint is not ready.
     NotReady,
@@ -354,7 +354,7 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Judges the endpoints for one policy.
+/// The judge of endpoints for one policy.
 struct Judge {
     scope: Scope,
     /// True if a ready endpoint is used.

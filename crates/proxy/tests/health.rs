@@ -1,6 +1,6 @@
 //! Checks the count of a health-check node port.
 //!
-//! An endpoint is written `ADDRESS@NODE STATE`; states are `ready`, `dying` (serving while
+//! An endpoint is written `ADDRESS@NODE STATE`. States are `ready`, `dying` (serving while
 //! terminating) and `starting`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

@@ -115,7 +115,7 @@ fn a_service_of_500_000_frontends_has_its_first_addresses_alone() {
     assert_eq!(excess.to_string(), "4964 of its external IPs");
     let version = model.external_addresses_version();
 
-    // An equal event changes nothing.
+    // An equal event does not change the model.
     model.take_changes();
     model.apply(Event::ServiceApplied(given));
     assert!(!model.has_changes());

@@ -40,7 +40,7 @@ impl Serving {
 /// The choice between a client's previous endpoint and the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// The previous endpoint, if there is affinity.
+    /// The previous endpoint, if the port has affinity.
     Kept,
     /// The next endpoint, since the previous endpoint did not accept.
     Another,

@@ -63,7 +63,7 @@ pub enum Carriage {
 pub enum Dial {
     /// Each endpoint in turn until one accepts, with a limit from [`DIAL_TIMEOUTS`] for each try.
     Several,
-    /// One endpoint, within this time.
+    /// One endpoint, within this time limit.
     Once(Duration),
 }
 
@@ -79,7 +79,7 @@ pub enum Pin {
 /// The clients that may connect to a listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// All clients.
+    /// All clients may connect.
     Anybody,
     /// Only clients that the kernel redirected from another address or port. Direct connections to
     /// the listening port are reset, and direct datagrams dropped. A TCP socket knows its original

@@ -26,7 +26,7 @@ use super::limits::{Carriage, Limits};
 use super::shares::Seat;
 use super::traffic::{CountedConnection, add};
 
-/// Bytes of one read.
+/// Number of bytes of one read.
 const CHUNK: usize = 64 * 1024;
 
 /// Bytes of one read while many reads wait to be written. A waiting direction then holds no more
@@ -42,7 +42,7 @@ const SPARE_PIPES: usize = 32;
 /// Number of descriptors of a pipe.
 const OF_PIPE: u32 = 2;
 
-/// Bytes carried before other tasks get their turn.
+/// Number of bytes carried before other tasks get their turn.
 const TURN: usize = 1024 * 1024;
 
 /// Minimum number of bytes per read for which a pipe pays off.

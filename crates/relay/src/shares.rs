@@ -111,7 +111,7 @@ struct Most {
     few: usize,
 }
 
-/// The room for one more member.
+/// The room for one more connection or flow.
 enum Room {
     /// Free places are left.
     Free,

@@ -15,7 +15,7 @@ use socket2::{SockFilter, SockRef};
 
 use crate::{Address, Link};
 
-/// A notification.
+/// A notification of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// An address was added to a link, or an address changed.

@@ -215,7 +215,7 @@ impl Server {
     }
 
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
-    /// selectors. Includes ServiceCIDRs if the settings enable them. Never ends; needs a tokio
+    /// selectors. Includes ServiceCIDRs if the settings enable them. Never ends. Needs a tokio
     /// runtime.
     pub fn stream(&self, node: &str) -> impl Stream<Item = Event> + Send + use<> {
         let mut resources = vec![

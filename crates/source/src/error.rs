@@ -8,7 +8,7 @@ pub enum StartError {
     /// The folder of manifests cannot be watched.
     #[error("cannot watch manifests in {}: {source}; {advice}", folder.display())]
     Manifests {
-        /// The folder.
+        /// The folder of manifests.
         folder: PathBuf,
         /// The advice to the operator.
         advice: &'static str,

@@ -43,7 +43,7 @@ pub fn manifests(bytes: &[u8]) {
     manifests::read_as_file(bytes);
 }
 
-/// Parses addresses and networks, one a line.
+/// Parses addresses and networks, one in each line.
 pub fn addresses(bytes: &[u8]) {
     for text in String::from_utf8_lossy(bytes).lines() {
         let _ = (address::ip(text), address::net(text));

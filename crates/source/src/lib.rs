@@ -53,8 +53,8 @@ pub struct Source {
 }
 
 /// Opens a source. `node` is this node's name. `count` creates the layer that counts requests, from
-/// the server's host and port; [`uncounted`] counts none. `hooks` run before each connection to an
-/// API server.
+/// the server's host and port. Without counting, use [`uncounted`]. `hooks` run before each
+/// connection to an API server.
 ///
 /// # Errors
 ///

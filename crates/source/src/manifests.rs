@@ -298,7 +298,7 @@ struct Batch {
     touched: ChangedFiles,
     /// Files that were written to and are not closed yet.
     unfinished: HashSet<OsString>,
-    /// True if the folder itself, or one above it, changed.
+    /// True if the folder itself, or a folder above it, changed.
     is_folder: bool,
     was_folder: bool,
 }

@@ -52,6 +52,6 @@ pub enum ContentType {
     /// Kubernetes' protobuf, or JSON if the server has no protobuf.
     #[default]
     Protobuf,
-    /// JSON only.
+    /// JSON without an alternative.
     Json,
 }

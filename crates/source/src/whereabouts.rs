@@ -28,9 +28,9 @@ const SLICES_MAX: &str = "1000";
 pub struct Whereabouts {
     /// `targetRef.name` of a Pod, or `KIND/NAME` of another object.
     pub pod: Option<String>,
-    /// `nodeName`.
+    /// Name of the endpoint's node (`nodeName`).
     pub node: Option<String>,
-    /// `zone`.
+    /// Name of the endpoint's zone (`zone`).
     pub zone: Option<String>,
 }
 

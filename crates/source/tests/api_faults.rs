@@ -253,7 +253,7 @@ async fn a_server_whose_versions_begin_anew_is_caught_up_with() {
 /// The state of the cluster after the server was away.
 #[derive(Debug, Clone, Copy)]
 enum Comeback {
-    /// Unchanged.
+    /// The cluster is unchanged.
     Same,
     /// The server's history is lost.
     Compacted,

@@ -314,17 +314,17 @@ async fn streaming_is_tried_again() {
         server.faults().add(rule.times(1));
         server.faults().cut();
     };
-    // No streamed list is requested with every list,
+    // A further list does not request a streamed list.
     listen(&mut told, Duration::from_mins(1)).await;
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;
     assert_eq!(streamed(&server.requests()), 1);
-    // but one is requested after a while,
+    // After a while, a streamed list is requested again.
     listen(&mut told, Duration::from_mins(10)).await;
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;
     assert_eq!(streamed(&server.requests()), 2);
-    // and after the server was away.
+    // A streamed list is also requested after the server was away.
     server
         .faults()
         .add(Rule::from(Fault::Drop).of(Kind::Service).times(1));

@@ -76,8 +76,8 @@ impl Model {
         self.admission.excess_of(name)
     }
 
-    /// Returns the Services that name this external or load-balancer address, in no order,
-    /// including refused ones.
+    /// Returns the Services that name this external or load-balancer address, in no order. Includes
+    /// refused addresses.
     pub fn naming_externally(&self, address: IpAddr) -> impl Iterator<Item = &Service> {
         let names = self.admission.asking(address);
         names.filter_map(|name| self.services.get(name).map(|service| &**service))
@@ -206,13 +206,13 @@ impl Model {
         self.service_of.len()
     }
 
-    /// Returns the own Node, if it was ever seen.
+    /// Returns the last state of the own Node, or `None` before the first.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }
 
-    /// Reports whether the own Node exists; `None` while unknown. [`node`](Self::node) keeps its
-    /// last state after a deletion.
+    /// Reports whether the own Node exists, or returns `None` while unknown. After a deletion,
+    /// [`node`](Self::node) still returns the last state.
     pub fn has_node(&self) -> Option<bool> {
         self.has_node
     }

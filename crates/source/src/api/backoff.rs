@@ -53,7 +53,7 @@ pub struct Backoff {
     untold: Steps,
 }
 
-/// Progress in one row of the table.
+/// Progress in one row of the module's table.
 #[derive(Debug, Default)]
 struct Steps {
     count: u32,

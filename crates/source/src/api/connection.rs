@@ -67,11 +67,11 @@ struct Shared {
 /// The files that TLS needs. Omits files that inline data of the kubeconfig overrides.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
-    /// `certificate-authority`.
+    /// The authority of the server's certificate (`certificate-authority`).
     pub(super) authority: Option<PathBuf>,
-    /// `client-certificate`.
+    /// The client's certificate (`client-certificate`).
     pub(super) certificate: Option<PathBuf>,
-    /// `client-key`.
+    /// The client's key (`client-key`).
     pub(super) key: Option<PathBuf>,
 }
 
@@ -87,7 +87,7 @@ impl Files {
 
 impl Connection {
     /// Prepares connections to the server of `config` through `proxy`, with the certificates in
-    /// `files`. Records the peers in `addresses`. Opens no connection; fails if a certificate is
+    /// `files`. Records the peers in `addresses`. Opens no connection. Fails if a certificate is
     /// invalid.
     pub(super) fn new(
         mut config: Config,

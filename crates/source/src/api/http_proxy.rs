@@ -145,9 +145,10 @@ fn user_of(url: &Uri) -> Option<(String, String)> {
     Some((decoded(name), decoded(password)))
 }
 
-/// Reports whether the server is reached without a proxy: this host itself, and entries of
-/// `NO_PROXY`. An entry is `*`, an address, a network, or a name, with or without a port. A name
-/// includes all names below it. With a leading dot, it includes only those.
+/// Reports whether the server is reached without a proxy. These are this host itself, and the
+/// entries of `NO_PROXY`. An entry is `*`, an address, a network, or a name, with or without a
+/// port. A name includes all names below it. A name with a leading dot includes only the names
+/// below it.
 fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     let Some(target) = Target::of(server) else {
         return false;

@@ -96,7 +96,7 @@ enum VersionConstraint {
     Anything,
 }
 
-/// Lists and watches one kind of object.
+/// The lister and watcher of one kind of object.
 pub(super) struct ListWatch {
     client: Client,
     content_type: ContentType,
@@ -389,7 +389,7 @@ impl ListWatch {
         if status.is_success() {
             return Ok(answer);
         }
-        // A date is not supported; no API server sends one.
+        // A date is not supported, since no API server sends one.
         let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
         self.retry_after = seconds.map(Duration::from_secs);
         let format = answer.format;
@@ -420,7 +420,7 @@ impl ListWatch {
             let next = {
                 let mut next = pin!(messages.next());
                 match poll!(&mut next) {
-                    // If events have arrived already, this does not read the clock.
+                    // Without a wait, no clock is read.
                     Poll::Ready(next) => Ok(next),
                     Poll::Pending => timeout(patience, next).await,
                 }
@@ -514,7 +514,7 @@ impl ListWatch {
         Ok(())
     }
 
-    /// Sends one object.
+    /// Sends one object to the reader of the events.
     async fn tell(
         &mut self,
         object: Result<DecodedObject, MissingName>,

@@ -17,7 +17,7 @@ use crate::decode::kind_name;
 /// Reason why listing or watching failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// There is no connection to the server.
+    /// No connection to the server is possible.
     Unreachable(String),
     /// The connection broke or stayed silent.
     Unanswered(String),

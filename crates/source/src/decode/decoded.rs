@@ -40,7 +40,7 @@ pub const fn kind_name(kind: Kind) -> &'static str {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DecodedObject {
     pub(crate) key: Key,
-    /// `metadata.resourceVersion`.
+    /// The object's resource version (`metadata.resourceVersion`).
     pub(crate) version: Option<Box<str>>,
     pub(crate) content: Content,
     /// The ignored parts, and the reason if the object is unusable.

@@ -18,7 +18,7 @@ use super::wire;
 /// The beginning of every message except frames.
 pub(crate) const MAGIC: &[u8; 4] = b"k8s\0";
 
-/// `runtime.Unknown`.
+/// The envelope of a message (`runtime.Unknown`).
 #[derive(Debug, Default)]
 struct Unknown<'a> {
     meta: Option<TypeMeta<'a>>,
@@ -54,7 +54,7 @@ impl<'a> Message<'a> for TypeMeta<'a> {
     }
 }
 
-/// `meta/v1` WatchEvent.
+/// An event of a watch (`meta/v1` WatchEvent).
 #[derive(Debug, Default)]
 struct Event<'a> {
     kind: &'a str,

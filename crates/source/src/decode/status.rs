@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// `meta/v1` Status.
+/// The status of a refusal (`meta/v1` Status).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Status {

@@ -19,7 +19,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::address;
 
-/// `metadata`.
+/// The metadata of an object (`metadata`).
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Metadata<'a> {
@@ -59,7 +59,8 @@ pub(crate) struct Labels<'a> {
 /// The used annotations.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
-    /// `endpoints.kubernetes.io/last-change-trigger-time`.
+    /// Time of the change that caused this slice
+    /// (`endpoints.kubernetes.io/last-change-trigger-time`).
     pub(crate) change_trigger: Option<Time<'a>>,
     /// `k8s.io/initial-events-end` of the bookmark that ends a streamed list.
     pub(crate) initial_events_end: Option<IgnoredAny>,
@@ -118,7 +119,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Time<'a> {
     }
 }
 
-/// v1 Service.
+/// A Service (v1).
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Service<'a> {
@@ -195,7 +196,7 @@ pub(crate) struct Ingress<'a> {
     pub(crate) ip_mode: Option<Text<'a>>,
 }
 
-/// discovery.k8s.io/v1 `EndpointSlice`.
+/// An `EndpointSlice` (discovery.k8s.io/v1).
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct EndpointSlice<'a> {
@@ -249,7 +250,7 @@ pub(crate) struct Named<'a> {
     pub(crate) name: Text<'a>,
 }
 
-/// v1 Node.
+/// A Node (v1).
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Node<'a> {
@@ -292,7 +293,7 @@ pub(crate) struct NodeAddress<'a> {
     pub(crate) address: Option<Text<'a>>,
 }
 
-/// networking.k8s.io/v1 `ServiceCIDR`.
+/// A `ServiceCIDR` (networking.k8s.io/v1).
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ServiceCidr<'a> {

@@ -30,11 +30,11 @@ impl Input {
         }
     }
 
-    /// Returns the unconsumed bytes. Waits for the first byte; returns an empty slice at the end.
+    /// Returns the unconsumed bytes. Waits for the first byte. Returns an empty slice at the end.
     pub(super) async fn held(&mut self) -> Result<&[u8], End> {
         let filled = {
             let mut filling = pin!(self.body.fill_buf());
-            // If bytes have arrived already, this does not read the clock.
+            // Without a wait, no clock is read.
             match poll!(&mut filling) {
                 Poll::Ready(filled) => filled.map(drop),
                 Poll::Pending => {

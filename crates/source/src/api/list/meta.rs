@@ -8,9 +8,9 @@ use crate::decode::kind_name;
 /// The metadata that has arrived so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in super::super) struct Meta {
-    /// `metadata.resourceVersion`, if it is not empty.
+    /// The list's version (`metadata.resourceVersion`), or `None` if empty.
     pub(in super::super) version: Option<String>,
-    /// `metadata.continue`, if it is not empty. Further pages then exist.
+    /// The token of the next page (`metadata.continue`), or `None` on the last page.
     pub(in super::super) continue_token: Option<String>,
 }
 

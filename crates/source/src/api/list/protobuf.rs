@@ -34,9 +34,9 @@ pub(super) struct ProtobufList {
 #[derive(Debug, Clone, Copy)]
 enum ReadPosition {
     Magic,
-    /// In `Unknown`, before its `raw`.
+    /// The reader is in `Unknown`, before its `raw`.
     Before,
-    /// In `raw`, which ends at this position.
+    /// The reader is in `raw`, which ends at this position.
     Within(u64),
     Behind,
 }
