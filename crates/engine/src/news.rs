@@ -78,7 +78,8 @@ impl News {
         self.drifting.get_or_insert(now);
     }
 
-    /// Records entries of a table that another program has changed, and disturbs their Services.
+    /// Records entries of a table that another program has changed. Marks their Services as
+    /// disturbed.
     pub fn drifted_of<K: Clone + Eq + Hash + Display, V: Clone + Eq>(
         &mut self,
         now: Instant,

@@ -57,7 +57,7 @@ pub enum Match {
     VirtualServer(Protocol, IpAddr, u16),
     /// Always true. Counts with the nfacct object of this name.
     Counted(&'static str),
-    /// One packet in this many, at random.
+    /// The packet is randomly chosen, one in this number.
     OneIn(usize),
     /// The source was added to this list of `recent` within this many seconds.
     SeenWithin(ChainName, u32, IpFamily),

@@ -110,7 +110,7 @@ impl Piece<'_> {
 }
 
 impl Verdicts {
-    /// Sets all verdicts to this verdict.
+    /// Sets every verdict to `verdict`.
     fn fill(&mut self, verdict: &Verdict) {
         self.base = verdict.clone();
         self.leftovers = verdict.clone();

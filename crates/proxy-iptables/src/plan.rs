@@ -1,7 +1,7 @@
 //! Writes as data: their purpose, and their commands.
 //!
 //! ```text
-//!   Plan ─ pieces ─▶ Piece: whose it is, and its ops ─▶ execute ─▶ Verdicts
+//!   Plan ─ pieces ─▶ Piece: its subject and its ops ──▶ execute ─▶ Verdicts
 //! ```
 //!
 //! A write changes only the chains that it names. A written chain is created or emptied, and then

@@ -339,7 +339,7 @@ impl fmt::Display for Failure {
 pub struct Conflict {
     /// The address, port and protocol.
     pub object: String,
-    /// The owner: the older Service, or at the same age the one whose name sorts first.
+    /// The owner: the older Service. At the same age, the Service whose name sorts first.
     pub winner: ServicePortName,
     /// The Service port that is not served there while the winner exists.
     pub loser: ServicePortName,

@@ -359,7 +359,8 @@ mod tests {
         assert_eq!(world.take().unwrap(), ["b/2"]);
         assert_eq!(world.take(), None);
         assert_eq!(world.pieces.next_due(world.now), world.now + PATIENCE);
-        // A stream of small changes delays no Service. Neither do Services that sort before it.
+        // A stream of small changes delays no large Service. Services that sort earlier do not
+        // delay it either.
         world.told(large("a/0", &[]));
         world.told([service("b/3", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/3"]);

@@ -1,7 +1,7 @@
 //! Checks which UDP flows are stale: the rule as a table.
 //!
-//! A flow is written `DESTINATION ANSWERER`: its original destination, and the source of its
-//! replies.
+//! A flow is written `DESTINATION ANSWERER`: the client's original destination, and the endpoint
+//! that sends the replies.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::net::IpAddr;

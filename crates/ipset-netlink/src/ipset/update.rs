@@ -173,7 +173,7 @@ impl<'a> ChangePart<'a> {
         Some(behind)
     }
 
-    /// Sets all unknown outcomes to this outcome.
+    /// Sets every unknown outcome to `as_this`.
     fn conclude(self, as_this: Outcome) {
         for outcome in self.outcomes {
             if *outcome == Outcome::Unknown {

@@ -81,7 +81,7 @@ pub struct Troubles(Option<Arc<Outage>>);
 /// A failure that is being retried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// The failure and the advice.
+    /// The failure with the advice, as text.
     pub text: String,
     /// Start of the failure.
     pub since: Instant,

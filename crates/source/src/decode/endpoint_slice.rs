@@ -161,8 +161,9 @@ fn placement(node: &str, for_nodes: &[Named<'_>], for_zones: &[Named<'_>]) -> Ar
     })
 }
 
-/// Returns the placement of an endpoint on this node without hints. All slices contain the same few
-/// thousand placements. Allocating each again would take a third of the cost of decoding a list.
+/// Returns the placement of an endpoint on the given node, without hints. All slices contain the
+/// same few thousand placements. Allocating each again would take a third of the cost of decoding a
+/// list.
 fn on_node(node: &str) -> Arc<Placement> {
     /// More nodes than Kubernetes supports. Above this number, the cache is cleared.
     const MOST: usize = 8192;
