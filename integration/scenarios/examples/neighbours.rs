@@ -1,5 +1,6 @@
-//! Measures how long another Service's change and `/livez` take while a tenant applies, changes and
-//! deletes the largest Services that the limits allow.
+//! Measures how much a tenant with large Services slows down other users. The tenant applies,
+//! changes and deletes the largest Services within the limits. Meanwhile, the program times changes
+//! of another Service and responses of `/livez`.
 //!
 //! ```text
 //! cargo build --release -p kube-proxy
@@ -25,18 +26,18 @@ use scenarios::{
 };
 use serde_json::{Value, json};
 
-/// The fewest changes that a figure is of.
+/// Minimum number of changes for a figure.
 const CHANGES: usize = 20;
-/// The longest that a phase may take.
+/// Time limit of a phase.
 const PATIENCE: Duration = Duration::from_mins(3);
-/// Pause between two changes, and between two questions for `/livez`.
+/// Pause between two changes, and between two requests to `/livez`.
 const PAUSE: Duration = Duration::from_millis(20);
-/// EndpointSlices of this size are what the controller makes.
+/// Number of endpoints per EndpointSlice, as the controller creates them.
 const SLICE: usize = 100;
-/// The namespace of the large Services.
+/// Namespace of the large Services.
 const TENANT: &str = "tenant";
 
-/// Large Services that a tenant writes.
+/// Large Services of the tenant.
 #[derive(Debug, Clone, Copy)]
 struct Tenant {
     services: usize,
@@ -44,7 +45,7 @@ struct Tenant {
     external_ips: usize,
     endpoints: usize,
     has_affinity: bool,
-    /// True if all Services name the same external IPs.
+    /// True if all Services have the same external IPs.
     contends: bool,
 }
 
@@ -58,7 +59,7 @@ impl Tenant {
         has_affinity: false,
         contends: false,
     };
-    /// Size above the limits, which is served in part.
+    /// Size above the limits. The daemon serves only a part.
     const ABOVE: Self = Self {
         ports: 100,
         external_ips: 5_000,
@@ -69,7 +70,7 @@ impl Tenant {
         ..Self::WIDE
     };
 
-    /// 200,000 claims of 2,000 addresses and ports.
+    /// 200,000 claims for 2,000 addresses and ports.
     const CONTENDING: Self = Self {
         services: 100,
         ports: 10,
@@ -116,7 +117,7 @@ impl Tenant {
         })
     }
 
-    /// Returns an EndpointSlice, with its last endpoint of a `turn`.
+    /// Returns an EndpointSlice. `turn` selects its last endpoint.
     fn slice(&self, number: usize, slice: usize, turn: usize) -> Value {
         let first = slice * SLICE;
         let last = self.endpoints.min(first + SLICE);
@@ -143,7 +144,7 @@ impl Tenant {
         })
     }
 
-    /// Returns all objects, as they are written.
+    /// Returns all objects as YAML.
     fn objects(&self) -> Vec<String> {
         let of_service = |number: usize| {
             let slices = self.endpoints.div_ceil(SLICE);
@@ -211,7 +212,7 @@ fn start(c: &mut Cluster) -> Result<ApiServer> {
     Ok(api)
 }
 
-/// The Service of somebody else.
+/// Returns the other user's Service.
 fn web(turn: usize) -> Service {
     let endpoint = ["10.244.1.10", "10.244.2.10"];
     Service::new("web", "10.96.0.10")
@@ -219,15 +220,15 @@ fn web(turn: usize) -> Service {
         .endpoints(endpoint.get(turn % 2).copied().unwrap_or_default())
 }
 
-/// A Service with an endpoint on the node, as nearly every node has: else the set of hairpins would
-/// be empty, and the rules of the shim others, with every other change.
+/// Returns a Service with an endpoint on the node, as nearly every node has. Without one, the
+/// hairpin set would be empty, and every change would toggle the shim's rules.
 fn resident() -> Service {
     Service::new("resident", "10.96.0.11")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10")
 }
 
-/// Times changes of the other Service, and `/livez`, while something is done.
+/// Measures changes of the other Service, and `/livez`, during an action.
 struct Watch<'a> {
     c: &'a Cluster,
     api: &'a ApiServer,
@@ -235,7 +236,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Changes the Service; returns how long it takes until packets reach the new endpoint.
+    /// Changes the Service. Returns the time until packets reach the new endpoint.
     fn change(&mut self) -> Result<Duration> {
         self.turn += 1;
         let who = ["near", "far"].get(self.turn % 2).copied();
@@ -255,7 +256,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Does something beside, and measures until it is in the kernel, and at least so many changes.
+    /// Runs `beside` in the background. Measures until it is programmed, and at least the minimum
+    /// number of changes.
     fn during(&mut self, what: &str, beside: impl FnOnce() -> Outcome + Send) -> Outcome {
         let is_over = AtomicBool::new(false);
         let lives = Mutex::new(Vec::new());
@@ -265,7 +267,7 @@ impl Watch<'_> {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     let began = Instant::now();
-                    // One that is not answered within 5 s counts as that.
+                    // A missing response within 5 s counts as 5 s.
                     drop(get(&c.node1, HEALTH, "/livez"));
                     if let Ok(mut lives) = lives.lock() {
                         lives.push(began.elapsed());
@@ -307,8 +309,8 @@ impl Watch<'_> {
     }
 }
 
-/// True if everything that the daemon has heard is in the kernel. A packet is there before the daemon
-/// knows that it may be.
+/// Returns true if the kernel holds the state of all received objects. (Packets may arrive before
+/// the daemon has confirmed its write.)
 fn is_settled(c: &Cluster) -> bool {
     thread::sleep(PAUSE);
     let Ok((_, text)) = get(&c.node1, METRICS, "/metrics") else {
@@ -406,7 +408,7 @@ fn one_endpoint(c: &mut Cluster, has_affinity: bool) -> Outcome {
     c.stop()
 }
 
-/// The seconds of CPU that the daemon has used, with the programs that it started.
+/// Returns the CPU seconds of the daemon and its child processes.
 fn cpu(c: &Cluster) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", c.daemon_id()?))?;
     let fields = stat.rsplit(')').next().unwrap_or_default();
@@ -415,7 +417,7 @@ fn cpu(c: &Cluster) -> Result<f64> {
     Ok(ticks / 100.0)
 }
 
-/// The mean and the longest.
+/// Returns the mean and the maximum.
 #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
 fn spread(took: &[Duration]) -> String {
     let sum: Duration = took.iter().sum();

@@ -1,4 +1,4 @@
-//! The API server fixture at a place of the world, and what answers nonsense in its stead.
+//! The API server fixture in a place of the world, and a server that returns invalid bodies.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -24,7 +24,7 @@ fn with_node1() -> Result<Cluster> {
     Ok(objects)
 }
 
-/// An API server with its objects, which outlive its being away.
+/// An API server. Its objects survive its stop.
 #[derive(Debug)]
 pub struct ApiServer {
     place: Place,
@@ -32,13 +32,13 @@ pub struct ApiServer {
     watch_list: bool,
     objects: Cluster,
     server: Option<Server>,
-    /// TLS configuration, and the token that is accepted then.
+    /// TLS configuration, with the accepted token.
     tls: Option<(Tls, String)>,
 }
 
 impl ApiServer {
-    /// Objects without a server: `node1` is all there is. `watch_list`: whether it will stream
-    /// initial lists.
+    /// Creates the objects without a server. `node1` is the only object. `watch_list` enables
+    /// streamed initial lists.
     pub(crate) fn new(place: &Place, address: SocketAddr, watch_list: bool) -> Result<Self> {
         Ok(Self {
             place: place.clone(),
@@ -50,12 +50,12 @@ impl ApiServer {
         })
     }
 
-    /// The objects, for whoever changes them from another thread.
+    /// Returns a handle to the objects for other threads.
     pub fn objects(&self) -> Cluster {
         self.objects.clone()
     }
 
-    /// Returns the faults of the server, if it is serving.
+    /// Returns the faults of the server, if it is running.
     pub fn faults(&self) -> Option<&apiserver::Faults> {
         self.server.as_ref().map(Server::faults)
     }
@@ -91,33 +91,34 @@ impl ApiServer {
             .map_err(|status| anyhow!("{name} cannot be deleted: {status:?}"))
     }
 
-    /// A Service of the namespace default, as it is there.
+    /// Returns a Service of the namespace default, as stored.
     pub fn service(&self, name: &str) -> Option<Value> {
         self.objects.get(Kind::Service, "default", name)
     }
 
-    /// The Events that have been posted, by namespace and name.
+    /// Returns the posted Events, by namespace and name.
     pub fn events(&self) -> Vec<Value> {
         self.objects.events()
     }
 
-    /// Forgets all history, as etcd does: who comes back has to list again.
+    /// Compacts the history like etcd. A reconnecting client must list again.
     pub fn compact(&self) {
         self.objects.compact();
     }
 
-    /// Replaces the storage at the next start: `node1` is the only object, and versions begin anew.
+    /// Replaces the storage at the next start. `node1` is then the only object, and versions
+    /// restart.
     pub fn lose_all(&mut self) -> Result<()> {
         self.objects = with_node1()?;
         Ok(())
     }
 
-    /// Serves HTTPS from the next start on, and accepts only this token.
+    /// From the next start on, serves HTTPS and accepts only this token.
     pub fn secure(&mut self, tls: Tls, token: &str) {
         self.tls = Some((tls, token.to_owned()));
     }
 
-    /// Starts to serve, on the same port as before.
+    /// Starts the server on its previous port.
     pub fn start(&mut self) -> Result<()> {
         let listener = Some(listen(&self.place, self.address)?);
         let options = Options {
@@ -131,17 +132,17 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Listens at another address from the next start on.
+    /// Changes the listen address from the next start on.
     pub fn move_to(&mut self, address: SocketAddr) {
         self.address = address;
     }
 
-    /// Goes away; all connections are cut.
+    /// Stops the server and closes all connections.
     pub fn stop(&mut self) {
         self.server = None;
     }
 
-    /// The requests since its start.
+    /// Returns the requests since its start.
     pub fn requests(&self) -> Vec<Request> {
         self.server
             .as_ref()
@@ -154,7 +155,7 @@ impl ApiServer {
         self.kubeconfig_of(&self.address.ip().to_string())
     }
 
-    /// Returns a kubeconfig with another name of the server.
+    /// Returns a kubeconfig with another host name of the server.
     pub fn kubeconfig_of(&self, host: &str) -> String {
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: lab\n\
@@ -164,14 +165,14 @@ impl ApiServer {
         )
     }
 
-    /// Starts a server at the same port that answers with these bodies as JSON, in turn. The API
-    /// server must not be serving.
+    /// Starts a server on the same port that returns these bodies as JSON, in turn. The API server
+    /// must be stopped.
     pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<Nonsense> {
         Nonsense::start(listen(&self.place, self.address)?, bodies)
     }
 }
 
-/// Answers every request with nonsense, until it is dropped.
+/// A server that returns invalid bodies until dropped.
 #[derive(Debug)]
 pub struct Nonsense {
     answers: Arc<AtomicUsize>,
@@ -189,7 +190,7 @@ impl Nonsense {
             while !over.is_over() {
                 match listener.accept() {
                     Ok((mut socket, _)) => {
-                        // Whoever does not like it goes away; that is no concern here.
+                        // Ignores errors of clients that disconnect.
                         let _ = socket.set_nonblocking(false);
                         let _ = socket.set_read_timeout(Some(Duration::from_secs(1)));
                         let _ = socket.read(&mut [0; 8192]);
@@ -220,7 +221,7 @@ fn http(body: &str) -> String {
     )
 }
 
-/// A socket that listens at a place: made by a thread that moves there and ends.
+/// Returns a socket that listens in a place. A temporary thread enters the namespace to create it.
 fn listen(place: &Place, address: SocketAddr) -> Result<TcpListener> {
     let name = Path::new("/run/netns").join(place.netns_name());
     let listen = move || {

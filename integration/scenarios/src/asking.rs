@@ -1,11 +1,11 @@
-//! The subcommands of `kube-proxy`, as an operator on node1 gives them.
+//! Runs `kube-proxy` subcommands like an operator on node1.
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use crate::cluster::{Cluster, kube_proxy};
 
-/// Exit status of a subcommand on node1, and what it prints.
+/// Runs a subcommand on node1. Returns its exit status and output.
 ///
 /// # Errors
 ///
@@ -19,7 +19,7 @@ pub fn ask(c: &Cluster, arguments: &[&str]) -> Result<(i32, String)> {
     Ok((code, output.stdout + &output.stderr))
 }
 
-/// Asks with `-o json`.
+/// Runs a subcommand with `-o json`.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! The cluster of a story: nodes, pods and an outside host, and the daemon on node1.
+//! The cluster of a test: nodes, pods, an external host, and the daemon on node1.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -16,16 +16,16 @@ use crate::api::ApiServer;
 use crate::kernel::{self, VirtualServers};
 use crate::object::Service;
 
-/// Limit for anything that happens at once, on a loaded machine.
+/// Timeout for a normally immediate event, on a loaded machine.
 pub const SOON: Duration = Duration::from_secs(30);
-/// Limit for one request.
+/// Timeout for one request.
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// Pause between two looks at the kernel while something is awaited.
+/// Interval between two checks of the kernel during a wait.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// Address of the API server, at the outside host.
+/// Address of the API server, on the external host.
 const API: &str = "172.35.0.9:6443";
-/// Networks that the outside host sends to node1.
+/// Networks that the external host routes to node1.
 const SERVICE_RANGES: &str = "10.96.0.0/16 192.0.2.0/24 fd96::/112 2001:db8::/64";
 
 /// Nodes, pods, an outside host, and at most one daemon at a time, on node1.
@@ -33,7 +33,7 @@ const SERVICE_RANGES: &str = "10.96.0.0/16 192.0.2.0/24 fd96::/112 2001:db8::/64
 /// Both pods serve on TCP and UDP port 8080, in both families.
 #[derive(Debug)]
 pub struct Cluster {
-    /// World, for more nodes and pods.
+    /// World of the lab, to add nodes and pods.
     pub world: World,
     /// Node of the daemon: 172.35.0.100, fd35::100; pods in 10.244.1.0/24, fd44:1::/64.
     pub node1: Node,
@@ -45,37 +45,37 @@ pub struct Cluster {
     pub far: Place,
     /// A pod on node1 that serves nothing: 10.244.1.99, fd44:1::99.
     pub client: Place,
-    /// Beside the nodes: 172.35.0.9, fd35::9.
+    /// Host outside the cluster: 172.35.0.9, fd35::9.
     pub outside: Place,
-    /// Put in front of the daemon's command line.
+    /// Prefix of the daemon's command line.
     pub prefix: Vec<OsString>,
-    /// Put behind it, each time.
+    /// Additional flags at the end of every daemon's command line.
     pub flags: Vec<OsString>,
-    /// Daemon to run instead of the one that was built beside this program.
+    /// Daemon to run instead of the one from this build.
     pub program: Option<PathBuf>,
-    /// Limit for awaited states: [`SOON`], unless the story sets another.
+    /// Timeout for awaited states. The default is [`SOON`].
     pub patience: Duration,
     folder: PathBuf,
     daemon: Option<Running>,
-    /// Output of daemons that have ended.
+    /// Output of ended daemons.
     said: String,
 }
 
-/// The daemon's flags in every story.
+/// The daemon's flags in every test.
 const COMMON: [&str; 6] = [
     "--hostname-override=node1",
-    // Where the story is not of another mode.
+    // Default mode, which a test may override.
     "--proxy-mode=ipvs",
     "--cluster-cidr=10.244.0.0/16,fd44::/16",
-    // Only the initial network namespace may size the connection tracking table.
+    // Only the initial network namespace may set the size of the connection tracking table.
     "--conntrack-max-per-core=0",
     "--ipvs-min-sync-period=0s",
     "--v=4",
 ];
 
 impl Cluster {
-    /// Creates a cluster without a daemon, and with an empty folder of manifests, in the lab.
-    /// Stories get theirs from [`tell`](crate::tell).
+    /// Creates a cluster without a daemon and with an empty manifest folder, in the lab.
+    /// [`tell`](crate::tell) passes a cluster to each test.
     pub fn new(name: &str) -> Result<Self> {
         let mut world = World::new("story")?;
         let node1 = world.node(
@@ -97,7 +97,7 @@ impl Cluster {
             pod.serve_tcp(8080)?;
             pod.serve_udp(8080)?;
         }
-        // Part of a PATH at times, where colons separate.
+        // The path may become part of a PATH, which is separated by colons.
         let name = name.replace(':', "-");
         let folder = std::env::temp_dir().join(format!("scenarios-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("manifests"))?;
@@ -120,24 +120,24 @@ impl Cluster {
         })
     }
 
-    /// A folder for the story's own files.
+    /// Returns a folder for the test's files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The folder of manifests.
+    /// Returns the manifest folder.
     pub fn manifests(&self) -> PathBuf {
         self.folder.join("manifests")
     }
 
     // ---- objects ----
 
-    /// Writes a Service's file, in place.
+    /// Writes a Service's file in place.
     pub fn apply(&self, service: &Service) -> Result<()> {
         self.write(service.name(), &service.to_string())
     }
 
-    /// Writes the file NAME.yaml, in place.
+    /// Writes the file NAME.yaml in place.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
         let file = self.manifests().join(format!("{name}.yaml"));
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
@@ -149,21 +149,21 @@ impl Cluster {
         fs::remove_file(&file).with_context(|| format!("cannot delete {}", file.display()))
     }
 
-    /// An API server at the outside host, which does not serve yet. `watch_list`: whether it will
-    /// stream initial lists.
+    /// Creates a stopped API server on the external host. `watch_list` enables streamed initial
+    /// lists.
     pub fn api_server(&self, watch_list: bool) -> Result<ApiServer> {
         ApiServer::new(&self.outside, at(API), watch_list)
     }
 
     // ---- the daemon ----
 
-    /// Starts the daemon on the manifests, with further flags, and waits for its first sync.
+    /// Starts the daemon with the manifests and further flags, and waits for its first sync.
     pub fn start(&mut self, flags: &[&str]) -> Result<()> {
         self.launch(flags)?;
         self.await_first_sync()
     }
 
-    /// Starts the daemon on an API server, without waiting.
+    /// Starts the daemon with an API server, without waiting.
     pub fn launch_on(&mut self, api: &ApiServer, flags: &[&str]) -> Result<()> {
         let kubeconfig = self.folder.join("kubeconfig");
         fs::write(&kubeconfig, api.kubeconfig())?;
@@ -171,13 +171,13 @@ impl Cluster {
         self.launch_with(&[&[kubeconfig.as_str()], flags].concat())
     }
 
-    /// Starts the daemon on the manifests, without waiting.
+    /// Starts the daemon with the manifests, without waiting.
     pub fn launch(&mut self, flags: &[&str]) -> Result<()> {
         let manifests = format!("--manifests={}", self.manifests().display());
         self.launch_with(&[&[manifests.as_str()], flags].concat())
     }
 
-    /// Starts the daemon with flags that say where objects come from, without waiting.
+    /// Starts the daemon with flags for its source, without waiting.
     pub fn launch_with(&mut self, flags: &[&str]) -> Result<()> {
         ensure!(self.daemon.is_none(), "there is a daemon already");
         self.daemon = Some(self.spawn(flags)?);
@@ -196,8 +196,8 @@ impl Cluster {
         Ok(self.node1.spawn(argv)?)
     }
 
-    /// Starts a daemon on the manifests that the story keeps itself, so that the cluster stays to be
-    /// looked at meanwhile, and waits for its first sync.
+    /// Starts a daemon with the manifests that the test itself owns, so that the cluster stays
+    /// accessible. Waits for its first sync.
     pub fn start_apart(&self, flags: &[&str]) -> Result<Running> {
         let manifests = format!("--manifests={}", self.manifests().display());
         let mut daemon = self.spawn(&[&[manifests.as_str()], flags].concat())?;
@@ -207,7 +207,7 @@ impl Cluster {
         Ok(daemon)
     }
 
-    /// Runs `kube-proxy check` on the manifests and the node, and returns its output: a change a
+    /// Runs `kube-proxy check` with the manifests on the node. Returns its output, one change per
     /// line.
     pub fn check(&self, flags: &[&str]) -> Result<String> {
         let (program, manifests) = (kube_proxy()?, self.manifests());
@@ -231,20 +231,20 @@ impl Cluster {
         Ok(())
     }
 
-    /// The next line of the daemon with `part` in it; those before it are passed over.
+    /// Returns the daemon's next output line with `part`, and skips the lines before it.
     pub fn await_line(&mut self, part: &str) -> Result<String> {
         let daemon = self.daemon.as_mut().context("there is no daemon")?;
         Ok(daemon.wait_for(part, self.patience)?)
     }
 
-    /// SIGTERM; the daemon must end well, and say so.
+    /// Sends SIGTERM. The daemon must end successfully and log its end.
     pub fn stop(&mut self) -> Result<()> {
         let status = self.terminate()?;
         ensure!(status.success(), "kube-proxy ended with {status}");
         Ok(())
     }
 
-    /// SIGTERM; how the daemon ended.
+    /// Sends SIGTERM. Returns the daemon's exit status.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         Ok(self.end(true)?.status)
     }
@@ -271,7 +271,7 @@ impl Cluster {
         Ok(output.stderr)
     }
 
-    /// Waits until the daemon, which has but a little to do, has ended well.
+    /// Waits until the daemon has finished a short task and ended successfully.
     pub fn await_end(&mut self) -> Result<()> {
         let output = self.end(false)?;
         ensure!(
@@ -283,7 +283,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// SIGKILL, as a kernel short of memory ends it; returns when it has ended.
+    /// Sends SIGKILL, like the kernel's out-of-memory killer. Returns after the daemon's end.
     pub fn kill(&mut self) -> Result<()> {
         self.signal(Signal::KILL)?;
         self.end(false).map(drop)
@@ -301,7 +301,7 @@ impl Cluster {
         Ok(output?)
     }
 
-    /// The process id of the daemon.
+    /// Returns the process id of the daemon.
     pub fn daemon_id(&self) -> Result<u32> {
         let daemon = self.daemon.as_ref().context("there is no daemon")?;
         Ok(daemon.id())
@@ -314,7 +314,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns the output of all daemons of this story.
+    /// Returns the output of all daemons of this test.
     pub fn said(&self) -> String {
         self.said.clone() + &self.daemon.as_ref().map(Running::said).unwrap_or_default()
     }
@@ -326,8 +326,8 @@ impl Cluster {
         kernel::virtual_servers(&self.node1)
     }
 
-    /// The destinations of one of them with their weights, blank-separated; empty if there is no
-    /// such virtual server.
+    /// Returns the destinations of a virtual server with their weights, separated by blanks. Empty
+    /// without the virtual server.
     pub fn reals(&self, server: &str) -> Result<String> {
         Ok(self
             .servers()?
@@ -336,7 +336,7 @@ impl Cluster {
             .unwrap_or_default())
     }
 
-    /// Members of a set.
+    /// Returns the members of a set.
     pub fn members(&self, set: &str) -> Result<BTreeSet<String>> {
         kernel::members(&self.node1, set)
     }
@@ -347,19 +347,19 @@ impl Cluster {
         kernel::addresses(&self.node1)
     }
 
-    /// Returns all kernel state that a proxy may touch, as text that is equal when the state is.
+    /// Returns all kernel state that a proxy may change. Equal states give equal texts.
     pub fn state(&self) -> Result<String> {
         kernel::state(&self.node1)
     }
 
-    /// Runs a shell command on node1, which must succeed; see [`with_backend`].
+    /// Runs a shell command on node1, which must succeed. See [`with_backend`].
     pub fn sh(&self, script: &str) -> Result<String> {
         Ok(self.node1.read(["sh", "-ec", &with_backend(script)])?)
     }
 
     // ---- waiting ----
 
-    /// Waits until something holds, and says how long it took.
+    /// Waits until a condition holds. Returns the time that it took.
     pub fn until(&self, what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<Duration> {
         let started = Instant::now();
         loop {
@@ -375,8 +375,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until node1 serves exactly what a Service says: its virtual servers with its endpoints
-    /// at weight 1, what else there is draining at weight 0, and its addresses.
+    /// Waits until node1 serves exactly this Service: its virtual servers with its endpoints at
+    /// weight 1, other destinations draining at weight 0, and its addresses.
     pub fn until_served(&self, service: &Service) -> Result<Duration> {
         let node: Vec<IpAddr> = self.node1.addresses().iter().map(IpNet::addr).collect();
         let wanted = service.wanted(&node);
@@ -404,14 +404,15 @@ impl Cluster {
         Ok(took + more.with_context(|| format!("Service {}", service.name()))?)
     }
 
-    /// Waits until there is no virtual server `TCP 10.96.0.10:80`.
+    /// Waits until a virtual server such as `TCP 10.96.0.10:80` is removed.
     pub fn until_gone(&self, server: &str) -> Result<Duration> {
         self.until(&format!("{server} is gone"), || {
             Ok(!self.servers()?.contains_key(server))
         })
     }
 
-    /// Waits until a virtual server has these destinations, as [`reals`](Self::reals) shows them.
+    /// Waits until a virtual server has these destinations, in the format of
+    /// [`reals`](Self::reals).
     pub fn until_reals(&self, server: &str, reals: &str) -> Result<Duration> {
         let mut found = String::new();
         let took = self.until("the destinations", || {
@@ -421,7 +422,7 @@ impl Cluster {
         took.with_context(|| format!("{server} has {found:?} instead of {reals:?}"))
     }
 
-    /// Waits until a question over TCP is answered.
+    /// Waits until a TCP request succeeds.
     pub fn until_answered(&self, from: &Place, to: &str) -> Result<Duration> {
         let mut last = None;
         let took = self.until("an answer", || {
@@ -435,7 +436,7 @@ impl Cluster {
         took.with_context(|| format!("{} asks {to}: {last:?}", from.name()))
     }
 
-    /// Fails if anything of TCP answers there.
+    /// Fails if a TCP request succeeds.
     pub fn refuses(&self, from: &Place, to: &str) -> Result<()> {
         match from
             .dial(Transport::Tcp, at(to))
@@ -454,7 +455,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Reads an address and port.
+/// Parses an address and port.
 ///
 /// # Panics
 /// If it is none: it is written in a story.
@@ -465,12 +466,13 @@ pub fn at(address: &str) -> SocketAddr {
         .unwrap_or_else(|_| panic!("{address} is no address and port"))
 }
 
-/// A shell script in which `iptables-$backend` is the iptables of this lane.
+/// Returns a shell script in which `iptables-$backend` is this lane's iptables.
 pub fn with_backend(script: &str) -> String {
     format!("backend={}\n{script}", lab::iptables_backend())
 }
 
-/// The daemon: beside the running program, or beside the folder of the running test binary.
+/// Returns the path of the daemon: next to the running program, or next to the folder of the test
+/// binary.
 pub fn kube_proxy() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
     let folders = exe.ancestors().skip(1).take(2);

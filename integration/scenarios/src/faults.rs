@@ -1,4 +1,4 @@
-//! The programs of iptables, which hang or fail on purpose while they are told to.
+//! Wrappers around the programs of iptables that hang or fail during a fault.
 //!
 //! ```text
 //!   daemon ─▶ FOLDER/iptables-legacy-save ─┬─ there is a fault: what it says
@@ -17,17 +17,17 @@ use crate::programs::{find, put_first, write_program};
 #[derive(Debug)]
 pub struct Faults(PathBuf);
 
-/// A program is at fault until this is dropped.
+/// An active fault of a program. It ends on drop.
 #[derive(Debug)]
 #[must_use]
 pub struct Fault {
     script: PathBuf,
-    /// Whoever hangs waits for its lock.
+    /// Lock that a hanging program waits for.
     _held: File,
 }
 
 impl Faults {
-    /// Puts the wrappers in front of the PATH of daemons that are started from now on.
+    /// Puts the wrappers first into the PATH of daemons that start from now on.
     pub fn prepare(cluster: &mut Cluster) -> Result<Self> {
         let folder = cluster.folder().join("faults");
         fs::create_dir_all(&folder)?;
@@ -48,7 +48,7 @@ impl Faults {
         Ok(Self(folder))
     }
 
-    /// `ip6tables restore` hangs, and is what it was once the fault is over.
+    /// Makes a program hang, such as `ip6tables restore`. After the fault, it works normally.
     pub fn hang(&self, program: &str) -> Result<Fault> {
         self.set(program, "flock --shared $fault true")
     }
@@ -58,7 +58,7 @@ impl Faults {
         self.set(program, "echo 'it fails on purpose' >&2; exit 1")
     }
 
-    /// Makes the program refuse input that has one of these parts in it.
+    /// Makes the program reject input that contains one of these parts.
     pub fn refuse(&self, program: &str, parts: &[&str]) -> Result<Fault> {
         let parts: Vec<String> = parts.iter().map(|part| format!("*{part}*")).collect();
         let script = format!(
@@ -72,7 +72,7 @@ impl Faults {
     fn set(&self, program: &str, script: &str) -> Result<Fault> {
         let (stem, verb) = program.split_once(' ').context("a stem and a verb")?;
         let file = self.0.join(name(stem, verb) + ".fault");
-        // Nobody may read a part of it.
+        // A reader must not see an incomplete file.
         let draft = self.0.join("draft");
         fs::write(&draft, script)?;
         let held = File::open(&draft)?;

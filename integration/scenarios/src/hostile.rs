@@ -1,13 +1,12 @@
-//! A folder of objects that no API server would take, or that it would and nobody expects:
-//! thousands of ports, wrong families, addresses of loopback and of everybody, names at and beyond their
-//! limits, ten thousand source ranges, everything twice, and texts that want out of where they are
-//! written.
+//! A folder of hostile objects. An API server rejects some and accepts others that are unexpected:
+//! thousands of ports, wrong families, loopback and broadcast addresses, names beyond their limits,
+//! ten thousand source ranges, duplicates, and texts that try to break out of their context.
 //!
 //! Their cluster IPs are in 10.96.1.0/24 and fd96::/112.
 
 use std::fmt::Write as _;
 
-/// Text in names that tries to break out of every format they are written in.
+/// Text in names that tries to break out of every output format.
 const BREAKOUT: &str =
     "x\\\" -j DROP\\n-A INPUT -j DROP\\nCOMMIT\\u001b[31m\\u202e\\u0000\\ud83d\\ude00";
 
@@ -29,8 +28,8 @@ fn slice(of: &str, name: &str, family: &str, ports: &str, addresses: &[&str]) ->
     )
 }
 
-/// Files of a folder of manifests, by their names: with a Service of so many ports, and one of so
-/// many source ranges.
+/// Returns files of a manifest folder by name. One Service has `ports` ports, another has `ranges`
+/// source ranges.
 pub fn files(ports: usize, ranges: usize) -> Vec<(&'static str, String)> {
     let list = |count: usize, item: &dyn Fn(usize) -> String| {
         let items: Vec<String> = (0..count).map(item).collect();

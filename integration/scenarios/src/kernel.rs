@@ -1,4 +1,4 @@
-//! The kernel's state, as the operator's tools print it.
+//! The kernel's state in the format of the operator's tools.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use lab::Place;
 /// Virtual servers by protocol, address and port: `TCP 10.96.0.10:80`. Firewall marks are `FWM 7`.
 pub type VirtualServers = BTreeMap<String, VirtualServer>;
 
-/// Virtual server with its destinations.
+/// A virtual server with its destinations.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct VirtualServer {
     /// Scheduler and flags: `rr`, `rr -p 10800`.
@@ -18,7 +18,7 @@ pub struct VirtualServer {
 }
 
 impl VirtualServer {
-    /// The destinations with their weights: `10.244.1.10:8080*1`.
+    /// Returns the destinations with their weights: `10.244.1.10:8080*1`.
     pub fn weights(&self) -> Vec<String> {
         self.reals
             .iter()
@@ -28,7 +28,7 @@ impl VirtualServer {
 }
 
 impl VirtualServer {
-    /// Returns true if exactly these destinations have a weight, and it is 1.
+    /// Returns true if exactly these destinations have a weight, and the weight is 1.
     pub(crate) fn serves(&self, reals: &[String]) -> bool {
         let weighty = self.reals.iter().filter(|(_, weight)| **weight != 0);
         let wanted: BTreeMap<_, _> = reals.iter().map(|real| (real, &1)).collect();
@@ -36,7 +36,7 @@ impl VirtualServer {
     }
 }
 
-/// The virtual servers of a place.
+/// Returns the virtual servers of a place.
 pub(crate) fn virtual_servers(place: &Place) -> Result<VirtualServers> {
     let mut servers = VirtualServers::new();
     for line in place.read(["ipvsadm", "-Sn"])?.lines() {
@@ -64,7 +64,7 @@ pub(crate) fn virtual_servers(place: &Place) -> Result<VirtualServers> {
     Ok(servers)
 }
 
-/// Members of a set; none if there is no such set.
+/// Returns the members of a set. Empty without the set.
 pub(crate) fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
     let saved = place.run(["ipset", "save", set])?.stdout;
     let members = saved
@@ -75,8 +75,8 @@ pub(crate) fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Addresses with their devices: `kube-ipvs0 10.96.0.10/32`, and service addresses that are routes:
-/// `kube-ipvs0 local 10.96.0.10`.
+/// Returns addresses with their devices: `kube-ipvs0 10.96.0.10/32`. A Service address that is a
+/// route is `kube-ipvs0 local 10.96.0.10`.
 pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
     let lines = place.read(["ip", "-oneline", "address", "show"])?;
     let address = |line: &str| {
@@ -94,18 +94,18 @@ pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
     Ok(lines.lines().filter_map(address).chain(routes).collect())
 }
 
-/// Returns all kernel state that a proxy may touch, a line each: virtual servers, sets, rules of
-/// both families and backends (without their counters), links and addresses. Lines whose order
-/// means nothing are sorted.
+/// Returns all kernel state that a proxy may change, one item per line: virtual servers, sets,
+/// rules of both families and backends (without counters), links and addresses. Sorts lines whose
+/// order has no meaning.
 pub(crate) fn state(place: &Place) -> Result<String> {
     let part = |script: &str| place.read(["sh", "-c", script]);
     let rules = part(
         "for c in iptables-legacy ip6tables-legacy iptables-nft ip6tables-nft; do $c-save 2>/dev/null | sed \"s/^/$c /\"; done",
     )?;
     let rules = rules.lines().filter(|line| !line.contains(" #"));
-    // `:INPUT ACCEPT [7:420]` counts packets.
+    // Removes packet counters: `:INPUT ACCEPT [7:420]`.
     let rules = rules.map(|line| line.split(" [").next().unwrap_or(line).to_owned());
-    // The seed of a set's hash is another one each time that it is made.
+    // Removes the hash seed of sets, which changes whenever a set is created.
     let rest = part("ipvsadm -Sn; ipset save | sed 's/ initval 0x[0-9a-f]*//'")?;
     let mut lines: Vec<String> = rest
         .lines()

@@ -1,4 +1,8 @@
-//! The daemon in the lab: what its end-to-end stories are told with.
+//! Helpers for end-to-end tests of the daemon in the lab.
+//!
+//! A test runs the real `kube-proxy` on a node that is a network namespace. It sends real packets,
+//! and checks the kernel with an operator's tools (`ipvsadm`, `ipset`, `iptables-save`, `ip`). It
+//! checks the daemon's log only if the message is the subject.
 //!
 //! A story runs the real `kube-proxy` on a node made of a network namespace, sends real packets,
 //! and looks at the kernel with the tools of an operator (`ipvsadm`, `ipset`, `iptables-save`,

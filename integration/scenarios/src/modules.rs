@@ -1,4 +1,4 @@
-//! Kernel modules that are not to be had for a while.
+//! Kernel modules that are temporarily unavailable.
 
 use std::fs;
 use std::io;
@@ -6,13 +6,13 @@ use std::process::Command;
 
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
-/// The path of the program by which the kernel loads modules, taken away until this is dropped.
+/// The kernel's path of its module loader. The path is invalid until this guard is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Modprobe(String);
 
 impl Modprobe {
-    /// Stops the kernel from loading modules by itself.
+    /// Stops the kernel from loading modules on demand.
     pub fn take_away() -> io::Result<Self> {
         let before = fs::read_to_string(MODPROBE)?;
         fs::write(MODPROBE, "/nonexistent")?;
@@ -26,8 +26,7 @@ impl Drop for Modprobe {
     }
 }
 
-/// Returns true if the kernel is this lab's own and `name` is a module of it, which can be
-/// unloaded.
+/// Returns true if the kernel belongs to this lab and `name` is an unloadable module of it.
 pub fn is_module(name: &str) -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     let file = || {

@@ -1,4 +1,4 @@
-//! Services with their endpoints, written tersely and rendered as the YAML that users write.
+//! Services with their endpoints, described briefly and rendered as YAML.
 
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ pub struct Port {
     node: Option<u16>,
 }
 
-/// TCP port `port`, served by the endpoints on `target`.
+/// Describes a TCP port `port` whose endpoints use the port `target`.
 pub fn tcp(port: u16, target: u16) -> Port {
     Port {
         protocol: "TCP",
@@ -41,7 +41,7 @@ pub fn sctp(port: u16, target: u16) -> Port {
 }
 
 impl Port {
-    /// Names the port: necessary if a Service has several.
+    /// Names the port, as required for a Service with several ports.
     #[must_use]
     pub fn named(self, name: &'static str) -> Self {
         Self { name, ..self }
@@ -71,8 +71,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// A Service of type ClusterIP with these addresses, one or one of each family, separated by
-    /// blanks.
+    /// Creates a Service of type ClusterIP with these addresses: one, or one per family, separated
+    /// by blanks.
     pub fn new(name: &str, cluster_ips: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -86,14 +86,15 @@ impl Service {
         }
     }
 
-    /// Adds a port. A node port makes the Service a NodePort one.
+    /// Adds a port. A node port changes the Service's type to NodePort.
     #[must_use]
     pub fn port(mut self, port: Port) -> Self {
         self.ports.push(port);
         self
     }
 
-    /// Sets the endpoints; those of 10.244.1.0/24 and fd44:1::/64 are on node1, others on node2.
+    /// Sets the endpoints. Endpoints in 10.244.1.0/24 and fd44:1::/64 are on node1, others are on
+    /// node2.
     #[must_use]
     pub fn endpoints(self, endpoints: &str) -> Self {
         Self {
@@ -102,7 +103,7 @@ impl Service {
         }
     }
 
-    /// External addresses, separated by blanks.
+    /// Sets the external IPs, separated by blanks.
     #[must_use]
     pub fn external(self, external_ips: &str) -> Self {
         Self {
@@ -111,7 +112,7 @@ impl Service {
         }
     }
 
-    /// Addresses that a load balancer has given it: makes it a LoadBalancer Service.
+    /// Sets load-balancer addresses, and the type LoadBalancer.
     #[must_use]
     pub fn ingress(self, ingress: &str) -> Self {
         Self {
@@ -120,7 +121,7 @@ impl Service {
         }
     }
 
-    /// `sessionAffinity: ClientIP` for so many seconds.
+    /// Sets `sessionAffinity: ClientIP` with this timeout in seconds.
     #[must_use]
     pub fn affinity(self, seconds: u32) -> Self {
         let config = format!("{{clientIP: {{timeoutSeconds: {seconds}}}}}");
@@ -129,7 +130,7 @@ impl Service {
         ))
     }
 
-    /// Fields of `spec` in YAML's flow style.
+    /// Adds fields of `spec` in YAML's flow style.
     #[must_use]
     pub fn spec(self, spec: &str) -> Self {
         Self {
@@ -138,7 +139,7 @@ impl Service {
         }
     }
 
-    /// Fields of `metadata` in YAML's flow style.
+    /// Adds fields of `metadata` in YAML's flow style.
     #[must_use]
     pub fn metadata(self, metadata: &str) -> Self {
         Self {
@@ -147,13 +148,13 @@ impl Service {
         }
     }
 
-    /// Returns the name, which is also that of the file.
+    /// Returns the name of the Service and of its file.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The virtual servers that it is to have on a node with these addresses, as `TCP
-    /// 10.96.0.10:80`, each with its destinations, as `10.244.1.10:8080`.
+    /// Returns its virtual servers on a node with these addresses: `TCP 10.96.0.10:80`, each with
+    /// its destinations: `10.244.1.10:8080`.
     pub(crate) fn wanted(&self, node: &[IpAddr]) -> Vec<(String, Vec<String>)> {
         let vips: Vec<IpAddr> = self.vips().collect();
         let mut wanted = Vec::new();

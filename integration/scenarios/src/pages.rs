@@ -1,4 +1,4 @@
-//! The daemon's pages, as probes, balancers and monitoring read them.
+//! The daemon's HTTP pages for probes, load balancers and monitoring.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ pub const HEALTH: &str = "127.0.0.1:10256";
 /// Address of the metrics, on node1.
 pub const METRICS: &str = "127.0.0.1:10249";
 
-/// Status and body of `GET http://SERVER/PATH`.
+/// Returns status and body of `GET http://SERVER/PATH`.
 pub fn get(from: &Place, server: &str, path: &str) -> Result<(u16, String)> {
     let answer = from.enter(|| {
         let mut stream = TcpStream::connect_timeout(&at(server), Duration::from_secs(5))?;
@@ -30,12 +30,12 @@ pub fn get(from: &Place, server: &str, path: &str) -> Result<(u16, String)> {
     Ok((code, body.to_owned()))
 }
 
-/// The status of a page of the health server.
+/// Returns the status of a health page.
 pub fn health(c: &Cluster, path: &str) -> Result<u16> {
     Ok(get(&c.node1, HEALTH, path)?.0)
 }
 
-/// The value of a sample, by its name and labels.
+/// Returns the value of a metric sample, by its name and labels.
 pub fn metric(c: &Cluster, series: &str) -> Result<Option<f64>> {
     let (_, text) = get(&c.node1, METRICS, "/metrics")?;
     let sample = text
@@ -44,7 +44,7 @@ pub fn metric(c: &Cluster, series: &str) -> Result<Option<f64>> {
     Ok(sample.map(str::parse).transpose()?)
 }
 
-/// Returns the number of changes that were written for IPv4, and the seconds that they took.
+/// Returns the number of programmed IPv4 changes, and their total duration in seconds.
 pub fn programmed(c: &Cluster) -> Result<(f64, f64)> {
     let (_, text) = get(&c.node1, METRICS, "/metrics")?;
     let value = |name: &str| -> Result<f64> {

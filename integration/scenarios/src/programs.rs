@@ -1,5 +1,5 @@
-//! Which programs the daemon starts: wrappers in front of its PATH write down each call and then
-//! become the program.
+//! Records the programs that the daemon starts. Wrappers at the front of its PATH log each call and
+//! then execute the program.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -25,12 +25,12 @@ const PROGRAMS: [&str; 12] = [
     "ip",
 ];
 
-/// The calls so far. A restore that only tries whether rules can be written is a `probe`.
+/// The recorded calls. A restore that only tests whether rules can be written is a `probe`.
 #[derive(Debug)]
 pub struct Programs(PathBuf);
 
 impl Programs {
-    /// Puts the wrappers in front of the PATH of daemons that are started from now on.
+    /// Puts the wrappers first into the PATH of daemons that start from now on.
     pub fn record(cluster: &mut Cluster) -> Result<Self> {
         let folder = cluster.folder().join("bin");
         fs::create_dir_all(&folder)?;
@@ -53,7 +53,7 @@ impl Programs {
         Ok(Self(log))
     }
 
-    /// The calls since the last time this was asked: `iptables-legacy-save`,
+    /// Returns the calls since the last call of this function: `iptables-legacy-save`,
     /// `iptables-legacy-restore write`.
     pub fn take(&self) -> Result<Vec<String>> {
         let text = fs::read_to_string(&self.0)
@@ -78,7 +78,7 @@ pub(crate) fn write_program(file: &Path, script: &str) -> Result<()> {
     )?)
 }
 
-/// Puts a folder in front of the PATH of daemons that are started from now on.
+/// Puts a folder first into the PATH of daemons that start from now on.
 pub(crate) fn put_first(cluster: &mut Cluster, folder: &Path) {
     let search = std::env::var("PATH").unwrap_or_default();
     let path = format!("PATH={}:{search}", folder.display());

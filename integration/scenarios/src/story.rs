@@ -1,4 +1,4 @@
-//! Runs stories one after the other, each in a cluster of its own, and reports failures.
+//! Runs tests ("stories") one after another, each in a fresh cluster, and reports failures.
 
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,22 +8,22 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::cluster::{self, Cluster};
 
-/// Result of a story.
+/// Result of a test.
 pub type Outcome = anyhow::Result<()>;
 
-/// A story, with its name and whether it can be told here.
+/// A test, with its name and its condition.
 #[derive(Debug, Clone, Copy)]
 pub struct Story {
-    /// Claim of the story, in words joined by underscores.
+    /// Claim of the test, as words joined by underscores.
     pub name: &'static str,
-    /// The story.
+    /// The test function.
     pub tell: fn(&mut Cluster) -> Outcome,
-    /// Condition for the story to run in the running kernel.
+    /// Condition for the test to run in this kernel.
     pub is_possible: fn() -> bool,
 }
 
-/// Stories by the names of their functions, by themselves or by their modules, and where they can be
-/// told: `stories! { one, other if has_nft() }`, `stories! { module: one, other; }`.
+/// Lists tests by their functions, optionally with a module and a condition: `stories! { one, other
+/// if has_nft() }`, `stories! { module: one, other; }`.
 #[macro_export]
 macro_rules! stories {
     ($($module:ident: $($name:ident $(if $possible:expr)?),+;)+) => {
@@ -42,14 +42,14 @@ macro_rules! stories {
     };
 }
 
-/// The longest that one story may take, or the time of three of its waits if that is longer; its waits and
-/// asks have shorter limits of their own.
+/// Time limit of one test, or the time of three of its waits if that is longer. Single waits and
+/// requests have shorter limits.
 const LONGEST: Duration = Duration::from_mins(2);
 
-/// Enters the lab, tells the stories in order, and exits. `limit` is for all of them, boot
+/// Enters the lab, runs the tests in order, and exits. `limit` applies to all tests together, boot
 /// included.
 pub fn tell(stories: &[Story], limit: Duration) -> ! {
-    // In the guest, this program is init first, and its arguments are not ours.
+    // In the VM, this program is first started as init, with different arguments.
     lab::maybe_init();
     let arguments = Arguments::from_args();
     if !arguments.list
@@ -67,8 +67,8 @@ pub fn tell(stories: &[Story], limit: Duration) -> ! {
         } = *story;
         Trial::test(name, move || run(name, tell)).with_ignored_flag(!is_possible())
     };
-    // One at a time: there is one CPU, and the first stories change the kernel for those behind
-    // them.
+    // Runs one test at a time, because there is one CPU, and because the first tests change the
+    // kernel for later ones.
     let arguments = Arguments {
         test_threads: Some(1),
         ..arguments

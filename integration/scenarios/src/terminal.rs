@@ -1,4 +1,5 @@
-//! A program in a terminal of its own: what it shows there, what is typed, and how it leaves the terminal.
+//! A program in a separate pseudo-terminal: its output, its input, and the terminal's state after
+//! its end.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -18,31 +19,29 @@ use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::cluster::SOON;
 
-/// The screen of programs that take the whole terminal: taken, and given back (xterm's private mode
-/// 1049).
+/// Switch to the alternate screen, and back (xterm's private mode 1049).
 const TAKEN: &str = "\x1b[?1049h";
 const GIVEN_BACK: &str = "\x1b[?1049l";
-/// The cursor is seen again (DECTCEM).
+/// Shows the cursor (DECTCEM).
 const CURSOR: &str = "\x1b[?25h";
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A terminal of 100 columns and 30 lines, and the program in it. The program is killed when this is
-/// dropped.
+/// A terminal of 100 columns and 30 lines, and its program. The program is killed on drop.
 #[derive(Debug)]
 pub struct Terminal {
-    /// Our end; what is written there is typed.
+    /// Our side of the terminal. Writing to it types.
     end: Option<File>,
-    /// The program's, which keeps the terminal's settings to be looked at.
+    /// The program's side, kept open to read the terminal's settings.
     own: OwnedFd,
     before: String,
     program: Child,
     shown: Arc<Mutex<Vec<u8>>>,
-    /// Thread that reads our end.
+    /// Thread that reads our side.
     reader: Option<JoinHandle<()>>,
     is_hung_up: Arc<AtomicBool>,
 }
 
-/// Reads what is shown, until it is hung up.
+/// Reads the output until the terminal is hung up.
 fn read(mut from: File, to: &Mutex<Vec<u8>>, is_hung_up: &AtomicBool) {
     let mut piece = [0; 4096];
     let pause = Timespec {
@@ -54,7 +53,7 @@ fn read(mut from: File, to: &Mutex<Vec<u8>>, is_hung_up: &AtomicBool) {
         if poll(&mut awaited, Some(&pause)).is_ok_and(|count| count == 0) {
             continue;
         }
-        // It is an error while nobody holds the other end.
+        // Reading fails while the other side is closed.
         let Ok(length @ 1..) = from.read(&mut piece) else {
             return;
         };
@@ -63,7 +62,7 @@ fn read(mut from: File, to: &Mutex<Vec<u8>>, is_hung_up: &AtomicBool) {
     }
 }
 
-/// Returns the terminal's settings, as a shell finds them when the program has ended.
+/// Returns the terminal's settings, as a shell finds them after the program's end.
 fn settings(terminal: &OwnedFd) -> Result<String> {
     let Termios {
         input_modes,
@@ -100,7 +99,7 @@ impl Terminal {
         let (name, arguments) = line.split_first().context("no program")?;
         let (input, output, error) = (own.try_clone()?, own.try_clone()?, own.try_clone()?);
         let program = at.enter(|| {
-            // Its controlling terminal, so that it hears when somebody hangs up.
+            // Makes the terminal its controlling terminal, so that a hang-up sends SIGHUP.
             Command::new("setsid")
                 .args(["--ctty", name])
                 .args(arguments)
@@ -136,7 +135,7 @@ impl Terminal {
         String::from_utf8_lossy(&shown).into_owned()
     }
 
-    /// Waits until `text` is written behind what there is now.
+    /// Waits until the program writes `text` after its present output.
     ///
     /// # Errors
     ///
@@ -159,7 +158,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Types.
+    /// Types keys.
     ///
     /// # Errors
     ///
@@ -169,7 +168,7 @@ impl Terminal {
         Ok(end.write_all(keys.as_bytes())?)
     }
 
-    /// Closes the window.
+    /// Closes the terminal's window.
     pub fn hang_up(&mut self) {
         self.is_hung_up.store(true, Ordering::Release);
         if let Some(reader) = self.reader.take() {
@@ -192,7 +191,7 @@ impl Terminal {
         Pid::from_child(&self.program)
     }
 
-    /// Waits until it has ended, and says how.
+    /// Waits until the program has ended. Returns its exit status.
     ///
     /// # Errors
     ///
@@ -210,13 +209,13 @@ impl Terminal {
         }
     }
 
-    /// Checks that the program took the terminal, and has restored its settings.
+    /// Checks that the program took over the terminal and restored its settings.
     ///
     /// # Errors
     ///
     /// It has not.
     pub fn is_given_back(&self) -> Result<()> {
-        // Those who read may be a moment behind.
+        // The reading thread may lag behind.
         let began = Instant::now();
         let is_back = |shown: &str| {
             let back = shown.rfind(GIVEN_BACK);
@@ -238,7 +237,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It may have ended.
+        // The program may have ended.
         let _: io::Result<()> = self.program.kill();
         let _ = self.program.wait();
         self.hang_up();

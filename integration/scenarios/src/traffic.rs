@@ -1,4 +1,4 @@
-//! Requests to a Service: some in a row, or without pause beside a story.
+//! Requests to a Service: a series, or continuous requests in the background of a test.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,26 +12,27 @@ use lab::{Failure, Place, Transport};
 
 use crate::cluster::{ANSWERED_WITHIN, SOON, at};
 
-/// Pause between two requests by one way.
+/// Pause between two requests on one path.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Limit below the first retransmission (1 s): a request whose packet is lost fails.
+/// Timeout below TCP's first retransmission (1 s). A request with a lost packet fails.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Stall that excuses a timeout: any.
+/// Minimum stall that excuses a timeout: any stall.
 pub const ANY_STALL: Duration = Duration::from_nanos(1);
 
-/// Number of ports of each way that earlier traffic has used. The next traffic begins behind them, so
-/// that no port is soon used again: when a mode's virtual servers go, IPVS ends their connections,
-/// also those that it keeps for 10 s after a reset. With each it deletes the conntrack entry of the
-/// same addresses and ports (`ip_vs_conn_drop_conntrack` in `net/netfilter/ipvs/ip_vs_nfct.c`),
-/// even if that entry belongs to a connection of the next mode.
+/// Number of ports per path that earlier traffic has used. New traffic uses the following ports, so
+/// that ports are not reused soon. When a mode's virtual servers are removed, IPVS ends their
+/// connections, including those that it keeps for 10 s after a reset. For each, it deletes the
+/// conntrack entry with the same addresses and ports (`ip_vs_conn_drop_conntrack` in
+/// `net/netfilter/ipvs/ip_vs_nfct.c`). That entry may already belong to a connection of the next
+/// mode.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Number of answers by server and client address: `near from 10.244.1.99`.
+/// Number of replies by server and client address: `near from 10.244.1.99`.
 pub type Tally = BTreeMap<String, usize>;
 
-/// Asks `times` times, each time on a new connection (UDP: a new flow).
+/// Sends `times` requests, each on a new connection (UDP: a new flow).
 ///
 /// # Errors
 /// A request is not answered.
@@ -56,8 +57,9 @@ pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -
     Ok(tally)
 }
 
-/// Opens `held` connections by each way, and runs the story while each way is asked on new
-/// connections all the time. Then asks on the held connections: the same pods must answer.
+/// Opens `held` connections on each path. Runs the test while clients continuously send requests on
+/// new connections of each path. Then sends requests on the held connections, to which the same
+/// pods must reply.
 ///
 /// # Errors
 /// A request is not answered `within` that time, or the story fails.
@@ -79,7 +81,7 @@ pub fn under_traffic(
         let mut ports = ports.cycle().skip(used % all).take(all);
         for port in ports.by_ref().take(held) {
             let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
-            // Where the ports begin anew, the next traffic may soon come to this one.
+            // If the ports wrap around, the next traffic may soon reuse this port.
             let mut connection = dial.timeout(SOON).reset_on_close().open()?;
             let who = connection.ask()?.who;
             open.push((connection, who, name.clone()));
@@ -120,9 +122,9 @@ pub fn under_traffic(
     Ok(())
 }
 
-/// Returns the source ports of each way. They are disjoint: IPVS finds the connection of a packet on
-/// its way back by the client's address and port and the pod's alone. Of two connections from one
-/// port to one pod, by different addresses of a Service, the older one would starve.
+/// Returns the source ports of each path, which are disjoint. IPVS identifies reply packets only by
+/// the client's address and port and the pod's address. If a client used one port for two addresses
+/// of a Service with the same pod, the older connection would get no replies.
 pub fn ports() -> impl Iterator<Item = Range<u16>> {
     (10_000..30_000)
         .step_by(2_500)

@@ -1,4 +1,5 @@
-//! The configuration file that changes under a running daemon, and what is done before one runs.
+//! Tests changes of the configuration file during a daemon's run, and the preparation before its
+//! start.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -30,7 +31,8 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// A folder into which a ConfigMap is mounted: the file is a link into a folder that is a link.
+/// A folder with a mounted ConfigMap: the file is a symbolic link into a folder that is itself a
+/// symbolic link.
 struct ConfigMap(PathBuf);
 
 impl ConfigMap {
@@ -43,8 +45,7 @@ impl ConfigMap {
         Ok(map)
     }
 
-    /// Publishes files as the kubelet does: a new folder, and a link that is renamed over the old
-    /// one.
+    /// Publishes files like the kubelet: writes a new folder, and renames a link over the old one.
     fn publish(&self, version: &str, fields: &str) -> Result<()> {
         let header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                       conntrack: {maxPerCore: 0}\nclusterCIDR: 10.244.0.0/16,fd44::/16\n";
@@ -89,7 +90,7 @@ fn a_changed_file_is_applied_while_connections_live(c: &mut Cluster) -> Outcome 
     };
     all_answer()?;
 
-    // Broken: what is in use stays in use.
+    // An invalid file: the present configuration stays.
     map.publish("..2", "mode: [\n")?;
     c.await_line("going on with the configuration in use")?;
     ensure!(scheduler(c, "TCP 10.96.0.10:80")? == "rr");
@@ -133,7 +134,7 @@ fn a_changed_file_is_applied_while_connections_live(c: &mut Cluster) -> Outcome 
     }
     all_answer()?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // The same process follows objects as ever.
+    // The same process still follows objects.
     let less = web().endpoints("10.244.2.10 fd44:1::10");
     c.apply(&less)?;
     c.until_served(&less)?;
@@ -141,7 +142,7 @@ fn a_changed_file_is_applied_while_connections_live(c: &mut Cluster) -> Outcome 
     c.stop()
 }
 
-/// Returns the settings of `ipvs` that are in effect: the scheduler, and strict ARP.
+/// Returns the `ipvs` settings that the daemon reports as effective: the scheduler, and strict ARP.
 fn told_in_effect(c: &Cluster) -> Result<String> {
     let (_, body) = get(&c.node1, METRICS, "/configz")?;
     let all: serde_json::Value = serde_json::from_str(&body)?;
@@ -149,8 +150,8 @@ fn told_in_effect(c: &Cluster) -> Result<String> {
     Ok(format!("{:?} {:?}", field("scheduler"), field("strictARP")))
 }
 
-/// The old configuration stays in effect, and is reported so, until the cause is gone. Then the
-/// file takes effect without another edit.
+/// The old configuration stays effective, and the daemon reports it, until the cause is removed.
+/// Then the file takes effect without another edit.
 fn a_changed_file_that_cannot_be_in_effect_yet_is_tried_again(c: &mut Cluster) -> Outcome {
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
     c.apply(&web())?;
@@ -209,8 +210,8 @@ fn health_checks_are_answered_where_node_ports_are(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// With `tcpBeLiberal` no rule drops packets that conntrack calls invalid. (Without it again, the
-/// setting stays.)
+/// With `tcpBeLiberal`, no rule drops packets that conntrack considers invalid. (Removing the
+/// option keeps the kernel setting.)
 fn odd_packets_are_no_longer_dropped_in_iptables_mode(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |is_liberal: bool| {
@@ -258,7 +259,7 @@ fn what_takes_a_new_start_waits_for_it_and_is_said(c: &mut Cluster) -> Outcome {
     ] {
         ensure!(line.starts_with('W') && line.contains(part), "{line}");
     }
-    // The rest of the file is applied.
+    // The daemon applies the rest of the file.
     let line = c.await_line("which takes no new start")?;
     ensure!(
         line.contains("has changed in conntrack.tcpBeLiberal, which"),
@@ -272,7 +273,7 @@ fn what_takes_a_new_start_waits_for_it_and_is_said(c: &mut Cluster) -> Outcome {
         says("/reason", "RestartRequired") && says("/regarding/kind", "Node")
     };
     c.until("the event", || Ok(api.events().iter().any(of_the_node)))?;
-    // The same process serves as before, and follows objects.
+    // The same process keeps its state and follows objects.
     ensure!(c.state()? == before && c.daemon_id()? == daemon);
     ensure!(c.sh("curl -s http://127.0.0.1:10249/proxyMode")? == "ipvs");
     let configz = c.sh("curl -s http://127.0.0.1:10249/configz")?;
@@ -288,7 +289,7 @@ fn what_takes_a_new_start_waits_for_it_and_is_said(c: &mut Cluster) -> Outcome {
     let said = c.said();
     ensure!(said.lines().all(|line| !line.starts_with('E')), "{said}");
     c.stop()?;
-    // The new start.
+    // The restart.
     c.launch_with(&flags)?;
     c.until("iptables mode", || Ok(c.sh("ipset list -name")?.is_empty()))?;
     c.stop()
@@ -303,7 +304,8 @@ fn may_not_write_settings(c: &mut Cluster) {
         .to_vec();
 }
 
-/// Gives node1 a default route, which iptables mode needs: no service address is one of the node's.
+/// Adds a default route on node1. In iptables mode, Service addresses are not local, and the node's
+/// packets need a route.
 fn has_a_way(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
@@ -314,15 +316,15 @@ fn setting(c: &Cluster, name: &str) -> Result<String> {
     Ok(c.sh(&format!("sysctl -n {name}"))?.trim().to_owned())
 }
 
-/// Kills the daemon, as the kernel does when memory is short.
+/// Kills the daemon like the kernel's out-of-memory killer.
 fn crash(c: &mut Cluster) -> Outcome {
     c.sh(&format!("kill -KILL {}", c.daemon_id()?))?;
     ensure!(c.stop().is_err(), "it was to be killed");
     Ok(())
 }
 
-/// A mode and another field that wait are not taken up by a crash: no init container runs before a
-/// container that is started again in its pod. Nor does a file that is broken meanwhile end it.
+/// After a crash, pending changes of the mode and another field do not take effect, because no init
+/// container runs before a restarted container. An invalid file does not end the daemon either.
 fn a_container_that_is_started_again_serves_what_its_pod_did(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
@@ -352,7 +354,7 @@ fn a_container_that_is_started_again_serves_what_its_pod_did(c: &mut Cluster) ->
     c.await_line("mode: iptables (in use: ipvs)")?;
     crash(c)?;
     c.start(&flags)?;
-    // Before or after the first sync.
+    // The message comes before or after the first sync.
     c.until("it is said again", || {
         Ok(c.said().matches("mode: iptables (in use: ipvs)").count() == 2)
     })?;
@@ -361,7 +363,7 @@ fn a_container_that_is_started_again_serves_what_its_pod_did(c: &mut Cluster) ->
     c.until("the change", || {
         Ok(c.reals("TCP 10.96.0.10:80")? == "10.244.2.10:8080*1")
     })?;
-    // What is live is the file's.
+    // Fields that take effect immediately have the file's value.
     let configz = c.sh("curl -s http://127.0.0.1:10249/configz")?;
     ensure!(configz.contains("172.35.0.0/24"), "{configz}");
 
@@ -376,7 +378,7 @@ fn a_container_that_is_started_again_serves_what_its_pod_did(c: &mut Cluster) ->
     c.until_answered(&c.client, "10.96.0.10:80")?;
     c.stop()?;
 
-    // The next pod has an empty volume, and its init container writes what iptables mode needs.
+    // The next pod has an empty volume. Its init container writes the record for iptables mode.
     map.publish("..4", "mode: iptables\n")?;
     fs::remove_file(pod.join("config"))?;
     init(c)?;
@@ -387,8 +389,8 @@ fn a_container_that_is_started_again_serves_what_its_pod_did(c: &mut Cluster) ->
     c.stop()
 }
 
-/// `route_localnet` is for NodePorts at 127.0.0.1 alone, and what is of connection tracking for
-/// nothing that would not work without. (Upstream ends.)
+/// `route_localnet` is only needed for NodePorts at 127.0.0.1, and the conntrack settings for no
+/// basic function. (Upstream exits.)
 fn a_setting_that_cannot_be_written_costs_what_needs_it(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |more: &str| {
@@ -416,7 +418,7 @@ fn a_setting_that_cannot_be_written_costs_what_needs_it(c: &mut Cluster) -> Outc
         Ok(())
     };
     is_served(c)?;
-    // Live, and as far as it can be.
+    // Effective immediately, as far as possible.
     map.publish("..2", &fields(""))?;
     let said = |c: &mut Cluster| {
         let line = c.await_line("cannot set net.ipv4.conf.all.route_localnet to 1 (it is 0")?;
@@ -443,8 +445,8 @@ fn a_setting_that_cannot_be_written_costs_what_needs_it(c: &mut Cluster) -> Outc
     c.stop()
 }
 
-/// A mode that cannot serve without a setting does not take over: what is programmed goes on. Once
-/// it has served, it goes on, too.
+/// If a mode cannot work without a setting, it does not take over, and the previous state stays.
+/// Once the mode has worked, it continues.
 fn without_what_a_mode_needs_the_one_before_goes_on_serving(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: iptables\n")?;
@@ -454,7 +456,7 @@ fn without_what_a_mode_needs_the_one_before_goes_on_serving(c: &mut Cluster) -> 
     c.stop()?;
     let prefix = c.prefix.clone();
     map.publish("..2", "mode: ipvs\nipvs: {strictARP: true}\n")?;
-    // Loaded, as a container without rights could not; but nothing is set.
+    // Loads the modules, which a container without rights could not, but leaves the settings unset.
     c.sh("ipvsadm -Ln; sysctl -q net.ipv4.vs.conntrack=0")?;
     may_not_write_settings(c);
     let before = c.state()?;
@@ -503,7 +505,7 @@ fn what_was_set_is_set_back_or_said(c: &mut Cluster) -> Outcome {
     c.await_line("net.ipv4.conf.all.arp_announce is 0 again")?;
     ensure!(arp(c)? == ["0", "0"]);
 
-    // Somebody else wants one of them otherwise, and then the other as it is.
+    // Another program changes one of the settings, and then restores the other one.
     map.publish("..3", "mode: ipvs\nipvs: {strictARP: true}\n")?;
     c.until("strict ARP", || Ok(arp(c)? == ["1", "2"]))?;
     c.sh("sysctl -q net.ipv4.conf.all.arp_ignore=8")?;
@@ -524,7 +526,7 @@ fn what_was_set_is_set_back_or_said(c: &mut Cluster) -> Outcome {
     ensure!(!said.contains("route_localnet"), "{said}");
     c.stop()?;
 
-    // From one mode to the other.
+    // Switches from one mode to the other.
     map.publish("..7", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
     ensure!(setting(c, "net.ipv4.conf.all.route_localnet")? == "1");
@@ -553,7 +555,7 @@ fn what_was_set_is_set_back_or_said(c: &mut Cluster) -> Outcome {
         ensure!(cleaned.contains(part), "{cleaned}");
     }
     ensure!(!cleaned.contains("arp_announce"), "{cleaned}");
-    // Both as strict ARP sets them, by whom it may be: no warning.
+    // Both settings have the values of strict ARP, regardless of who set them: no warning.
     let is_told = |c: &Cluster| {
         let said = c.said();
         let last = said.rsplit("\n-- it ended\n").next().unwrap_or_default();
@@ -568,7 +570,7 @@ fn what_was_set_is_set_back_or_said(c: &mut Cluster) -> Outcome {
         ensure!(is_told(c) == (announce == 2));
         c.stop()?;
     }
-    // And while it runs.
+    // The same during the daemon's run.
     c.sh("sysctl -q net.ipv4.conf.all.route_localnet=0")?;
     map.publish("..9", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
@@ -582,10 +584,10 @@ fn what_was_set_is_set_back_or_said(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// kubeadm's ConfigMap has `mode: ""`, and its periods are zeros: an image that is swapped changes
-/// no data plane, and of what nobody has given only the mode is warned about.
+/// kubeadm's ConfigMap has `mode: ""` and zero periods. Replacing the image then keeps iptables
+/// mode, and the daemon warns only about the missing mode.
 fn a_file_without_a_mode_is_served_by_iptables_as_upstreams(c: &mut Cluster) -> Outcome {
-    // Service addresses are none of the node's own then: its packets need a way.
+    // In this mode, Service addresses are not local, and the node's packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let periods = "iptables: {minSyncPeriod: 0s, syncPeriod: 0s}\nipvs: {minSyncPeriod: 0s, syncPeriod: 0s}\n";
@@ -611,7 +613,7 @@ fn a_file_without_a_mode_is_served_by_iptables_as_upstreams(c: &mut Cluster) -> 
     c.stop()
 }
 
-/// `kube-proxy --init-only`, with a way to it.
+/// Runs `kube-proxy --init-only` on a node with a route.
 fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
     let said = c.sh(&format!(
         "unshare -m sh -c '{before} exec {} --init-only --conntrack-max-per-core=0 {flags}' 2>&1 && echo done || echo failed",
@@ -623,7 +625,7 @@ fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
 fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
     let rules = |c: &Cluster| -> Result<String> {
         let state = c.state()?;
-        // A table that was asked for is there, with nothing in it.
+        // The query of a table creates it, without rules.
         let is_bare = |line: &&str| {
             !line.contains(" *") && !line.contains(" COMMIT") && !line.contains(" ACCEPT")
         };
@@ -648,10 +650,10 @@ fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// An error that would end the serving container is reported by the init container, before the
-/// other starts.
+/// The init container reports an error that would end the serving container, before that container
+/// starts.
 fn init_only_fails_where_the_mode_could_not_be_served(c: &mut Cluster) -> Outcome {
-    // A device in the place of both programs that the many names of iptables are links to.
+    // A device node replaces both programs behind the many names of iptables.
     let no_iptables =
         "for multi in legacy nft; do mount --bind /dev/null /usr/sbin/xtables-$multi-multi; done;";
     let read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys;";
@@ -688,8 +690,8 @@ fn init_only_fails_where_the_mode_could_not_be_served(c: &mut Cluster) -> Outcom
     Ok(())
 }
 
-/// A missing module is reported by the init container. Otherwise the first Service would find it
-/// missing, when no predecessor serves any more.
+/// The init container reports a missing module. Otherwise the first Service would reveal it, after
+/// the previous daemon has ended.
 fn init_only_names_a_module_that_is_missing(c: &mut Cluster) -> Outcome {
     for (module, mode, reason) in [
         (
@@ -704,7 +706,7 @@ fn init_only_names_a_module_that_is_missing(c: &mut Cluster) -> Outcome {
             "cannot write the rules of iptables mode",
         ),
     ] {
-        // As every other story has left it.
+        // The state after every other test.
         let (is_done, said) = init_only(c, "", &format!("--proxy-mode={mode}"))?;
         ensure!(is_done, "{said}");
         c.sh("sysctl -q kernel.modprobe=/bin/false")?;

@@ -1,5 +1,5 @@
-//! Kubernetes events that the daemon posts, with what they are about: as whoever runs `kubectl
-//! describe` sees it.
+//! Tests the Kubernetes events that the daemon posts, and their objects, as `kubectl describe`
+//! shows them.
 
 use std::fs;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn main() {
     tell(&stories, Duration::from_mins(3))
 }
 
-/// The events of a reason, each as `TYPE KIND NAME UID NOTE`.
+/// Returns the events with a reason, in the form `TYPE KIND NAME UID NOTE`.
 fn events(api: &ApiServer, reason: &str) -> Vec<String> {
     let text = |event: &serde_json::Value, path: &str| {
         let text = event.pointer(path).and_then(serde_json::Value::as_str);
@@ -56,7 +56,7 @@ fn claim(name: &str, ip: &str, endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// `who`, and nobody else, answers the outside host at the claimed address.
+/// Checks that only `who` replies to the external host at the claimed address.
 fn answers(who: &str, c: &Cluster) -> Outcome {
     let tally = tally(&c.outside, Transport::Tcp, at(CLAIMED), 4)?;
     assert!(
@@ -92,7 +92,7 @@ fn the_loser_of_an_address_is_told_and_takes_over(c: &mut Cluster) -> Outcome {
         ["Normal Node node1 node1 kube-proxy starts to carry Services in ipvs mode"]
     );
 
-    // Neither what else happens nor another start tells it again.
+    // Neither other changes nor a restart repeats the event.
     let other = Service::new("other", "10.96.0.12").port(tcp(80, 8080));
     api.apply(&other)?;
     c.until_served(&other)?;
@@ -112,7 +112,7 @@ fn the_loser_of_an_address_is_told_and_takes_over(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// A Service whose health checks every node is to answer.
+/// Returns a Service whose health-check port every node opens.
 fn web() -> Service {
     Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -138,7 +138,7 @@ fn a_taken_health_check_port_is_told(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Events that the daemon cannot send wait; its work does not.
+/// Events that the daemon cannot send wait, but its other work continues.
 fn an_api_server_that_is_away_holds_up_nothing(c: &mut Cluster) -> Outcome {
     let web = web();
     c.node1.serve_tcp(30999)?;
@@ -171,8 +171,8 @@ fn an_api_server_that_is_away_holds_up_nothing(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The API server is known by a name, and a Service has its address in the kernel when the daemon
-/// starts, in each mode; then the name moves to an address that a Service has.
+/// The kubeconfig names the API server by a host name. At the daemon's start in each mode, a
+/// Service has the server's address in the kernel. Then the name moves to an address of a Service.
 fn no_service_keeps_the_api_servers_address(c: &mut Cluster) -> Outcome {
     let claiming = |name: &str, ip: &str, external: &str| {
         let service = Service::new(name, ip).port(tcp(6443, 8080));
@@ -193,7 +193,7 @@ fn no_service_keeps_the_api_servers_address(c: &mut Cluster) -> Outcome {
         .map(Into::into)
         .to_vec();
     let mut api = c.api_server(true)?;
-    // In modes of rules no service address is one of the node: its own packets need a way.
+    // In rule-based modes, Service addresses are not local, and the node's packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let kubernetes = Service::new("kubernetes", "10.96.0.1")
@@ -225,7 +225,7 @@ fn no_service_keeps_the_api_servers_address(c: &mut Cluster) -> Outcome {
     let has_nftables = lab::iptables_backend() == "nft";
     let in_nftables = in_nftables.into_iter().filter(|_| has_nftables);
     for flags in in_nftables.chain(always) {
-        // Whoever served before knew nothing of the API server.
+        // The previous daemon knew nothing of the API server.
         c.apply(&thief)?;
         c.start(flags)?;
         c.until_answered(&c.node1, "172.35.0.9:6443")?;
@@ -238,8 +238,8 @@ fn no_service_keeps_the_api_servers_address(c: &mut Cluster) -> Outcome {
         c.await_first_sync()?;
         c.until_answered(&c.client, "10.96.0.10:80")?;
         c.stop()?;
-        // Its own cluster IP is the API server's, too, and stays. In userspace mode nobody serves it
-        // until the process does.
+        // The cluster IP of the API server's own Service stays. In userspace mode, it does not work
+        // before the process starts.
         if !flags.contains(&"--proxy-mode=userspace") {
             let removals = |c: &Cluster| c.said().matches("removed what a Service had").count();
             let before = removals(c);
@@ -256,7 +256,7 @@ fn no_service_keeps_the_api_servers_address(c: &mut Cluster) -> Outcome {
     assert!(told.contains("thief"), "{told}");
     assert!(told.contains("spec.externalIPs"), "{told}");
 
-    // In IPVS mode, as the last of these.
+    // In IPVS mode, the last of these.
     let (program, check) = (scenarios::kube_proxy()?, "check");
     let command = c.prefix.iter().cloned().chain([program.into()]);
     let flags = [

@@ -1,4 +1,4 @@
-//! The daemon as a Pod of a real cluster: over HTTPS, with the CA and the token that the kubelet
+//! Tests the daemon like a Pod in a real cluster: HTTPS, with the CA and the token that the kubelet
 //! mounts and rotates.
 
 use std::fs;
@@ -52,7 +52,7 @@ impl ProjectedFiles {
     }
 }
 
-/// An API server that takes `token`, and the daemon started as a Pod's program: from its
+/// Creates an API server that accepts `token`, and starts the daemon like a Pod's program, with its
 /// environment and its mount.
 fn started_in_a_pod(
     c: &mut Cluster,
@@ -66,7 +66,7 @@ fn started_in_a_pod(
     let projected = ProjectedFiles::new(c)?;
     projected.write("ca.crt", &authority.certificate())?;
     projected.write("token", token)?;
-    // A file system of its own over the place, as the host's is not to be written.
+    // Mounts a separate file system there, because the host's must not be changed.
     let enter = format!(
         "mount -t tmpfs none /run && mkdir -p {MOUNT} && mount --bind {} {MOUNT} && exec \"$0\" \"$@\"",
         projected.0.display()
@@ -96,7 +96,7 @@ fn a_pods_token_and_authority_rotate(c: &mut Cluster) -> Outcome {
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
 
-    // The old token ends while nothing better is there.
+    // The old token expires before a new one exists.
     api.secure(shown(&authority)?, "second");
     api.stop();
     api.start()?;
@@ -110,7 +110,7 @@ fn a_pods_token_and_authority_rotate(c: &mut Cluster) -> Outcome {
     c.until_served(&moved)?;
     c.await_line("all is watched again")?;
 
-    // Another authority: nothing is taken from a server that is not known to be the right one.
+    // With another authority, the daemon accepts no data from the server.
     let before = c.state()?;
     let another = Authority::new("kubernetes")?;
     api.secure(shown(&another)?, "second");
@@ -139,7 +139,7 @@ fn a_peer_that_vanishes_is_missed_soon(c: &mut Cluster) -> Outcome {
         let open = watches(c)?;
         Ok(open.len() >= 3 && open.iter().all(|one| one.contains("timer:(keepalive")))
     })?;
-    // Like a machine that loses its power: no answer to anything, no word of parting.
+    // Like a machine with a power failure: the server neither replies nor closes connections.
     let before = watches(c)?;
     c.sh("iptables-$backend -I INPUT -s 172.35.0.9 -j DROP")?;
     let began = Instant::now();

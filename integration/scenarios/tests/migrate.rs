@@ -1,8 +1,8 @@
-//! Moving over from upstream's kube-proxy: a node that it has programmed is taken over while
-//! connections go on, and left clean.
+//! Migration from upstream's kube-proxy. The daemon takes over a node that upstream has programmed,
+//! keeps its connections, and cleans up completely.
 //!
-//! The node is that of the golden cases; what upstream 1.36.2 left on it for `dualstack` is loaded
-//! with the operator's tools.
+//! The node is that of the golden cases. Operator's tools load the state that upstream 1.36.2 left
+//! for `dualstack`.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use scenarios::{
     Cluster, Outcome, SOON, at, kube_proxy, stories, tell, under_traffic, with_backend,
 };
 
-/// State that upstream left for a case, with the case's objects.
+/// Upstream's state of a case, with the case's objects.
 struct UpstreamState {
     objects: &'static str,
     sets: &'static str,
@@ -45,8 +45,8 @@ macro_rules! golden {
 const DUALSTACK: UpstreamState = golden!("dualstack");
 /// A Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on each node.
 const LOAD_BALANCER: UpstreamState = golden!("lb-ip");
-/// State of upstream's iptables mode for the same objects, without the rules that need nfacct
-/// counters, for which there is no tool.
+/// State of upstream's iptables mode for the same objects. Excludes rules with nfacct counters,
+/// which no tool can load.
 const IPTABLES_MODE: UpstreamState = UpstreamState {
     sets: "",
     servers: "",
@@ -58,13 +58,13 @@ const IPTABLES_MODE: UpstreamState = UpstreamState {
     settings: "net/ipv4/ip_forward:1\nnet/ipv4/conf/all/route_localnet:1\n",
     ..LOAD_BALANCER
 };
-/// Connections held open by each way.
+/// Number of connections held open on each path.
 const HELD: usize = 2;
 const CLUSTER_IP: &str = "10.96.10.10:80";
 const NODE_PORT: &str = "192.168.99.10:30080";
 const LOAD_BALANCER_IP: &str = "203.0.113.10:80";
 
-/// The fixture of the golden cases has this Service beside their objects.
+/// A Service that the fixture of the golden cases adds to their objects.
 const KUBERNETES: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: kubernetes, namespace: default}\n\
     spec: {clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ipFamilies: [IPv4], ports: [{name: https, port: 443, targetPort: 6443}]}\n";
 
@@ -80,18 +80,18 @@ fn main() {
     tell(&stories, Duration::from_mins(3))
 }
 
-/// The node of the golden cases, programmed by upstream, in the place of the cluster's node1.
+/// The node of the golden cases, programmed by upstream. It replaces the cluster's node1.
 struct Programmed {
-    /// Owns the places.
+    /// Keeps the places alive.
     _world: World,
     node: Node,
-    /// A pod on it, which serves: 10.244.1.5.
+    /// A server pod on the node: 10.244.1.5.
     near: Place,
-    /// A pod on it, which asks: 10.244.1.99.
+    /// A client pod on the node: 10.244.1.99.
     client: Place,
-    /// 10.244.2.5, 10.244.3.5.
+    /// Pods on other nodes: 10.244.2.5, 10.244.3.5.
     _far: [Place; 2],
-    /// Beside the nodes: 192.168.99.9; sends what is for load-balancer addresses to the node.
+    /// External host: 192.168.99.9. It routes load-balancer addresses to the node.
     outside: Place,
     flags: Vec<String>,
 }
@@ -121,8 +121,8 @@ impl Programmed {
         }
         let outside = world.host("outside", "192.168.99.9/24")?;
         world.route(&outside, "203.0.113.0/24", &node)?;
-        // Without kube-ipvs0 the node's own packets to service addresses need one; nobody gets
-        // them.
+        // Without kube-ipvs0, the node's packets to Service addresses need a route. Its gateway
+        // does not exist.
         node.read(["ip", "route", "add", "default", "via", "192.168.99.9"])?;
         c.write("objects", left.objects)?;
         c.write("kubernetes", KUBERNETES)?;
@@ -131,7 +131,7 @@ impl Programmed {
             "--hostname-override=node1",
             "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
             "--conntrack-max-per-core=0",
-            // The golden node has no bridge with addresses of its own.
+            // The golden node has no bridge with additional addresses.
             "--nodeport-addresses=192.168.99.0/24,fd00:99::/64",
         ];
         let manifests = format!("--manifests={}", c.manifests().display());
@@ -152,7 +152,7 @@ impl Programmed {
         Ok(programmed)
     }
 
-    /// Makes the kernel hold what upstream left.
+    /// Loads upstream's state into the kernel.
     fn load(&self, c: &Cluster, left: &UpstreamState) -> Result<()> {
         let (created, added): (Vec<&str>, Vec<&str>) = left
             .sets
@@ -181,7 +181,7 @@ impl Programmed {
         self.sh(&format!("ipvsadm -R <{}", file.display()))?;
         for setting in left.settings.lines() {
             let (key, value) = setting.split_once(':').context("sysctl-changes")?;
-            // Devices have other names here.
+            // Devices have different names here.
             self.sh(&format!(
                 "[ ! -e /proc/sys/{key} ] || echo {value} >/proc/sys/{key}"
             ))?;
@@ -200,7 +200,7 @@ impl Programmed {
         self.sh(&patient).map(drop)
     }
 
-    /// Returns all kernel state that a proxy may touch.
+    /// Returns all kernel state that a proxy may change.
     fn state(&self) -> Result<String> {
         self.sh(
             "ipvsadm -Sn; ipset save | sort; ip -oneline address show dev kube-ipvs0 | grep -v fe80
@@ -210,8 +210,7 @@ impl Programmed {
         )
     }
 
-    /// Starts the daemon, with what `env` says in front of its command line, and waits for the
-    /// first sync of both families.
+    /// Starts the daemon behind the command `env`, and waits for the first sync of both families.
     fn start(&self, env: &[&str]) -> Result<Running> {
         let program = kube_proxy()?.display().to_string();
         let argv = env.iter().copied().chain([program.as_str()]);
@@ -224,7 +223,7 @@ impl Programmed {
         Ok(daemon)
     }
 
-    /// Returns senders and addresses that cover all ways into the Service.
+    /// Returns senders and addresses that cover all paths to the Service.
     fn ways(&self) -> [(&Place, &str); 6] {
         [
             (&self.client, CLUSTER_IP),
@@ -236,8 +235,9 @@ impl Programmed {
         ]
     }
 
-    /// Opens connections by each way, tells the story while each way is asked anew all the time,
-    /// and asks the open ones again: the same pods must answer, and nothing may have failed.
+    /// Opens connections on each path. Runs the test while clients continuously open new
+    /// connections. Then sends requests on the open connections: the same pods must reply, and no
+    /// request may have failed.
     fn under_traffic(&self, story: impl FnOnce() -> Result<()>) -> Result<()> {
         under_traffic(&self.ways(), HELD, SOON, story)
     }
@@ -259,7 +259,7 @@ fn no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back(
     p.under_traffic(|| {
         let mut daemon = p.start(&[])?;
         assert_eq!(p.state()?, before);
-        // A pod goes, and comes back while it drains.
+        // Removes a pod's endpoint, and adds it again while it drains.
         let without = LOAD_BALANCER.objects.replace("10.244.3.5", "10.244.2.5");
         let destination = "ipvsadm -Sn | grep -q -- '-a -t 10.96.10.10:80 -r 10.244.3.5:8080 -m -w";
         for (objects, weight) in [(without.as_str(), 0), (LOAD_BALANCER.objects, 1)] {
@@ -269,13 +269,13 @@ fn no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back(
         daemon.stop(SOON)?;
         Ok(())
     })?;
-    // What is handed back is what upstream leaves for these objects.
+    // The returned state is what upstream leaves for these objects.
     assert_eq!(p.state()?, before);
     Ok(())
 }
 
-/// A `PATH` with which each window between two writes becomes a second. `arms`: what else becomes
-/// of an input, as in a shell's `case $input in`.
+/// Returns a `PATH` with slow iptables programs, which wait a second between two writes. `arms` has
+/// additional cases for an input, in the form of a shell's `case $input in`.
 fn slow_iptables(c: &Cluster, arms: &str) -> Result<String> {
     let slow = c.folder().join("slow");
     std::fs::create_dir_all(&slow)?;
@@ -310,7 +310,7 @@ fn the_iptables_mode_serves_until_this_one_does_and_leaves_nothing(c: &mut Clust
     })?;
     let state = p.state()?;
     let chains = state.lines().filter(|line| line.starts_with(":KUBE-"));
-    // Those of the shim in both families, the kubelet's, and two that only look like it.
+    // The shim's chains in both families, the kubelet's, and two similar foreign chains.
     assert_eq!(chains.count(), 2 * 11 + 4, "{state}");
     assert!(
         !state.contains("-j DNAT") && !state.contains("KUBE-SVC-"),
@@ -352,8 +352,8 @@ fn the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing(
         );
     }
     assert_eq!(p.state()?, before);
-    // Open connections are IPVS's, and end with it. The node's own, to an address that it has, come
-    // from that address, and end with kube-ipvs0. An iptables without nfacct, at first.
+    // Open connections belong to IPVS and end with it. The node's own connections from a Service
+    // address end with kube-ipvs0. First, with an iptables without nfacct.
     let path = slow_iptables(c, "*nfacct*) exit 2 ;;")?;
     let ways = p.ways();
     let (_own, ways) = ways.split_last().context("ways")?;
@@ -369,7 +369,7 @@ fn the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing(
     for gone in ["IPVS", "match-set", "KUBE-LOAD-BALANCER", "nfacct"] {
         assert!(!uncounted.contains(gone), "{gone}: {uncounted}");
     }
-    // With nfacct, a little more; and while nothing is amiss, connections are held.
+    // With nfacct, there are a few more rules. Without faults, connections survive.
     p.under_traffic(|| Ok(p.start(&[])?.stop(SOON).map(drop)?))?;
     let counted = saved()?;
     assert_eq!(
@@ -387,7 +387,7 @@ fn the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing(
     assert_eq!(output.status.code(), Some(0), "{}", output.stderr);
     let left = saved()?;
     let left: Vec<&str> = left.lines().filter(|line| line.contains("KUBE-")).collect();
-    // The kubelet's.
+    // The kubelet's chain.
     assert!(
         left.len() == 2 * 3 && left.iter().all(|line| line.contains("KUBE-FIREWALL")),
         "{left:?}"
@@ -483,7 +483,7 @@ fn what_was_removed_by_hand_is_told_with_its_service(c: &mut Cluster) -> Outcome
     ] {
         assert!(lines.contains(&line), "{line}: {}", diff.stdout);
     }
-    // What is there in each of the five, and the gaps between them.
+    // The lines of each of the five sections, and the gaps between them.
     assert_eq!(lines.len(), 10 + 5 + 4, "{}", diff.stdout);
     let planned = p.kube_proxy(&["plan", "-o", "wide"])?;
     assert_eq!(planned.status.code(), Some(1), "{planned:?}");
@@ -500,7 +500,7 @@ fn what_was_removed_by_hand_is_told_with_its_service(c: &mut Cluster) -> Outcome
     let changes = dry.pointer("/changes").and_then(|of| of.as_array());
     assert_eq!(changes.map(Vec::len), Some(10), "{dry}");
     assert_eq!(p.state()?, before);
-    // A daemon mends it, and then nothing differs.
+    // After a daemon's repair, there are no differences.
     p.start(&[])?.stop(SOON)?;
     let mended = p.kube_proxy(&["diff"])?;
     assert_eq!(
@@ -508,7 +508,7 @@ fn what_was_removed_by_hand_is_told_with_its_service(c: &mut Cluster) -> Outcome
         (Some(0), ""),
         "{mended:?}"
     );
-    // Whose something is may be in an object that cannot be read.
+    // An unreadable object may own the leftover entries.
     c.write(
         "broken",
         "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n",

@@ -1,7 +1,7 @@
-//! Changes each mode into each other one, and back, with requests all the while: none fails, and
-//! nothing is left of the mode before.
+//! Changes between all pairs of modes and back, under continuous requests. No request may fail, and
+//! the previous mode may leave no state.
 //!
-//! What goes on between connections is told in `migrate`, with what upstream has left.
+//! `migrate` covers open connections, with upstream's state.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -17,15 +17,16 @@ use scenarios::{
     with_backend,
 };
 
-/// A way to carry Services, and what it leaves in the kernel when it ends.
+/// A form of a mode, with the kernel state that it leaves when it ends.
 struct Way {
-    /// Name in the names of stories.
+    /// Name in the names of tests.
     name: &'static str,
     flags: &'static [&'static str],
-    /// A part of what [`held`] says as long as it is there; some of it is gone in every other way.
+    /// Parts of the output of [`held`] while this form is active. Every other form lacks at least
+    /// one of them.
     marks: &'static [&'static str],
-    /// True if conntrack translates the connections, so that they survive a change to another such
-    /// mode.
+    /// True if conntrack translates the connections. They then survive a change to another such
+    /// form.
     is_by_conntrack: bool,
 }
 
@@ -89,10 +90,10 @@ const ALL: [&Way; 6] = [
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
-/// Services that nobody asks.
+/// Number of Services without traffic.
 const CROWD: usize = 1_000;
 
-/// Connections held open by each way, where they go on.
+/// Number of connections held open on each path, if they survive.
 const HELD: usize = 2;
 
 macro_rules! stories {
@@ -155,9 +156,9 @@ fn held(c: &Cluster) -> Result<String> {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // Where no service address is one of the node, its own packets need a way.
+    // In modes without local Service addresses, the node's packets need a route.
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
-    // The nftables mode serves node ports at the addresses of the Node alone.
+    // The nftables mode serves node ports only at the addresses of the Node object.
     c.write("node", NODE)?;
     let service = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
     let service = service.ingress("192.0.2.10").external("192.0.2.20");
@@ -167,8 +168,8 @@ fn set_up(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// Returns senders and addresses. The node itself is left out where IPVS takes part: its source
-/// address comes and goes with `kube-ipvs0`.
+/// Returns senders and addresses. With IPVS, excludes the node itself, because its source address
+/// depends on `kube-ipvs0`.
 fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
     [
         (&c.client, "10.96.0.10:80"),
@@ -183,8 +184,7 @@ fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
 /// Addresses of a Service that has no chain in the flat layout.
 const INNER: [&str; 2] = ["10.96.0.11:80", "[fd96::11]:80"];
 
-/// Changes modes among so many Services that their first sync takes a while. The Services that are
-/// asked come last.
+/// Changes modes with enough Services for a slow first sync. The Services with traffic come last.
 fn among_many(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
     let mut crowd = String::new();
     for number in 0..CROWD {
@@ -210,7 +210,7 @@ fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
         asked.extend(INNER.map(|to| (&c.client, to)));
     }
     for (from, to) in [(one, other), (other, one)] {
-        // Those of IPVS end with it.
+        // Connections of IPVS end with it.
         let held = if from.is_by_conntrack && to.is_by_conntrack {
             HELD
         } else {
@@ -225,11 +225,11 @@ fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
             }
             let output = daemon.stop(SOON)?;
             ensure!(output.status.success(), "it ended with {}", output.status);
-            // What serves on is what it left.
+            // The active state is the one that the form left.
             is_alone(c, to)
         };
         if let Err(error) = under_traffic(&asked, held, FIRST_TRY, change) {
-            // What failed comes first: what is seen afterwards is long.
+            // Prints the failure first, because the evidence is long.
             let seen = c.sh(SEEN).unwrap_or_default();
             anyhow::bail!("{step}: {error:#}\nafterwards:\n{seen}");
         }
@@ -237,7 +237,7 @@ fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
     clean(c)
 }
 
-/// Addresses on `kube-ipvs0` count as the node's only as long as the link exists.
+/// Addresses on `kube-ipvs0` count as node addresses only while the link exists.
 fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     let mut told = serde_json::Value::Null;
     let waited = c.until("no node port at a service address", || {
@@ -259,12 +259,13 @@ fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     waited.map(drop).with_context(|| told.to_string())
 }
 
-/// Checks that all marks of a way are there, and that of every other way at least one is missing.
+/// Checks that all marks of a form are present, and that at least one mark of every other form is
+/// missing.
 fn is_alone(c: &Cluster, way: &Way) -> Outcome {
     let mut wrong = String::new();
     let waited = c.until("one mode alone", || {
         wrong.clear();
-        // `iptables-save` fails where an ipset goes between a rule and its name.
+        // `iptables-save` fails if an ipset is removed during the lookup of its name.
         let held = match held(c) {
             Ok(held) => held,
             Err(error) => {
@@ -276,7 +277,7 @@ fn is_alone(c: &Cluster, way: &Way) -> Outcome {
         for mark in way.marks.iter().filter(|mark| !has(mark)) {
             wrong.extend(["no ", *mark, "; "]);
         }
-        // What no rule of this way shares with it.
+        // Marks that this form does not share.
         let others = ALL.iter().flat_map(|other| other.marks);
         for mark in others.filter(|mark| !way.marks.contains(mark)).filter(has) {
             wrong.extend(["still ", *mark, "; "]);
@@ -288,7 +289,7 @@ fn is_alone(c: &Cluster, way: &Way) -> Outcome {
         .with_context(|| format!("{}: {wrong}", way.name))
 }
 
-/// Evidence for why a request was lost.
+/// Script that prints evidence for a lost request.
 const SEEN: &str =
     "conntrack -L 2>&1 || true; ipvsadm -Lnc; ipvsadm -Ln; nft list ruleset; iptables-save";
 

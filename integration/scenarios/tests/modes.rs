@@ -1,7 +1,7 @@
-//! A mode follows another on a node, and nothing of the one before is left. Also stories of the
-//! iptables mode alone.
+//! A mode replaces another mode on a node, which leaves no state. Also tests of the iptables mode
+//! alone.
 //!
-//! That requests are answered all the while is told in `migrate`.
+//! `migrate` covers requests during the change.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn main() {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // In iptables mode no service address is one of the node: its own packets need a way.
+    // In iptables mode, Service addresses are not local, and the node's packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let port = tcp(80, 8080).node_port(30080);
@@ -51,7 +51,7 @@ fn is_served(c: &Cluster) -> Outcome {
 fn each_mode_clears_up_after_the_other(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let shims = ["upstream", "lean"].into_iter();
-    // Where the lane's kernel has it.
+    // If the lane's kernel has nftables.
     let nftables = (lab::iptables_backend() == "nft").then_some("nftables");
     for (round, shim) in shims.chain(nftables).enumerate() {
         c.start(&[&format!("--ipvs-shim={shim}")])?;
@@ -114,7 +114,8 @@ fn a_flushed_table_is_filled_again(c: &mut Cluster) -> Outcome {
     is_served(c)
 }
 
-/// The table is not kube-proxy's alone: it stays as it is, and everybody who asks is told.
+/// The table also has other users, so a dormant table stays dormant. Logs and subcommands report
+/// it.
 fn a_table_that_somebody_has_switched_off_is_told(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     c.start(&IPTABLES_MODE)?;
@@ -141,7 +142,7 @@ fn a_table_that_somebody_has_switched_off_is_told(c: &mut Cluster) -> Outcome {
     ensure!(checked.contains("nothing would change"), "{checked}");
     let listed = c.sh("nft list table ip nat")?;
     ensure!(listed.contains("flags dormant"), "{listed}");
-    // As it is told.
+    // Follows the advice of the message.
     c.sh("nft add table ip nat")?;
     c.await_line("no longer dormant")?;
     is_served(c)?;
@@ -175,8 +176,8 @@ fn node_ports_are_served_on_localhost(c: &mut Cluster) -> Outcome {
     c.refuses(&c.node1, "127.0.0.1:30080")
 }
 
-/// KEP-5707, in both modes: what was served by an external IP is taken away by a start with the
-/// gate off, and nothing else.
+/// KEP-5707 in both modes: a start without the feature gate removes external IPs, and keeps all
+/// other state.
 fn external_ips_are_not_served_where_the_gate_is_off(c: &mut Cluster) -> Outcome {
     const EXTERNAL: &str = "192.0.2.10:80";
     const OFF: &str = "--feature-gates=AllowServiceExternalIPs=false";
@@ -215,8 +216,8 @@ fn external_ips_are_not_served_where_the_gate_is_off(c: &mut Cluster) -> Outcome
     Ok(())
 }
 
-/// In every mode, and whatever the age of the Service that names the node's address: this Service
-/// gets those of its ports that are nobody's node port.
+/// In every mode, a Service may name the node's address, regardless of its age. It gets those of
+/// its ports that are not node ports.
 fn a_node_port_is_its_services_at_the_nodes_addresses(c: &mut Cluster) -> Outcome {
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
@@ -262,7 +263,7 @@ fn a_node_port_is_its_services_at_the_nodes_addresses(c: &mut Cluster) -> Outcom
             "cannot serve 172.35.0.100:30080/TCP (spec.externalIPs) for Service default/thief";
         let is_told = |line: &str| line.contains(refused) && line.contains("default/victim");
         ensure!(said.lines().any(is_told), "{said}");
-        // The Service that has the node port goes, and comes back.
+        // Deletes the Service with the node port, and adds it again.
         c.delete("victim")?;
         c.until("the external IP to be served", || {
             let answer = c.outside.ask_tcp(at(NODE_PORT), SOON);
@@ -294,7 +295,7 @@ fn clients_stick_to_their_endpoint_until_it_goes(c: &mut Cluster) -> Outcome {
     let ways = ["10.96.0.10:80", "[fd96::10]:80"];
     for to in ways {
         let first = ask(to)?;
-        // By chance once in 2²⁰.
+        // The probability of a random success is 2⁻²⁰.
         for _ in 0..20 {
             ensure!(ask(to)? == first, "{to} is not always {first}");
         }
@@ -319,7 +320,7 @@ fn clients_stick_to_their_endpoint_until_it_goes(c: &mut Cluster) -> Outcome {
                 Ok(ask(to).is_ok_and(|answered| answered == who))
             })?;
         }
-        // From the same port all the time: the flow is forgotten with its endpoint.
+        // Each flow keeps its source port. The kernel forgets the flow together with its endpoint.
         for flow in &mut flows {
             c.until("the flow to move", || {
                 Ok(flow.ask().is_ok_and(|answer| answer.who == who))

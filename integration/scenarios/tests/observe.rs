@@ -1,4 +1,4 @@
-//! Views of kube-proxy from outside: probes, load balancers, monitoring, and operators with curl.
+//! Tests kube-proxy's interfaces for probes, load balancers, monitoring, and operators with curl.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -66,8 +66,8 @@ fn every_page_is_where_it_was(c: &mut Cluster) -> Outcome {
         );
     }
     ensure!(metric(c, "kubeproxy_proxy_healthz_total{code=\"200\"}")? == Some(1.0));
-    // Balancers ask from outside, in either family; monitoring is the node's own, unless it is told
-    // otherwise.
+    // Load balancers send requests from outside, in either family. Monitoring pages are only for
+    // the node by default.
     for node in ["172.35.0.100", "[fd35::100]"] {
         let (code, _) = get(&c.outside, &format!("{node}:10256"), "/healthz")?;
         ensure!(code == 200, "{node}: {code}");
@@ -131,7 +131,7 @@ fn ready_is_the_first_full_sync(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Applies the own Node with this `spec`.
+/// Applies our Node with this `spec`.
 fn apply_node(api: &ApiServer, spec: &str) -> Result<()> {
     api.apply(&format!(
         "{{apiVersion: v1, kind: Node, metadata: {{name: node1}}, spec: {spec}, \
@@ -160,7 +160,7 @@ fn a_node_about_to_go_is_left_out_by_balancers(c: &mut Cluster) -> Outcome {
     apply_node(&api, "{}")?;
     c.until("the taint is gone", || Ok(health(c, "/healthz")? == 200))?;
 
-    // A change that happened since the start is measured until it is in the kernel.
+    // A change after the daemon's start is measured until it is programmed.
     let measured = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
     ensure!(
         metric(c, measured)? == Some(0.0),
@@ -345,7 +345,7 @@ fn what_single_services_carry_is_told_if_it_is_asked_for(c: &mut Cluster) -> Out
         c.start(&[&mode, "--metrics-per-service=endpoints"])?;
         let before = metric(c, &port("connections_total"))?.unwrap_or_default();
         tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 20)?;
-        // IPVS brings its counters up to date every two seconds.
+        // IPVS updates its counters every two seconds.
         for series in [port("connections_total"), endpoint.clone()] {
             c.until("20 connections", || {
                 Ok(metric(c, &series)?.is_some_and(|count| count >= before + 20.0))
@@ -371,8 +371,8 @@ fn what_single_services_carry_is_told_if_it_is_asked_for(c: &mut Cluster) -> Out
     Ok(())
 }
 
-/// Rules of nftables mode count nothing: what is told is what is tracked, and nothing is told of packets,
-/// which is another thing than none.
+/// Rules of nftables mode count no packets. The daemon reports tracked flows, and omits packet
+/// counts instead of reporting zero.
 fn nftables_mode_tells_tracked_flows(c: &mut Cluster) -> Outcome {
     let node = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                 status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";
@@ -393,7 +393,7 @@ fn nftables_mode_tells_tracked_flows(c: &mut Cluster) -> Outcome {
                 .lines()
                 .find(|line| line.contains(name))
                 .unwrap_or_default();
-            // Columns are three blanks apart.
+            // Three blanks separate columns.
             let cells: Vec<&str> = row
                 .split("   ")
                 .map(str::trim)

@@ -1,7 +1,7 @@
-//! UDP clients that never stop sending, as DNS clients do: they are moved when their endpoint goes,
-//! and nobody else is.
+//! UDP clients that send without pause, like DNS clients. When their endpoint is removed, they move
+//! to another one, and no other client moves.
 //!
-//! The judges are the answers, and `conntrack` for the tracked flows.
+//! The tests check the replies, and the tracked flows in `conntrack`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -86,7 +86,7 @@ fn story(name: &'static str, tell: fn(&mut Cluster) -> Outcome) -> Story {
     }
 }
 
-/// A dual-stack Service of UDP port 53 with every way in.
+/// Returns a dual-stack Service of UDP port 53 with every kind of address.
 fn dns() -> Service {
     Service::new("dns", "10.96.0.10 fd96::10")
         .port(udp(53, 8080).node_port(30053))
@@ -108,13 +108,13 @@ impl Client {
         Ok(Self { flow, about })
     }
 
-    /// Sends, and waits for an answer until it would be time to send again.
+    /// Sends a packet, and waits for a reply until the next packet is due.
     fn ask(&mut self) -> Option<String> {
         Some(self.flow.ask().ok()?.who)
     }
 }
 
-/// Checks that no client is answered.
+/// Checks that no client gets a reply.
 fn ask_in_vain(clients: &mut [Client]) -> Outcome {
     for client in clients {
         let answer = client.ask().or_else(|| client.ask());
@@ -123,8 +123,8 @@ fn ask_in_vain(clients: &mut [Client]) -> Outcome {
     Ok(())
 }
 
-/// Keeps all clients sending until `who` answers each of them, and returns the time. Afterwards no
-/// other server answers.
+/// Keeps all clients sending until `who` replies to each of them. Returns the time. Afterwards, no
+/// other server may reply.
 fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<Duration> {
     let started = Instant::now();
     let mut others: Vec<&mut Client> = clients.iter_mut().collect();
@@ -149,7 +149,7 @@ fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<D
     }
     let took = started.elapsed();
     for client in clients {
-        // On a busy machine an answer may be late; one of somebody else never is right.
+        // On a busy machine, a reply may be late. A reply from another server is always an error.
         let answer = client.ask().or_else(|| client.ask());
         ensure!(
             answer.as_deref() == Some(who),
@@ -160,7 +160,8 @@ fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<D
     Ok(took)
 }
 
-/// The tracked UDP flows of node1: the id of each and who answers it, by source and destination.
+/// Returns the tracked UDP flows of node1 by source and destination: the id and the replying server
+/// of each.
 fn flows(c: &Cluster) -> Result<BTreeMap<String, (String, String)>> {
     let text = c.sh("conntrack -L -f ipv4 -p udp -o id 2>/dev/null; conntrack -L -f ipv6 -p udp -o id 2>/dev/null")?;
     let flow = |line: &str| {
@@ -219,8 +220,8 @@ fn every_way_in_moves_with_its_endpoint(c: &mut Cluster) -> Outcome {
             clients.push(Client::new(from, to)?);
         }
     }
-    // Of another Service; through the node to a foreign port that has the node port's number; and
-    // the node's own.
+    // A flow of another Service, a forwarded flow to a foreign port with the node port's number,
+    // and a flow of the node.
     let mut staying = vec![
         Client::new(&c.client, "10.96.0.11:53")?,
         Client::new(&c.outside, "10.96.0.11:53")?,
@@ -241,7 +242,7 @@ fn every_way_in_moves_with_its_endpoint(c: &mut Cluster) -> Outcome {
     println!("    {} clients moved within {took:.0?}", clients.len());
     c.until_served(&dns().endpoints(FAR))?;
 
-    // The others have not sent since, so that nothing could have made their entries anew.
+    // The other clients have not sent since, so their entries cannot be new.
     let after = flows(c)?;
     let is_other = |flow: &str| to(flow, "10.96.0.11 53") || to(flow, "fd96::11 53");
     let is_foreign = |flow: &str| to(flow, "172.35.0.9 30053") || to(flow, "fd35::9 30053");
@@ -264,7 +265,7 @@ fn every_way_in_moves_with_its_endpoint(c: &mut Cluster) -> Outcome {
     assert_eq!(stale, []);
     until_all_ask(&mut staying, "near", MOVED_WITHIN)?;
     until_all_ask(&mut foreign, "outside", MOVED_WITHIN)?;
-    // IPVS remembers nobody at the endpoint that went, but for the other Service.
+    // IPVS has no client left at the removed endpoint, except for the other Service's.
     let entries = c.sh("ipvsadm -Lnc")?;
     let stale: Vec<_> = entries
         .lines()
@@ -274,12 +275,11 @@ fn every_way_in_moves_with_its_endpoint(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Flows that IPVS never saw: the node forwarded them before it had the Service, and nothing of
-/// IPVS forgets them.
+/// Flows that IPVS never saw. The node forwarded them before the Service existed, and IPVS never
+/// deletes them.
 fn flows_from_before_the_service_are_served(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
-    // Without the Service its addresses are somewhere else: behind a pod, which drops what is sent
-    // there.
+    // Without the Service, its addresses are routed to a pod, which drops the packets.
     c.sh(
         "for a in 192.0.2.0/24 10.96.0.0/16; do ip route add $a via 10.244.1.99; done
         for a in 2001:db8::/64 fd96::/112; do ip -6 route add $a via fd44:1::99; done",
@@ -311,8 +311,8 @@ fn flows_from_before_the_service_are_served(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Another program removes virtual servers. A client's packets go astray meanwhile, and its
-/// conntrack entry would keep them going astray as long as it sends.
+/// Another program removes virtual servers. A client's packets are then forwarded to a wrong place.
+/// Its conntrack entry would keep them there as long as the client sends.
 fn flows_that_never_pause_live_again_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
     // With the default periods.
@@ -335,7 +335,7 @@ fn flows_that_never_pause_live_again_after_a_repair(c: &mut Cluster) -> Outcome 
         "ipvsadm -C",
         "ipvsadm -D -u 10.96.0.10:53; ipvsadm -D -u [fd96::10]:53",
     ] {
-        // It would be repaired before it is seen, now and then.
+        // Stops the daemon, which could otherwise repair the damage before the test sees it.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
         ask_in_vain(&mut clients)?;
@@ -380,7 +380,7 @@ fn a_restart_deletes_what_is_stale_and_nothing_else(c: &mut Cluster) -> Outcome 
     assert!(!c.said().contains("stale UDP flows deleted"));
     assert_eq!(flows(c)?, before);
 
-    // The endpoint is replaced while nobody looks.
+    // The endpoint is replaced while the daemon is stopped.
     c.stop()?;
     c.apply(&dns().endpoints(FAR))?;
     until_all_ask(&mut clients, "near", scenarios::SOON)?;
@@ -401,13 +401,13 @@ fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// A Service loses its last endpoint, goes, and goes while the daemon is down (k/k#139628,
-/// k/k#141371). Clients that go on sending reach nobody, and are served again by the same sockets.
-/// Flows of others stay.
+/// A Service loses its last endpoint, is deleted, and is deleted while the daemon is stopped
+/// (k/k#139628, k/k#141371). Clients that keep sending get no reply. Later, the same sockets get
+/// replies again. Flows of other Services stay.
 fn nobody_is_led_to_a_dead_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
     c.node1
         .read("ip route replace default via 172.35.0.9".split(' '))?;
-    // On a busy machine a flow may wait longer than the 30 s that it has.
+    // On a busy machine, a flow may pause for longer than its default timeout of 30 s.
     c.sh("sysctl -q net.netfilter.nf_conntrack_udp_timeout=600 net.netfilter.nf_conntrack_udp_timeout_stream=600")?;
     c.outside.serve_udp(30053)?;
     c.world
@@ -442,7 +442,7 @@ fn nobody_is_led_to_a_dead_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome 
     };
     let before = of_others(c)?;
     assert_eq!(before.len(), 2, "{before:?}");
-    // Flows of the Service that are translated: to a pod of it, or to the relay of userspace mode.
+    // Translated flows of the Service: to one of its pods, or to the relay of userspace mode.
     let led = |c: &Cluster, to_pods: bool| -> Result<Vec<String>> {
         let pods = ["10.244.1.10 ", "fd44:1::10 ", "fd44:0001:"];
         let is_led = |(flow, (_, answerer)): &(String, (String, String))| {
@@ -494,7 +494,7 @@ fn nobody_is_led_to_a_dead_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome 
     until_all_ask(&mut lost, "near", scenarios::SOON)?;
     kept.append(&mut lost);
 
-    // While nobody looks.
+    // While the daemon is stopped.
     c.stop()?;
     c.delete("dns")?;
     c.start(flags)?;
@@ -504,7 +504,7 @@ fn nobody_is_led_to_a_dead_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome 
     Ok(())
 }
 
-/// Waits until the flows of both families have been compared by so many daemons.
+/// Waits until this number of daemons has checked the flows of both families.
 fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     let count = || {
         c.said()
@@ -515,8 +515,8 @@ fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     c.until("flows are compared", || Ok(count() >= 2 * daemons))
 }
 
-/// Thousands of foreign flows, to somewhere else's port of the node port's number. The guest's
-/// table holds 8192.
+/// Thousands of foreign flows to a foreign port with the node port's number. The VM's table holds
+/// 8192 flows.
 fn a_busy_table_stays_and_delays_nobody(c: &mut Cluster) -> Outcome {
     const FOREIGN: usize = 5_000;
     c.apply(&dns())?;
@@ -547,8 +547,8 @@ fn a_busy_table_stays_and_delays_nobody(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Limit of tracked flows: one for all network namespaces, set in the first one. It is restored
-/// when dropped.
+/// The maximum number of tracked flows, which applies to all network namespaces. Only the initial
+/// namespace can change it. It is restored on drop.
 struct Room(usize);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -567,7 +567,7 @@ impl Drop for Room {
     }
 }
 
-/// Limit for the growth of the daemon's memory. The flows are 25 MB of the kernel's messages.
+/// Limit for the growth of the daemon's memory. The kernel's messages about the flows have 25 MB.
 const ROOM_KIB: u64 = 6_144;
 
 fn a_large_table_is_never_held_in_memory(c: &mut Cluster) -> Outcome {
@@ -608,10 +608,10 @@ fn a_large_table_is_never_held_in_memory(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Said once for each family, with the next step; all else is served, and what could not be done is
-/// done later.
+/// The daemon logs this once per family, with the next step. All other work continues, and the
+/// deferred work is done later.
 fn without_ctnetlink_the_log_says_what_to_do(c: &mut Cluster) -> Outcome {
-    // The module cannot be loaded on demand.
+    // Prevents loading the module on demand.
     c.sh("sysctl -q kernel.modprobe=/bin/false; rmmod nf_conntrack_netlink")?;
     c.start(&[])?;
     c.sh("ip route add 192.0.2.0/24 via 10.244.1.99")?;
@@ -633,7 +633,7 @@ fn without_ctnetlink_the_log_says_what_to_do(c: &mut Cluster) -> Outcome {
     until_all_ask(&mut client, "near", MOVED_WITHIN)?;
     ask_in_vain(&mut from_before)?;
 
-    // With any next sync.
+    // With the next sync.
     c.sh("modprobe nf_conntrack_netlink; sysctl -q kernel.modprobe=/sbin/modprobe")?;
     c.delete("other")?;
     c.until("it is done", || Ok(said("can be deleted again") == 2))?;

@@ -1,8 +1,8 @@
-//! Userspace mode, end to end: what no other mode can, and changes from it and to it.
+//! Tests userspace mode: its specific features, and changes from and to other modes.
 //!
-//! Its process carries the connections itself, so that those end with it, and requests fail until
-//! the next one serves. What is told here is that they are served then, and that nothing of a mode
-//! that went takes packets any more.
+//! Its process carries the connections, which therefore end with it. Requests fail until the next
+//! mode works. The tests check that requests succeed then, and that no state of the previous mode
+//! redirects packets.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -18,23 +18,22 @@ use scenarios::{
     with_backend,
 };
 
-/// The longest that an answer may take where nothing is sent twice: a lost first packet is sent
-/// again after a second.
+/// Timeout below TCP's retransmission of a lost packet after a second.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Longer than all tries of a connection together; who is left may be slow on a loaded machine.
+/// Longer than all attempts of a connection together, with a margin for a loaded machine.
 const PASSED_OVER: Duration = Duration::from_secs(4);
 
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
-/// A file that says what nobody can read.
+/// A manifest with unreadable content.
 const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
 
-/// A way to carry Services.
+/// A form of a mode.
 struct Way {
     flags: &'static [&'static str],
-    /// A part of what [`held`] says as long as it serves.
+    /// Part of the output of [`held`] while the form is active.
     mark: &'static str,
 }
 
@@ -129,16 +128,16 @@ fn has_nftables() -> bool {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // Where no service address is one of the node, its own packets need a way.
+    // In modes without local Service addresses, the node's packets need a route.
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
-    // The nftables mode serves node ports at the addresses of the Node alone.
+    // The nftables mode serves node ports only at the addresses of the Node object.
     c.write("node", NODE)?;
     let service = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
     let service = service.ingress("192.0.2.10").external("192.0.2.20");
     c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))
 }
 
-/// Every way to the Service is answered at once.
+/// Checks that every path to the Service replies immediately.
 fn is_served(c: &Cluster) -> Outcome {
     let ways: [(&Place, &str); 7] = [
         (&c.client, "10.96.0.10:80"),
@@ -163,7 +162,7 @@ fn held(c: &Cluster) -> anyhow::Result<String> {
     ))
 }
 
-/// Waits until that of one way is there, and that of another is not.
+/// Waits until the state of one form is present, and that of another form is gone.
 fn until_alone(c: &Cluster, way: &Way, other: &Way) -> Outcome {
     let waited = c.until("one way alone", || {
         let held = held(c)?;
@@ -188,7 +187,7 @@ fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
     c.stop()
 }
 
-/// Redirects to a process that has ended are switched off before all objects are known.
+/// Redirects to an ended process are disabled even before all objects are known.
 fn with_a_broken_object(c: &mut Cluster, userspace: &Way, other: &Way) -> Outcome {
     set_up(c)?;
     c.start(userspace.flags)?;
@@ -207,12 +206,12 @@ fn with_a_broken_object(c: &mut Cluster, userspace: &Way, other: &Way) -> Outcom
     c.stop()
 }
 
-/// One endpoint refuses, one has no host: each client is served by the third.
+/// One endpoint rejects connections, and one has no host. The third endpoint serves each client.
 fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
         .port(udp(80, 8080).named("udp"));
-    // The client pod serves nothing; nobody has .77.
+    // The client pod has no server, and .77 has no host.
     let endpoints = "10.244.2.10 10.244.1.99 10.244.1.77";
     c.sh("ip route replace default via 172.35.0.9")?;
     c.apply(&service.clone().endpoints(endpoints))?;
@@ -229,7 +228,7 @@ fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
             ensure!(took < PASSED_OVER, "{}: {took:?}", from.name());
         }
     }
-    // None accepts: the client is told in time.
+    // No endpoint accepts: the client gets an error before its timeout.
     c.apply(&service.clone().endpoints("10.244.1.99"))?;
     c.until("a client is reset", || {
         let asked = c.client.dial(Transport::Tcp, cluster_ip);
@@ -238,7 +237,7 @@ fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
             |of: &Failure| matches!(of, Failure::Reset | Failure::Refused | Failure::Closed);
         Ok(asked.as_ref().is_err_and(is_told))
     })?;
-    // It accepts again.
+    // The endpoint accepts again.
     c.apply(&service.endpoints("10.244.2.10 10.244.1.10"))?;
     c.until("both are asked", || {
         let tally = tally(&c.client, Transport::Tcp, cluster_ip, 4);
@@ -247,8 +246,8 @@ fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Connections are shown by Service port and endpoint, in the metrics, the table and the object. An
-/// endpoint that has left is shown as long as it has a connection.
+/// Metrics, table and JSON show connections by Service port and endpoint. A removed endpoint is
+/// shown while it has a connection.
 fn what_the_relay_carries_is_told(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
@@ -317,7 +316,7 @@ fn what_the_relay_carries_is_told(c: &mut Cluster) -> Outcome {
         text.contains("drains: 1 connection open; kube-proxy carries them until they end"),
         "{text}"
     );
-    // Packets of TCP are not counted, which is another thing than none.
+    // TCP packets are not counted. The output omits the count instead of showing zero.
     let row = text.lines().find(|line| line.contains("10.96.0.10:80"));
     let row = row.with_context(|| text.clone())?;
     ensure!(row.split_whitespace().nth(6) == Some("-"), "{row}");
@@ -329,8 +328,8 @@ fn what_the_relay_carries_is_told(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// An address goes over from a Service, which stays, to another one: the flows that are redirected to
-/// the port of the former would be for as long as their clients send.
+/// An address moves from a Service, which stays, to another Service. Without a cleanup, existing
+/// flows would be redirected to the first Service's port as long as their clients send.
 fn a_udp_client_that_never_pauses_goes_with_the_address(c: &mut Cluster) -> Outcome {
     const PACE: Duration = Duration::from_millis(50);
     const SHARED: &str = "192.0.2.20";
@@ -355,7 +354,7 @@ fn a_udp_client_that_never_pauses_goes_with_the_address(c: &mut Cluster) -> Outc
     c.apply(&old)?;
     c.apply(&new.external(SHARED))?;
     let took = c.until("it goes with the address", || {
-        // The other client loses nothing.
+        // The other client loses no reply.
         ensure!(kept.ask()?.who == "near", "who stays was moved, too");
         Ok(moved.ask().is_ok_and(|answer| answer.who == "far"))
     })?;

@@ -1,5 +1,5 @@
-//! Attempts of a user who may write Services, with bad intent or by mistake: nobody else's packets
-//! are taken, nobody else is served worse, and the daemon has no rights beyond its manifests.
+//! Attacks by a user who may write Services. The user gets no foreign packets and cannot degrade
+//! other Services. The daemon has only the rights in its manifests.
 
 mod objects;
 mod rights;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use scenarios::{Cluster, Outcome, Story, tell};
 
-/// A story in each mode.
+/// Defines a test in each mode.
 macro_rules! in_each_mode {
     ($($name:literal: $tell:path),+;) => {
         &[$(
@@ -70,8 +70,8 @@ fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Adds a route: in the modes without IPVS no service address is one of the node, so that its own
-/// packets need one.
+/// Adds a default route. In modes without IPVS, Service addresses are not local, and the node's
+/// packets need a route.
 fn way_out(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;

@@ -1,5 +1,4 @@
-//! A folder of objects that no API server would take, or that it would and nobody expects, beside a
-//! Service that is as it should be.
+//! Hostile objects next to a valid Service.
 
 use std::fs;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use scenarios::{
 
 /// Limit of the daemon's peak memory, in KiB.
 const MEMORY_MAX: u64 = 128 * 1024;
-/// Limit for the good Service to be out of date.
+/// Maximum time for which the valid Service may be out of date.
 const FRESH_WITHIN: Duration = Duration::from_secs(40);
 fn good(endpoint: &str) -> Service {
     Service::new("web", "10.96.0.10")
@@ -20,7 +19,7 @@ fn good(endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// The largest that the daemon has been, in KiB.
+/// Returns the daemon's peak memory, in KiB.
 fn peak_memory(c: &Cluster) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", c.daemon_id()?))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -39,8 +38,8 @@ fn is_plain(what: &str, text: &str) -> Outcome {
 
 pub(crate) fn hostile_objects_harm_nobody_else(c: &mut Cluster) -> Outcome {
     c.apply(&good("10.244.1.10"))?;
-    // Half of them are there before, and half come later.
-    // What programs of iptables, or this lab's kernel, are slow with is tried on the fakes.
+    // Half of the objects exist at the start, and half are added later. Objects that are slow with
+    // iptables programs or this lab's kernel are only tested on the fakes.
     let is_ipvs = !c.flags.iter().any(|flag| flag != "--proxy-mode=ipvs");
     let files = if is_ipvs {
         hostile::files(2_000, 10_000)
@@ -59,7 +58,7 @@ pub(crate) fn hostile_objects_harm_nobody_else(c: &mut Cluster) -> Outcome {
         for (name, text) in later {
             c.write(&format!("hostile-{name}"), text)?;
         }
-        // What is right goes on being heard of, and done.
+        // The daemon still follows changes of valid objects.
         let second = Service::new("second", "10.96.0.11")
             .port(tcp(80, 8080))
             .endpoints("10.244.2.10");
@@ -77,14 +76,14 @@ pub(crate) fn hostile_objects_harm_nobody_else(c: &mut Cluster) -> Outcome {
                 .ask_tcp(at("10.96.0.11:80"), Duration::from_secs(2));
             Ok(answer.is_ok_and(|answer| answer.who == "near"))
         })?;
-        // So is what is right of those that are half wrong.
+        // It also serves the valid parts of partly invalid objects.
         for to in ["10.96.1.2:1", "10.96.1.2:200"] {
             c.until_answered(&c.client, to)?;
         }
         Ok(())
     })?;
 
-    // Nothing of it got out of where it was written.
+    // No text broke out of its context.
     is_plain("the log", &c.said())?;
     let rules = c.sh(&with_backend(
         "iptables-$backend-save; nft list ruleset 2>/dev/null || true",
@@ -111,7 +110,7 @@ pub(crate) fn hostile_objects_harm_nobody_else(c: &mut Cluster) -> Outcome {
     );
     ensure!(memory < MEMORY_MAX, "{memory} KiB");
 
-    // It all goes.
+    // Deletes all hostile objects.
     for (name, _) in &files {
         c.delete(&format!("hostile-{name}"))?;
     }

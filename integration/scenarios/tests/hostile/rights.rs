@@ -1,4 +1,4 @@
-//! Rights of the daemon, and its reports when it lacks one.
+//! Tests the daemon's rights, and its messages if a right is missing.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ fn web() -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// A user whom nobody knows.
+/// An unknown user id.
 const NOBODY: u32 = 65_532;
-/// User who may read which tables legacy iptables has; no other user may.
+/// The only user who may read the list of legacy iptables tables.
 const ROOT: u32 = 0;
 
-/// Runs the daemon as this user with exactly these capabilities, which its children get, too.
+/// Runs the daemon as this user with exactly these capabilities. Its child processes inherit them.
 fn act_as(c: &mut Cluster, user: u32, capabilities: &[&str]) {
     let with = |sign: &str| -> Vec<String> {
         let own = capabilities.iter().map(|one| format!("+{one}"));
@@ -46,7 +46,7 @@ fn raw() -> &'static [&'static str] {
 
 pub(crate) fn another_user_serves_after_init_only(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
-    // The folder is root's alone otherwise, and so is the lock of iptables.
+    // Otherwise only root can access the folder and the iptables lock.
     c.sh(&format!(
         "chmod -R a+rX {}; touch /run/xtables.lock; chmod 666 /run/xtables.lock",
         c.folder().display()
@@ -114,7 +114,7 @@ pub(crate) fn what_cannot_be_written_is_named(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.sh(&format!("chmod -R a+rX {}", c.folder().display()))?;
     c.sh("echo 0 >/proc/sys/net/ipv4/ip_forward")?;
-    // Without the capability, each mode ends, and names it.
+    // Without the capability, each mode exits with a message that names it.
     let mut modes = vec!["ipvs", "iptables", "userspace"];
     if lab::iptables_backend() == "nft" {
         modes.push("nftables");
@@ -126,7 +126,8 @@ pub(crate) fn what_cannot_be_written_is_named(c: &mut Cluster) -> Outcome {
         let said = c.refusal()?;
         ensure!(said.contains("CAP_NET_ADMIN"), "{mode}: {said}");
     }
-    // With them, and settings that cannot be written: these are named, and what to do.
+    // With the capabilities and read-only settings, the daemon names the settings and the next
+    // step.
     let read_only =
         "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec \"$@\"";
     c.prefix = ["sh", "-c", read_only, "sh"].map(Into::into).to_vec();
@@ -144,7 +145,7 @@ pub(crate) fn what_cannot_be_written_is_named(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Pages that are not for probes answer only this node, and change nothing.
+/// Pages other than probes respond only to this node, and are read-only.
 pub(crate) fn only_this_node_sees_inside(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
@@ -169,7 +170,7 @@ pub(crate) fn only_this_node_sees_inside(c: &mut Cluster) -> Outcome {
             ensure!(code == 404, "{path}: {code}");
         }
     }
-    // Another user of this node may not ask what is inside, either.
+    // Another user of this node cannot query internals either.
     let program = scenarios::kube_proxy()?;
     let asked = c.sh(&format!(
         "setpriv --reuid=1000 --regid=1000 --clear-groups {} services 2>&1 || true",

@@ -1,4 +1,4 @@
-//! Credentials of the daemon never leave it.
+//! Tests that the daemon never reveals its credentials.
 
 use std::fs;
 use std::thread::sleep;
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use scenarios::{Cluster, HEALTH, METRICS, Outcome, Service, ask, get, tcp};
 
-/// Parts of all that is secret here.
+/// Text that every secret here contains.
 const SECRET: &str = "s3cr3t";
 
-/// Time for which the output of a daemon that cannot serve is read.
+/// Time for which the test reads the output of a daemon that cannot start.
 const SPOKEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn none_is_told(c: &mut Cluster) -> Outcome {
@@ -22,12 +22,12 @@ pub(crate) fn none_is_told(c: &mut Cluster) -> Outcome {
     api.start()?;
     let token = c.folder().join("token");
     fs::write(&token, "s3cr3t-of-the-file")?;
-    // Each way to prove it, each with a server that is there, and one that is not.
+    // Each kind of credential, with a reachable server and an unreachable one.
     let users = [
         "{token: s3cr3t-token}".to_owned(),
         "{username: somebody, password: s3cr3t-password}".to_owned(),
         format!("{{tokenFile: '{}'}}", token.display()),
-        // Wrong: what is wrong is not quoted.
+        // Invalid values must not be quoted in errors.
         "{client-certificate-data: czNjcjN0LWNlcnRpZmljYXRl, client-key-data: czNjcjN0LWtleQ==}"
             .to_owned(),
         "{client-key-data: 's3cr3t !', token: [s3cr3t]}".to_owned(),
@@ -38,7 +38,7 @@ pub(crate) fn none_is_told(c: &mut Cluster) -> Outcome {
         "http://somebody:s3cr3t-password@172.35.0.9:9",
         "https://172.35.0.9:6443",
     ] {
-        // Each way, where there is a server for it.
+        // All credentials for the reachable server, one for the other servers.
         let count = if server == "http://172.35.0.9:6443" {
             users.len()
         } else {
@@ -55,7 +55,7 @@ pub(crate) fn none_is_told(c: &mut Cluster) -> Outcome {
             )?;
             let kubeconfig = format!("--kubeconfig={}", path.display());
             c.launch_with(&[&kubeconfig, "--v=10"])?;
-            // It serves, or says that it cannot.
+            // Waits until it serves, or until it reports that it cannot.
             let began = Instant::now();
             while began.elapsed() < SPOKEN_WITHIN {
                 let said = c.said();
@@ -85,7 +85,7 @@ pub(crate) fn none_is_told(c: &mut Cluster) -> Outcome {
                 c.daemon_id()?
             ))?;
             if c.stop().is_err() {
-                // It had ended by itself.
+                // The daemon had already ended.
             }
             let said = c.said();
             for (what, text) in [("the log", &said), ("a page", &shown)] {

@@ -1,4 +1,4 @@
-//! A Service names addresses that are not its own (CVE-2020-8554).
+//! A Service claims addresses of other owners (CVE-2020-8554).
 
 use anyhow::{Context as _, Result, ensure};
 use lab::{Place, Transport};
@@ -8,7 +8,7 @@ use serde_json::Value;
 const VICTIM: &str = "10.96.0.10:80";
 const API: &str = "172.35.0.9:6443";
 
-/// A Service that is older than all others, and would win by that.
+/// Returns a Service that is older than all others, which would give it priority.
 fn thief(name: &str, cluster_ip: &str, port: u16, external: &str) -> Service {
     Service::new(name, cluster_ip)
         .port(tcp(port, 8080))
@@ -27,7 +27,7 @@ fn answers(from: &Place, to: &str, who: &str) -> Outcome {
     Ok(())
 }
 
-/// Returns all kernel state that leads packets anywhere.
+/// Returns all kernel state that forwards packets.
 fn programmed(c: &Cluster) -> Result<String> {
     c.sh("set +e; (ipvsadm -Sn; iptables-$backend-save; nft list ruleset; ipset save; ip -o address show) 2>/dev/null || true")
 }
@@ -43,11 +43,11 @@ pub(crate) fn addresses_stay_with_whom_they_belong(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10")
         .metadata("creationTimestamp: '2024-01-01T00:00:00Z'");
-    // Another Service's cluster IP, the API server's address at another port, the node's address,
-    // and one that is nobody's.
+    // Another Service's cluster IP, the API server's address with another port, the node's address,
+    // and an unused address.
     let all = "10.96.0.10 172.35.0.9 172.35.0.100 192.0.2.20";
     api.apply(&thief("a-thief", "10.96.0.66", 80, all))?;
-    // Where the API server is.
+    // The API server's address and port.
     api.apply(&thief("b-thief", "10.96.0.67", 6443, "172.35.0.9"))?;
     api.apply(&victim)?;
     api.start()?;
@@ -57,21 +57,21 @@ pub(crate) fn addresses_stay_with_whom_they_belong(c: &mut Cluster) -> Outcome {
     c.until_answered(&c.client, VICTIM)?;
     answers(&c.client, VICTIM, "near")?;
     answers(&c.outside, VICTIM, "near")?;
-    // What is theirs, they have.
+    // The Service keeps its own addresses.
     for to in ["10.96.0.66:80", "192.0.2.20:80"] {
         c.until_answered(&c.outside, to)?;
         answers(&c.outside, to, "far")?;
     }
     c.until_answered(&c.client, "10.96.0.67:6443")?;
-    // The node's address is served, as upstream does it, and said to be; it stays the node's.
+    // Like upstream, the node's address is served, with a log message. It stays local to the node.
     c.until_answered(&c.outside, "172.35.0.100:80")?;
-    // The API server is reached by the node, and not taken for the node itself.
+    // The node still reaches the API server, whose address does not become local.
     let (code, body) = get(&c.node1, API, "/api/v1/services")?;
     ensure!(code == 200 && body.contains("victim"), "{code} {body}");
     let addresses = c.sh("ip -o address show")?;
     ensure!(!addresses.contains("172.35.0.9/"), "{addresses}");
 
-    // It is told, by name, with what to do.
+    // The log names the Service and the next step.
     let said = c.said();
     for parts in [
         [
@@ -127,8 +127,8 @@ pub(crate) fn addresses_stay_with_whom_they_belong(c: &mut Cluster) -> Outcome {
             && has("NodeAddressClaimed", "a-thief"))
     })?;
 
-    // The watch goes on: what changes is heard of. A cluster IP that nobody has any more may be
-    // had, until somebody has it again.
+    // The watch continues. After a cluster IP is released, the Service gets it, until another
+    // Service owns the cluster IP again.
     api.delete_service("victim")?;
     c.until("the thief to have it", || {
         let answer = c.client.ask_tcp(at(VICTIM), SOON);
@@ -141,7 +141,8 @@ pub(crate) fn addresses_stay_with_whom_they_belong(c: &mut Cluster) -> Outcome {
     })?;
     answers(&c.client, VICTIM, "near")?;
 
-    // With a list of what is allowed, nothing else is programmed, also not what was.
+    // With a list of allowed addresses, the daemon programs no other address and removes existing
+    // ones.
     api.apply(&thief("c-free", "10.96.0.68", 80, "192.0.2.5 198.51.100.5"))?;
     c.until_answered(&c.outside, "192.0.2.5:80")?;
     c.stop()?;

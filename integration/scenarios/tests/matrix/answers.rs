@@ -1,5 +1,4 @@
-//! Ways on which the packet arrives and the answer may not: compares `kube-proxy explain` with
-//! packets.
+//! Paths on which packets arrive but replies may not. Compares `kube-proxy explain` with packets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,12 +10,12 @@ use serde_json::Value;
 
 use crate::cast::{Mode, answers_come_back, place, policies, start};
 
-/// Limit for an answer that explain does not expect. All places are on one machine, where answers
+/// Timeout for a reply that explain does not expect. All places are on one machine, where replies
 /// take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
-/// Questions, with their senders: pods of this node and of another one, a process of this node; by
-/// the pods' own addresses and masqueraded; IPv4 and IPv6.
+/// Requests with their senders: pods of this node and of another node, and a process of this node.
+/// They cover the pods' own addresses and masquerading, IPv4 and IPv6.
 const QUESTIONS: [(&str, &str); 9] = [
     ("pod", "10.96.3.1:80"),
     ("pod", "10.96.3.2:80"),
@@ -29,21 +28,21 @@ const QUESTIONS: [(&str, &str); 9] = [
     ("outside", "[fd35::100]:30181"),
 ];
 
-/// The Services that these are of.
+/// The Services that receive the requests.
 const SERVICES: [&str; 3] = ["default/web1", "default/web2", "default/host"];
 
-/// Obstacle for answers.
+/// An obstacle for replies.
 struct Fault {
     what: &'static str,
-    /// Script that sets the obstacle up.
+    /// Script that adds the obstacle.
     put: &'static str,
     /// Script that removes the obstacle.
     take: &'static str,
-    /// True if modes other than IPVS are tested, too: there the request passes FORWARD as well.
+    /// True if modes other than IPVS are tested, too. In these, requests also traverse FORWARD.
     is_for_all: bool,
 }
 
-/// Rules are put in with `-I`, and taken away with `-D`.
+/// `-I` inserts the rules, and `-D` removes them.
 const FAULTS: [Fault; 10] = [
     Fault {
         what: "nothing",
@@ -118,8 +117,8 @@ ports: [{protocol: TCP, port: 8081}]
 endpoints: [{addresses: [172.35.0.100], nodeName: node1, conditions: {ready: true}}]
 ";
 
-/// Wherever explain says that an answer comes, it comes; where it says that none does, none does; and
-/// where nobody on this node can know, it says so and not more.
+/// If explain expects a reply, the reply arrives. If explain expects none, none arrives. If this
+/// node cannot know, explain says so.
 pub(crate) fn come_back_or_not(c: &mut Cluster) -> Outcome {
     c.node1.serve_tcp(8081)?;
     for (number, endpoint) in [(1, "10.244.1.10 fd44:1::10"), (2, "10.244.2.10 fd44:2::10")] {
@@ -164,8 +163,9 @@ fn web(name: &str, number: u16) -> Service {
     Service::new(name, &cluster_ips).port(tcp(80, 8080).node_port(30_180 + number))
 }
 
-/// A client of outside is forwarded unmasqueraded to another node, whose answer takes another way:
-/// this node cannot see if it comes back. In modes that drop the packet, the drop is seen.
+/// An external client is forwarded without masquerading to another node. The reply takes another
+/// path, so this node cannot see whether it returns. In modes that drop the packet, explain sees
+/// the drop.
 fn nobody_knows(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     let to = "172.35.0.100:30184";
     let is_forwarded = Mode::of(c) == Mode::Ipvs;
@@ -195,7 +195,7 @@ fn nobody_knows(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>)
     Ok(())
 }
 
-/// An address that no Service serves is answered by whoever listens on the node.
+/// At an address without a Service, a listener on the node replies.
 fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     c.node1.serve_tcp(30_999)?;
     for to in [
@@ -216,7 +216,7 @@ fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -
     Ok(())
 }
 
-/// Number of compared answers.
+/// Number of compared replies.
 #[derive(Default)]
 struct Comparison {
     all: usize,
@@ -225,7 +225,7 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// Compares an answer of explain with packets; returns the difference.
+    /// Compares an output of explain with packets. Returns the difference.
     fn differs(&mut self, c: &Cluster, from: &str, to: &str, said: &str) -> Option<String> {
         let is_said = said == "answered";
         let patience = if is_said { SOON } else { BRIEFLY };
@@ -244,13 +244,13 @@ fn is_answered(from: &Place, to: &str, patience: Duration) -> bool {
     dial.reset_on_close().ask().is_ok()
 }
 
-/// Answer of explain for a Service, or for an address.
+/// Output of explain for a Service or an address.
 struct ExplainOutput {
     all: Value,
     exit: i32,
 }
 
-/// Asks for all senders.
+/// Runs explain for all senders.
 fn explain(c: &Cluster, what: &str) -> Result<ExplainOutput> {
     explain_from(c, what, &[&c.client, &c.outside, &c.node1])
 }
@@ -278,7 +278,8 @@ fn explain_from(c: &Cluster, what: &str, from: &[&Place]) -> Result<ExplainOutpu
 }
 
 impl ExplainOutput {
-    /// Returns explain's verdict on the answers of one way; `None` if it does not mention the way.
+    /// Returns explain's verdict on the replies of one path, or `None` if it does not mention the
+    /// path.
     fn of(&self, c: &Cluster, from: &str, to: &str) -> Option<&'static str> {
         let is_v4 = at(to).is_ipv4();
         let own = place(c, from).addresses().iter().map(ipnet::IpNet::addr);

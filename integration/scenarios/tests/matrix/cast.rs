@@ -1,16 +1,16 @@
-//! The cast: places that ask, and Services that can be reached in every way, known by a number.
+//! The clients, and numbered Services that are reachable in every way.
 
 use std::net::SocketAddr;
 
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Service, at, sctp, tcp, udp};
 
-/// The ways to a Service of [`service`].
+/// The kinds of addresses of a Service from [`service`].
 pub(crate) const WAYS: [&str; 4] = ["ClusterIP", "NodePort", "LoadBalancer", "externalIP"];
-/// Places that ask.
+/// Locations of clients.
 pub(crate) const PLACES: [&str; 3] = ["pod", "node", "outside"];
 
-/// A Service of type LoadBalancer with external IPs, on port 80 of TCP, UDP and SCTP in both
+/// Returns a LoadBalancer Service with external IPs, on port 80 of TCP, UDP and SCTP in both
 /// families.
 pub(crate) fn service(number: usize) -> Service {
     let node_port = node_port(number);
@@ -25,12 +25,12 @@ pub(crate) fn service(number: usize) -> Service {
     .external(&format!("192.0.2.2{number} 2001:db8::2{number}"))
 }
 
-/// Returns a Service that has only its ClusterIP.
+/// Returns a Service with only a ClusterIP.
 pub(crate) fn inner_service(number: usize) -> Service {
     Service::new(&format!("inner{number}"), &format!("10.96.2.{number}")).port(tcp(80, 8080))
 }
 
-/// The Service that a way of [`v4`] or [`v6`] leads to.
+/// Returns the Service of an address from [`v4`] or [`v6`].
 pub(crate) fn named(way: &str, number: usize) -> String {
     if way == "ClusterIP only" {
         format!("default/inner{number}")
@@ -39,7 +39,7 @@ pub(crate) fn named(way: &str, number: usize) -> String {
     }
 }
 
-/// A way to Service `number`, by IPv4.
+/// Returns an IPv4 address of Service `number`.
 pub(crate) fn v4(way: &str, number: usize) -> SocketAddr {
     at(&match way {
         "ClusterIP" => format!("10.96.1.{number}:80"),
@@ -50,7 +50,7 @@ pub(crate) fn v4(way: &str, number: usize) -> SocketAddr {
     })
 }
 
-/// A way to Service `number`, by IPv6.
+/// Returns an IPv6 address of Service `number`.
 pub(crate) fn v6(way: &str, number: usize) -> SocketAddr {
     at(&match way {
         "ClusterIP" => format!("[fd96::1{number}]:80"),
@@ -64,7 +64,7 @@ fn node_port(number: usize) -> u16 {
     30_080 + u16::try_from(number).unwrap_or_default()
 }
 
-/// The `spec` of Services with these policies.
+/// Returns the `spec` of Services with these policies.
 pub(crate) fn policies(external_local: bool, internal_local: bool) -> String {
     let policy = |is_local| if is_local { "Local" } else { "Cluster" };
     format!(
@@ -87,7 +87,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// The mode of a story's daemons.
+    /// Returns the mode of a test's daemons.
     pub(crate) fn of(c: &Cluster) -> Self {
         let is = |mode: &str| {
             c.flags
@@ -106,14 +106,14 @@ impl Mode {
     }
 }
 
-/// Returns true if the daemons of a story use nftables mode's flat layout.
+/// Returns true if a test's daemons use nftables mode's flat layout.
 pub(crate) fn is_flat(c: &Cluster) -> bool {
     c.flags
         .iter()
         .any(|flag| *flag == *"--nftables-layout=flat")
 }
 
-/// The transports that a mode carries, of these.
+/// Returns those of these transports that a mode supports.
 pub(crate) fn transports<const N: usize>(
     mode: Mode,
     all: [Transport; N],
@@ -123,8 +123,8 @@ pub(crate) fn transports<const N: usize>(
     all.into_iter()
 }
 
-/// Returns userspace mode's result for a result of the modes with rules (G): the endpoint sees the
-/// node, and a client that is accepted, but not served, is reset.
+/// Converts a result of the rule-based modes into that of userspace mode (G). The endpoint sees the
+/// node's address. A client that is accepted without an endpoint is reset.
 pub(crate) fn carried(mode: Mode, transport: Transport, by_rules: &'static str) -> &'static str {
     match by_rules {
         said if mode != Mode::Userspace => said,
@@ -142,20 +142,19 @@ pub(crate) fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Starts the daemon, and waits until what it has programmed is there.
+/// Starts the daemon, and waits until its state is complete in the kernel.
 pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
     if Mode::of(c) != Mode::Ipvs {
-        // The nftables mode serves node ports at the addresses of the Node alone.
+        // The nftables mode serves node ports only at the addresses of the Node object.
         if !c.manifests().join("node.yaml").exists() {
             c.write("node", NODE)?;
         }
-        // No service address is one of the node: its own packets need a way before they are sent
-        // elsewhere.
+        // Service addresses are not local, and the node's packets need a route before translation.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         return c.start(flags);
     }
     c.start(flags)?;
-    // An IPv6 address leads nowhere before the kernel's own worker has made its route.
+    // An IPv6 address works only after a kernel worker has added its route.
     c.until("routes of the IPv6 addresses", || {
         let addresses = c.addresses()?;
         let addresses = addresses
@@ -176,9 +175,9 @@ pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
     }
 }
 
-/// Lets what node2's pods send to the outside host go by way of node1. Otherwise an answer to a
-/// client that was not masqueraded would pass by the node that has to translate it, and who was
-/// asked could not be seen.
+/// Routes packets from node2's pods to the outside host through node1. Otherwise replies to a
+/// client that was not masqueraded would bypass the node that must translate them, and the test
+/// could not see the endpoint.
 pub(crate) fn answers_come_back(c: &Cluster) -> Outcome {
     c.node1.read([
         "sysctl",

@@ -1,4 +1,4 @@
-//! ICMP echo: what `ping` does, by the kernel's own ping sockets (icmp(7)).
+//! ICMP echo requests like `ping`, through the kernel's ping sockets (icmp(7)).
 
 use std::fs;
 use std::io;
@@ -9,11 +9,11 @@ use lab::Place;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with};
 
 const AT_MOST: Duration = Duration::from_secs(2);
-/// Limit where no answer is expected: an answer takes milliseconds.
+/// Timeout if no reply is expected. Replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Sends an echo request from a place, and says what came back: `answered`, `refused` (port
-/// unreachable), `not sent` (a rule refused it on its way out), `timeout`, or the error. `expected` says how long to wait.
+/// Sends an echo request from a place. Returns `answered`, `refused` (port unreachable), `not sent`
+/// (a rule rejected it on output), `timeout`, or the error. `expected` selects the timeout.
 pub(crate) fn ping(from: &Place, to: IpAddr, expected: &str) -> String {
     let patience = if expected == "timeout" {
         BRIEFLY
@@ -25,14 +25,15 @@ pub(crate) fn ping(from: &Place, to: IpAddr, expected: &str) -> String {
         IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, 128),
     };
     let exchange = || {
-        // Groups that may have such sockets: only root's, where the default is none.
+        // Allows such sockets for root's group, as the default may allow no group.
         fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0")?;
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(family, SocketType::DGRAM, flags, Some(protocol))?;
         connect(&socket, &SocketAddr::new(to, 0))?;
         let socket = UdpSocket::from(socket);
         socket.set_read_timeout(Some(patience))?;
-        // The kernel fills in checksum and identifier, and passes on only the answers to it.
+        // The kernel fills in checksum and identifier, and delivers only replies with this
+        // identifier.
         socket.send(&[request, 0, 0, 0, 0, 0, 0, 1])?;
         socket.recv(&mut [0; 64])
     };

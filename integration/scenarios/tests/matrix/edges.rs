@@ -1,5 +1,5 @@
-//! Cases beside the table: no endpoints, nothing exposed, the pod itself, the last endpoints,
-//! source ranges, `ping`.
+//! Cases outside the table: no endpoints, unexposed ports, a pod that calls itself, the last
+//! endpoints, source ranges, `ping`.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -17,8 +17,7 @@ use crate::echo::ping;
 use crate::explained::Explained;
 use crate::see::{see, see_by_chance};
 
-/// The longest that an answer may take that comes at once: a lost first packet is sent again after
-/// a second.
+/// Maximum time of an immediate reply. TCP retransmits a lost first packet after a second.
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 const NEAR: &str = "10.244.1.10 fd44:1::10";
@@ -27,16 +26,16 @@ const NEAR: &str = "10.244.1.10 fd44:1::10";
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                     status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";
 
-/// Lets node1 say as often as it is asked that a port is unreachable. Otherwise the kernel limits
-/// what it says to a host, to one a second in the end, and to all (`icmp_ratelimit`, icmp(7)): no
-/// client asks as we do.
+/// Disables node1's ICMP rate limits, and delays requests by a millisecond. Without this, the
+/// kernel limits port unreachable messages to one per second and host (`icmp_ratelimit`, icmp(7)),
+/// and no real client sends as many requests.
 ///
-/// And gives what is asked a millisecond on its way, as a network does. Without one the answer is
-/// there while the client's `connect` still holds its socket: the kernel takes such an error for a
-/// passing one (`TcpExtLockDroppedIcmps` counts it) and goes by the next, a second later. Who polls
-/// meets that over IPv6, on Linux 6.1 now and then, and on 6.12 each time (docs/kernels.md).
+/// Without the delay, the ICMP error arrives while the client's `connect` still holds its socket.
+/// The kernel then treats the error as transient (`TcpExtLockDroppedIcmps` counts it) and waits for
+/// the next, a second later. With polling over IPv6, this happens sometimes on Linux 6.1, and
+/// always on 6.12 (docs/kernels.md).
 fn speak_freely(c: &Cluster) -> Outcome {
-    // The types that limits apply to: none, and one that is no error.
+    // Types that the limits apply to: none, and one that is not an error.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
     for (from, device) in [(&c.client, "eth0"), (&c.outside, "eth0"), (&c.node1, "lo")] {
         from.read([
@@ -46,8 +45,8 @@ fn speak_freely(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// Service 0 with both policies Cluster, 1 with externalTrafficPolicy Local, 2 with
-/// internalTrafficPolicy Local, 3 with both.
+/// Creates Service 0 with both policies Cluster, 1 with externalTrafficPolicy Local, 2 with
+/// internalTrafficPolicy Local, 3 with both Local.
 fn four_services(c: &mut Cluster, endpoints: &str) -> Outcome {
     for number in 0..4 {
         let policies = policies(number & 1 != 0, number & 2 != 0);
@@ -56,7 +55,7 @@ fn four_services(c: &mut Cluster, endpoints: &str) -> Outcome {
     start(c, &[])
 }
 
-/// Their addresses, all ways, in both families.
+/// Returns their addresses of all kinds in both families.
 fn all_ways() -> impl Iterator<Item = SocketAddr> {
     (0..4).flat_map(|number| {
         WAYS.iter()
@@ -64,7 +63,8 @@ fn all_ways() -> impl Iterator<Item = SocketAddr> {
     })
 }
 
-/// Every question must come to what is expected of it; if that is anything but a timeout, at once.
+/// Checks that every request has its expected result. Any result except a timeout must be
+/// immediate.
 fn each<'a>(
     c: &Cluster,
     questions: impl IntoIterator<Item = (&'a Place, Transport, SocketAddr, &'a str)>,
@@ -83,8 +83,8 @@ fn each<'a>(
         };
         let is_late = |took: Duration| expected != "timeout" && took > AT_ONCE;
         let (mut seen, mut took) = try_it();
-        // An ICMP error that finds the socket of a client in use is taken for a passing one, and
-        // the SYN is sent again.
+        // The kernel treats an ICMP error for a busy client socket as transient, and retransmits
+        // the SYN.
         if seen == expected && is_late(took) {
             (seen, took) = try_it();
         }
@@ -103,8 +103,8 @@ fn each<'a>(
     explained.agree(&unlike)
 }
 
-/// Returns the question for explain about an address and port: the Service, or the address where no
-/// Service exposes it. One address stands for all addresses of a Service.
+/// Returns explain's target for an address and port: the Service, or the address if no Service
+/// exposes it. One address represents all addresses of a Service.
 fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     let ways = |number| {
         let ways = WAYS.into_iter();
@@ -118,9 +118,9 @@ fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     is_first.then(|| format!("{to}/{transport:?}"))
 }
 
-/// Whatever the policies, the client gets a port unreachable at once. The node itself gets it over
-/// UDP as an error of the send, as from a rule that rejects. (An SCTP client gets it, too, but asks
-/// on: it takes the ICMP for a passing error.)
+/// With any policies, the client gets a port unreachable immediately. Over UDP, the node itself
+/// gets an error of the send, like that of a REJECT rule. (An SCTP client gets the message too, but
+/// treats it as transient and retries.)
 pub(crate) fn no_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, "")?;
@@ -128,7 +128,7 @@ pub(crate) fn no_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     let questions = PLACES.iter().flat_map(|from| {
         let transports = [Transport::Tcp, Transport::Udp].into_iter();
         transports.flat_map(move |transport| {
-            // What is not answered at all takes its time: one Service stands for all.
+            // Timeouts are slow, so one Service represents all.
             let is_dropped = carried(mode, transport, "refused") == "timeout";
             let most = if is_dropped {
                 2 * WAYS.len()
@@ -141,8 +141,8 @@ pub(crate) fn no_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     each(
         c,
         questions.map(|(from, transport, to)| {
-            // A node port on the node is asked by way of `lo`: its packets are refused when they
-            // come in; in the flat layout of nftables before they go out, as all others.
+            // The node reaches its own node port through `lo`. The packets are rejected on input,
+            // but in nftables mode's flat layout on output, like all others.
             let is_by_lo = to.port() != 80 && !is_flat(c);
             let is_sent = mode != Mode::Ipvs && is_by_lo || mode == Mode::Userspace;
             let is_send = from == "node" && transport == Transport::Udp && !is_sent;
@@ -160,9 +160,8 @@ pub(crate) fn no_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     )
 }
 
-/// Returns the result for a port that no Service exposes, or for a ping: it is refused. If no
-/// program on the node has the address and no rule matches, the packet is forwarded to where nobody
-/// answers.
+/// Returns the result for an unexposed port or a ping: the packet is rejected. If neither the node
+/// has the address nor a rule matches, the packet is forwarded and gets no reply.
 fn unexposed(mode: Mode, to: IpAddr) -> &'static str {
     let is_cluster_ip = all_cluster_ips().any(|cluster_ip| cluster_ip == to);
     match mode {
@@ -176,8 +175,8 @@ fn all_cluster_ips() -> impl Iterator<Item = IpAddr> {
     (0..4).flat_map(|number| [v4("ClusterIP", number), v6("ClusterIP", number)].map(|to| to.ip()))
 }
 
-/// Their addresses with what is expected of an unexposed port there. What is not answered at all
-/// takes its time, so that one Service stands for all.
+/// Returns their addresses with the expected result for an unexposed port. Timeouts are slow, so
+/// one Service represents all.
 fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
     let vips = all_ways().filter(|to| to.port() == 80).map(|to| to.ip());
     let vips = vips.map(|to| (to, unexposed(mode, to)));
@@ -191,8 +190,8 @@ fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
         .collect()
 }
 
-/// A process on the node that listens everywhere is not reached by way of a service address
-/// (k/k#72236); neither is a Service by its node port there.
+/// A process on the node that listens on all addresses is not reachable through a Service address
+/// (k/k#72236). Neither is a Service's node port.
 pub(crate) fn unexposed_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     let process = c.node1.serve_tcp(2222)?;
@@ -216,7 +215,7 @@ pub(crate) fn unexposed_ports_reach_no_process(c: &mut Cluster) -> Outcome {
         "the process was reached {} times",
         process.answers()
     );
-    // Where it is meant to be reached, it is.
+    // At its intended address, it is reachable.
     for (from, to) in [
         (&c.client, "10.244.1.1:2222"),
         (&c.outside, "172.35.0.100:2222"),
@@ -227,8 +226,8 @@ pub(crate) fn unexposed_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// A pod that asks a Service whose only endpoint it is. It must not see its own address, or it
-/// would answer to itself.
+/// A pod sends a request to a Service of which it is the only endpoint. It must not see its own
+/// address as the client, because it would then reply to itself.
 pub(crate) fn a_pod_reaches_itself(c: &mut Cluster) -> Outcome {
     c.near.serve_sctp(8080)?;
     four_services(c, NEAR)?;
@@ -241,8 +240,9 @@ pub(crate) fn a_pod_reaches_itself(c: &mut Cluster) -> Outcome {
     )
 }
 
-/// Endpoints here and elsewhere: ready, terminating but serving, or neither; the policies; and what
-/// a pod sees at the ClusterIP and the host outside at the load balancer's address.
+/// Endpoints on this and another node: ready, terminating but serving, or neither. Then the
+/// policies, and the results for a pod at the ClusterIP and for the external host at the load
+/// balancer's address.
 const LAST_ENDPOINTS: [(&str, &str, bool, &str, &str); 8] = [
     ("serving", "serving", false, "both kept", "both masq"),
     ("serving", "serving", true, "local kept", "local kept"),
@@ -262,7 +262,7 @@ pub(crate) fn terminating_endpoints_are_the_last_resort(c: &mut Cluster) -> Outc
         _ => "{ready: false, serving: false, terminating: true}",
     };
     for (number, (here, elsewhere, is_local, ..)) in LAST_ENDPOINTS.iter().enumerate() {
-        // Its own slice is empty.
+        // Its EndpointSlice is empty.
         let service = service(number).spec(&policies(*is_local, *is_local));
         let slice = format!(
             "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
@@ -279,7 +279,7 @@ pub(crate) fn terminating_endpoints_are_the_last_resort(c: &mut Cluster) -> Outc
     let mode = Mode::of(c);
     let questions = LAST_ENDPOINTS.iter().enumerate().flat_map(
         |(number, (here, _, is_local, pod, outside))| {
-            // Only IPVS mode falls back to all others (C, F).
+            // Only IPVS mode falls back to all other endpoints (C, F).
             let is_nobody = mode != Mode::Ipvs && *is_local && *here == "gone" && *pod != "refused";
             let of = |seen| {
                 let by_rules = if is_nobody { "timeout" } else { seen };
@@ -299,8 +299,8 @@ pub(crate) fn terminating_endpoints_are_the_last_resort(c: &mut Cluster) -> Outc
     each(c, questions)
 }
 
-/// loadBalancerSourceRanges, and what comes of a question from outside, from another host there, a
-/// pod and the node.
+/// loadBalancerSourceRanges, and the results for an external host, another external host, a pod and
+/// the node.
 const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
     (
         "172.35.0.9/32",
@@ -320,8 +320,8 @@ const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
     ),
 ];
 
-/// They hold for the load balancer's addresses only. The node is meant when they hold the address
-/// of its Node object.
+/// Source ranges apply only to load-balancer addresses. They allow the node if they contain the
+/// address of its Node object.
 pub(crate) fn source_ranges(c: &mut Cluster) -> Outcome {
     let other = c.world.host("other", "172.35.0.8/24")?;
     c.world
@@ -347,8 +347,8 @@ pub(crate) fn source_ranges(c: &mut Cluster) -> Outcome {
     each(c, questions)
 }
 
-/// A service address is to `ping` as any port that no Service exposes; an address of the node
-/// answers.
+/// `ping` to a Service address behaves like a request to an unexposed port. An address of the node
+/// replies.
 pub(crate) fn icmp_echo(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, NEAR)?;
@@ -359,8 +359,8 @@ pub(crate) fn icmp_echo(c: &mut Cluster) -> Outcome {
     let addresses: Vec<_> = all_vips(mode).into_iter().chain(nodes).collect();
     for from in PLACES {
         for (to, expected) in &addresses {
-            // The rule is in the way out of the node itself. IPv6 does not tell the sender of a
-            // packet that was dropped there, but of the answer.
+            // The rule is in the node's output path. With IPv6, the sender of a dropped packet gets
+            // no error, but the sender of the reply does.
             let is_send =
                 mode != Mode::Ipvs && to.is_ipv4() && from == "node" && *expected == "refused";
             let expected = if is_send { "not sent" } else { *expected };

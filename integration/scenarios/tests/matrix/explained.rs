@@ -1,4 +1,4 @@
-//! Compares `kube-proxy explain` with packets: it reads the kernel, and must come to the same
+//! Compares `kube-proxy explain` with packets. explain reads the kernel, and must predict the same
 //! result.
 
 use std::cell::RefCell;
@@ -12,14 +12,14 @@ use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, kube_proxy};
 use serde_json::Value;
 
-/// The pods' addresses: on node1, and on node2.
+/// Pod addresses on node1 and node2.
 const HERE: [&str; 2] = ["10.244.1.10", "fd44:1::10"];
 const ELSEWHERE: [&str; 2] = ["10.244.2.10", "fd44:2::10"];
 
-/// Second host outside, which some stories have.
+/// A second external host, which some tests have.
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 35, 0, 8));
 
-/// Answers of explain for each Service since the daemon was started: one call covers all senders.
+/// Outputs of explain for each Service since the daemon's start. One call covers all senders.
 #[derive(Default)]
 pub(crate) struct Explained {
     services: RefCell<BTreeMap<String, Value>>,
@@ -28,12 +28,12 @@ pub(crate) struct Explained {
 }
 
 impl Explained {
-    /// Forgets what was said: another daemon serves.
+    /// Clears the outputs after a change of the daemon.
     pub(crate) fn forget(&self) {
         self.services.borrow_mut().clear();
     }
 
-    /// Says how many ways were compared; fails if some differed.
+    /// Prints the number of compared paths. Fails if some differed.
     pub(crate) fn agree(&self, unlike: &[String]) -> Outcome {
         let compared = self.compared.load(Ordering::Relaxed);
         println!(
@@ -50,7 +50,7 @@ impl Explained {
         Ok(())
     }
 
-    /// Compares explain with the packets of one way; returns the difference, or `None`.
+    /// Compares explain with the packets of one path. Returns the difference.
     pub(crate) fn differs(
         &self,
         c: &Cluster,
@@ -61,7 +61,7 @@ impl Explained {
     ) -> Result<Option<String>> {
         let said = self.says(c, from, (transport, to), service)?;
         self.compared.fetch_add(1, Ordering::Relaxed);
-        // A send that fails at once is what a refusal on the way out looks like.
+        // A rejection on output makes the send fail immediately.
         let seen = if seen == "not sent" { "refused" } else { seen };
         let from = from.name();
         Ok((said != seen).then(|| {
@@ -104,7 +104,7 @@ impl Explained {
         };
         if is_unsure(journey) {
             self.unsure.fetch_add(1, Ordering::Relaxed);
-            // Only where a client outside is forwarded to another node, by its own address.
+            // Only for an external client that is forwarded to another node without masquerading.
             let is_so = !is_node && from.name() != c.client.name() && from.name() != c.near.name();
             ensure!(
                 is_so,
@@ -116,15 +116,15 @@ impl Explained {
     }
 }
 
-/// The addresses in a text.
+/// Returns the addresses in a text.
 fn words(text: &str) -> impl Iterator<Item = IpAddr> {
     text.split([' ', ',']).filter_map(|word| word.parse().ok())
 }
 
-/// Asks of a Service as everybody who asks in these stories.
+/// Runs explain for a Service, with all senders of these tests.
 fn ask(c: &Cluster, service: &str) -> Result<Value> {
     let program = kube_proxy()?.display().to_string();
-    // Of an address, only those of its family can be asked.
+    // For an address, only senders of its family are valid.
     let at = service
         .rsplit_once('/')
         .and_then(|(at, _)| at.parse::<SocketAddr>().ok());
@@ -136,7 +136,7 @@ fn ask(c: &Cluster, service: &str) -> Result<Value> {
     let from = format!("--from=node,{}", senders.join(","));
     let argv = [&*program, "explain", service, &from, "-o", "json"];
     let output = c.node1.run(argv)?;
-    // 1: a way fails; 2: whether answers come back is not known.
+    // Status 1 means that a path fails. Status 2 means that the return of replies is unknown.
     if !matches!(output.status.code(), Some(0..=2)) || output.stdout.is_empty() {
         bail!(
             "explain {service} ends with {}: {} {}",
@@ -149,13 +149,13 @@ fn ask(c: &Cluster, service: &str) -> Result<Value> {
         .with_context(|| format!("explain {service}: {}", output.stdout))
 }
 
-/// Returns true if explain does not know whether answers come back. In this lab they do.
+/// Returns true if explain does not know whether replies return. In this lab they do.
 fn is_unsure(journey: &Value) -> bool {
     let walks = journey["walks"].as_array().map_or(&[][..], Vec::as_slice);
     walks.iter().any(|walk| walk["unsure"].is_string())
 }
 
-/// Returns the result of explain for one way, in the words of the table.
+/// Returns explain's result for one path, in the table's terms.
 fn word(journey: &Value, is_node: bool) -> String {
     let walks = journey["walks"].as_array().map_or(&[][..], Vec::as_slice);
     let words: BTreeSet<String> = walks.iter().map(|walk| walk_word(walk, is_node)).collect();
@@ -194,7 +194,7 @@ fn walk_word(walk: &Value, is_node: bool) -> String {
             format!("{who} {source}")
         }
         "refused" | "reset" => fate.to_owned(),
-        // What leaves as it was sent comes to where nobody answers in this lab.
+        // In this lab, a packet that is forwarded unchanged gets no reply.
         "dropped" | "forwarded" => "timeout".to_owned(),
         other => other.to_owned(),
     }

@@ -1,9 +1,9 @@
-//! The packet matrix: who reaches what, by which endpoints, and whether the source is rewritten.
+//! The packet matrix: which client reaches which endpoint, and whether the source is rewritten.
 //!
-//! `--print` prints docs/packet-matrix.md out of the table in `table.rs`; the test fails where the
-//! table is not what is observed, and where the document is not the table. Each story is told
-//! with every shim of IPVS mode, in nftables mode with each layout, and in userspace mode. What packets
-//! do is compared with what `kube-proxy explain` says, which reads the kernel; in `answers` where only answers are lost.
+//! `--print` prints docs/packet-matrix.md from the table in `table.rs`. The test fails if the table
+//! differs from the observed packets or from the document. Each test runs with every shim of IPVS
+//! mode, with each layout of nftables mode, and in userspace mode. It also compares packets with
+//! `kube-proxy explain`, which reads the kernel. `answers` covers lost replies.
 
 mod answers;
 mod cast;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use scenarios::{Story, tell};
 
-/// Repeats each story with the other flags.
+/// Repeats each test with other flags.
 macro_rules! stories {
     ($($module:ident: $($name:ident),+;)+) => {
         &[$($(
@@ -28,7 +28,7 @@ macro_rules! stories {
             story!("nftables::", ["--proxy-mode=nftables"], cast::has_nftables, $module::$name),
             story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
                 cast::has_nftables, $module::$name),
-            // Redirected by nftables where that is there, and by iptables on lane A.
+            // Redirects with nftables if available, and with iptables on lane A.
             story!("userspace::", ["--proxy-mode=userspace"], || true, $module::$name),
         )+)+]
     };
@@ -47,7 +47,7 @@ macro_rules! story {
     };
 }
 
-/// The lab's own limit; each story has a shorter one.
+/// The lab's time limit. Each test has a shorter one.
 const LIMIT: Duration = Duration::from_mins(15);
 
 fn main() {
@@ -73,7 +73,7 @@ fn main() {
             cast::has_nftables,
             matrix::every_row
         ),
-        // Of lane A, whose rules are the same, IPVS is enough.
+        // On lane A, the rules are the same, so IPVS mode is enough.
         story!("", [], || true, answers::come_back_or_not),
         story!(
             "iptables::",

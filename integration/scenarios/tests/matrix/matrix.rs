@@ -1,4 +1,4 @@
-//! Every row of the table, with real packets.
+//! Tests every row of the table with real packets.
 
 use std::fmt::Write as _;
 
@@ -13,8 +13,8 @@ use crate::explained::Explained;
 use crate::see::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
-/// The daemon's flags for the three columns. A story's daemon knows the pods' networks; here,
-/// without that of the family, it cannot tell local traffic.
+/// The daemon's flags for the three columns. By default, a test's daemon knows the pods' networks.
+/// Without the network of the family, it cannot detect local traffic.
 const MODES: [&[&str]; 3] = [&[], &["--cluster-cidr=fd44::/16"], &["--masquerade-all"]];
 
 const DOCUMENT: &str = include_str!("../../../../docs/packet-matrix.md");
@@ -70,7 +70,7 @@ pub(crate) fn every_row(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Tests every row in a mode that chooses endpoints at random, in the column of that name.
+/// Tests every row in a mode with random endpoints, in the column of that name.
 fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let mode = Mode::of(c);
@@ -101,8 +101,8 @@ fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     explained.agree(&unlike)
 }
 
-/// UDP and SCTP, and TCP and UDP over IPv6: all as TCP over IPv4, but for internalTrafficPolicy,
-/// which knows no protocols.
+/// UDP, SCTP, and IPv6 have the same results as TCP over IPv4. Skips internalTrafficPolicy, which
+/// does not depend on the protocol.
 pub(crate) fn other_protocols(c: &mut Cluster) -> Outcome {
     let mode = Mode::of(c);
     c.near.serve_sctp(8080)?;
@@ -144,7 +144,7 @@ pub(crate) fn other_protocols(c: &mut Cluster) -> Outcome {
     explained.agree(&unlike)
 }
 
-/// The Services of all sections, and the way back.
+/// Creates the Services of all sections, and the reply path.
 fn set_up(c: &Cluster) -> Outcome {
     answers_come_back(c)?;
     for (number, section) in SECTIONS.iter().enumerate() {
@@ -161,7 +161,7 @@ fn set_up(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// The rows with the numbers of their sections.
+/// Returns the rows with the numbers of their sections.
 fn rows() -> impl Iterator<Item = (usize, Row)> {
     let sections = SECTIONS.iter().enumerate();
     sections.flat_map(|(number, section)| section.rows().map(move |row| (number, row)))

@@ -1,4 +1,4 @@
-//! Observes requests: which server answers, and which client the endpoint sees.
+//! Observes requests: the server that replies, and the client address that the endpoint sees.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -8,16 +8,15 @@ use std::time::Duration;
 use lab::{Failure, Place, Transport};
 use scenarios::{Cluster, SOON};
 
-/// Limit for an answer that is not expected. All places are on one machine, where answers take
-/// milliseconds.
+/// Timeout for an unexpected reply. All places are on one machine, where replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Asks an address so often that each endpoint has its turn, and says what came of it: `both kept`,
-/// `local masq`, `remote vip`, `timeout`. See the document for the words.
+/// Sends requests until each endpoint has had its turn. Returns the result: `both kept`, `local
+/// masq`, `remote vip`, `timeout`. The document explains the terms.
 ///
-/// `expected` says how long to wait. What is not expected is looked at twice: the port that
-/// MASQUERADE picks at random may be the one that there was, which is all that tells the node from
-/// the node masqueraded.
+/// `expected` selects the timeout. An unexpected result is checked twice, because MASQUERADE's
+/// random port may equal the original port. For the node's own packets, only the port shows
+/// masquerading.
 pub(crate) fn see(
     c: &Cluster,
     from: &Place,
@@ -31,7 +30,7 @@ pub(crate) fn see(
         .unwrap_or_else(look)
 }
 
-/// Asks until each endpoint of a random choice has answered, up to a limit.
+/// Sends requests until each endpoint of a random choice has replied, up to a limit.
 pub(crate) fn see_by_chance(
     c: &Cluster,
     from: &Place,
@@ -40,7 +39,7 @@ pub(crate) fn see_by_chance(
     expected: &str,
 ) -> String {
     let (asked, wanted) = match expected.strip_prefix("both ") {
-        // One of two stays away so often once in 2³⁰.
+        // The probability that one of two endpoints never replies is 2⁻³⁰.
         Some(source) => (
             31,
             ["local", "remote"]
@@ -60,7 +59,7 @@ pub(crate) fn see_by_chance(
         } else {
             odd.push(word);
         }
-        // A port that was picked at random may be the one that there was, but not twice.
+        // A random port may equal the original port once, but not twice.
         if seen == wanted && odd.len() < 2 && (wanted.len() > 1 || turn == asked) {
             return expected.to_owned();
         }
@@ -70,7 +69,7 @@ pub(crate) fn see_by_chance(
 }
 
 fn look(c: &Cluster, from: &Place, transport: Transport, to: SocketAddr, expected: &str) -> String {
-    // Two endpoints at most, in turn (rr).
+    // At most two endpoints, in turn (rr).
     let [one, other] = [(); 2].map(|()| ask(c, from, transport, to, expected));
     match (one, other) {
         (Ok((one, source)), Ok((other, same))) if one != other && source == same => {
@@ -87,7 +86,7 @@ fn look(c: &Cluster, from: &Place, transport: Transport, to: SocketAddr, expecte
     }
 }
 
-/// Asks once: the endpoint and what became of the source, or how it failed.
+/// Sends one request. Returns the endpoint and the source rewrite, or the failure.
 fn ask(
     c: &Cluster,
     from: &Place,
@@ -116,9 +115,9 @@ fn ask(
             Failure::Unreachable => "unreachable",
             Failure::TimedOut => "timeout",
             Failure::Reset => "reset",
-            // EPIPE: it was reset before the question was written.
+            // EPIPE: the connection was reset before the write.
             Failure::Other(text) if text.contains("os error 32)") => "reset",
-            // EPERM: a rule or IPVS dropped it on its way out.
+            // EPERM: a rule or IPVS dropped the packet on output.
             Failure::Other(text) if text.contains("os error 1)") => "not sent",
             other => return other.to_string(),
         };
@@ -143,9 +142,8 @@ fn ask(
     }
 }
 
-/// A source port that nobody has used before: one that is used again within seconds meets the
-/// traces of its last connection in conntrack, and where the source is kept nothing gives it
-/// another.
+/// Returns an unused source port. A port that is reused within seconds may match the previous
+/// connection's conntrack entry. If the source is not rewritten, the port stays the same.
 fn unused_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(10_000);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! The table, as it is expected, and its rendering as a document.
+//! The expected table, and its document.
 
 use std::fmt::Write as _;
 
@@ -6,18 +6,18 @@ use lab::Transport;
 
 use crate::cast::{Mode, carried};
 
-/// Services of one kind, and a row for each who and where.
+/// Services of one kind, with a row for each sender and address.
 pub(crate) struct Section {
     /// `externalTrafficPolicy: Local`
     pub(crate) external_local: bool,
     /// `internalTrafficPolicy: Local`
     pub(crate) internal_local: bool,
-    /// True if one of the endpoints is on the node; another one is elsewhere.
+    /// True if one endpoint is on the node. The other endpoint is on another node.
     pub(crate) is_here: bool,
     rows: &'static str,
 }
 
-/// Row: the sender, the address, and the results with local detection, without, and with
+/// A row: the sender, the address, and the results with local detection, without it, and with
 /// `--masquerade-all`.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
@@ -29,7 +29,7 @@ pub(crate) struct Row {
     why: &'static str,
 }
 
-/// Why something differs from the modes of rules.
+/// Reasons for differences from the rule-based modes.
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
@@ -68,7 +68,7 @@ const REASONS: [(&str, &str); 7] = [
     ),
 ];
 
-/// Results of the other stories of this test: the document's last part.
+/// Results of the other tests, in the document's last part.
 const BESIDE: &str = "
 ## Beside the table
 
@@ -314,7 +314,7 @@ impl Row {
         }
     }
 
-    /// Returns true if the results of iptables mode and their reasons fit together.
+    /// Returns true if the results of iptables mode match their reasons.
     pub(crate) fn is_sound(&self) -> bool {
         if self.iptables.is_empty() {
             return self.why.is_empty();
@@ -364,7 +364,7 @@ test fails where it is out of date.
 | **vip** | the endpoint sees the service address, which is the client's own where the node asks |
 ";
 
-/// The document: the table with what is seen, row after row.
+/// Returns the document with the observed results, row by row.
 pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String {
     let mut text = INTRODUCTION.to_owned();
     for section in &SECTIONS {
@@ -394,7 +394,7 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
     lab::pages::wrapped(&(text + "\n" + BESIDE))
 }
 
-/// The document out of the expected table.
+/// Returns the document with the expected results.
 pub(crate) fn document() -> String {
     document_of(
         SECTIONS

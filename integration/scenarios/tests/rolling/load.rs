@@ -13,19 +13,19 @@ use crate::web::SLOW_PATH;
 /// Behaviour of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// A connection for each request, closed by the server: IPVS remembers it in TIME_WAIT while
-    /// the client's port is free.
+    /// One connection per request, closed by the server. IPVS keeps it in TIME_WAIT while the
+    /// client's port is free.
     New,
-    /// A connection for each request, reset by the client: IPVS remembers it in CLOSE.
+    /// One connection per request, reset by the client. IPVS keeps it in CLOSE.
     Reset,
-    /// Connection that lasts as long as the server keeps it.
+    /// A connection that lasts until the server closes it.
     Kept,
-    /// Connection as `Kept`, with requests that take a second.
+    /// Like `Kept`, with requests that take a second.
     Slow,
 }
 
-/// A client: its behaviour, its address, its source ports, which it uses in turn, and its pause
-/// between two requests.
+/// A client: its behaviour, its address, its source ports in turn, and its pause between two
+/// requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pub(crate) manner: Manner,
@@ -35,7 +35,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts the client, whose account has the name of its manner.
+    /// Starts the client. Its account has the name of its behaviour.
     pub(crate) fn start(self, traffic: &mut Traffic, place: &Place) {
         let mut ports = self.ports.clone().cycle();
         let mut kept: Option<TcpStream> = None;
@@ -51,8 +51,8 @@ impl Client {
         });
     }
 
-    /// Makes one request, on a new connection if none is kept. Returns the answer, and the connection
-    /// if the next request can use it.
+    /// Sends one request, on a new connection if none is open. Returns the reply, and the
+    /// connection if it is reusable.
     fn ask(
         &self,
         kept: Option<TcpStream>,

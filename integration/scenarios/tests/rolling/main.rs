@@ -1,5 +1,5 @@
-//! Endpoints go and come under load, and no request fails; what draining does, one thing at a time.
-//! See `scenarios::Cluster` for the cast.
+//! Endpoints are removed and added under load, and no request may fail. Separate tests cover each
+//! aspect of draining. [`scenarios::Cluster`] describes the places.
 
 mod load;
 mod stories;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use scenarios::{stories, tell};
 
-/// The lab's own limit; each story has a shorter one.
+/// The lab's time limit. Each test has a shorter one.
 const LIMIT: Duration = Duration::from_mins(5);
 
 fn main() {

@@ -1,4 +1,4 @@
-//! Stories about draining, one aspect at a time.
+//! Tests of draining, one aspect each.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::web::Web;
 const CLUSTER_IP: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "172.35.0.100:30080";
 const SERVER: &str = "TCP 10.96.0.10:80";
-/// The endpoints, as `Cluster::until_reals` shows them.
+/// The endpoints in the format of `Cluster::until_reals`.
 const NEAR: &str = "10.244.1.10:8080";
 const FAR: &str = "10.244.2.10:8080";
 
@@ -23,13 +23,13 @@ fn web(endpoints: &str) -> Service {
 }
 
 const BOTH: &str = "10.244.1.10 10.244.2.10";
-/// A SYN that is lost is sent again after a second.
+/// Timeout below TCP's retransmission of a lost SYN after a second.
 const AT_ONCE: Duration = Duration::from_millis(900);
 const ONLY_NEAR: &str = "10.244.1.10";
 const ONLY_FAR: &str = "10.244.2.10";
 
-/// Opens connections until one is answered by the pod `who`. All end with a reset, which IPVS
-/// remembers for ten seconds.
+/// Opens connections until the pod `who` replies. All connections end with a reset, after which
+/// IPVS keeps them for ten seconds.
 fn open_to(who: &str, dial: &Dial<'_>) -> Result<Connection> {
     for _ in 0..4 {
         let mut connection = dial.clone().reset_on_close().open()?;
@@ -49,7 +49,7 @@ pub(crate) fn an_endpoint_that_returns_while_the_daemon_is_away(c: &mut Cluster)
     c.until_reals(SERVER, &format!("{NEAR}*1 {FAR}*0"))?;
     c.stop()?;
 
-    // k/k#92019, k/k#108319: upstream left it at weight 0.
+    // Upstream left the destination at weight 0 (k/k#92019, k/k#108319).
     c.apply(&web(BOTH))?;
     c.start(&[])?;
     c.until_served(&web(BOTH))?;
@@ -113,7 +113,7 @@ pub(crate) fn a_deleted_service_leaves_no_blackhole(c: &mut Cluster) -> Outcome 
     c.start(&[])?;
     c.until_served(&web(BOTH))?;
     let mut kept = open_to("near", &c.outside.dial(Transport::Tcp, at(NODE_PORT)))?;
-    // One of the endpoints drains when the Service goes.
+    // One endpoint drains when the Service is deleted.
     c.apply(&web(ONLY_FAR))?;
     c.until_reals(&format!("TCP {NODE_PORT}"), &format!("{NEAR}*0 {FAR}*1"))?;
     c.delete("web")?;
@@ -132,17 +132,17 @@ pub(crate) fn a_deleted_service_leaves_no_blackhole(c: &mut Cluster) -> Outcome 
             place.name()
         );
     }
-    // What was open on an address that the node keeps is told; what was open on the others gets
-    // ICMP unreachable, which TCP does not take for an end.
+    // If the node keeps the address, an open connection is reset. Otherwise it gets ICMP
+    // unreachable, which does not end a TCP connection.
     assert_eq!(kept.ask(), Err(Failure::Reset));
-    // The address can be used anew at once.
+    // The address is immediately reusable.
     c.apply(&web(BOTH))?;
     c.until_served(&web(BOTH))?;
     c.until_answered(&c.client, CLUSTER_IP)?;
     Ok(())
 }
 
-/// The IPVS connection that a port of the client has, on node1: its state and its destination.
+/// Returns the IPVS connection of a client port on node1: its state and its destination.
 fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
     let text = c.sh("ipvsadm -Lcn")?;
     let source = format!("10.244.1.99:{port}");
@@ -158,8 +158,8 @@ fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
     Ok(found.next())
 }
 
-/// A busy client, or one like NFS, comes from the same port again, while IPVS still knows the
-/// connection before (k/k#81775, k/k#84322).
+/// A busy client, or an NFS client, reuses a source port while IPVS still has the previous
+/// connection (k/k#81775, k/k#84322).
 pub(crate) fn one_source_port_is_not_stuck(c: &mut Cluster) -> Outcome {
     const PORT: u16 = 45_000;
     let (near, far) = (Web::serve(&c.near, 8081)?, Web::serve(&c.far, 8081)?);
@@ -173,12 +173,13 @@ pub(crate) fn one_source_port_is_not_stuck(c: &mut Cluster) -> Outcome {
     c.until_served(&on(BOTH))?;
     let (near_at, far_at) = ("10.244.1.10:8081", "10.244.2.10:8081");
 
-    // How the client goes, what IPVS makes of it, and how long the next connection may take.
+    // The client's end of the connection, the resulting IPVS state, and the time limit of the next
+    // connection.
     let after_one_syn = Duration::from_millis(2900);
     let ways = [
         (Going::ServerCloses, "TIME_WAIT", AT_ONCE),
         (Going::Reset, "CLOSE", AT_ONCE),
-        // The first SYN ends the entry, and the second one is a new connection.
+        // The first SYN removes the entry, and the second SYN opens a new connection.
         (Going::Silently, "ESTABLISHED", after_one_syn),
     ];
     for (going, state, limit) in ways {
@@ -218,17 +219,18 @@ pub(crate) fn one_source_port_is_not_stuck(c: &mut Cluster) -> Outcome {
 enum Going {
     ServerCloses,
     Reset,
-    /// Without a packet, as when its machine loses power.
+    /// Without a packet, like a power failure of the client.
     Silently,
 }
 
-/// Asks once on a new connection from a source port, which the server closes; returns the server.
+/// Sends one request from a source port on a new connection, which the server closes. Returns the
+/// server.
 fn ask(c: &Cluster, port: u16) -> Result<String> {
     let ask = || Ok(get(&mut connect(at(CLUSTER_IP), port, false)?, "/", true)?.0);
     Ok(c.client.enter(ask)?)
 }
 
-/// Asks once from a source port on a connection that ends so; returns the server.
+/// Sends one request from a source port on a connection with this end. Returns the server.
 fn ask_and_go(c: &Cluster, going: Going, port: u16) -> Result<String> {
     if matches!(going, Going::ServerCloses) {
         return ask(c, port);
@@ -274,10 +276,11 @@ pub(crate) fn a_client_with_affinity_is_moved(c: &mut Cluster) -> Outcome {
     };
     c.apply(&sticky(left))?;
     c.until_reals(SERVER, &drains)?;
-    // k/k#81587: not held there by its affinity; what is open stays.
+    // New connections are not bound by affinity to the removed endpoint (k/k#81587). Open
+    // connections stay.
     assert_eq!(answers(c)?, all_from(second));
     assert_eq!(kept.ask()?.who, first);
-    // The first one returns; the client has its affinity to the second.
+    // The first endpoint returns. The client now has affinity to the second.
     c.apply(&sticky(BOTH))?;
     c.until_served(&sticky(BOTH))?;
     assert_eq!(answers(c)?, all_from(second));
@@ -309,7 +312,7 @@ pub(crate) fn a_drain_has_a_limit(c: &mut Cluster) -> Outcome {
         served > limit * 2 / 3 && took < limit + Duration::from_secs(2),
         "{served:?} {took:?}"
     );
-    // Who is still there is told, instead of waiting in vain.
+    // Connected clients get a reset instead of a timeout.
     for (of, connection) in [("client", &mut kept), ("outside", &mut outside)] {
         let failure = connection
             .ask()

@@ -1,5 +1,4 @@
-//! The rolling update: every endpoint is replaced, one after the other, again and again, while
-//! clients ask.
+//! A continuous rolling update under load: every endpoint is replaced, one after another.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -15,15 +14,15 @@ use crate::web::{SLOW, Web};
 
 /// Duration of the load.
 const LASTS: Duration = Duration::from_secs(64);
-/// Time after which a terminating pod may get no new connection: the daemon collects changes for a
+/// Time after which a terminating pod must get no new connection. The daemon collects changes for a
 /// second.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Limit for a pod to end once it is out of the EndpointSlice.
+/// Timeout for a pod to end after its removal from the EndpointSlice.
 const GRACE: Duration = Duration::from_secs(5);
 const CLUSTER_IP: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "172.35.0.100:30080";
 
-/// An endpoint and the pod behind it.
+/// An endpoint and its pod.
 #[derive(Debug)]
 struct Pod {
     place: Place,
@@ -32,15 +31,14 @@ struct Pod {
     web: Web,
 }
 
-/// The Service `web` and its pods; addresses of pods that have gone are used again, the oldest
-/// first.
+/// The Service `web` and its pods. Addresses of removed pods are reused, the oldest first.
 #[derive(Debug)]
 struct Rollout {
     api: ApiServer,
     pods: VecDeque<Pod>,
     free: Vec<(Node, VecDeque<String>)>,
     made: usize,
-    /// The longest that the last connection of a pod lasted.
+    /// Longest time until the last connection of a pod ended.
     longest_end: Duration,
 }
 
@@ -59,7 +57,7 @@ impl Rollout {
         }
     }
 
-    /// A pod more, which serves; it is not an endpoint yet.
+    /// Starts another serving pod, which is not an endpoint yet.
     fn pod(&mut self, c: &mut Cluster) -> Result<Pod> {
         let (node, addresses) = self
             .free
@@ -79,13 +77,12 @@ impl Rollout {
         })
     }
 
-    /// Replaces the oldest pod, through the whole life of both.
+    /// Replaces the oldest pod, through the whole lifecycle of both pods.
     fn replace(&mut self, c: &mut Cluster) -> Result<()> {
         let new = self.pod(c)?;
         let old = self.pods.pop_front().context("there are no pods")?;
         self.pods.push_back(new);
-        // The kubelet tells it to finish at about the time when it becomes an endpoint that
-        // terminates.
+        // The kubelet sends SIGTERM at about the time when the endpoint becomes terminating.
         self.publish(Some(&old))?;
         old.web.leave();
         std::thread::sleep(SETTLED);
@@ -116,7 +113,7 @@ impl Rollout {
         Ok(())
     }
 
-    /// Tells the endpoints: the pods are ready; the one that goes still serves.
+    /// Publishes the endpoints: ready pods, and the terminating pod, which still serves.
     fn publish(&self, going: Option<&Pod>) -> Result<()> {
         let mut slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
              metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}\n\
@@ -179,7 +176,7 @@ pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
         rollout.pods.push_back(pod);
     }
     rollout.publish(None)?;
-    // As upstream collects changes by default.
+    // Upstream's default interval for collecting changes.
     c.launch_on(&rollout.api, &["--ipvs-min-sync-period=1s"])?;
     c.await_first_sync()?;
 

@@ -1,5 +1,5 @@
-//! A web server in a pod that goes as well-behaved ones do: it finishes the open requests, and then
-//! closes.
+//! A web server in a pod that shuts down gracefully: it finishes open requests and then closes its
+//! connections.
 //!
 //! ```text
 //!   serves ── leave() ──▶ answers what still comes with `Connection: close` ── end() ──▶ waits for the last connection,
@@ -17,16 +17,16 @@ use anyhow::Result;
 use lab::Place;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// The path of a request that takes [`SLOW`] to answer.
+/// Path of a request whose response takes [`SLOW`].
 pub(crate) const SLOW_PATH: &str = "/slow";
-/// Duration of a slow answer.
+/// Duration of a slow response.
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
-/// Pause between two looks of a waiting thread at its end.
+/// Interval between two checks of a waiting thread.
 const GLANCE: Duration = Duration::from_millis(100);
-/// Nothing comes for so long: nothing more is under way.
+/// Time without a new connection after which no more are expected.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// The server; dropped, it cuts what is open.
+/// The server. Dropping it cuts its open connections.
 #[derive(Debug)]
 pub(crate) struct Web {
     state: Arc<State>,
@@ -43,7 +43,7 @@ struct State {
 }
 
 impl Web {
-    /// Serves HTTP at a pod; each answer is its name.
+    /// Serves HTTP in a pod. Each response is the pod's name.
     pub(crate) fn serve(place: &Place, port: u16) -> Result<Self> {
         let listener = place.enter(|| {
             let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
@@ -74,18 +74,18 @@ impl Web {
         })
     }
 
-    /// Closes each connection after its next answer from now on.
+    /// From now on, closes each connection after its next response.
     pub(crate) fn leave(&self) {
         self.state.is_leaving.store(true, Ordering::SeqCst);
     }
 
-    /// Returns the number of connections so far.
+    /// Returns the number of accepted connections.
     pub(crate) fn accepted(&self) -> usize {
         self.state.accepted.load(Ordering::SeqCst)
     }
 
-    /// Waits until its connections are closed and no further one comes, but no longer than `grace`;
-    /// then it is over. Says how many connections it had to cut.
+    /// Waits until its connections are closed and no new one arrives, at most for `grace`. Then
+    /// stops the server. Returns the number of cut connections.
     pub(crate) fn end(mut self, grace: Duration) -> usize {
         let deadline = Instant::now() + grace;
         let mut seen = (self.accepted(), Instant::now());
@@ -123,7 +123,7 @@ impl State {
         self.open.fetch_add(1, Ordering::SeqCst);
         let state = Arc::clone(self);
         let serve = move || {
-            // Whoever breaks off has counted it as a failure on its side.
+            // The client counts a broken connection as a failure.
             let _ = state.serve_connection(socket);
             state.open.fetch_sub(1, Ordering::SeqCst);
         };
@@ -132,7 +132,7 @@ impl State {
         }
     }
 
-    /// Answers the requests on one connection until either side closes.
+    /// Responds to the requests on one connection until either side closes it.
     fn serve_connection(&self, mut socket: TcpStream) -> io::Result<()> {
         socket.set_read_timeout(Some(GLANCE))?;
         socket.set_nodelay(true)?;

@@ -1,4 +1,4 @@
-//! The node's own addresses change.
+//! Tests changes of the node's addresses.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ pub(crate) fn node_ports_at_an_address_that_has_moved_away_go(c: &mut Cluster) -
         assert_eq!(servers_at(c, address)?, 3, "node ports at {address}");
     }
     c.stop()?;
-    // The addresses go to another node, and somebody serves two of the ports with a third one.
+    // The addresses move to another node, where a third program serves two of the ports.
     c.sh(
         "ip address del 172.35.0.150/24 dev eth0; ip address del fd35::150/64 dev eth0
         ipvsadm -A -t 198.51.100.7:30080 -s rr; ipvsadm -a -t 198.51.100.7:30080 -r 10.244.1.10:8080 -m

@@ -1,10 +1,11 @@
-//! An API server as the source: lists, watches, absence, nonsense.
+//! Tests an API server as the source: lists, watches, absence, invalid responses.
 
 use std::time::Duration;
 
 use scenarios::{Cluster, Outcome, Service, at, tcp};
 
-/// Whoever was refused several times waits for some seconds before it tries again.
+/// Timeout for a reconnect. After several failures, a client waits some seconds before the next
+/// attempt.
 const BACK_OFF: Duration = Duration::from_secs(40);
 
 fn web() -> Service {
@@ -41,7 +42,7 @@ pub(crate) fn cached_lists(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Returns the queries that the server got.
+/// Returns the requests that the server received.
 fn served_from_an_api_server(c: &mut Cluster, flags: &[&str]) -> anyhow::Result<Vec<String>> {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
@@ -89,7 +90,7 @@ pub(crate) fn away_at_the_start(c: &mut Cluster) -> Outcome {
     c.await_first_sync()?;
     c.until_served(&web())?;
 
-    // Once more, with something in the kernel that must stay.
+    // Repeats this with kernel state that must stay.
     let before = c.state()?;
     c.stop()?;
     api.stop();
@@ -119,8 +120,7 @@ pub(crate) fn away_for_a_while(c: &mut Cluster) -> Outcome {
     let moved = web().endpoints("10.244.2.10");
     api.apply(&moved)?;
     api.delete_service("dns")?;
-    // Whoever comes back cannot go on from where it was: it has to find out by a new list what is
-    // gone.
+    // The reconnecting daemon cannot resume its watch, and must detect deletions by a new list.
     api.compact();
     c.until_served(&web())?;
     c.until_served(&dns())?;

@@ -1,4 +1,4 @@
-//! `kube-proxy status` and `kube-proxy services`, against what the kernel has.
+//! Compares `kube-proxy status` and `kube-proxy services` with the kernel's state.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -53,7 +53,7 @@ pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
     for _ in 0..4 {
         c.client.ask_tcp(at("10.96.0.10:80"), SOON)?;
     }
-    // The kernel adds up what it counts every two seconds.
+    // The kernel updates its counters every two seconds.
     c.until("connections are told", || {
         let (_, one) = ask_json(c, &["services", "default/web"])?;
         Ok(one["ports"][0]["counters"]["connections"] == 4)
@@ -111,7 +111,7 @@ pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
     let (code, _) = ask(c, &["services", "--nonsense"])?;
     ensure!(code == 2, "wrong usage: {code}");
 
-    // The pages of the metrics address are for those who name this node, which this does not.
+    // Pages at the metrics address require a Host header that names this node.
     let (code, text) = get(&c.node1, METRICS, "/api/v1/status")?;
     ensure!(code == 403 && text.contains("localhost"), "{code} {text}");
     rules_of_others_are_quoted_to_root_alone(c)?;
@@ -127,7 +127,7 @@ pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The local socket is root's; at the metrics address anybody on the node may ask.
+/// Only root may use the local socket, while every user of the node may use the metrics address.
 fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     let rule = "INPUT -p tcp --dport 80 -m comment --comment of-others -j DROP";
     let program = format!("iptables-{}", lab::iptables_backend());
@@ -158,8 +158,8 @@ fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// A load balancer that probes a node port from its Service's address: in IPVS mode the node has that
-/// address too, and the kernel drops what comes in from it.
+/// A load balancer probes a node port from its Service's address. In IPVS mode, that address is
+/// local to the node, so the kernel drops its packets.
 pub(crate) fn a_sender_with_a_services_address_is_followed(c: &mut Cluster) -> Outcome {
     const BALANCER: &str = "198.51.100.134";
     let lb = |mode: &str| {
@@ -211,7 +211,8 @@ pub(crate) fn a_sender_with_a_services_address_is_followed(c: &mut Cluster) -> O
     c.stop()
 }
 
-/// An externalIP of another node: nothing else of that node is reached, and it is said why.
+/// An external IP that belongs to another node: that node's other ports become unreachable, and the
+/// output explains why.
 pub(crate) fn an_address_taken_from_another_node_is_named(c: &mut Cluster) -> Outcome {
     let nginx = Service::new("nginx", "10.96.0.18")
         .port(tcp(8088, 8080))

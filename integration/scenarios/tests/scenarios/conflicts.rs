@@ -28,7 +28,7 @@ pub(crate) fn the_older_service_wins(c: &mut Cluster) -> Outcome {
         Ok(())
     };
     answers("near", c)?;
-    // Each has the rest of what it wants.
+    // Each Service keeps its other ports.
     assert_eq!(
         c.client.ask_tcp(at("10.96.0.11:80"), scenarios::SOON)?.who,
         "far"

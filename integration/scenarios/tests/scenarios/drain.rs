@@ -1,4 +1,4 @@
-//! Endpoints go away under open connections.
+//! Endpoints are removed while connections to them are open.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -12,9 +12,8 @@ use scenarios::{Cluster, Outcome, Service, Tally, ask, ask_json, at, tally, tcp,
 
 const CLUSTER_IP: &str = "10.96.0.10:80";
 
-/// A connection that is answered by the pod `who`; it ends with a reset, as does every other one
-/// that was tried, so that IPVS forgets it soon: it remembers a connection that was closed in order
-/// for two minutes.
+/// Opens a connection to the pod `who`. This and all rejected connections end with a reset, because
+/// IPVS keeps a regularly closed connection for two minutes.
 fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Connection> {
     for _ in 0..4 {
         let mut connection = from
@@ -28,7 +27,7 @@ fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Conn
     anyhow::bail!("{who} does not answer")
 }
 
-/// Checks the reports about an endpoint that has left.
+/// Checks the reports about a removed endpoint.
 fn is_told(c: &Cluster) -> Outcome {
     let (code, one) = ask_json(c, &["services", "default/web"])?;
     ensure!(code == 0, "{code} {one}");
@@ -87,7 +86,8 @@ pub(crate) fn an_open_connection_is_served_to_its_end(c: &mut Cluster) -> Outcom
     );
     is_told(c)?;
 
-    // It returns with its connection, and goes once more; the daemon is started anew meanwhile.
+    // The endpoint returns with its connection, and is removed again. Meanwhile, the daemon
+    // restarts.
     c.apply(&web)?;
     c.until_served(&web)?;
     assert_eq!(kept.ask()?.who, "far");
@@ -102,8 +102,8 @@ pub(crate) fn an_open_connection_is_served_to_its_end(c: &mut Cluster) -> Outcom
     assert_eq!(kept.ask()?.who, "far");
     is_told(c)?;
 
-    // A connection that was reset is remembered for ten seconds; drains are looked at every eight
-    // at least.
+    // IPVS keeps a reset connection for ten seconds. The daemon checks drains at least every eight
+    // seconds.
     drop(kept);
     let closed = Instant::now();
     while c.reals("TCP 10.96.0.10:80")? != "10.244.1.10:8080*1" {
@@ -136,13 +136,14 @@ pub(crate) fn udp_moves_at_once(c: &mut Cluster) -> Outcome {
     let moved = dns.endpoints(left);
     c.apply(&moved)?;
     c.until_served(&moved)?;
-    // A datagram may be lost to the destination that is gone; the next one is not.
+    // One datagram to the removed destination may be lost, the next may not.
     let answer = flow.ask().or_else(|_| flow.ask())?;
     assert_eq!(answer.who, next);
     Ok(())
 }
 
-/// An endpoint comes and goes while the other one stays, and other Services come and go.
+/// One endpoint is removed and added while the other stays. Other Services are added and removed,
+/// too.
 pub(crate) fn no_question_is_lost_by_changes(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).node_port(30080));
     let (both, near) = (

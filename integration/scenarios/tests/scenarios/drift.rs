@@ -30,10 +30,10 @@ pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
     c.until_served(&web)?;
     let whole = c.state()?;
     for damage in DAMAGE {
-        // Some of it would be repaired before it is seen.
+        // Stops the daemon, which would repair some changes before the test sees them.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
-        // A look starts a dozen programs, which is slow on a busy machine.
+        // The check starts a dozen programs, which is slow on a busy machine.
         let looked = Instant::now();
         assert_ne!(c.state()?, whole, "{damage} has damaged something");
         let look = looked.elapsed();
@@ -41,7 +41,7 @@ pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
         let took = c
             .until("it is repaired", || Ok(c.state()? == whole))
             .map_err(|error| error.context(damage))?;
-        // The repair starts as many; one look may come just too early.
+        // The repair starts as many programs, so one check may be too early.
         assert!(
             took < 3 * SYNC_PERIOD + 3 * look,
             "{damage}: repaired after {took:?}, and a look takes {look:?}"

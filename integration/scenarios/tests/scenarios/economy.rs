@@ -1,4 +1,4 @@
-//! Work that the daemon avoids.
+//! Tests that the daemon avoids unnecessary work.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ pub(crate) fn changes_start_no_program(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
-    // With an endpoint on this node of its own, so that no set empties when that of the other goes.
+    // This Service has an endpoint on this node, so that the hairpin set is never empty.
     let near = Service::new("near", "10.96.0.12 fd96::12")
         .port(tcp(80, 8081))
         .endpoints("10.244.1.10 fd44:1::10");
@@ -20,13 +20,13 @@ pub(crate) fn changes_start_no_program(c: &mut Cluster) -> Outcome {
     let programs = Programs::record(c)?;
     c.start(&[])?;
     c.until_served(&web)?;
-    // There were no rules, as the kernel says: none is read, by either backend, and none written to
-    // try it.
+    // The kernel reports no rules. The daemon therefore neither reads nor test-writes rules of
+    // either backend.
     let backend = lab::iptables_backend();
     let of_both = |verb: &str| [4, 6].map(|family| program(family, backend, verb));
     assert_eq!(sorted(programs.take()?), of_both("restore write"));
 
-    // Endpoints change, a Service with nothing but a cluster IP comes and goes.
+    // Endpoints change, and a Service with only a cluster IP is added and removed.
     let moved = web.clone().endpoints("10.244.2.10 fd44:2::10");
     c.apply(&moved)?;
     c.until_served(&moved)?;
@@ -45,7 +45,7 @@ pub(crate) fn changes_start_no_program(c: &mut Cluster) -> Outcome {
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(programs.take()?, [""; 0], "idle");
 
-    // The first external address needs rules; the next one does not.
+    // The first external IP needs rules, the next one does not.
     c.apply(&web.clone().external("192.0.2.20"))?;
     c.until("it is there", || {
         Ok(c.servers()?.contains_key("TCP 192.0.2.20:80"))
@@ -62,8 +62,8 @@ pub(crate) fn changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.stop()?;
     programs.take()?;
 
-    // A start that finds everything as it is to be reads each family once, and again when somebody
-    // has changed a rule.
+    // A start with a correct kernel state reads each family once. It reads again after another
+    // program has changed a rule.
     c.start(&["--ipvs-sync-period=1s"])?;
     c.until_served(&web)?;
     std::thread::sleep(Duration::from_millis(2500));
@@ -71,7 +71,7 @@ pub(crate) fn changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.sh("iptables-$backend -N NOT-OURS")?;
     std::thread::sleep(Duration::from_millis(2500));
     let read = sorted(programs.take()?);
-    // All of nftables has one number.
+    // All tables of nftables share one generation number.
     let own = [program(4, backend, "save")];
     assert!(read == own || read == of_both("save"), "{read:?}");
     std::thread::sleep(Duration::from_millis(2500));
@@ -85,7 +85,7 @@ fn program(family: u8, backend: &str, verb: &str) -> String {
     format!("{stem}-{backend}-{verb}")
 }
 
-/// IPv4 first.
+/// Sorts the calls, IPv4 first.
 fn sorted(mut calls: Vec<String>) -> Vec<String> {
     calls.sort_unstable_by(|one, next| next.cmp(one));
     calls

@@ -1,11 +1,11 @@
-//! State that other programs have put into the kernel.
+//! State of other programs in the kernel.
 
 use anyhow::{Context as _, ensure};
 use lab::Transport;
 use scenarios::{Cluster, Outcome, SOON, Service, at, kube_proxy, tcp};
 
-/// Virtual servers (one on a node address, one where a Service wants its own, one by mark), sets, chains and rules between ours,
-/// addresses, a device.
+/// Foreign virtual servers (one on a node address, one that collides with a Service, one by mark),
+/// sets, chains and rules between ours, addresses, a device.
 const FOREIGN: &str = "
     ipvsadm -A -t 172.35.0.100:8443 -s wlc; ipvsadm -a -t 172.35.0.100:8443 -r 10.244.1.10:8080 -m -w 7
     ipvsadm -A -t 192.0.2.50:80 -s wlc; ipvsadm -a -t 192.0.2.50:80 -r 10.244.1.10:8080 -m -w 7
@@ -31,7 +31,7 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
-/// Returns a Service whose external address and port are another program's, which has another
+/// Returns a Service whose external address and port belong to another program, with another
 /// endpoint.
 fn taken() -> Service {
     Service::new("taken", "10.96.0.21")
@@ -40,7 +40,7 @@ fn taken() -> Service {
         .endpoints("10.244.2.10")
 }
 
-/// Waits until a question from outside to the taken address is answered by a pod.
+/// Waits until a pod replies to an external request at the taken address.
 fn until_answered_by(c: &Cluster, who: &str) -> Outcome {
     let ask = || c.outside.dial(Transport::Tcp, at("192.0.2.50:80"));
     let mut last = String::new();
@@ -80,7 +80,7 @@ pub(crate) fn what_is_not_ours_stays(c: &mut Cluster) -> Outcome {
     c.start(&flags)?;
     c.until_served(&web())?;
     remains(c, "the first sync")?;
-    // The rest of the Service is served, and whoever asks the other program gets its answer.
+    // The rest of the Service works. Clients of the other program's address reach its endpoint.
     c.until_answered(&c.client, "10.96.0.21:80")?;
     until_answered_by(c, "near")?;
     let said = c.said();

@@ -1,5 +1,5 @@
-//! Stories about the daemon, with real packets through a real kernel. See `scenarios::Cluster` for
-//! the cast.
+//! Tests of the daemon with real packets in a real kernel. [`scenarios::Cluster`] describes the
+//! places.
 
 mod addresses;
 mod api;
@@ -26,12 +26,12 @@ use std::time::Duration;
 
 use scenarios::{stories, tell};
 
-/// The lab's own limit; each story has a shorter one.
+/// The lab's time limit. Each test has a shorter one.
 const LIMIT: Duration = Duration::from_mins(8);
 
 fn main() {
     let stories = stories! {
-        // The first one, as it needs a kernel that has never loaded IPVS.
+        // First, because it needs a kernel that has never loaded IPVS.
         refusals: no_ip_vs if is_ip_vs_loadable(), no_rights, a_scheduler_that_the_kernel_lacks, unknown_flag, no_folder, no_kubeconfig;
         ways_in: over_tcp, over_udp, over_sctp, by_routes_over_tcp, by_routes_over_udp, several_ports, session_affinity, an_address_of_the_node_itself, other_objects_are_left_out;
         manifests: added_edited_deleted, renamed_into_place, an_address_that_goes_over_in_one_file_is_served_throughout, a_broken_file_keeps_what_it_held, broken_at_the_start;
@@ -54,12 +54,12 @@ fn main() {
     tell(&stories, LIMIT)
 }
 
-/// Returns true if this lane's iptables is the nft one.
+/// Returns true if this lane's iptables is iptables-nft.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Returns true if the kernel has legacy iptables besides, which Linux 7 removed.
+/// Returns true if the kernel also supports legacy iptables, which Linux 7 removed.
 fn has_both() -> bool {
     has_nft()
         && Command::new("iptables-legacy")
@@ -68,7 +68,7 @@ fn has_both() -> bool {
             .is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
 }
 
-/// Returns true if `ip_vs` is a module that is not loaded yet, in a kernel that is this lab's own.
+/// Returns true if `ip_vs` is an unloaded module in a kernel of this lab.
 fn is_ip_vs_loadable() -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     is_guest && !Path::new("/sys/module/ip_vs").exists()

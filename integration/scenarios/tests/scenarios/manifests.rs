@@ -1,4 +1,4 @@
-//! A folder of manifests, edited while the daemon runs.
+//! Tests a folder of manifests that is edited during the daemon's run.
 
 use std::fs;
 use std::time::Duration;
@@ -6,7 +6,8 @@ use std::time::Duration;
 use lab::Transport;
 use scenarios::{Cluster, FIRST_TRY, Outcome, Service, at, tally, tcp, under_traffic};
 
-/// A change is in the kernel well below this, seen by polling with `ipvsadm`.
+/// Limit for a change to reach the kernel, measured by polling with `ipvsadm`. The daemon is much
+/// faster.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
 
 fn web() -> Service {
@@ -98,7 +99,7 @@ pub(crate) fn a_broken_file_keeps_what_it_held(c: &mut Cluster) -> Outcome {
     );
     assert!(line.contains("corrected"), "the next step is named: {line}");
 
-    // The rest is followed meanwhile.
+    // The daemon follows the other files.
     let dns = Service::new("dns", "10.96.0.53")
         .port(tcp(53, 8080))
         .endpoints("10.244.1.10");
@@ -115,7 +116,7 @@ pub(crate) fn a_broken_file_keeps_what_it_held(c: &mut Cluster) -> Outcome {
     c.until_served(&repaired).map(drop)
 }
 
-/// Nothing is taken away while nobody knows what the file held.
+/// The daemon deletes nothing while the file's content is unknown.
 pub(crate) fn broken_at_the_start(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(tcp(53, 8080))
@@ -140,14 +141,14 @@ pub(crate) fn broken_at_the_start(c: &mut Cluster) -> Outcome {
         Ok(c.reals("TCP 10.96.0.53:53")?.contains("10.244.2.10:8080*1"))
     })?;
 
-    // Known again, and so others may go.
+    // The content is known again, so other Services may be deleted.
     c.delete("web")?;
     c.until_gone("TCP 10.96.0.10:80")?;
     c.until_served(&moved).map(drop)
 }
 
-/// In one file, a Service becomes two, or its address another's: no client may be refused
-/// meanwhile.
+/// An edit of one file splits a Service in two, or moves its address to another Service. No client
+/// may be rejected during the change.
 pub(crate) fn an_address_that_goes_over_in_one_file_is_served_throughout(
     c: &mut Cluster,
 ) -> Outcome {

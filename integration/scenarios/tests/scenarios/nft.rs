@@ -1,5 +1,5 @@
-//! The nft backend of iptables, and the way from one backend to the other. Needs a kernel with
-//! nftables: lane B.
+//! Tests the nft backend of iptables, and changes between the backends. Needs a kernel with
+//! nftables (lane B).
 
 use std::thread;
 use std::time::Duration;
@@ -12,7 +12,7 @@ const SETS: &str = include_str!("../../../golden/cases/ipvs/dualstack/ipset-save
 const RULES: &str = include_str!("../../../golden/cases/ipvs/dualstack/iptables-save");
 const RULES6: &str = include_str!("../../../golden/cases/ipvs/dualstack/ip6tables-save");
 
-/// Chains and rules of a kube-proxy; the kubelet's and the lines of no rule are none.
+/// Filter for kube-proxy's chains and rules. Excludes the kubelet's, and lines without rules.
 const OURS: &str = "{ grep KUBE || true; } | { grep -v -e KUBE-IPTABLES-HINT || true; }";
 
 fn web() -> Service {
@@ -29,12 +29,12 @@ fn held(c: &Cluster, backend: &str) -> anyhow::Result<String> {
     ))
 }
 
-/// Fails unless all rules are in the one backend, in both families, and rewrite the source of what
-/// comes from outside.
+/// Fails unless one backend has all rules in both families, and the rules rewrite the source of
+/// external packets.
 fn is_served_with(c: &Cluster, backend: &str) -> Outcome {
     let other = if backend == "nft" { "legacy" } else { "nft" };
     c.until_served(&web())?;
-    // What the other one held goes once this one serves.
+    // The other backend's rules are removed after this backend works.
     c.until("all rules are in one backend", || {
         Ok(held(c, other)?.is_empty())
     })?;
@@ -62,7 +62,7 @@ pub(crate) fn is_chosen_where_nothing_speaks_for_either(c: &mut Cluster) -> Outc
     c.apply(&web())?;
     c.start(&[])?;
     is_served_with(c, "nft")?;
-    // The kernel's legacy tables, which would cost every packet a look, were not even made.
+    // The kernel has not created legacy tables, which would slow down every packet.
     assert_eq!(c.sh("iptables-legacy-save; ip6tables-legacy-save")?, "");
     c.stop()
 }
@@ -70,7 +70,7 @@ pub(crate) fn is_chosen_where_nothing_speaks_for_either(c: &mut Cluster) -> Outc
 pub(crate) fn the_kubelets_hint_moves_rules_under_open_connections(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let mut open = Vec::new();
-    // Each time, what the time before left speaks for the other backend.
+    // Each time, leftovers suggest the other backend.
     for backend in ["legacy", "nft", "legacy"] {
         c.sh(&format!(
             "for other in legacy nft; do iptables-$other -t mangle -X KUBE-IPTABLES-HINT 2>/dev/null || true; done
@@ -117,9 +117,9 @@ pub(crate) fn a_cleanup_takes_both_backends(c: &mut Cluster) -> Outcome {
         }
         assert!(held(c, backend)?.contains(":KUBE-SERVICES"));
     }
-    // iptables cannot read it, and so not remove what is behind it.
+    // iptables cannot parse this rule, and therefore not remove rules after it.
     c.sh("nft insert rule ip nat POSTROUTING meta mark set ct mark")?;
-    // No rule can lead to a base chain.
+    // No rule can jump to a base chain.
     c.sh("nft add chain ip nat KUBE-SEP-AAAAAAAAAAAAAAAA '{ type nat hook input priority 5; }'")?;
     let program = kube_proxy()?.display().to_string();
     let cleanup = || c.node1.run([program.as_str(), "--cleanup"]);
@@ -161,8 +161,8 @@ pub(crate) fn a_cleanup_takes_both_backends(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Zones are not nft's own, but only this kernel has them, too: flows in other zones have the same
-/// addresses and stay.
+/// Conntrack zones are not specific to nft, but only this kernel supports them. Flows with the same
+/// addresses in other zones stay.
 pub(crate) fn flows_in_other_zones_stay(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(udp(53, 8080))
@@ -189,7 +189,7 @@ pub(crate) fn flows_in_other_zones_stay(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Rules of nft in tables of iptables, which iptables has no words for.
+/// Native nft rules in tables of iptables. iptables cannot represent them.
 const NATIVE: &str = "
     table ip nat {
       set hosts { type ipv4_addr; flags interval; elements = { 10.9.0.0/16 }; }
@@ -255,7 +255,7 @@ pub(crate) fn native_rules_are_served_beside_and_left(c: &mut Cluster) -> Outcom
             ensure!(node && is_right, "{flags:?}: {who} answers {source}");
             if first.is_empty() {
                 first = jumps(c)?;
-                // Twice the period in which all is compared.
+                // Twice the period of the full comparison.
                 thread::sleep(Duration::from_secs(2));
             }
             let now = jumps(c)?;
@@ -270,7 +270,7 @@ pub(crate) fn native_rules_are_served_beside_and_left(c: &mut Cluster) -> Outcom
         ensure!(cleaned.status.success(), "{flags:?}: {cleaned:?}");
         assert_eq!(native(c)?, before, "{flags:?}");
         let left = c.sh("nft list ruleset; ipset list -name")?;
-        // The kubelet needs it as well.
+        // The kubelet needs the chain, too.
         let mut ours = left.lines().filter(|line| !line.contains("KUBE-FIREWALL"));
         ensure!(
             !ours.any(|line| line.contains("KUBE-")),

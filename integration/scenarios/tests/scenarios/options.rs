@@ -1,4 +1,4 @@
-//! Options of Services: what they do to packets, and what is said of those that are not heeded.
+//! Options of Services: their effect on packets, and messages about ignored options.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const VIP: &str = "10.96.0.10:80";
 
-/// A Service with this scheduler; the empty one is the node's.
+/// Returns a Service with this scheduler. An empty scheduler selects the node's default.
 fn with(scheduler: &str) -> Service {
     Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -37,10 +37,10 @@ fn answering(c: &Cluster, to: &str) -> anyhow::Result<usize> {
     Ok(tally(&c.client, Transport::Tcp, at(to), 8)?.len())
 }
 
-/// The program has neither the right to load modules nor their files: the kernel has `modprobe` load
-/// them, on the host.
+/// Denies the program the right to load modules, and hides their files. The kernel then loads them
+/// by `modprobe` on the host.
 fn without_modules(c: &mut Cluster) -> Outcome {
-    // Those of iptables are loaded by its programs alone.
+    // Only iptables programs load the modules of iptables.
     c.sh("modprobe -qa ip_vs iptable_nat iptable_filter ip6table_nat ip6table_filter || true")?;
     let script = "mount -t tmpfs none /lib/modules && exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$@\"";
     c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
@@ -72,7 +72,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
         module.exists() || !is_module("ip_vs_sh"),
         "the kernel has loaded it"
     );
-    // One client stays at one endpoint; at the other Service the endpoints take turns.
+    // At one Service, a client stays at one endpoint. At the other Service, endpoints take turns.
     ensure!(answering(c, VIP)? == 1 && answering(c, "[fd96::10]:80")? == 1);
     let turns = tally(&c.client, Transport::Tcp, at("10.96.0.11:80"), 8)?;
     assert_eq!(turns.into_values().collect::<Vec<_>>(), [4, 4]);
@@ -111,7 +111,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     let origin = "spec.clusterIPs; annotation kube-proxy-ipvs/scheduler";
     ensure!(way.contains(origin), "{way}");
 
-    // A new start finds it, and writes nothing.
+    // A restart finds the module loaded, and writes nothing.
     let before = c.state()?;
     c.stop()?;
     c.launch_on(&api, &["--nodeport-addresses=primary"])?;
@@ -140,7 +140,7 @@ pub(crate) fn an_option_that_is_not_heeded_is_told(c: &mut Cluster) -> Outcome {
     until_scheduled(c, "rr")?;
     until_told(c, &api, "one of rr, wrr, lc")?;
 
-    // It is corrected; then it names one that cannot be loaded.
+    // The scheduler is corrected, and then replaced by one that cannot be loaded.
     api.apply(&with("sh"))?;
     until_scheduled(c, "sh")?;
     let (code, shown) = ask(c, &["services", "default/web"])?;
@@ -155,7 +155,7 @@ pub(crate) fn an_option_that_is_not_heeded_is_told(c: &mut Cluster) -> Outcome {
         c.until_answered(&c.client, VIP)?;
         drop(taken_away);
     }
-    // All is foreseen of a folder of manifests, too.
+    // `check` predicts the same with a folder of manifests.
     c.stop()?;
     c.apply(&with("best"))?;
     for (flags, why) in [
@@ -175,7 +175,7 @@ pub(crate) fn an_option_that_is_not_heeded_is_told(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Waits for the event on the Service, and for its error.
+/// Waits for the event about the Service, and checks its error.
 fn until_told(c: &Cluster, api: &scenarios::ApiServer, why: &str) -> Outcome {
     c.until("an event", || {
         Ok(api.events().iter().any(|event| {

@@ -1,4 +1,4 @@
-//! Starts that cannot be: each says what is wrong and what to do, and ends with status 1.
+//! Impossible starts: each names the cause and the next step, and exits with status 1.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,7 +19,7 @@ pub(crate) fn no_ip_vs(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10");
     c.apply(&web)?;
-    // Everything else is there.
+    // All other requirements are met.
     c.sh("modprobe -a iptable_nat iptable_filter ip6table_nat ip6table_filter xt_addrtype xt_mark ip_set")?;
     let bin = c.folder().join("bin");
     fs::create_dir_all(&bin)?;
@@ -47,7 +47,7 @@ pub(crate) fn no_ip_vs(c: &mut Cluster) -> Outcome {
         ],
     );
 
-    // The kernel loads it where it can: nobody has to.
+    // The kernel loads the module on demand, without an operator.
     c.prefix.clear();
     c.start(&[])?;
     c.until_served(&web)?;
@@ -86,7 +86,7 @@ pub(crate) fn a_scheduler_that_the_kernel_lacks(c: &mut Cluster) -> Outcome {
     says(&c.refusal()?, &parts);
     assert!(c.servers()?.is_empty() && c.addresses()?.iter().all(|at| !at.contains("kube-ipvs0")));
 
-    // What was programmed serves on, untouched.
+    // The programmed state still works, unchanged.
     c.start(&[])?;
     c.until_served(&web)?;
     c.stop()?;
@@ -97,7 +97,7 @@ pub(crate) fn a_scheduler_that_the_kernel_lacks(c: &mut Cluster) -> Outcome {
     says(&said, &["Run `modprobe ip_vs_nosuch` on the host"]);
     assert_eq!(c.state()?, before);
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // Without a write it is seen where there are lists of modules.
+    // Without a test write, the module lists show the missing module.
     let lists = c.sh("ls /lib/modules/$(uname -r)/modules.dep 2>/dev/null || true")?;
     let foreseen = c.check(&["--ipvs-scheduler=nosuch"])?;
     assert_eq!(
@@ -107,8 +107,8 @@ pub(crate) fn a_scheduler_that_the_kernel_lacks(c: &mut Cluster) -> Outcome {
     );
     assert_eq!(c.state()?, before);
 
-    // One that is there is loaded where it has to be. What a crash has left of the question for it
-    // goes.
+    // An existing module is loaded on demand. The daemon removes a test entry that a crash has
+    // left.
     c.sh("ipvsadm -A -t 198.51.100.0:20000 -s rr")?;
     c.start(&["--ipvs-scheduler=mh"])?;
     c.until_served(&web)?;

@@ -40,7 +40,7 @@ pub(crate) fn nothing_is_written_and_connections_live(c: &mut Cluster) -> Outcom
     c.stop()?;
     assert_eq!(c.state()?, before);
     all_answer()?;
-    // Of the pods' own links the kernel tells up to a second after they came up.
+    // The kernel reports the pods' own links up to a second after they came up.
     let watches = [
         c.node1.spawn(["ip", "monitor", "address", "route"])?,
         c.node1

@@ -1,4 +1,4 @@
-//! A shim follows another on a node, while new connections come all the time.
+//! A shim replaces another shim on a node, under continuous new connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use scenarios::{Cluster, Outcome, Service, at, kube_proxy, tcp, with_backend};
 
 const LEAN: &str = "--ipvs-shim=lean";
 const NFTABLES: &str = "--ipvs-shim=nftables";
-/// A SYN that gets no answer is sent again after a second.
+/// Timeout below TCP's retransmission of a lost SYN after a second.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Asks on until told to stop; how often.
+/// Sends requests until `is_over`. Returns their number.
 fn ask_on(places: &[Place; 3], is_over: &AtomicBool) -> Result<usize> {
     let [client, outside, node] = places;
     let ask =
@@ -36,7 +36,7 @@ fn ask_on(places: &[Place; 3], is_over: &AtomicBool) -> Result<usize> {
             );
             asked += 1;
         }
-        // What is filtered: a port that is not exposed, and who is in no source range.
+        // Rejected requests: an unexposed port, and a client outside all source ranges.
         for (from, to) in [
             (client, "10.96.0.10:2222"),
             (outside, "192.0.2.20:2222"),
@@ -83,7 +83,7 @@ fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str
     ensure!(asked > 50, "only {asked} questions");
     ensure!(process.answers() == 0);
 
-    // All that the last one leaves goes, too.
+    // The last shim's state is removed, too.
     c.start(&[last])?;
     c.stop()?;
     let kube_proxy = kube_proxy()?;
@@ -99,11 +99,11 @@ fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str
     Ok(())
 }
 
-/// The tables of nftables, where there are any.
+/// Script that lists the nftables tables, if any.
 const TABLES: &str = "nft list tables 2>&1 || true";
 /// Line of a preview about the shim in nftables.
 const NATIVE: &str = "nftables kube-proxy-ipvs";
-/// Rules and sets of iptables.
+/// Script that prints the rules and sets of iptables.
 const OF_IPTABLES: &str = "iptables-$backend-save; ip6tables-$backend-save; ipset list -name";
 
 fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
@@ -138,8 +138,8 @@ fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Another program has replaced a set of the table, with a rule that looks into it, and later
-/// switches the table off. The table is kube-proxy's alone.
+/// Another program replaces a set of the table and adds a rule that uses it. Later it makes the
+/// table dormant. Only kube-proxy uses the table, so the daemon repairs it.
 pub(crate) fn the_table_in_nftables_is_put_right(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
@@ -159,7 +159,7 @@ pub(crate) fn the_table_in_nftables_is_put_right(c: &mut Cluster) -> Outcome {
     c.start(&[NFTABLES])?;
     let listed = c.sh("nft list table ip kube-proxy-ipvs")?;
     ensure!(!listed.contains("chain others"), "{listed}");
-    // The way back of an answer from the other node needs the source that a rule gives.
+    // Replies from the other node only return if a rule has rewritten the source.
     let is_masqueraded = |c: &Cluster| -> Result<bool> {
         let asked = c.outside.ask_tcp(at("172.35.0.100:30080"), FIRST_TRY);
         Ok(asked.is_ok_and(|answer| answer.seen_source.ip().to_string() != "172.35.0.9"))
@@ -181,7 +181,7 @@ pub(crate) fn the_table_in_nftables_is_put_right(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// No program of ipset and iptables exists, and their kernel state stays empty.
+/// The programs of ipset and iptables are missing, and their kernel state stays empty.
 pub(crate) fn neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -223,7 +223,7 @@ pub(crate) fn neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
 
 /// Hides the programs of iptables and ipset from the daemon.
 fn hide_programs(c: &mut Cluster) -> Outcome {
-    // Where these programs are, it finds nothing.
+    // An empty folder replaces these programs.
     let empty = c.folder().join("empty");
     std::fs::create_dir(&empty)?;
     let hide = format!("mount --bind {} /usr/sbin && exec \"$@\"", empty.display());
@@ -234,7 +234,7 @@ fn hide_programs(c: &mut Cluster) -> Outcome {
 }
 
 /// Upstream's shim stays in the kernel while its programs are missing. Each start reports it until
-/// one can clean up.
+/// a start can clean up.
 pub(crate) fn rules_without_their_programs_are_told_at_each_start(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080))
@@ -298,15 +298,15 @@ fn change(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Returns the lines without their order: a jump that comes back is the first one.
+/// Returns the lines sorted, because a restored jump moves to the first position.
 fn same(state: &str) -> Vec<&str> {
     let mut lines: Vec<_> = state.lines().collect();
     lines.sort_unstable();
     lines
 }
 
-/// A hostPort of a network plug-in is a DNAT rule for a port of all addresses of the node, and
-/// service addresses are such.
+/// A network plug-in's hostPort is a DNAT rule for a port on all local addresses, which include
+/// Service addresses.
 pub(crate) fn dnat_rules_of_others_get_nothing_of_services(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -314,7 +314,7 @@ pub(crate) fn dnat_rules_of_others_get_nothing_of_services(c: &mut Cluster) -> O
         .ingress("192.0.2.10")
         .endpoints("10.244.1.10 10.244.2.10");
     c.apply(&web)?;
-    // They were there before.
+    // The rules existed before.
     c.sh(
         "iptables-$backend -t nat -A PREROUTING -p tcp --dport 80 -m addrtype --dst-type LOCAL -j DNAT --to-destination 10.244.1.66:1
         iptables-$backend -t nat -A OUTPUT -p tcp --dport 80 -m addrtype --dst-type LOCAL -j DNAT --to-destination 10.244.1.66:1

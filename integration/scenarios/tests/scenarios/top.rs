@@ -1,4 +1,4 @@
-//! `kube-proxy top` in a terminal: what it shows, and how it leaves.
+//! Tests `kube-proxy top` in a terminal: its output, and the terminal's state after its end.
 
 use anyhow::{Context as _, Result, ensure};
 use lab::Transport;
@@ -40,7 +40,7 @@ pub(crate) fn the_terminal_is_given_back_however_it_ends(c: &mut Cluster) -> Out
             .with_context(|| format!("{keys:?} {signal:?}"))?;
     }
 
-    // The daemon ends while it runs, and another begins.
+    // The daemon ends during the run, and another one starts.
     let mut top = start(c)?;
     tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 20)?;
     top.sees("default/web:http")?;
@@ -54,12 +54,12 @@ pub(crate) fn the_terminal_is_given_back_however_it_ends(c: &mut Cluster) -> Out
     ensure!(top.ended()?.success());
     top.is_given_back()?;
 
-    // Whoever looked is gone, with the window: nothing is left behind.
+    // Closing the window ends the program.
     let mut top = start(c)?;
     top.hang_up();
     top.ended()?;
 
-    // What reads its one table has ended.
+    // The reader of a single table ends.
     let program = kube_proxy()?;
     let piped = format!(
         "{} top --once --interval 1 | true; echo ${{PIPESTATUS[0]}}",

@@ -1,4 +1,4 @@
-//! Service addresses as addresses, and as routes.
+//! Tests Service addresses as device addresses and as routes.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// The service addresses on `kube-ipvs0`: as addresses, and as routes.
+/// Returns the number of Service addresses on `kube-ipvs0`: as addresses, and as routes.
 fn vips(c: &Cluster) -> anyhow::Result<(usize, usize)> {
     let addresses = c.addresses()?;
     let on_link = addresses
@@ -71,8 +71,8 @@ pub(crate) fn it_changes_under_open_connections(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// An ARP request for a service address on the node's own network is answered as
-/// `--ipvs-strict-arp` says, in either form.
+/// In either form, `--ipvs-strict-arp` decides whether the node replies to ARP requests for a
+/// Service address on its network.
 pub(crate) fn strict_arp_holds_for_routes(c: &mut Cluster) -> Outcome {
     let lan = web().external("172.35.0.200");
     c.apply(&lan)?;
@@ -81,7 +81,7 @@ pub(crate) fn strict_arp_holds_for_routes(c: &mut Cluster) -> Outcome {
             ("--ipvs-strict-arp=true", false),
             ("--ipvs-strict-arp=false", true),
         ] {
-            // Switched off again, the settings stay as they are.
+            // After disabling the option, the settings stay.
             c.sh("sysctl -qw net.ipv4.conf.all.arp_ignore=0 net.ipv4.conf.all.arp_announce=0")?;
             c.start(&[vip_mode, strict])?;
             c.until_served(&lan)?;

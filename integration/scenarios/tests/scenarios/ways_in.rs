@@ -1,11 +1,12 @@
-//! Every way in, from everywhere: who answers, and whom the pod saw.
+//! Tests every path to a Service from every place: the replying pod, and the client address that it
+//! sees.
 
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Port, Service, Tally, at, sctp, tally, tcp, udp};
 
 const ENDPOINTS: &str = "10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10";
 
-/// Ways in, with true if pods keep their own address on it.
+/// Addresses of the Service, with true if pods keep their own address on this path.
 const WAYS_IN: [(&str, bool); 8] = [
     ("10.96.0.10:80", true),
     ("172.35.0.100:30080", false),
@@ -60,8 +61,8 @@ fn every_way_in_with(c: &mut Cluster, flags: &[&str], transport: Transport, port
     Ok(())
 }
 
-/// Three answers by each pod, which sees the client or, where the source is rewritten, node1's
-/// address on its side.
+/// Checks that each pod replies three times. The pod sees the client's address, or node1's address
+/// on its side if the source is rewritten.
 fn ask_six_times(from: &Place, transport: Transport, to: &str, keeps_pods: bool) -> Outcome {
     let is_v4 = at(to).is_ipv4();
     let own = from
@@ -76,7 +77,8 @@ fn ask_six_times(from: &Place, transport: Transport, to: &str, keeps_pods: bool)
     };
     let (near_sees, far_sees) = match from.name() {
         "client" if keeps_pods => (&*own, &*own),
-        // One that reaches itself must not see its own address: it would answer to itself.
+        // A pod that calls itself must not see its own address, because it would then reply to
+        // itself.
         "near" if keeps_pods => (gateway, &*own),
         _ => (gateway, node1),
     };
@@ -99,7 +101,7 @@ pub(crate) fn several_ports(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080).named("http"))
         .port(tcp(9090, 9100).named("metrics"))
         .port(udp(80, 8080).named("dns"));
-    // One slice for each port, each with one of the pods.
+    // One slice for each port, with one of the pods each.
     let slice = |name: &str, protocol: &str, port: u16, ip: &str| {
         format!(
             "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
@@ -147,7 +149,8 @@ pub(crate) fn session_affinity(c: &mut Cluster) -> Outcome {
         let tally = tally(from, Transport::Tcp, at(to), 6)?;
         assert_eq!(tally.len(), 1, "{} asks {to}: {tally:?}", from.name());
     }
-    // Without it again: it is changed in place, and later connections are spread.
+    // After removing the option, the virtual server is changed in place, and new connections are
+    // distributed.
     c.apply(&web)?;
     c.until("it is rr alone", || {
         Ok(c.servers()?
@@ -159,7 +162,8 @@ pub(crate) fn session_affinity(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// An address that the node carries on another interface serves, and stays where it is alone.
+/// If the node has the address on another interface, the Service works, and the address stays only
+/// there.
 pub(crate) fn an_address_of_the_node_itself(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -185,7 +189,7 @@ pub(crate) fn an_address_of_the_node_itself(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Headless, of another proxy, or an alias: no Service of ours.
+/// Headless Services, aliases, and Services of another proxy are not programmed.
 pub(crate) fn other_objects_are_left_out(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -209,7 +213,7 @@ pub(crate) fn other_objects_are_left_out(c: &mut Cluster) -> Outcome {
     );
     c.stop()?;
 
-    // The same from an API server, which is asked to leave them out.
+    // The same with an API server, whose request excludes these Services.
     let mut api = c.api_server(true)?;
     api.apply(&others)?;
     api.apply(&web)?;
@@ -220,8 +224,8 @@ pub(crate) fn other_objects_are_left_out(c: &mut Cluster) -> Outcome {
         c.servers()?.keys().collect::<Vec<_>>(),
         ["TCP 10.96.0.10:80"]
     );
-    // One that becomes headless' opposite is served, one that another proxy takes over is no
-    // longer.
+    // A Service that is no longer headless is programmed. A Service that another proxy takes over
+    // is removed.
     let taken = web
         .clone()
         .metadata("labels: {service.kubernetes.io/service-proxy-name: mesh}");

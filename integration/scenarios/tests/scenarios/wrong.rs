@@ -1,4 +1,5 @@
-//! Wrong objects, and a kernel that refuses some: each is named, with what to do; the rest goes on.
+//! Invalid objects, and objects that the kernel rejects. The daemon names each with the next step,
+//! and continues with the rest.
 
 use anyhow::Context as _;
 use scenarios::{Cluster, Outcome, Service, at, tcp, udp};
@@ -59,7 +60,7 @@ endpoints: [{addresses: []}, {addresses: ['fd44:1::10']}, {addresses: [10.244.2.
         assert!(is_said, "no line has {parts:?}");
     }
 
-    // A Service that becomes wrong keeps what it had.
+    // A Service that becomes invalid keeps its previous state.
     let broken = web().to_string().replace("10.96.0.10", "10.96.0.1000");
     c.write("web", &broken)?;
     c.await_line("10.96.0.1000")?;
@@ -67,7 +68,7 @@ endpoints: [{addresses: []}, {addresses: ['fd44:1::10']}, {addresses: [10.244.2.
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-/// IPVS takes no broadcast address for a destination.
+/// IPVS does not accept a broadcast address as a destination.
 pub(crate) fn an_endpoint_that_the_kernel_refuses(c: &mut Cluster) -> Outcome {
     let refused = Service::new("half", "10.96.0.20")
         .port(tcp(80, 8080))
@@ -95,7 +96,7 @@ pub(crate) fn an_endpoint_that_the_kernel_refuses(c: &mut Cluster) -> Outcome {
     c.until_served(&corrected).map(drop)
 }
 
-/// A foreign set has a name of ours and another type.
+/// A foreign set has one of our names and another type.
 pub(crate) fn a_set_in_the_way(c: &mut Cluster) -> Outcome {
     c.sh("ipset create KUBE-NODE-PORT-UDP hash:ip")?;
     c.apply(&web())?;
@@ -120,7 +121,8 @@ pub(crate) fn a_set_in_the_way(c: &mut Cluster) -> Outcome {
     assert!(line.contains("ipset"), "{line}");
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // It is taken out of the way, with the rule that holds it, and all is done without a restart.
+    // After the operator removes the set and its rule, the daemon completes its state without a
+    // restart.
     c.sh("iptables-$backend -t nat -F KUBE-NODE-PORT || true; ipset destroy KUBE-NODE-PORT-UDP")?;
     c.until("the set is filled", || {
         Ok(c.members("KUBE-NODE-PORT-UDP")?.contains("30053"))
