@@ -1,4 +1,5 @@
-//! Impossible starts: each names the cause and the next step, and exits with status 1.
+//! Impossible starts: each names the cause and the next step, and exits with status 1, or with 2 for
+//! invalid flags or configuration.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
