@@ -16,13 +16,13 @@ const NAMESPACE: &str = "default";
 pub struct Asked {
     /// The destination as the user typed it.
     pub text: String,
-    /// The destination.
+    /// Destination of the traced packets.
     pub to: To,
     /// Senders, each a kind of sender or a single address.
     pub from: Vec<From>,
 }
 
-/// The destination.
+/// Destination of the traced packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum To {
     /// All addresses of a Service, at all of its ports or at one.
@@ -46,7 +46,7 @@ pub enum PortOf {
 pub enum From {
     /// A pod on this node.
     Pod,
-    /// This node.
+    /// This node itself.
     Node,
     /// A host outside the cluster.
     External,
@@ -63,13 +63,13 @@ pub enum Unclear {
          or [fd00::1]:80"
     )]
     To(String),
-    /// A port is missing.
+    /// The destination is an address without a port.
     #[error("`{0}` has no port: give {1}:PORT")]
     Port(String, String),
-    /// The protocol is unknown.
+    /// The protocol is not TCP, UDP or SCTP.
     #[error("`{0}` is no protocol that Services have: give TCP, UDP or SCTP")]
     Protocol(String),
-    /// The sender is unknown.
+    /// The sender is neither a known kind nor an IP address.
     #[error(
         "`{0}` is no sender: give pod, node, external or an IP address; several with commas between"
     )]

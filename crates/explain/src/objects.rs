@@ -15,7 +15,7 @@ pub struct Objects {
     pub mode: Option<String>,
     /// The Services, with their endpoints.
     pub services: Vec<Service>,
-    /// This node.
+    /// Facts about this node.
     pub node: OwnNode,
 }
 

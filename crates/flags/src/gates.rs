@@ -237,8 +237,8 @@ impl Gates {
         self.0.get(name).copied()
     }
 
-    /// Returns the gates of the release that this program matches, each with its name, its stage,
-    /// and true if it is on.
+    /// Returns the gates of the release that this program matches. Each gate has its name, its
+    /// stage, and true if it is on.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, Stage, bool)> {
         let there = KNOWN
             .iter()

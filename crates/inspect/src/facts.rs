@@ -11,11 +11,11 @@ use service_counters::places::is_of_node;
 /// The state of the daemon.
 #[derive(Debug)]
 pub struct Facts {
-    /// The name of the mode.
+    /// Name of the current mode.
     pub mode: &'static str,
     /// The kernel features and variants of the mode.
     pub uses: Uses,
-    /// Served families.
+    /// State of each served family.
     pub families: Vec<OfFamily>,
     /// External and load-balancer addresses that are not served, each with the time of its
     /// discovery.
@@ -30,7 +30,7 @@ pub struct Facts {
     pub is_whole: bool,
     /// True if this node's Node object exists, or `None` if unknown.
     pub has_node: Option<bool>,
-    /// The time of these facts.
+    /// Time at which the loop collected these facts.
     pub now: Instant,
 }
 
@@ -46,7 +46,7 @@ impl Facts {
 /// The state of an IP family.
 #[derive(Debug)]
 pub struct OfFamily {
-    /// The family.
+    /// IP family of this state.
     pub family: IpFamily,
     /// Progress of the family's writes.
     pub standing: Standing,
@@ -54,7 +54,7 @@ pub struct OfFamily {
     pub is_served: bool,
     /// Failures, conflicts and drift from the family's reports.
     pub seen: Seen,
-    /// Endpoints that drain.
+    /// Draining endpoints of the family.
     pub drains: proxy::Drains,
     /// Addresses that serve NodePorts, if known.
     pub node_ports: Option<NodePorts>,

@@ -97,7 +97,7 @@ pub struct Inspect {
 /// Facts about the process that never change.
 #[derive(Debug, Clone)]
 pub struct About {
-    /// The name of the node.
+    /// Name of this node.
     pub node: String,
     /// The start time of the process.
     pub started: SystemTime,
@@ -156,7 +156,7 @@ pub enum Unanswered {
         TURN_PATIENCE.as_secs()
     )]
     Busy,
-    /// The request is invalid.
+    /// The request has an invalid parameter.
     #[error("{0}")]
     Wrong(String),
     /// The object does not exist.

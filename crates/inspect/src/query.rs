@@ -13,7 +13,7 @@ const LIMIT_MAX: usize = 5_000;
 /// Filter and details of the requested list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Query {
-    /// The namespace of the Services.
+    /// Namespace of the Services, or `None` for all namespaces.
     pub(super) namespace: Option<String>,
     /// Text that `NAMESPACE/NAME` must contain, in lower case.
     pub(super) search: String,

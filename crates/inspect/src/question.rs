@@ -54,7 +54,7 @@ pub enum Question {
 /// The Services with an address, found in one turn.
 #[derive(Debug, Default)]
 pub struct Claimed {
-    /// The names of these Services.
+    /// Names of these Services.
     pub names: Vec<NamespacedName>,
     /// Version of the order of Services. It changes with the order.
     pub version: u64,
@@ -65,7 +65,7 @@ pub struct Claimed {
 /// Names of Services that one turn returns.
 #[derive(Debug)]
 pub struct Names {
-    /// The names.
+    /// Names of Services, unsorted.
     pub some: Vec<NamespacedName>,
     /// Version of the order of Services. It changes with the order.
     pub version: u64,
@@ -76,9 +76,9 @@ pub struct Names {
 /// A copy of a Service and its EndpointSlices.
 #[derive(Debug)]
 pub struct Copied {
-    /// The Service.
+    /// Copy of the Service.
     pub service: Service,
-    /// The EndpointSlices.
+    /// Copies of its EndpointSlices.
     pub slices: Vec<EndpointSlice>,
 }
 
@@ -110,7 +110,7 @@ impl Copied {
 /// The node and its problems, for responses about Services.
 #[derive(Debug, Default)]
 pub struct Ground {
-    /// The families that are served.
+    /// Served families, with their problems.
     pub families: Vec<GroundOfFamily>,
     /// External and load-balancer addresses that are not served.
     pub refused: Vec<Contested>,

@@ -140,8 +140,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service that is not served at an address and port, because another
-    /// program has a virtual server with that address. Upstream overwrites that virtual server.
+    /// Returns a warning on a Service that loses an address and port to another program's virtual
+    /// server. Upstream overwrites that virtual server.
     pub fn address_taken(at: &str, owner: &ServicePortName, model: &Model) -> Self {
         let note = format!(
             "another program has a virtual server of IPVS at {at} on this node: it is left alone, and port {owner} is not served \

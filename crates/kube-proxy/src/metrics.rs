@@ -162,7 +162,7 @@ impl Metrics {
                 "Pending proxy rules Service changes"
             ALPHA "kubeproxy_sync_proxy_rules_service_changes" service_changes
                 "Cumulative proxy rules Service changes"
-            // It is a gauge, despite its name.
+            // The metric is a gauge, despite its name.
             ALPHA "kubeproxy_sync_proxy_rules_no_local_endpoints_total" no_local_endpoints
                 "Number of services with a Local traffic policy and no endpoints"
             ALPHA "kubeproxy_proxy_healthz" healthz_answers "Cumulative proxy healthz HTTP status"

@@ -1,4 +1,5 @@
-//! This node: its addresses, Services that claim them, address families, and kernel settings.
+//! State of this node: its addresses, Services that claim them, address families, and kernel
+//! settings.
 
 pub(crate) mod addresses;
 pub(crate) mod external_addresses;

@@ -1,5 +1,5 @@
-//! This process: its capabilities, descriptors, memory, panics and version, and the iptables
-//! programs that it stands in for.
+//! Properties of this process: capabilities, descriptors, memory, panics and version. Also runs
+//! iptables programs under their names.
 
 pub mod capabilities;
 pub mod descriptors;

@@ -49,7 +49,7 @@ pub struct Kept {
     pub of: String,
     /// Part of the kernel's state, such as `the virtual servers`.
     pub part: &'static str,
-    /// Number of entries.
+    /// Number of entries that a start keeps.
     pub entries: usize,
 }
 
@@ -66,7 +66,7 @@ pub struct Change {
     pub write: String,
     /// Kernel thread that makes the change, or the step of a start.
     pub lane: &'static str,
-    /// Name of the entry.
+    /// Name of the changed entry.
     pub entry: String,
     /// Current state of the entry, if it consists of more than a name.
     #[serde(skip_serializing_if = "Option::is_none")]

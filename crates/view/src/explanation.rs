@@ -33,7 +33,7 @@ pub struct Journey {
     pub of: Option<String>,
     /// Possible paths, with the likeliest first.
     pub walks: Vec<Walk>,
-    /// The verdict in one sentence.
+    /// Result of the trace in one sentence.
     pub verdict: String,
 }
 
@@ -41,11 +41,11 @@ pub struct Journey {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Walk {
-    /// The probability of this path.
+    /// Probability of this path.
     pub chance: Chance,
-    /// The end of the path.
+    /// Fate of the packet at the end of the path.
     pub fate: Fate,
-    /// The address and port of the endpoint.
+    /// Address and port of the endpoint.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub endpoint: Option<String>,
     /// Treatment of the source address: `kept`, or for example `masqueraded, to an address of this
@@ -78,7 +78,7 @@ pub struct Walk {
 #[serde(transparent)]
 pub struct Chance(pub f64);
 
-/// The end of a path.
+/// Fate of a packet at the end of its path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Fate {

@@ -11,7 +11,7 @@ pub const ANOTHER_PROGRAM: &str = "another program";
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceList {
-    /// The Services of this page.
+    /// Services on this page.
     pub items: Vec<Service>,
     /// Number of matching Services on all pages.
     pub total: usize,
@@ -26,9 +26,9 @@ pub struct ServiceList {
 /// Name of a Service, printed as `NAMESPACE/NAME`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServiceName {
-    /// The namespace.
+    /// Namespace of the Service.
     pub namespace: String,
-    /// The name.
+    /// Name of the Service within its namespace.
     pub name: String,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for ServiceName {
 #[serde(rename_all = "camelCase")]
 pub struct Service {
     #[serde(flatten)]
-    /// Namespace and name.
+    /// Namespace and name of the Service.
     pub name: ServiceName,
     /// Type of the Service: `ClusterIP`, `NodePort` or `LoadBalancer`.
     #[serde(rename = "type")]
@@ -52,7 +52,7 @@ pub struct Service {
     pub internal_traffic_policy: String,
     /// External traffic policy: `Cluster` or `Local`.
     pub external_traffic_policy: String,
-    /// The timeout of `ClientIP` affinity, if enabled.
+    /// Timeout of `ClientIP` affinity, if enabled.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub session_affinity_seconds: Option<u32>,
     /// Networks of the accepted clients (`spec.loadBalancerSourceRanges`).
@@ -68,7 +68,7 @@ pub struct Service {
     /// Service.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub errors: Vec<String>,
-    /// The ports of `spec.ports`.
+    /// Ports of the Service, in the order of `spec.ports`.
     pub ports: Vec<Port>,
     /// Missing information, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -99,7 +99,7 @@ pub struct Port {
     pub node_port: Option<u16>,
     /// Addresses at which this node serves the port.
     pub addresses: Vec<Address>,
-    /// The numbers of endpoints.
+    /// Numbers of the port's endpoints by state.
     pub endpoint_counts: EndpointCounts,
     /// Endpoints of the port. A list includes them only with `endpoints=true`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -113,16 +113,16 @@ pub struct Port {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointCounts {
-    /// All endpoints.
+    /// Number of all endpoints.
     pub total: usize,
-    /// Ready endpoints.
+    /// Number of ready endpoints.
     pub ready: usize,
-    /// Endpoints on this node.
+    /// Number of endpoints on this node.
     pub local: usize,
-    /// Endpoints that receive traffic from this node, under any policy.
+    /// Number of endpoints that receive traffic from this node, under any policy.
     pub used: usize,
-    /// Draining endpoints in the kernel. `total` includes them only while an EndpointSlice contains
-    /// them.
+    /// Number of draining endpoints in the kernel. `total` includes them only while an
+    /// EndpointSlice contains them.
     #[serde(default)]
     pub draining: usize,
 }
@@ -131,9 +131,9 @@ pub struct EndpointCounts {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Address {
-    /// The kind of address.
+    /// Kind of the address.
     pub kind: AddressKind,
-    /// The address and port: `10.96.0.1:80`, `[fd00::1]:80`.
+    /// Address and port, such as `10.96.0.1:80` or `[fd00::1]:80`.
     pub at: String,
     /// The scheduler of the virtual server (IPVS mode).
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -142,7 +142,7 @@ pub struct Address {
     /// virtual server at the address.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost_to: Option<String>,
-    /// The counters of the address.
+    /// Counters of connections to the address.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }
@@ -219,10 +219,10 @@ pub struct Drain {
     /// Seconds since the drain began, or since the process restarted.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seconds: Option<f64>,
-    /// Open connections.
+    /// Number of open connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub open: Option<u64>,
-    /// Closed connections that the kernel still stores. The drain lasts until they expire.
+    /// Number of closed connections that the kernel still stores.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended: Option<u64>,
     /// Seconds until the drain ends, even with open connections. Absent without a limit.
@@ -249,28 +249,28 @@ pub enum Condition {
     Left,
 }
 
-/// Counters of the kernel.
+/// Counters of connections, packets and bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counters {
-    /// Connections (flows for UDP) since the entry was created.
+    /// Number of connections (flows for UDP) since the entry was created.
     pub connections: u64,
-    /// Packets from clients.
+    /// Number of packets from clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets_in: Option<u64>,
-    /// Packets to clients.
+    /// Number of packets to clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets_out: Option<u64>,
-    /// Bytes from clients.
+    /// Number of bytes from clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes_in: Option<u64>,
-    /// Bytes to clients.
+    /// Number of bytes to clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes_out: Option<u64>,
-    /// Open connections.
+    /// Number of open connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub active: Option<u64>,
-    /// Closed connections that the kernel still stores.
+    /// Number of closed connections that the kernel still stores.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub inactive: Option<u64>,
 }

@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// The name of the node.
+    /// Name of this node.
     pub node: String,
     /// Mode: `ipvs`, `iptables`, `nftables` or `userspace`.
     pub mode: String,
     /// Variants of the mode, such as `shim upstream`, `scheduler rr`, `layout flat`.
     pub forms: Vec<String>,
-    /// This program's version.
+    /// Version of this program.
     pub version: String,
-    /// The Kubernetes version that this program matches.
+    /// Version of Kubernetes that this program matches.
     pub kubernetes: String,
     /// Start time of the process, in RFC 3339.
     pub started: String,
@@ -114,7 +114,7 @@ pub struct Refused {
     /// Service port of the entry, such as `default/web:http`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub service: Option<String>,
-    /// The reason, and the next step.
+    /// Reason of the failure, and the next step.
     pub reason: String,
     /// Seconds since the first rejection, or 0 if unknown.
     pub seconds: f64,
@@ -128,7 +128,7 @@ pub struct Unreadable {
     pub family: String,
     /// Part of the state, such as `the virtual servers`.
     pub part: String,
-    /// The reason, and the next step.
+    /// Reason of the failure, and the next step.
     pub reason: String,
 }
 
@@ -162,7 +162,7 @@ pub struct Drifted {
     pub names: Vec<String>,
 }
 
-/// An endpoint that drains.
+/// A draining endpoint with its connections.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Draining {
@@ -177,16 +177,16 @@ pub struct Draining {
     pub connections: Option<u64>,
 }
 
-/// A limited resource.
+/// A limited resource and its use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limit {
     /// Name of the resource, such as `set KUBE-CLUSTER-IP (IPv4)`, `connection tracking entries`,
     /// `open files`.
     pub of: String,
-    /// Amount in use.
+    /// Number of units in use.
     pub used: u64,
-    /// The maximum.
+    /// Largest number of units.
     pub limit: u64,
     /// True if at least 90 % of the limit is in use.
     pub near: bool,

@@ -27,7 +27,7 @@ pub struct Top {
     pub notes: Vec<String>,
 }
 
-/// Rates per second.
+/// Rates of traffic, per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rate {
@@ -48,7 +48,7 @@ pub struct Rate {
 #[serde(rename_all = "camelCase")]
 pub struct TopPort {
     #[serde(flatten)]
-    /// The Service.
+    /// Service of the port.
     pub service: ServiceName,
     /// Name of the port. May be empty.
     pub port_name: String,
@@ -56,9 +56,9 @@ pub struct TopPort {
     pub protocol: String,
     /// Port number at the Service's addresses (`port`).
     pub port: u16,
-    /// The rate since the previous sample.
+    /// Rates since the previous sample.
     pub rate: Rate,
-    /// The counters since the start.
+    /// Counters since the entry was created.
     pub counters: Counters,
 }
 
@@ -67,14 +67,14 @@ pub struct TopPort {
 #[serde(rename_all = "camelCase")]
 pub struct TopEndpoint {
     #[serde(flatten)]
-    /// The Service.
+    /// Service of the port.
     pub service: ServiceName,
     /// Name of the Service port. May be empty.
     pub port_name: String,
     /// Address and port of the endpoint, such as `10.244.1.5:8080`.
     pub at: String,
-    /// The rate since the previous sample.
+    /// Rates since the previous sample.
     pub rate: Rate,
-    /// The counters since the start.
+    /// Counters since the entry was created.
     pub counters: Counters,
 }

@@ -45,7 +45,7 @@ impl Span {
 pub(super) struct View {
     pub(super) sort: Sort,
     pub(super) is_paused: bool,
-    /// The list that the arrows scroll.
+    /// List that the arrow keys scroll.
     list: List,
     /// The first shown rows of ports and of endpoints.
     ports_from: usize,
@@ -59,7 +59,7 @@ enum List {
     Endpoints,
 }
 
-/// The effect of a key.
+/// Reaction of the program to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// The program continues.

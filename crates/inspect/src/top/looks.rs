@@ -31,7 +31,7 @@ pub(super) struct Look {
 /// Two consecutive samples.
 #[derive(Debug, Clone)]
 pub(super) struct Span {
-    /// The previous sample, if any.
+    /// Previous sample, or `None` for the first.
     pub(super) before: Option<Arc<Look>>,
     pub(super) now: Arc<Look>,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Looks {
     /// Stored samples. The lock is held while the kernel is read, so only blocking threads may wait
     /// for it.
     kept: Arc<Mutex<Kept>>,
-    /// The timer that drops the samples.
+    /// Timer that drops the samples some time after the last request.
     forgetting: Arc<Mutex<Option<AbortHandle>>>,
     /// Function that returns free memory to the system.
     trim: fn(),

@@ -10,12 +10,12 @@ use view::shown;
 use super::foresee::Foreseen;
 use crate::config::question::Output;
 
-/// Use of colors.
+/// Choice between coloured and plain output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Colour {
-    /// On, as for a terminal.
+    /// Coloured output, for a terminal.
     On,
-    /// Off, as for a pipe.
+    /// Plain output, for a pipe.
     Off,
 }
 

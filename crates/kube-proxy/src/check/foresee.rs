@@ -1,5 +1,4 @@
-//! Computes the writes of a start. Follows the steps of a start up to the first write: source,
-//! kernel, model, plans.
+//! Computes the writes of a start. Follows the steps of a start up to the first write.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Report about a node that a kube-proxy has programmed, either upstream's or this one: kept,
-//! changed and removed entries, and the effect on connections.
+//! Reports the effects of a start on a node that a kube-proxy has programmed, either upstream's or
+//! this one. Lists kept, changed and removed entries, and the effect on connections.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,12 +10,12 @@ use view::shown;
 
 use super::foresee::Foreseen;
 
-/// The migration report.
+/// Effects of a start on the entries of an earlier kube-proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Migration {
     /// Modes that have programmed this node.
     pub(super) from: Vec<&'static str>,
-    /// Chosen mode.
+    /// Mode that the start chooses.
     pub(super) to: &'static str,
     /// Entries that are up to date and stay unchanged.
     pub(super) kept: Vec<Kept>,
@@ -27,7 +27,7 @@ pub(super) struct Migration {
     pub(super) removed: BTreeMap<&'static str, usize>,
     /// Entries that other modes have left. The daemon removes them once the chosen mode serves.
     pub(super) left: Vec<String>,
-    /// Effect on open connections.
+    /// Description of the effect on open connections.
     pub(super) connections: &'static str,
 }
 

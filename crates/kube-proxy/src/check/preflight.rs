@@ -43,7 +43,7 @@ const ROOT: &str = "/";
 /// Traces of proxies in the kernel. They show which mode has programmed this node.
 #[derive(Debug, Default)]
 pub(super) struct Traces {
-    /// Names of links.
+    /// Names of all links in this network namespace.
     pub(super) links: BTreeSet<String>,
     /// User-defined chains of iptables.
     pub(super) chains: Vec<(Backend, Table, String)>,

@@ -62,7 +62,7 @@ pub enum CommandLineError {
     /// An unknown flag or command, or a value that cannot be parsed.
     #[error("{0}")]
     Syntax(String),
-    /// An invalid value.
+    /// A flag with an invalid value.
     #[error(transparent)]
     Meaning(#[from] UnusableFlag),
     /// A command that checks a start, without the daemon's flags.

@@ -20,31 +20,31 @@ pub enum ConfigurationError {
     File {
         /// The failed operation: `read` or `write`.
         verb: &'static str,
-        /// The file.
+        /// Path of the configuration file.
         file: PathBuf,
         /// Cause of the failure.
         source: io::Error,
     },
-    /// The file is no KubeProxyConfiguration.
+    /// The file's content is not a KubeProxyConfiguration.
     #[error("{}{}: {message}", file.display(), line.map(|line| format!(", line {line}")).unwrap_or_default())]
     Syntax {
-        /// The file.
+        /// Path of the configuration file.
         file: PathBuf,
         /// Number of the line with the error, counted from 1, if known.
         line: Option<u64>,
-        /// The mistake, and the allowed values.
+        /// Description of the error, and the allowed values.
         message: String,
     },
     /// A field has an invalid value.
     #[error("{}: invalid value '{value}' for {field}: {advice}", file.display())]
     Meaning {
-        /// The file.
+        /// Path of the configuration file.
         file: PathBuf,
         /// Path of the field.
         field: &'static str,
-        /// Value of the field.
+        /// Invalid value of the field.
         value: String,
-        /// The mistake, and the allowed values.
+        /// Description of the error, and the allowed values.
         advice: String,
     },
 }

@@ -8,7 +8,7 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 /// A command about a start, with its options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartQuestion {
-    /// The command.
+    /// The command to run.
     pub question: Question,
     /// Options of the command's output.
     pub answer: AnswerOptions,
@@ -45,7 +45,7 @@ pub enum Question {
 }
 
 impl Question {
-    /// All commands about a start with their subcommands.
+    /// Commands about a start, each with its subcommand.
     pub(crate) const WORDS: [(&str, Self); 3] = [
         ("check", Self::Check),
         ("plan", Self::Plan),
@@ -76,7 +76,7 @@ pub enum Output {
     /// Shortened lines for people.
     #[default]
     Text,
-    /// All lines for people.
+    /// Every line for people, without shortening.
     Wide,
     /// A JSON object.
     Json,
@@ -85,7 +85,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// All output formats with their names in `-o`.
+    /// Output formats, each with its name in `-o`.
     pub(crate) const WORDS: [(&str, Self); 4] = [
         ("text", Self::Text),
         ("wide", Self::Wide),

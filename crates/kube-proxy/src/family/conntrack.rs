@@ -112,9 +112,8 @@ impl StaleFlows {
         }
     }
 
-    /// Starts a comparison of the flows if one of three reasons exists: changed or repaired UDP
-    /// Services reached the kernel, UDP entries were removed from the kernel, or an earlier
-    /// comparison failed.
+    /// Starts a comparison of the flows for one of three reasons. Changed or repaired UDP Services
+    /// reached the kernel. UDP entries were removed from the kernel. An earlier comparison failed.
     pub(crate) fn compare(
         &mut self,
         model: &Model,

@@ -1,6 +1,6 @@
-//! Delays that the mode does not know: changes that the mode has not received yet, and removals
-//! that wait until every object can be read. A mode does not count such removals, because no client
-//! waits for them. The status shows them to operators.
+//! Delays that the mode does not know. They are changes that the mode has not received yet, and
+//! removals that wait until every object can be read. A mode does not count such removals, because
+//! no client waits for them. The status shows them to operators.
 
 use std::time::Instant;
 

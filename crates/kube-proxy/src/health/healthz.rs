@@ -53,7 +53,7 @@ pub(crate) struct Status {
 /// Conditions that the start waits for.
 #[derive(Debug)]
 struct StartConditions {
-    /// Start of the wait.
+    /// Time at which the start began to wait.
     since: Instant,
     /// Kinds whose first list is not complete yet.
     lists: Vec<Kind>,

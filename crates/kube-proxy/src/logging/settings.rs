@@ -15,11 +15,11 @@ const FORMATS: [(&str, LogFormat); 3] = [
 /// Options of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Verbosity, 0 to 10.
+    /// Verbosity of the log, 0 to 10.
     pub verbosity: u8,
     /// Verbosity of single source files, by pattern. The first match applies.
     pub vmodule: Vec<(String, u8)>,
-    /// Format of the lines.
+    /// Format of the log's lines.
     pub format: LogFormat,
     /// True if informational lines go to standard output instead of standard error.
     pub is_split: bool,
@@ -28,9 +28,9 @@ pub struct Settings {
 /// Format of the log (`--logging-format`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// klog's text lines.
+    /// klog's text lines, which log parsers of Kubernetes read.
     Text,
-    /// Lines for people.
+    /// Plain lines for people.
     Plain,
     /// One JSON object per line.
     Json,

@@ -1,9 +1,8 @@
-//! Converts OpenMetrics, which the registry writes, to Prometheus' own text format, which every
-//! scraper reads.
+//! Converts the registry's OpenMetrics to Prometheus' own text format, which every scraper reads.
 //!
 //! In that format, the name of a counter's family ends in `_total`. Units and the end mark are
-//! omitted. Bucket bounds are formatted as in Go (`le="1"`, not `le="1.0"`), because they are
-//! labels and must not change. A family without samples is omitted.
+//! omitted. Bucket bounds are labels and must not change, so they are formatted as in Go: `le="1"`,
+//! not `le="1.0"`. A family without samples is omitted.
 
 use prometheus_client::registry::Registry;
 

@@ -57,7 +57,7 @@ impl NoLocalEndpoints {
         }
     }
 
-    /// Sets the metric.
+    /// Sets the metric of a family to the current counts.
     pub(crate) fn tell(&self, metrics: &Metrics) {
         metrics.no_local_endpoints(self.node.family, self.internal.len(), self.external.len());
     }

@@ -1,6 +1,7 @@
-//! Reports external and load-balancer addresses of Services that are not served, and addresses that
-//! belong to this node: an address in `spec.externalIPs` takes packets from its former owner. Also
-//! reports Services that exceed the size limit, and ignored options of Services.
+//! Reports external and load-balancer addresses of Services that are not served. Also reports
+//! addresses that belong to this node, because an address in `spec.externalIPs` takes packets from
+//! its former owner. Further findings are Services that exceed the size limit, and ignored options
+//! of Services.
 //!
 //! Each finding is reported once, in the log and as an event. The number of reports is limited, so
 //! that a user with write access to a Service cannot flood the log or the events.

@@ -184,7 +184,7 @@ mod tests {
         assert!(model.is_complete());
         assert_eq!(took, SERVICE_CIDR_PATIENCE);
 
-        // The server does not serve this kind.
+        // The API server does not serve ServiceCIDRs.
         let untold = Event::ListComplete {
             kind: Kind::ServiceCidr,
             is_whole: false,

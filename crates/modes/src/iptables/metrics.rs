@@ -34,7 +34,7 @@ impl OfMode for RuleMetrics {
             "Cumulative proxy iptables partial restore failures",
             self.failed_partial_restores.clone(),
         );
-        // It is a gauge, despite its name.
+        // The metric is a gauge, despite its name.
         rows.add(
             "ALPHA",
             "kubeproxy_sync_proxy_rules_iptables_total",

@@ -17,11 +17,11 @@ pub enum ShimChoice {
     /// Upstream's shim if its programs and modules work. Otherwise the shim in nftables.
     #[default]
     Auto,
-    /// The shim that the flag names.
+    /// The shim that the flag names, regardless of the node.
     Fixed(ShimStyle),
 }
 
-/// The shim that this node writes.
+/// The shim that this node writes, and the program or netlink family that writes it.
 #[derive(Debug, Clone)]
 pub(super) struct ChosenShim {
     pub(super) style: ShimStyle,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// A kernel setting.
+/// A kernel setting in /proc/sys or /sys.
 #[derive(Debug)]
 pub struct Row {
     /// Path of the setting's file, relative to the root directory.

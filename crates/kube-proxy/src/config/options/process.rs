@@ -22,7 +22,7 @@ pub struct Process {
     /// Shortest time between the end of a sync and the start of the next. It does not exceed the
     /// longest sync period.
     pub min_sync_period: Duration,
-    /// Feature gates.
+    /// Feature gates with their given values.
     pub gates: Gates,
     /// Networks that must contain external and load-balancer addresses of Services, or `None` for
     /// any network.
