@@ -236,7 +236,7 @@ fn acts() -> Vec<(&'static str, Act)> {
     ]
 }
 
-/// `(command, what, bytes)` of a capture.
+/// Parses a capture into `(command, what, bytes)`.
 fn captured(text: &'static str) -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut command = "";
     let mut lines = Vec::new();

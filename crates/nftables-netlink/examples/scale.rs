@@ -1,5 +1,5 @@
-//! Measures the time to write, send and read tables of many Services. Needs root. It creates and
-//! deletes its own table in the current network namespace, so run it with `unshare -n`.
+//! Measures the time to write, send and read tables of many Services. Needs root. Run it with
+//! `unshare -n`, because it creates and deletes a table in the current network namespace.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "it measures")]
 
@@ -23,7 +23,8 @@ fn main() {
     let transaction = transaction(services);
     let changes = transaction.changes.len();
 
-    // In parts first: chains that nothing leads to yet, and last what leads to them.
+    // First in several transactions: chains without a rule that leads to them, and last the rules
+    // that do.
     for part in [100, 1000] {
         let begun = Instant::now();
         for transaction in parts(services, part) {
@@ -194,7 +195,8 @@ fn rule(service: u32, endpoints: u32) -> Rule {
     }
 }
 
-/// Splits the table into several transactions; no packet reaches a chain before a rule leads to it.
+/// Splits the table into several transactions. Packets reach a chain only after the last
+/// transaction has added a rule that leads to it.
 fn parts(services: u32, part: usize) -> Vec<Transaction> {
     let whole = transaction(services);
     let in_parts = |change: &Change| match change {

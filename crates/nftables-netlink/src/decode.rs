@@ -1,4 +1,4 @@
-//! Decodes messages into the types that are also written: reading a written object returns it
+//! Decodes messages into the same types that are written. Reading a written object returns it
 //! unchanged, except for numbers that the kernel assigns.
 
 mod expression;
@@ -24,7 +24,7 @@ use crate::wire::{
     set, table, user_data,
 };
 
-/// Returns the attributes behind the fixed header.
+/// Returns the attributes after the fixed header.
 pub(crate) fn attributes(payload: &[u8]) -> Result<Attributes<'_>, Malformed> {
     Attributes::after(FIXED_HEADER, payload)
 }
@@ -91,7 +91,7 @@ pub(crate) fn table(payload: &[u8]) -> Result<Option<Table>, Malformed> {
     }))
 }
 
-/// Decodes a chain of this table; `None` if it belongs to another table.
+/// Decodes a chain of this table, or returns `None` if it belongs to another table.
 pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Malformed> {
     let (mut found, mut kind, mut hook) = (None, None, None);
     let (mut policy, mut comment) = (Policy::Accept, None);
@@ -134,7 +134,7 @@ pub(crate) fn handle_of_chain(payload: &[u8]) -> Result<u64, Malformed> {
     handle.map_or(Ok(0), |handle| be64(&handle))
 }
 
-/// Decodes a base chain of any table; `None` for regular chains and unknown families.
+/// Decodes a base chain of any table. Returns `None` for regular chains and unknown families.
 pub(crate) fn hooked(payload: &[u8]) -> Result<Option<HookedChain>, Malformed> {
     let (mut table, mut is_base) = (None, false);
     for attribute in attributes(payload)? {
@@ -157,7 +157,7 @@ pub(crate) fn hooked(payload: &[u8]) -> Result<Option<HookedChain>, Malformed> {
     }))
 }
 
-/// Decodes hook and priority; `None` for a hook that only other families have.
+/// Decodes hook and priority. Returns `None` for a hook that only other families have.
 fn base(attribute: &Attribute<'_>) -> Result<Option<(Hook, i32)>, Malformed> {
     let (mut hook, mut priority) = (None, 0);
     for attribute in attribute.nested() {
@@ -180,7 +180,7 @@ fn base(attribute: &Attribute<'_>) -> Result<Option<(Hook, i32)>, Malformed> {
     Ok(hook.map(|hook| (hook, priority)))
 }
 
-/// The attributes of a set message.
+/// Attributes of a set message.
 #[derive(Default)]
 struct SetMessage {
     name: Option<Name>,
@@ -191,12 +191,12 @@ struct SetMessage {
     timeout: Option<u64>,
     size: Option<u32>,
     comment: Option<Arc<str>>,
-    /// The user data that says which packet fields the parts of the key come from.
+    /// User data with the packet fields of the key's parts.
     key_type_of: Vec<u8>,
 }
 
 impl SetMessage {
-    /// Decodes a set of this table; `None` if it belongs to another table.
+    /// Decodes a set of this table, or returns `None` if it belongs to another table.
     fn parse(table: &str, payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let mut found = Self::default();
         for attribute in attributes(payload)? {
@@ -241,7 +241,7 @@ impl SetMessage {
         }
     }
 
-    /// Returns the [`TypeOf`] that would be written as this user data.
+    /// Returns the [`TypeOf`] whose encoding is this user data.
     fn type_of(&self) -> Option<TypeOf> {
         let key = self.key();
         let noted = |of: Option<TypeOf>| concatenation(&key, of);
@@ -258,18 +258,18 @@ impl SetMessage {
 /// A set of a table, named or anonymous.
 pub(crate) enum AnySet {
     Named(KernelSet),
-    /// The set's generated name, as its rule refers to it, and the set.
+    /// Generated name of the set, by which its rule refers to the set, and the set itself.
     Anonymous(Name, AnonymousMessage),
 }
 
 /// An anonymous set without its elements.
 pub(crate) struct AnonymousMessage {
     pub(crate) set: AnonymousSet,
-    /// The largest number of elements that the set may have.
+    /// Largest number of elements that the set may have.
     pub(crate) size: Option<u32>,
 }
 
-/// Decodes a set of this table; `None` if it belongs to another table.
+/// Decodes a set of this table, or returns `None` if it belongs to another table.
 pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malformed> {
     const SAID: u32 = set::INTERVAL | set::MAP | set::HAS_TIMEOUT | set::EVAL;
     let Some(mut found) = SetMessage::parse(table, payload)? else {
@@ -312,7 +312,8 @@ pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malf
     }))
 }
 
-/// Decodes a named counter of this table; `None` for another table or another kind of object.
+/// Decodes a named counter of this table. Returns `None` for another table or another kind of
+/// object.
 pub(crate) fn counter_of(table: &str, payload: &[u8]) -> Result<Option<NamedCounter>, Malformed> {
     let (mut found, mut is_counter) = (None, false);
     let (mut packets, mut bytes) = (0, 0);
@@ -343,7 +344,7 @@ pub(crate) fn counter_of(table: &str, payload: &[u8]) -> Result<Option<NamedCoun
     }))
 }
 
-/// Returns the name of the set that the message's elements belong to.
+/// Returns the name of the set that contains the message's elements.
 pub(crate) fn elements_set(payload: &[u8]) -> Result<Name, Malformed> {
     let set = first(attributes(payload)?, elements::SET)?;
     name(&missing(set, elements::SET, "NFTA_SET_ELEM_LIST_SET")?)
@@ -375,7 +376,7 @@ pub(crate) fn one_element(payload: &[u8]) -> Result<Option<Element>, Malformed> 
     }
 }
 
-/// Decodes a catch-all element; `None` if the element is not one.
+/// Decodes a catch-all element, or returns `None` for other elements.
 fn catch_all(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     let (mut is_one, mut found) = (false, Element::of_set(Bytes::new()));
     for attribute in attribute.nested() {
@@ -392,7 +393,7 @@ fn catch_all(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     Ok(is_one.then_some(found))
 }
 
-/// Decodes an element; `None` if it has no key (`NFT_SET_ELEM_CATCHALL`).
+/// Decodes an element, or returns `None` if it has no key (`NFT_SET_ELEM_CATCHALL`).
 fn element(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     let (mut key, mut ends_interval, mut leads_to) = (None, false, None);
     let (mut comment, mut timeout, mut key_end) = (None, None, None);
@@ -442,7 +443,8 @@ fn value(attribute: &Attribute<'_>) -> Result<Option<Bytes>, Malformed> {
     Ok(inner.map(|inner| SmallVec::from_slice(inner.payload)))
 }
 
-/// Decodes an `NFTA_DATA_VERDICT`; `None` for a verdict that no rule of ours has (`queue`).
+/// Decodes an `NFTA_DATA_VERDICT`. Returns `None` for a verdict that our rules do not use
+/// (`queue`).
 fn verdict(attribute: &Attribute<'_>) -> Result<Option<Verdict>, Malformed> {
     let (mut code, mut to) = (None, None);
     for attribute in attribute.nested() {
@@ -464,7 +466,7 @@ fn verdict(attribute: &Attribute<'_>) -> Result<Option<Verdict>, Malformed> {
     })
 }
 
-/// A rule as read, which still refers to its anonymous sets by name.
+/// A rule from the kernel that still refers to its anonymous sets by name.
 pub(crate) struct RuleMessage {
     pub(crate) chain: Name,
     pub(crate) handle: u64,
@@ -473,7 +475,7 @@ pub(crate) struct RuleMessage {
 }
 
 impl RuleMessage {
-    /// Returns the rule as it is; its sets remain names.
+    /// Returns the rule with its sets as names.
     pub(crate) fn found(self) -> KernelRule {
         KernelRule {
             handle: self.handle,
@@ -486,7 +488,7 @@ impl RuleMessage {
     }
 }
 
-/// Decodes a rule of this table; `None` if it belongs to another table.
+/// Decodes a rule of this table, or returns `None` if it belongs to another table.
 pub(crate) fn rule_of(table: &str, payload: &[u8]) -> Result<Option<RuleMessage>, Malformed> {
     let (mut chain, mut handle) = (None, None);
     let (mut expressions, mut comment) = (Vec::new(), None);

@@ -1,5 +1,5 @@
-//! Encodes changes as messages. They equal those of `nft` 1.0.6 byte for byte, so every `nft` can
-//! list the result.
+//! Encodes changes as messages. The messages equal those of `nft` 1.0.6 byte for byte, so every
+//! `nft` can list the result.
 
 mod expression;
 mod set;
@@ -23,35 +23,35 @@ pub(crate) use expression::nat_flags_implied;
 use set::Sets;
 pub(crate) use set::concatenation;
 
-/// Limit for the bytes of elements in one message. An attribute's length is a `u16`, and the
+/// Largest number of bytes of elements in one message. The length of an attribute is a `u16`. The
 /// largest element (key, verdict with a chain name, comment) takes about 700 bytes.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
-/// Limit for the bytes of a first change that the kernel may echo. It echoes one message per
+/// Largest number of bytes of a first change that the kernel may echo. It echoes one message per
 /// element.
 const TOLD_BYTES: usize = 4 * 1024;
 
-/// A transaction as messages, ready for one send. It may be sent several times. Its anonymous sets
-/// have the same names each time, so the previous ones must be removed first, by deleting their
+/// A transaction as messages, ready for one send. It can be sent several times. Its anonymous sets
+/// have the same names each time. So the previous sets must be removed first, by deleting their
 /// rules.
 #[derive(Debug, Clone)]
 pub struct PreparedTransaction {
     pub(crate) batch: Batch,
-    /// The index of each change's first message. Index 0 is the message that begins the batch.
+    /// Index of each change's first message. Index 0 is the message that begins the batch.
     firsts: Vec<usize>,
-    /// The index of the last change's last message; 0 without changes.
+    /// Index of the last change's last message, or 0 without changes.
     last: usize,
     pub(crate) expected: Option<Generation>,
 }
 
 impl PreparedTransaction {
-    /// Encodes the messages. If `expected` is given, the kernel does nothing when the ruleset has
-    /// another generation.
+    /// Encodes the messages. With `expected`, the kernel does nothing if the ruleset has another
+    /// generation.
     pub fn new(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut prepared = Self::without_end(transaction, expected);
         if !prepared.is_empty() {
-            // The kernel decides by the first change whether to report the new generation. It then
-            // also echoes that change, which may be more than a socket buffer holds.
+            // The first change decides whether the kernel reports the new generation. The kernel
+            // then also echoes that change, which may exceed the socket buffer.
             let first = prepared.batch.get(1);
             if first.is_some_and(|first| first.payload.len() <= TOLD_BYTES) {
                 prepared.batch.add_flags(1, NLM_F_ECHO);
@@ -111,12 +111,13 @@ impl PreparedTransaction {
         self.last == 0
     }
 
-    /// Returns the index of the message whose acknowledgement proves that all arrived.
+    /// Returns the index of the message whose acknowledgement proves that all messages arrived.
     pub(crate) fn last(&self) -> usize {
         self.last
     }
 
-    /// Returns the change that a message belongs to; `None` for the begin and the end of the batch.
+    /// Returns the change to which a message belongs, or `None` for the begin and the end of the
+    /// batch.
     pub(crate) fn change_of(&self, index: usize) -> Option<usize> {
         if index > self.last() {
             return None;
@@ -169,8 +170,8 @@ pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&
     });
 }
 
-/// The set that elements belong to. The kernel finds a set of this transaction by number at once;
-/// for a name it searches all sets of the table.
+/// Set that contains elements. The kernel finds a set of this transaction directly by its number.
+/// For a name, it searches all sets of the table.
 #[derive(Clone, Copy)]
 enum TargetSet<'a> {
     Named(&'a str),
@@ -325,8 +326,8 @@ impl Encoder<'_> {
         }
     }
 
-    /// Writes a rule after its anonymous sets. `at` is the attribute that gives the rule's
-    /// position, with a handle.
+    /// Writes a rule after its anonymous sets. `at` is the attribute of the rule's position, with a
+    /// handle.
     fn rule(&mut self, flags: u16, chain: &str, at: Option<(u16, u64)>, new: &Rule) {
         let table = self.table;
         let mut id = self.sets.peek_id();

@@ -1,4 +1,4 @@
-//! Errors of this crate, each with the next step for the reader.
+//! Errors of this crate, each with the next step for the operator.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use netlink_batch::{Malformed, Refusal};
 
 use crate::transaction::Generation;
 
-/// The reason why a call failed.
+/// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,23 +18,23 @@ pub enum Error {
         "the kernel's ruleset changed during each of {attempts} attempts to read it; another program writes all the time: try again later"
     )]
     Changing {
-        /// The number of attempts.
+        /// Number of attempts.
         attempts: u32,
     },
-    /// The kernel resized a set during each of several attempts to read it, so that elements
-    /// appeared twice and others were missing.
+    /// The kernel resized a set during each of several attempts to read it. Some elements appeared
+    /// twice and others were missing.
     #[error(
         "set {set} of table {table} was resized by the kernel during each of {attempts} attempts to read it, as after very many elements came or went; nothing is wrong with it: try again later"
     )]
     Resizing {
-        /// The table of the set.
+        /// Table of the set.
         table: String,
-        /// The set.
+        /// Name of the set.
         set: String,
-        /// The number of attempts.
+        /// Number of attempts.
         attempts: u32,
     },
-    /// The socket failed, a privilege is missing, or the kernel refused.
+    /// The socket failed, a privilege is missing, or the kernel refused the request.
     #[error(transparent)]
     Netlink(netlink_batch::Error),
 }
@@ -42,7 +42,7 @@ pub enum Error {
 impl From<netlink_batch::Error> for Error {
     fn from(error: netlink_batch::Error) -> Self {
         match error {
-            // The kernel lacks even nfnetlink.
+            // The kernel lacks nfnetlink as well.
             netlink_batch::Error::Open { ref source, .. }
                 if source.raw_os_error() == Some(libc::EPROTONOSUPPORT) =>
             {
@@ -63,13 +63,13 @@ impl From<Malformed> for Error {
 /// A change that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedChange {
-    /// The index of the change in its transaction.
+    /// Index of the change in its transaction.
     pub change: usize,
-    /// The error number, and the kernel's message if there is one.
+    /// Error number, with the kernel's message if it sent one.
     pub refusal: Refusal,
 }
 
-/// The reason why a transaction was not committed. No change took effect unless the variant says
+/// Reason why a transaction was not committed. No change took effect unless the variant says
 /// otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -80,15 +80,15 @@ pub enum CommitError {
         found.0, expected.0
     )]
     WrongGeneration {
-        /// The generation that the caller expected.
+        /// Generation that the caller expected.
         expected: Generation,
-        /// The generation that the ruleset has.
+        /// Generation of the ruleset.
         found: Generation,
     },
-    /// The kernel refused some changes, so none took effect.
+    /// The kernel refused some changes, so no change took effect.
     #[error("{}", words(refused))]
     Refused {
-        /// The refused changes in transaction order; at least one.
+        /// Refused changes in transaction order, at least one.
         refused: Vec<RefusedChange>,
         /// True if the kernel may have refused more changes than it could report.
         more: bool,
@@ -106,7 +106,7 @@ pub enum CommitError {
     /// again.
     #[error("whether the kernel made the transaction is unknown, its answer was lost: read again")]
     Unknown,
-    /// Sending or receiving failed. If receiving failed, the transaction may have taken effect, and
+    /// A send or receive failed. After a failed receive, the transaction may have taken effect, and
     /// the caller should read the ruleset again.
     #[error(transparent)]
     Error(#[from] Error),
@@ -139,12 +139,12 @@ pub(crate) fn permission() -> Error {
     })
 }
 
-/// Returns true if a kernel without nf\_tables answers a batch with this error number.
+/// Returns true if a kernel without nf\_tables refuses a batch with this error number.
 pub(crate) const fn is_absence(errno: i32) -> bool {
     errno == libc::EOPNOTSUPP
 }
 
-/// Turns the kernel's `ENOENT` into `None`.
+/// Converts the kernel's `ENOENT` into `None`.
 pub(crate) fn unless_absent<T>(answer: Result<T, impl Into<Error>>) -> Result<Option<T>, Error> {
     match answer.map_err(Into::into) {
         Ok(answer) => Ok(Some(answer)),

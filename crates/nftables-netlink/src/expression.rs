@@ -1,4 +1,4 @@
-//! The expressions of rules, one for each kernel module that this project needs
+//! Expressions of rules, one for each kernel module that this project needs
 //! (linux/netfilter/nf_tables.h).
 
 use std::sync::Arc;
@@ -10,77 +10,77 @@ pub use crate::kernel_enums::{
 use crate::object::AnonymousSet;
 use crate::value::{Bytes, Name, Register, Verdict};
 
-/// One step of a rule. It reads and writes registers, and a failed comparison ends the rule.
+/// One step of a rule. It reads and writes registers. A failed comparison ends the rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Expression {
     /// Loads bytes of the packet into a register (`payload`).
     Payload {
-        /// The header that the offset is relative to.
+        /// Header that the offset is relative to.
         base: PayloadBase,
         /// Offset in bytes.
         offset: u32,
         /// Length in bytes.
         len: u32,
-        /// The register that receives the bytes.
+        /// Register that receives the bytes.
         to: Register,
     },
     /// Loads the packet's metadata into a register (`meta`).
     Meta {
-        /// The metadata to load.
+        /// Metadata to load.
         key: MetaKey,
-        /// The register that receives the value.
+        /// Register that receives the value.
         to: Register,
     },
     /// Sets the packet's metadata from a register (`meta` with a source register).
     SetMeta {
-        /// The metadata to set.
+        /// Metadata to set.
         key: MetaKey,
-        /// The register with the new value.
+        /// Register with the new value.
         from: Register,
     },
     /// Loads the packet's connection tracking data into a register (`ct`).
     Ct {
-        /// The data to load.
+        /// Connection data to load.
         key: CtKey,
-        /// The register that receives the value.
+        /// Register that receives the value.
         to: Register,
     },
     /// Continues if the comparison holds (`cmp`).
     Compare {
-        /// The register to compare.
+        /// Register to compare.
         register: Register,
-        /// The comparison operator.
+        /// Comparison operator.
         how: Comparison,
-        /// The constant to compare with.
+        /// Constant to compare with.
         with: Bytes,
     },
     /// Continues if the value is inside a range, or outside of it (`range`).
     Range {
-        /// The register to compare.
+        /// Register to compare.
         register: Register,
-        /// Inside or outside the range.
+        /// Position inside or outside the range.
         how: Membership,
-        /// The lowest value of the range.
+        /// Lowest value of the range.
         from: Bytes,
-        /// The highest value of the range.
+        /// Highest value of the range.
         to: Bytes,
     },
-    /// `to = (from & mask) ^ xor` (`bitwise`, `NFT_BITWISE_BOOL`).
+    /// Computes `to = (from & mask) ^ xor` (`bitwise`, `NFT_BITWISE_BOOL`).
     Bitwise {
-        /// The source register.
+        /// Source register.
         from: Register,
-        /// The destination register.
+        /// Destination register.
         to: Register,
-        /// The bits to keep, as long as the value.
+        /// Bits to keep, as long as the value.
         mask: Bytes,
-        /// The bits to flip, as long as the value.
+        /// Bits to flip, as long as the value.
         xor: Bytes,
     },
     /// Loads a constant into a register (`immediate`).
     Immediate {
-        /// The register that receives the constant.
+        /// Register that receives the constant.
         to: Register,
-        /// The constant.
+        /// Constant to load.
         data: Bytes,
     },
     /// Ends the rule with a verdict (`immediate` into the verdict register).
@@ -88,144 +88,145 @@ pub enum Expression {
     /// Looks up a key in a set or map (`lookup`). A set continues or ends the rule, a map loads a
     /// register, and a verdict map gives a verdict.
     Lookup {
-        /// The first register of the key.
+        /// First register of the key.
         key: Register,
-        /// The set or map.
+        /// Set or map to search.
         set: SetRef,
-        /// The use of the lookup's result.
+        /// Use of the lookup's result.
         what: LookupFor,
     },
     /// Generates a number for each packet (`numgen`).
     NumGen {
-        /// The method: incremental or random.
+        /// Method: incremental or random.
         how: NumGenKind,
         /// Exclusive upper bound of the number, before the offset.
         modulus: u32,
-        /// The offset added to the number.
+        /// Offset added to the number.
         offset: u32,
-        /// The register that receives the number, in host byte order.
+        /// Register that receives the number, in host byte order.
         to: Register,
     },
     /// Hashes registers (`hash`, `NFT_HASH_JENKINS`).
     Jhash {
-        /// The first register.
+        /// First register to hash.
         from: Register,
-        /// The number of bytes to hash.
+        /// Number of bytes to hash.
         len: u32,
         /// Exclusive upper bound of the hash, before the offset.
         modulus: u32,
-        /// The seed; without one the kernel chooses its own.
+        /// Seed of the hash. Without a seed, the kernel chooses one.
         seed: Option<u32>,
-        /// The offset added to the hash.
+        /// Offset added to the hash.
         offset: u32,
-        /// The register that receives the hash, in host byte order.
+        /// Register that receives the hash, in host byte order.
         to: Register,
     },
     /// Translates the destination or the source (`nat`).
     Nat {
         /// Source or destination NAT.
         kind: NatKind,
-        /// The family of the address, equal to the table's.
+        /// Family of the address, equal to the table's.
         family: crate::value::Family,
-        /// The register of the address.
+        /// Register of the address.
         address: Option<Register>,
-        /// The register of the port.
+        /// Register of the port.
         port: Option<Register>,
-        /// `NF_NAT_RANGE_*` without bits 1 and 2, which follow from the presence of an address and
-        /// a port. Both are ignored when written and dropped when read.
+        /// Flags (`NF_NAT_RANGE_*`) without bits 1 and 2, which follow from the presence of an
+        /// address and a port. A write ignores both bits, and a read drops them.
         flags: u32,
     },
     /// Sets the source to the outgoing interface's address (`masq`).
     Masquerade {
-        /// `NF_NAT_RANGE_*`.
+        /// Flags (`NF_NAT_RANGE_*`).
         flags: u32,
     },
     /// Redirects the packet to a port of this host (`redir`).
     Redirect {
-        /// The register of the port; without one the port stays the same.
+        /// Register of the port. Without a register, the port stays the same.
         port: Option<Register>,
-        /// `NF_NAT_RANGE_*` without bit 2, which follows from the presence of a port.
+        /// Flags (`NF_NAT_RANGE_*`) without bit 2, which follows from the presence of a port.
         flags: u32,
     },
     /// Looks up an address of the packet in the routing tables (`fib`).
     Fib {
-        /// The property of the route to load.
+        /// Property of the route to load.
         result: FibResult,
-        /// `NFTA_FIB_F_*`: the address and interface to look up.
+        /// Flags (`NFTA_FIB_F_*`) that select the address and interface to look up.
         flags: u32,
-        /// The register that receives the result.
+        /// Register that receives the result.
         to: Register,
     },
     /// Adds, updates or deletes an element of a set (`dynset`).
     Dynset {
-        /// The set.
+        /// Set that contains the element.
         set: SetRef,
-        /// The operation on the element.
+        /// Operation on the element.
         operation: DynsetOperation,
-        /// The first register of the key.
+        /// First register of the key.
         key: Register,
-        /// The element's timeout in milliseconds; without one the set's default applies.
+        /// Timeout of the element in milliseconds. Without a timeout, the set's default applies.
         timeout: Option<u64>,
     },
     /// Drops the packet and notifies its sender (`reject`).
     Reject {
-        /// `NFT_REJECT_*`: 0 is an ICMP error, 1 a TCP reset, 2 an ICMP error of either family.
+        /// Kind of message (`NFT_REJECT_*`): 0 is an ICMP error, 1 a TCP reset, 2 an ICMP error of
+        /// either family.
         kind: u32,
-        /// The ICMP code.
+        /// ICMP code.
         code: u8,
     },
-    /// Counts packets and bytes (`counter`). Reading returns the counts at that time.
+    /// Counts packets and bytes (`counter`). A read returns the counts at the time of the read.
     Counter {
-        /// The bytes counted.
+        /// Number of counted bytes.
         bytes: u64,
-        /// The packets counted.
+        /// Number of counted packets.
         packets: u64,
     },
     /// Writes a register into the packet (`payload` with a source register). The checksum fields
     /// are not decoded, so the expression cannot be written back.
     SetPayload {
-        /// The header that the offset is relative to.
+        /// Header that the offset is relative to.
         base: PayloadBase,
         /// Offset in bytes.
         offset: u32,
         /// Length in bytes.
         len: u32,
-        /// The register with the new bytes.
+        /// Register with the new bytes.
         from: Register,
     },
     /// Loads an address or port of one direction of the connection into a register (`ct` with a
     /// direction).
     CtTuple {
-        /// The data to load.
+        /// Connection data to load.
         key: TupleKey,
-        /// The direction of the connection.
+        /// Direction of the connection.
         direction: Direction,
-        /// The register that receives the value.
+        /// Register that receives the value.
         to: Register,
     },
     /// Sets the connection's data from a register (`ct` with a source register).
     SetCt {
-        /// The data to set.
+        /// Connection data to set.
         key: CtKey,
-        /// The register with the new value.
+        /// Register with the new value.
         from: Register,
     },
     /// Swaps the bytes of numbers (`byteorder`).
     ByteOrder {
-        /// The source register.
+        /// Source register.
         from: Register,
-        /// The destination register.
+        /// Destination register.
         to: Register,
-        /// The length of all numbers in bytes.
+        /// Length of all numbers in bytes.
         len: u32,
-        /// The length of one number in bytes: 2, 4 or 8.
+        /// Length of one number in bytes: 2, 4 or 8.
         size: u32,
     },
-    /// Continues below a rate, or above it (`limit`).
+    /// Continues below a rate or above it (`limit`).
     Limit {
         /// Packets or bytes per period.
         rate: u64,
-        /// The period in seconds.
+        /// Period in seconds.
         seconds: u64,
         /// True if the rate counts bytes, false for packets.
         bytes: bool,
@@ -241,13 +242,13 @@ pub enum Expression {
     NoTrack,
     /// Applies a named object of the table (`objref`).
     Object {
-        /// `NFT_OBJECT_*`: 1 is a counter, 2 a quota.
+        /// Kind of object (`NFT_OBJECT_*`): 1 is a counter, 2 a quota.
         kind: u32,
-        /// The object's name.
+        /// Name of the object.
         name: Name,
     },
-    /// An unsupported expression; no rule of ours contains one. For iptables expressions (`match`,
-    /// `target`) the name includes the extension's name.
+    /// An unsupported expression. Our rules contain none. For iptables expressions (`match`,
+    /// `target`), the name includes the extension's name.
     Unknown(Name),
 }
 
@@ -299,26 +300,26 @@ pub enum SetRef {
     Anonymous(Arc<AnonymousSet>),
 }
 
-/// `enum ip_conntrack_dir`.
+/// Direction of a connection (`enum ip_conntrack_dir`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Direction {
-    /// The direction of the first packet.
+    /// Direction of the first packet.
     Original = 0,
-    /// The direction of replies.
+    /// Direction of replies.
     Reply = 1,
 }
 
-/// The sense of a membership test.
+/// Sense of a membership test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Membership {
     /// Matches values in the set or range.
     In,
-    /// Matches values outside of it (`NFT_LOOKUP_F_INV`, `NFT_RANGE_NEQ`).
+    /// Matches values outside the set or range (`NFT_LOOKUP_F_INV`, `NFT_RANGE_NEQ`).
     NotIn,
 }
 
-/// The use of a lookup's result.
+/// Use of a lookup's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LookupFor {
     /// Continues if the membership test holds.
@@ -329,27 +330,27 @@ pub enum LookupFor {
     Verdict,
 }
 
-/// `NFTA_FIB_F_SADDR`: look up the source address.
+/// Flag to look up the source address (`NFTA_FIB_F_SADDR`).
 pub const FIB_SOURCE: u32 = 1;
-/// `NFTA_FIB_F_DADDR`: look up the destination address.
+/// Flag to look up the destination address (`NFTA_FIB_F_DADDR`).
 pub const FIB_DESTINATION: u32 = 1 << 1;
 
 /// A rule: expressions and a comment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// The expressions in order of evaluation.
+    /// Expressions in order of evaluation.
     pub expressions: Vec<Expression>,
     /// Comment in `nft`'s format (`NFTA_RULE_USERDATA`).
     pub comment: Option<Arc<str>>,
 }
 
-/// A rule as read from the kernel.
+/// A rule in the kernel, with its handle and chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelRule {
-    /// The kernel's handle of the rule.
+    /// Handle of the rule in the kernel.
     pub handle: u64,
-    /// The rule's chain.
+    /// Chain of the rule.
     pub chain: Name,
-    /// The rule, including its anonymous sets.
+    /// Content of the rule, including its anonymous sets.
     pub rule: Rule,
 }

@@ -4,7 +4,7 @@
 use crate::decode::{self, AnySet};
 use crate::{Chain, Element, KernelRule, Name, Set};
 
-/// The daemon's tables, and the corpus table that contains each expression.
+/// Names of the daemon's tables, and of the corpus table with each expression.
 const TABLES: [&str; 4] = [
     "kube-proxy",
     "kube-proxy-ipvs",
@@ -28,7 +28,7 @@ pub fn message(bytes: &[u8]) {
     let _ = crate::subscription::events(bytes);
 }
 
-/// The objects that a message can be read as.
+/// Objects that a message can be decoded as.
 #[derive(Debug, Default)]
 pub struct Pieces {
     /// A chain, if the message decodes as one.
@@ -37,7 +37,7 @@ pub struct Pieces {
     pub set: Option<Set>,
     /// A rule without its anonymous sets, if the message decodes as one.
     pub rule: Option<KernelRule>,
-    /// Elements and the name of their set, if the message decodes as such.
+    /// Elements and the name of their set, if the message decodes as elements.
     pub elements: Option<(Name, Vec<Element>)>,
 }
 

@@ -22,25 +22,25 @@ macro_rules! kernel_enums {
 }
 
 kernel_enums! {
-    /// `NFTA_PAYLOAD_BASE`.
+    /// Header that a payload expression reads (`NFTA_PAYLOAD_BASE`).
     pub enum PayloadBase {
-        /// The link layer header.
+        /// Link layer header.
         Link = 0,
-        /// The network layer header.
+        /// Network layer header.
         Network = 1,
-        /// The transport layer header.
+        /// Transport layer header.
         Transport = 2,
     }
 
-    /// `enum nft_meta_keys`, the supported subset.
+    /// Metadata of a packet, in the supported subset of `enum nft_meta_keys`.
     pub enum MetaKey {
         /// Length of the packet, 4 bytes.
         Len = 0,
         /// Ethernet type, 2 bytes, network order.
         Protocol = 1,
-        /// The packet's priority, 4 bytes.
+        /// Priority of the packet, 4 bytes.
         Priority = 2,
-        /// The packet's mark, 4 bytes.
+        /// Mark of the packet, 4 bytes.
         Mark = 3,
         /// Index of the input interface, 4 bytes.
         Iif = 4,
@@ -50,9 +50,9 @@ kernel_enums! {
         IifName = 6,
         /// Name of the output interface, 16 bytes.
         OifName = 7,
-        /// `ARPHRD_*` of the input interface, 2 bytes.
+        /// Hardware type (`ARPHRD_*`) of the input interface, 2 bytes.
         IifType = 8,
-        /// `ARPHRD_*` of the output interface, 2 bytes.
+        /// Hardware type (`ARPHRD_*`) of the output interface, 2 bytes.
         OifType = 9,
         /// User of the sending socket, 4 bytes.
         SkUid = 10,
@@ -60,11 +60,11 @@ kernel_enums! {
         SkGid = 11,
         /// 1 if the packet is traced, 1 byte.
         NfTrace = 12,
-        /// `NFPROTO_*`, 1 byte.
+        /// Family of the packet (`NFPROTO_*`), 1 byte.
         NfProto = 15,
         /// IANA protocol number, 1 byte.
         L4Proto = 16,
-        /// `PACKET_*`: 0 to this host, 1 broadcast, 2 multicast; 1 byte.
+        /// Packet type (`PACKET_*`): 0 to this host, 1 broadcast, 2 multicast; 1 byte.
         PktType = 19,
         /// Number of the CPU, 4 bytes.
         Cpu = 20,
@@ -76,67 +76,67 @@ kernel_enums! {
         Cgroup = 23,
     }
 
-    /// `enum nft_ct_keys`, the supported subset.
+    /// Connection tracking data, in the supported subset of `enum nft_ct_keys`.
     pub enum CtKey {
-        /// `NF_CT_STATE_BIT`: 1 invalid, 2 established, 4 related, 8 new.
+        /// State of the connection (`NF_CT_STATE_BIT`): 1 invalid, 2 established, 4 related, 8 new.
         State = 0,
-        /// 0 original, 1 reply.
+        /// Direction of the packet: 0 original, 1 reply.
         Direction = 1,
-        /// `IPS_*`: 0x10 source NAT, 0x20 destination NAT.
+        /// Status bits of the connection (`IPS_*`): 0x10 source NAT, 0x20 destination NAT.
         Status = 2,
-        /// The connection's mark.
+        /// Mark of the connection.
         Mark = 3,
     }
 
-    /// The keys of `enum nft_ct_keys` that exist for each direction.
+    /// Keys of `enum nft_ct_keys` that exist for each direction.
     pub enum TupleKey {
-        /// `NFPROTO_*`, 1 byte.
+        /// Family of the connection (`NFPROTO_*`), 1 byte.
         L3Proto = 7,
-        /// The source address.
+        /// Source address.
         Source = 8,
-        /// The destination address.
+        /// Destination address.
         Destination = 9,
         /// IANA protocol number, 1 byte.
         L4Proto = 10,
-        /// The source port, 2 bytes, network order.
+        /// Source port, 2 bytes, network order.
         SourcePort = 11,
-        /// The destination port, 2 bytes, network order.
+        /// Destination port, 2 bytes, network order.
         DestinationPort = 12,
-        /// The source address, IPv4 only.
+        /// Source address, IPv4 only.
         SourceIp = 19,
-        /// The destination address, IPv4 only.
+        /// Destination address, IPv4 only.
         DestinationIp = 20,
-        /// The source address, IPv6 only.
+        /// Source address, IPv6 only.
         SourceIp6 = 21,
-        /// The destination address, IPv6 only.
+        /// Destination address, IPv6 only.
         DestinationIp6 = 22,
     }
 
-    /// `enum nft_cmp_ops`.
+    /// Comparison operator (`enum nft_cmp_ops`).
     pub enum Comparison {
-        /// `==`
+        /// Equal (`==`).
         Equal = 0,
-        /// `!=`
+        /// Not equal (`!=`).
         NotEqual = 1,
-        /// `<`
+        /// Less (`<`).
         Less = 2,
-        /// `<=`
+        /// Less or equal (`<=`).
         LessOrEqual = 3,
-        /// `>`
+        /// Greater (`>`).
         Greater = 4,
-        /// `>=`
+        /// Greater or equal (`>=`).
         GreaterOrEqual = 5,
     }
 
-    /// `enum nft_ng_types`.
+    /// Method of generating numbers (`enum nft_ng_types`).
     pub enum NumGenKind {
-        /// A counter.
+        /// Counter with one step per packet.
         Incremental = 0,
-        /// A random number.
+        /// Random number per packet.
         Random = 1,
     }
 
-    /// `enum nft_nat_types`.
+    /// Kind of address translation (`enum nft_nat_types`).
     pub enum NatKind {
         /// Source NAT.
         Source = 0,
@@ -144,17 +144,17 @@ kernel_enums! {
         Destination = 1,
     }
 
-    /// `enum nft_fib_result`.
+    /// Property of a route that a `fib` expression loads (`enum nft_fib_result`).
     pub enum FibResult {
-        /// The index of the interface.
+        /// Index of the interface.
         Oif = 1,
-        /// The name of the interface.
+        /// Name of the interface.
         OifName = 2,
-        /// `RTN_*`: 2 is local.
+        /// Type of the address (`RTN_*`): 2 is local.
         AddressType = 3,
     }
 
-    /// `enum nft_dynset_ops`.
+    /// Operation of a rule on a set's element (`enum nft_dynset_ops`).
     pub enum DynsetOperation {
         /// Adds the element if it is missing.
         Add = 0,

@@ -1,7 +1,7 @@
 //! Looks up single objects by name or by key.
 //!
-//! A table of 50,000 Services is too large to read whole when a packet meets only a dozen of its
-//! objects.
+//! A table of 50,000 Services is too large to read completely when a packet uses only a dozen of
+//! its objects.
 
 use netlink_batch::{Dump, Refusal};
 
@@ -14,8 +14,8 @@ use crate::value::{Bytes, Family};
 use crate::wire::{command, element, message, set};
 
 impl Nftables {
-    /// Returns the base chains of all tables, of all families that this crate knows. Regular chains
-    /// are skipped as they arrive: a node may have 100,000 of them.
+    /// Returns the base chains of all tables, in all families that this crate supports. Regular
+    /// chains are skipped as they arrive, because a node may have 100,000 of them.
     ///
     /// # Errors
     ///
@@ -71,8 +71,8 @@ impl Nftables {
     }
 
     /// Returns the element that contains a key: the element with this key, or the range around it.
-    /// `None` if no element contains the key, or if the set does not exist. The catch-all element
-    /// (`*`) is returned by [`Nftables::catch_all`] instead.
+    /// Returns `None` if no element contains the key, or if the set does not exist.
+    /// [`Nftables::catch_all`] returns the catch-all element (`*`).
     ///
     /// # Errors
     ///
@@ -88,7 +88,8 @@ impl Nftables {
     }
 
     /// Returns the marker that ends the range around a key, in a set of ranges of single values.
-    /// The marker's own key is outside the range. `None` if the range extends to the last value.
+    /// The marker's own key is outside the range. Returns `None` if the range extends to the last
+    /// value.
     ///
     /// # Errors
     ///
@@ -100,8 +101,8 @@ impl Nftables {
         set: &str,
         key: &[u8],
     ) -> Result<Option<Element>, Error> {
-        // Asks for the next key, as `nft` does: asked for the key that begins a range, Linux 6.1
-        // returns that beginning.
+        // Requests the next key, as `nft` does. For the key that begins a range, Linux 6.1 returns
+        // the beginning.
         let Some(next) = next(key) else {
             return Ok(None);
         };
@@ -120,8 +121,8 @@ impl Nftables {
     }
 
     /// Returns the catch-all element of a set (`*`, Linux 5.13), which matches every key that no
-    /// other element matches. Its key is empty. `None` if the set has none, or the kernel does not
-    /// support them.
+    /// other element matches. Its key is empty. Returns `None` if the set has no catch-all element,
+    /// or the kernel does not support it.
     ///
     /// # Errors
     ///
@@ -164,7 +165,7 @@ impl Nftables {
     }
 }
 
-/// Returns the key after this one in network order, or `None` after the last.
+/// Returns the key after this one in network order, or `None` after the last key.
 fn next(key: &[u8]) -> Option<Bytes> {
     let mut next = Bytes::from_slice(key);
     for byte in next.iter_mut().rev() {

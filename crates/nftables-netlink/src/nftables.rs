@@ -1,4 +1,4 @@
-//! The connection to the kernel: commits one transaction at a time, and reads objects.
+//! Connection to the kernel: commits one transaction at a time, and reads objects.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::transaction::{Generation, Transaction};
 use crate::value::Family;
 use crate::wire::{chain, command, elements, message, object, rule, set};
 
-/// Limit for attempts after the kernel asked to restart a transaction.
+/// Largest number of attempts after the kernel requested a restart of a transaction.
 const RESTARTS: u32 = 8;
-/// Limit for attempts to read a set that the kernel is resizing.
+/// Largest number of attempts to read a set that the kernel is resizing.
 const DUMPS: u32 = 8;
-/// Pause before the second attempt; it doubles before each further one.
+/// Pause before the second attempt. It doubles before each further one.
 const RESIZING: Duration = Duration::from_millis(2);
 
 /// A connection to the tables in the network namespace of the thread that opened it.
@@ -29,14 +29,14 @@ const RESIZING: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct Nftables {
     /// Registration of this socket with the program's own sockets, if any. It is dropped before the
-    /// socket closes, because another program may then get the socket's number.
+    /// socket closes, because another program may then get the socket's port number.
     pub(crate) own: Option<OwnSocket>,
     pub(crate) connection: Connection,
 }
 
 impl OwnSockets {
-    /// Opens a socket that is registered as long as it is open. Its changes are still reported if
-    /// the kernel rejects the filter or does not reveal the socket's number.
+    /// Opens a socket that stays registered while it is open. Subscriptions still report its
+    /// changes if the kernel rejects the filter or does not reveal the socket's port number.
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl Nftables {
             connection: Connection::open(Protocol::Netfilter)?,
         };
         match opened.generation() {
-            // nfnetlink answers so if it cannot load a subsystem.
+            // nfnetlink replies with this error if it cannot load a subsystem.
             Err(Error::Netlink(netlink_batch::Error::Refused(Refusal {
                 errno: libc::EINVAL | libc::EOPNOTSUPP,
                 ..
@@ -70,8 +70,8 @@ impl Nftables {
         }
     }
 
-    /// Returns the socket's number, by which a [`Subscription`](crate::Subscription) can ignore
-    /// this socket's changes.
+    /// Returns the socket's port number. A [`Subscription`](crate::Subscription) can ignore the
+    /// changes of this number.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Nftables {
         self.connection.port()
     }
 
-    /// Returns the ruleset's generation. An equal number means that nothing changed.
+    /// Returns the ruleset's generation. An equal number means that no object changed.
     ///
     /// # Errors
     ///
@@ -97,8 +97,8 @@ impl Nftables {
         Err(Error::Netlink(netlink_batch::Error::LostReply))
     }
 
-    /// Commits all changes at once, or none, and returns the new generation. If `expected` is
-    /// given, commits only if the ruleset has that generation.
+    /// Commits all changes in one transaction, or none, and returns the new generation. With
+    /// `expected`, commits only if the ruleset has that generation.
     ///
     /// # Errors
     ///
@@ -134,8 +134,8 @@ impl Nftables {
         let told = echoed.find(|(kind, _)| *kind == message(command::NEW_GENERATION));
         match told {
             Some((_, payload)) => Ok(decode::generation(payload).map_err(Error::from)?),
-            // The kernel did not report the generation. It follows from the expected one; otherwise
-            // another transaction may already have raised it.
+            // The kernel did not report the generation. It follows from the expected one. Without
+            // an expected one, another transaction may already have raised the generation.
             None => match prepared.expected {
                 Some(before) => Ok(before.next()),
                 None => Ok(self.generation()?),
@@ -143,9 +143,9 @@ impl Nftables {
         }
     }
 
-    /// Checks that the kernel accepts each change: the kernel validates them, loads modules, and
-    /// rolls back. No event is sent and the generation stays the same. Errors of the whole
-    /// transaction (a loop of jumps) remain unseen, as with `nft --check` on Linux 6.18.
+    /// Checks that the kernel accepts each change. The kernel validates the changes, loads modules,
+    /// and rolls back. It sends no event and keeps the generation. Errors of the whole transaction
+    /// (a loop of jumps) remain undetected, as with `nft --check` on Linux 6.18.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ impl Nftables {
         self.taken(&mut prepared).map(drop)
     }
 
-    /// Sends the transaction, and again as long as the kernel asks for a restart.
+    /// Sends the transaction, and repeats it while the kernel requests a restart.
     fn taken(&mut self, prepared: &mut PreparedTransaction) -> Result<Replies, CommitError> {
         let mut restarts = 0;
         loop {
@@ -211,7 +211,7 @@ impl Nftables {
         )?)
     }
 
-    /// Returns the chains of a table; none if the table does not exist.
+    /// Returns the chains of a table, or none if the table does not exist.
     ///
     /// # Errors
     ///
@@ -245,7 +245,7 @@ impl Nftables {
         )?)
     }
 
-    /// Returns the named sets and maps of a table without their elements; none if the table does
+    /// Returns the named sets and maps of a table without their elements, or none if the table does
     /// not exist.
     ///
     /// # Errors
@@ -255,8 +255,8 @@ impl Nftables {
         Ok(self.all_sets(family, table, AllowedChanges::None)?.0)
     }
 
-    /// Returns the named counters of a table with their current counts; none if the table does not
-    /// exist.
+    /// Returns the named counters of a table with their current counts, or none if the table does
+    /// not exist.
     ///
     /// # Errors
     ///
@@ -304,17 +304,17 @@ impl Nftables {
         self.elements_of(family, table, set, AllowedChanges::None)
     }
 
-    /// Reads the elements of a set, again if the kernel resized it meanwhile.
+    /// Reads the elements of a set. Repeats the read if the kernel resized the set during it.
     ///
-    /// A hash table (`rhashtable`) grows or shrinks by itself for a while after many elements came
-    /// or went. This changes no generation, so the kernel does not flag the dump. After each
-    /// datagram the dump resumes at the number of elements already sent (`nf_tables_dump_set`), now
-    /// in another order. For each element that it skips, it sends another one twice. So a dump with
-    /// a duplicate element is read again.
+    /// A hash table (`rhashtable`) grows or shrinks for a while after many elements were added or
+    /// removed. The generation stays the same, so the kernel does not flag the dump. After each
+    /// datagram, the dump resumes at the number of elements already sent (`nf_tables_dump_set`),
+    /// now in another order. For each element that it skips, it sends another one twice. So a dump
+    /// with a duplicate element is read again.
     ///
-    /// One case remains unnoticed. The count includes elements that a commit, or a refused one, is
+    /// One case remains undetected. The count includes elements that a commit, or a refused one, is
     /// just removing (`nf_tables_commit`, which first begins the new generation). A dump whose
-    /// first datagram is written in these milliseconds may miss as many elements.
+    /// first datagram is written in these milliseconds may miss that many elements.
     pub(crate) fn elements_of(
         &mut self,
         family: Family,
@@ -417,7 +417,7 @@ impl Nftables {
     }
 }
 
-/// Reads until no element appears twice; `None` if one does in each attempt.
+/// Reads until no element appears twice. Returns `None` if each attempt has a duplicate.
 fn until_distinct<E>(
     mut read: impl FnMut() -> Result<Vec<Element>, E>,
 ) -> Result<Option<Vec<Element>>, E> {
@@ -440,17 +440,17 @@ fn are_distinct(elements: &[Element]) -> bool {
     elements.iter().all(|element| seen.insert(element))
 }
 
-/// `ERESTART`, which exists only in the kernel; no C library defines it.
+/// Error number `ERESTART`, which exists only in the kernel. No C library defines it.
 const ERESTART: i32 = 85;
 
-/// Returns true if sending failed before the kernel looked at the message.
+/// Returns true if the send failed before the kernel processed a message.
 fn is_too_large(doing: &str, source: &io::Error) -> bool {
     let errno = source.raw_os_error();
     doing == "send" && matches!(errno, Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 /// Returns true if the refusal of the first change concerns the whole transaction. The kernel
-/// answers so if it fails after accepting each change, and if memory is short.
+/// replies like that if it fails after accepting each change, or if memory is short.
 fn is_of_all(all: &[(usize, Refusal)]) -> bool {
     let is_state = |errno| matches!(errno, libc::ENOENT | libc::EEXIST | libc::EBUSY);
     matches!(all, [(1, refusal)] if refusal.message.is_none() && !is_state(refusal.errno))
@@ -477,12 +477,12 @@ fn refused(prepared: &PreparedTransaction, all: Vec<(usize, Refusal)>, more: boo
     }
 }
 
-/// The changes that a dump tolerates.
+/// Changes that a dump tolerates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AllowedChanges {
-    /// No change in the namespace; after one the dump is read again.
+    /// No change in the namespace. After a change, the dump is read again.
     None,
-    /// Changes of other tables; the caller watches for changes of its own table.
+    /// Changes of other tables. The caller watches its own table.
     OtherTables,
 }
 

@@ -1,4 +1,4 @@
-//! The objects of a table: chains, sets, elements, counters.
+//! Objects of a table: chains, sets, elements, counters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use crate::value::{Bytes, DataType, Family, Name, Verdict};
 /// A table of nf\_tables.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Table {
-    /// The table's family.
+    /// Family of the table.
     pub family: Family,
-    /// The table's name.
+    /// Name of the table.
     pub name: Name,
-    /// The state of the table: active or dormant (`NFT_TABLE_F_DORMANT`).
+    /// State of the table: active or dormant (`NFT_TABLE_F_DORMANT`).
     pub activity: Activity,
     /// Comment in `nft`'s format (`NFTA_TABLE_USERDATA`, Linux 5.10).
     pub comment: Option<Arc<str>>,
@@ -30,48 +30,48 @@ impl Table {
     }
 }
 
-/// The state of a table.
+/// State of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activity {
-    /// Its base chains receive packets.
+    /// The base chains receive packets.
     #[default]
     Active,
-    /// Its base chains receive no packets (`flags dormant`).
+    /// The base chains receive no packets (`flags dormant`).
     Dormant,
 }
 
 /// A chain of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Chain {
-    /// The chain's name.
+    /// Name of the chain.
     pub name: Name,
-    /// Hook of a base chain; `None` for a regular chain.
+    /// Hook of a base chain, or `None` for a regular chain.
     pub base: Option<BaseChain>,
     /// Comment in `nft`'s format (`NFTA_CHAIN_USERDATA`, Linux 5.10).
     pub comment: Option<Arc<str>>,
 }
 
-/// The hook of a base chain.
+/// Hook of a base chain, with type, priority and policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BaseChain {
-    /// The chain type.
+    /// Type of the chain.
     pub kind: ChainKind,
-    /// The hook that calls the chain.
+    /// Hook that calls the chain.
     pub hook: Hook,
-    /// The order among chains of a hook, lowest first.
+    /// Order among chains of a hook, lowest first.
     pub priority: i32,
-    /// The verdict at the end of the chain.
+    /// Verdict at the end of the chain.
     pub policy: Policy,
 }
 
-/// The type of a base chain.
+/// Type of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainKind {
-    /// `filter`: sees every packet.
+    /// Chain for every packet (`filter`).
     Filter,
-    /// `nat`: sees only the first packet of a connection.
+    /// Chain for the first packet of each connection (`nat`).
     Nat,
-    /// `route`: on output, a changed packet is routed again.
+    /// Chain after which a changed packet is routed again, on output (`route`).
     Route,
 }
 
@@ -101,7 +101,7 @@ pub enum Hook {
     Postrouting = 4,
 }
 
-/// The verdict at the end of a base chain.
+/// Verdict at the end of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Policy {
@@ -114,22 +114,22 @@ pub enum Policy {
 /// A named set, map or verdict map, without its elements.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Set {
-    /// The set's name.
+    /// Name of the set.
     pub name: Name,
-    /// The types of the key's parts; several parts are a concatenation.
+    /// Types of the key's parts. Several parts are a concatenation.
     pub key: Vec<DataType>,
-    /// The kind of data that elements hold.
+    /// Kind of data that elements hold.
     pub kind: SetKind,
     /// True if keys are ranges (`NFT_SET_INTERVAL`).
     pub intervals: bool,
     /// True if rules add elements (`NFT_SET_EVAL`).
     pub dynamic: bool,
-    /// The timeout of elements, if they expire (`NFT_SET_TIMEOUT`).
+    /// Timeout of elements, if they expire (`NFT_SET_TIMEOUT`).
     pub timeout: Option<Timeout>,
-    /// The largest number of elements.
+    /// Largest number of elements.
     pub size: Option<u32>,
-    /// The packet fields that keys and values come from. `nft` needs them to read back a set whose
-    /// key has a number or whose values are ports. The kernel stores them beside the comment.
+    /// Packet fields of keys and values. `nft` needs them to read back a set whose key has a number
+    /// or whose values are ports. The kernel stores them together with the comment.
     pub type_of: Option<TypeOf>,
     /// Comment in `nft`'s format (`NFTA_SET_USERDATA`).
     pub comment: Option<Arc<str>>,
@@ -153,15 +153,15 @@ impl Set {
     }
 }
 
-/// The packet fields that the parts of a key or value come from. An address is the destination's, a
-/// port is the destination port of this protocol, and a number comes from `numgen random`.
+/// Packet fields of a key's or value's parts. An address is the destination, a port is the
+/// destination port of this protocol, and a number comes from `numgen random`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TypeOf {
-    /// `tcp dport`
+    /// TCP port (`tcp dport`).
     Tcp,
-    /// `udp dport`
+    /// UDP port (`udp dport`).
     Udp,
-    /// `sctp dport`
+    /// SCTP port (`sctp dport`).
     Sctp,
 }
 
@@ -170,65 +170,65 @@ impl TypeOf {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 }
 
-/// The timeout of a set's elements.
+/// Timeout of a set's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Timeout {
-    /// Each element has its own timeout.
+    /// Separate timeout for each element.
     OfElements,
-    /// The timeout of elements without their own.
+    /// Timeout of elements without a separate one.
     Default(Duration),
 }
 
-/// The kind of data that a set's elements hold.
+/// Kind of data that a set's elements hold.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SetKind {
-    /// No data: a set.
+    /// No data, as in a set.
     Set,
-    /// Values of these types: a map.
+    /// Values of these types, as in a map.
     Map(Vec<DataType>),
-    /// Verdicts: a verdict map.
+    /// Verdicts, as in a verdict map.
     Verdicts,
 }
 
 /// A set or map that belongs to one rule, with its elements.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AnonymousSet {
-    /// The types of the key's parts.
+    /// Types of the key's parts.
     pub key: Vec<DataType>,
-    /// The kind of data that elements hold.
+    /// Kind of data that elements hold.
     pub kind: SetKind,
     /// True if keys are ranges.
     pub intervals: bool,
-    /// The elements, ordered by key as `nft` does.
+    /// Elements, ordered by key as `nft` does.
     pub elements: Vec<Element>,
 }
 
 /// An element of a set or map.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Element {
-    /// The key, or the first key of a range.
+    /// Key, or the first key of a range.
     pub key: Bytes,
-    /// The last key of a range of concatenations (`NFTA_SET_ELEM_KEY_END`, Linux 5.6); `None` for
+    /// Last key of a range of concatenations (`NFTA_SET_ELEM_KEY_END`, Linux 5.6), or `None` for
     /// all other elements.
     pub key_end: Option<Bytes>,
-    /// True for a marker that ends an interval: from this key on, the set is empty
+    /// True for a marker that ends an interval: from its key on, the set is empty
     /// (`NFT_SET_ELEM_INTERVAL_END`).
     pub ends_interval: bool,
-    /// The value or verdict of a map's element.
+    /// Value or verdict of a map's element.
     pub data: Option<ElementData>,
     /// Comment in `nft`'s format (`NFTA_SET_ELEM_USERDATA`).
     pub comment: Option<Arc<str>>,
-    /// The element's timeout, counted from its last addition or update; without one the set's
-    /// default applies.
+    /// Timeout of the element, counted from its last addition or update. Without a timeout, the
+    /// set's default applies.
     pub timeout: Option<Duration>,
 }
 
-/// The data of a map's element.
+/// Data of a map's element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ElementData {
-    /// A value.
+    /// Value of a map.
     Value(Bytes),
-    /// A verdict.
+    /// Verdict of a verdict map.
     Verdict(Verdict),
 }
 
@@ -271,37 +271,38 @@ impl Element {
     }
 }
 
-/// A named set as read from the kernel.
+/// A named set in the kernel, with its handle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSet {
-    /// The kernel's handle of the set.
+    /// Handle of the set in the kernel.
     pub handle: u64,
-    /// The set.
+    /// Definition of the set.
     pub set: Set,
-    /// Flags (`NFT_SET_*`) that [`Set`] does not represent; 0 for sets that this crate created.
+    /// Flags (`NFT_SET_*`) that [`Set`] does not represent. Sets that this crate created have none
+    /// (0).
     pub other_flags: u32,
 }
 
 /// A named counter of a table, used by rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedCounter {
-    /// The counter's name.
+    /// Name of the counter.
     pub name: Name,
-    /// The packets counted.
+    /// Number of counted packets.
     pub packets: u64,
-    /// The bytes counted.
+    /// Number of counted bytes.
     pub bytes: u64,
 }
 
 /// A base chain and its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookedChain {
-    /// The family of its table.
+    /// Family of the table.
     pub family: Family,
-    /// The table's name.
+    /// Name of the table.
     pub table: Name,
-    /// The chain's name.
+    /// Name of the chain.
     pub chain: Name,
-    /// The chain's hook; `None` for a hook that only other families have (`ingress`, `egress`).
+    /// Hook of the chain, or `None` for a hook that only other families have (`ingress`, `egress`).
     pub base: Option<BaseChain>,
 }

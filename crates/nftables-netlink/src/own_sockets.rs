@@ -1,4 +1,4 @@
-//! Keeps a program's subscriptions from reporting the program's own changes.
+//! Prevents a program's subscriptions from reporting the program's own changes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::subscription::Subscription;
 
-/// The sockets that a program writes with, and its subscriptions. Each subscription ignores the
-/// changes of all these sockets, so that writing one table fills no subscription's buffer.
+/// Sockets that a program writes with, and its subscriptions. Each subscription ignores the changes
+/// of all these sockets. So a write of one table does not fill the subscriptions' buffers.
 #[derive(Debug, Default)]
 pub struct OwnSockets(Mutex<Registry>);
 
@@ -46,7 +46,7 @@ impl OwnSockets {
 impl Registry {
     fn leave_out(&self) -> io::Result<()> {
         let all: Vec<u32> = self.ports.iter().copied().collect();
-        // If one subscription rejects the filter, others may accept it.
+        // If one subscription rejects the filter, other subscriptions may still accept it.
         let subscriptions = self.subscriptions.iter();
         subscriptions
             .map(|subscription| subscription.leave_out(&all))
@@ -54,7 +54,7 @@ impl Registry {
     }
 }
 
-/// Registration of a socket. After it is dropped, another program may get the socket's number.
+/// Registration of a socket. After its drop, another program may get the socket's port number.
 #[derive(Debug)]
 pub(crate) struct OwnSocket {
     all: Arc<OwnSockets>,

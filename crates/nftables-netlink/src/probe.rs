@@ -1,5 +1,5 @@
-//! Probes the kernel for features with a transaction that uses each one. The kernel must refuse its
-//! last change, so nothing takes effect.
+//! Probes the kernel for features with a transaction that uses each feature. The kernel must refuse
+//! the last change, so no change takes effect.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub enum Feature {
     Concatenations,
     /// Maps to address and port.
     NatMaps,
-    /// Sets that rules add expiring elements to.
+    /// Sets to which rules add expiring elements.
     DynamicSets,
     /// Random numbers.
     NumGen,
@@ -128,14 +128,14 @@ impl fmt::Display for Feature {
     }
 }
 
-/// A feature that the kernel lacks.
+/// Feature that the kernel lacks in a family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingFeature {
-    /// The feature.
+    /// Missing feature.
     pub feature: Feature,
-    /// The table family that lacks the feature.
+    /// Table family that lacks the feature.
     pub family: Family,
-    /// The kernel's error.
+    /// Error of the kernel.
     pub refusal: Refusal,
 }
 
@@ -157,7 +157,7 @@ impl fmt::Display for MissingFeature {
 
 impl Nftables {
     /// Returns the features that the kernel lacks in tables of a family. The kernel loads the
-    /// modules that it has. Ruleset and generation stay the same.
+    /// modules that it has. The ruleset and its generation stay the same.
     ///
     /// # Errors
     ///
@@ -180,8 +180,7 @@ impl Nftables {
             let Some(Some(feature)) = features.get(refused.change) else {
                 continue;
             };
-            // The refusal of a table, chain or set also causes refusals of the objects that need
-            // it.
+            // A refused table, chain or set also causes refusals of the objects that need it.
             let of_another = |cause: &MissingFeature| match cause.feature {
                 Feature::Tables => true,
                 Feature::NatChains => {
@@ -201,8 +200,8 @@ impl Nftables {
     }
 }
 
-/// Returns the probe's changes, each with the feature that it tests. The last two test none: the
-/// kernel refuses them.
+/// Returns the probe's changes, each with the feature that it tests. The last two changes test no
+/// feature, because the kernel refuses them.
 fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
     const PORT: Option<Register> = Register::at(4);
     let (address, len) = match family {
@@ -337,7 +336,7 @@ fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
             Some(Feature::Reject),
             rule("plain", vec![Expression::Reject { kind: 0, code: 4 }]),
         ),
-        // The kernel refuses these: no chain has this name.
+        // The kernel refuses these changes, because no chain has this name.
         (None, Change::DeleteChain(nowhere.clone())),
         (
             None,

@@ -1,9 +1,9 @@
 //! Reads a whole table, and rules with their anonymous sets.
 //!
 //! The kernel dumps each set separately, and searches all sets of the table three times per dump.
-//! With 10,000 anonymous sets this dominates. If a set's keys are known, such as numbers up to a
-//! modulus, its elements are requested by key instead. The kernel then searches once, and one send
-//! covers many sets.
+//! With 10,000 anonymous sets, these searches dominate. If a set's keys are known, such as numbers
+//! up to a modulus, its elements are requested by key instead. The kernel then searches once, and
+//! one send covers many sets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,32 +23,32 @@ use crate::value::{Bytes, DataType, Family, Name};
 use crate::watch::Watch;
 use crate::wire::{command, message};
 
-/// Limit for attempts to read a table that changes meanwhile.
+/// Largest number of attempts to read a table that changes during the read.
 const READS: u32 = 6;
-/// Pause before the second attempt; it doubles before each further one.
+/// Pause before the second attempt. It doubles before each further one.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Limit for elements that one send requests by key. Each reply takes about 5 kB of the receive
-/// buffer.
+/// Largest number of elements that one send requests by key. Each reply takes about 5 kB of the
+/// receive buffer.
 const ANSWERS: u32 = 1024;
 
-/// The content of a table at one moment.
+/// Consistent content of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableDump {
-    /// The ruleset's generation at that moment.
+    /// Generation of the ruleset at the time of the read.
     pub generation: Generation,
-    /// The table; `None` if it does not exist, and all else is empty then.
+    /// The table, or `None` if it does not exist. Then all other fields are empty.
     pub table: Option<Table>,
-    /// The table's chains.
+    /// Chains of the table.
     pub chains: Vec<Chain>,
-    /// The kernel's handles of the chains. A table numbers chains, sets and rules in order of
+    /// Handles of the chains in the kernel. A table numbers chains, sets and rules in order of
     /// creation.
     pub chain_handles: HashMap<Name, u64>,
-    /// The named sets and maps with their elements. Elements of dynamic sets
-    /// ([`Set::dynamic`](crate::Set)) are not read: they come and go with packets and may be many.
+    /// Named sets and maps with their elements. Elements of dynamic sets
+    /// ([`Set::dynamic`](crate::Set)) are not read. Packets add them, and they may be many.
     pub sets: Vec<(KernelSet, Vec<Element>)>,
-    /// The table's named counters.
+    /// Named counters of the table.
     pub counters: Vec<NamedCounter>,
-    /// The table's rules, in order within each chain.
+    /// Rules of the table, in order within each chain.
     pub rules: Vec<KernelRule>,
 }
 
@@ -56,8 +56,8 @@ pub struct TableDump {
 type AnonymousSets = HashMap<Name, Arc<AnonymousSet>>;
 
 impl Nftables {
-    /// Returns the rules of a table by chain, with their anonymous sets; none if the table does not
-    /// exist.
+    /// Returns the rules of a table by chain, with their anonymous sets. Returns none if the table
+    /// does not exist.
     ///
     /// # Errors
     ///
@@ -98,8 +98,8 @@ impl Nftables {
         self.with_sets(family, table, messages, anonymous, meanwhile)
     }
 
-    /// Returns the rules of a chain in order. Anonymous sets are not read; rules refer to them by
-    /// name.
+    /// Returns the rules of a chain in order. Anonymous sets are not read, and rules refer to them
+    /// by name.
     ///
     /// # Errors
     ///
@@ -116,8 +116,8 @@ impl Nftables {
         Ok(rules.collect())
     }
 
-    /// Reads a table at one moment: after a change of this table it is read again. Changes of other
-    /// tables do not matter.
+    /// Reads a consistent table: a change of this table during the read repeats it. Changes of
+    /// other tables have no effect.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl Nftables {
         for attempt in 1..=READS {
             let mut watch = Watch::begin(self, family, table)?;
             let whole = self.read_once(&mut watch);
-            // An error may be due to an object that was deleted meanwhile.
+            // An error may be due to an object that was deleted during the read.
             if watch.saw_nothing(self)? {
                 return whole;
             }
@@ -155,8 +155,8 @@ impl Nftables {
         if whole.table.is_none() {
             return Ok(whole);
         }
-        // Chains allow no change at all: the kernel resumes a dump of chains by counting those of
-        // all tables. Rules, sets and elements are counted per table.
+        // A read of chains tolerates no change of any table, because the kernel resumes the dump by
+        // counting the chains of all tables. It counts rules, sets and elements per table.
         for (handle, chain) in self.numbered_chains(family, table)? {
             whole.chain_handles.insert(Arc::clone(&chain.name), handle);
             whole.chains.push(chain);
@@ -213,7 +213,7 @@ impl Nftables {
         meanwhile: AllowedChanges,
     ) -> Result<AnonymousSets, Error> {
         let (by_key, dumped): (Vec<_>, Vec<_>) = sets.into_iter().partition(|(name, message)| {
-            // With more elements than numbers, the rest would remain unread.
+            // A request by number would not return the other elements of a larger set.
             keys.get(name)
                 .is_some_and(|numbers| message.size == Some(numbers.count))
         });
@@ -238,8 +238,8 @@ impl Nftables {
         Ok(filled)
     }
 
-    /// Requests the elements of as many sets as fit one send, and returns the remaining sets. A set
-    /// that lacks an element for one of its numbers gets no entry in `found`.
+    /// Requests the elements of as many sets as fit into one send, and returns the remaining sets.
+    /// A set that lacks an element for one of its numbers gets no entry in `found`.
     fn ask_by_key<'a>(
         &mut self,
         family: Family,
@@ -270,7 +270,7 @@ impl Nftables {
         }
         for (index, refusal) in answers.refused {
             match (refusal.errno, ours.get(index)) {
-                // A number has no element, or the kernel does not support the request: a dump
+                // A number has no element, or the kernel does not support the request. A dump
                 // follows.
                 (libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP, Some((name, _))) => {
                     found.remove(name);
@@ -302,7 +302,7 @@ fn in_order(set: &mut AnonymousSet) {
     });
 }
 
-/// Consecutive numbers.
+/// Range of consecutive numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct NumberRange {
     first: u32,

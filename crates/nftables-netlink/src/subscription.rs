@@ -18,45 +18,46 @@ use crate::transaction::Generation;
 use crate::value::{Family, Name};
 use crate::wire::{SUBSYSTEM, TABLE_OF_ANY, command, generation, message};
 
-/// `NFNLGRP_NFTABLES`.
+/// Multicast group of ruleset changes (`NFNLGRP_NFTABLES`).
 const GROUP: u32 = 7;
 
-/// A reported change.
+/// Event that the kernel reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A table was created or deleted, or an object of it changed.
     Touched {
-        /// The family of the table.
+        /// Family of the table.
         family: Family,
-        /// The table.
+        /// Name of the table.
         table: Name,
     },
-    /// A transaction ended. All events since the previous one belong to it.
+    /// A transaction ended. All events since the previous transaction belong to it.
     Committed {
-        /// The new generation.
+        /// Generation after the transaction.
         generation: Generation,
-        /// The thread that committed it, numbered in the initial PID namespace: a container cannot
-        /// compare it with its own. `None` if the kernel does not report it.
+        /// Thread that committed the transaction, or `None` if the kernel does not report it. Its
+        /// number belongs to the initial PID namespace, so a container cannot compare it with its
+        /// own numbers.
         process: Option<u32>,
-        /// The process name, at most 15 bytes.
+        /// Name of the process, at most 15 bytes.
         process_name: Option<Arc<str>>,
     },
-    /// Messages were lost (`ENOBUFS`) or unreadable: any table may have changed.
+    /// Messages were lost (`ENOBUFS`) or unreadable, so any table may have changed.
     Lost,
 }
 
 /// A subscription to ruleset changes in the network namespace of the thread that opened it. It
 /// never blocks: wait until its descriptor is readable.
 ///
-/// While a subscription exists, the kernel writes a message for each object of each transaction.
-/// The time is not measurable in a transaction of 3,000 Services, but its 750 datagrams fill the
-/// buffer. [`Subscription::leave_out`] keeps the program's own changes out of it.
-/// [`Subscription::pause`] is for programs that may not set a filter.
+/// While a subscription exists, the kernel writes a message for each object of each transaction. In
+/// a transaction of 3,000 Services the time is not measurable, but its 750 datagrams fill the
+/// buffer. [`Subscription::leave_out`] removes the program's own changes. [`Subscription::pause`]
+/// is for programs that may not set a filter.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes with a receive buffer of `room` bytes, or the largest that is allowed. More than
+    /// Subscribes with a receive buffer of `room` bytes, or with the largest allowed one. More than
     /// `net.core.rmem_max` needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
@@ -65,7 +66,7 @@ impl Subscription {
     pub fn open(room: usize) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         socket.set_non_blocking(true)?;
-        // With a smaller buffer more messages are lost, which is reported.
+        // With a smaller buffer, more messages are lost, and the subscription reports the loss.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
         socket.bind(&SocketAddr::new(0, 0))?;
@@ -74,7 +75,8 @@ impl Subscription {
     }
 
     /// Makes the kernel omit the changes of these sockets
-    /// ([`Nftables::port`](crate::Nftables::port)), at most 250. This replaces the previous list.
+    /// ([`Nftables::port`](crate::Nftables::port)), at most 250. The new list replaces the previous
+    /// one.
     ///
     /// # Errors
     ///
@@ -85,9 +87,9 @@ impl Subscription {
         SockRef::from(&self.0).attach_filter(&filter)
     }
 
-    /// Stops receiving events, so that a transaction costs nothing extra. Changes by other programs
-    /// remain visible in the generation: if each own transaction expects its predecessor's
-    /// generation, no other transaction fits in between.
+    /// Stops receiving events, so that a transaction has no additional cost. The generation still
+    /// shows changes by other programs: each own transaction must expect its predecessor's
+    /// generation, so no other transaction can come in between.
     ///
     /// # Errors
     ///
@@ -96,7 +98,7 @@ impl Subscription {
         self.0.drop_membership(GROUP)
     }
 
-    /// Receives events again from now on.
+    /// Receives events again.
     ///
     /// # Errors
     ///
@@ -105,7 +107,7 @@ impl Subscription {
         self.0.add_membership(GROUP)
     }
 
-    /// Returns the events of the next datagram, each table once.
+    /// Returns the events of the next datagram. Each table appears once.
     ///
     /// # Errors
     ///
@@ -128,14 +130,14 @@ impl AsRawFd for Subscription {
 
 /// Builds a filter (classic BPF, linux/filter.h) that drops the messages of these ports. All
 /// messages of a datagram belong to one transaction and carry its author's port (`struct nlmsghdr`,
-/// offset 12). BPF loads words as big endian. `None` if there are more ports than a jump can skip.
+/// offset 12). BPF loads words as big endian. Returns `None` for more ports than a jump can skip.
 fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
     let mut filter = vec![SockFilter::new(LOAD_WORD, 0, 0, 12)];
     for (number, port) in ports.iter().enumerate() {
-        // Jumps over the remaining comparisons and the accepting return.
+        // This jump skips the remaining comparisons and the accepting return.
         let to_drop = u8::try_from(ports.len() - number).ok()?;
         filter.push(SockFilter::new(JUMP_IF_EQUAL, to_drop, 0, port.to_be()));
     }
@@ -148,7 +150,7 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
 pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     for message in netlink_batch::messages(datagram) {
-        // An unreadable message may be any change.
+        // An unreadable message may report any change.
         let event = message.and_then(event).unwrap_or(Some(Event::Lost));
         if let Some(event) = event
             && !events.contains(&event)
@@ -201,7 +203,7 @@ mod tests {
     use super::*;
     use crate::encode::header;
 
-    /// An attribute's kind and payload.
+    /// Kind and payload of an attribute.
     type Attribute<'a> = (u16, &'a [u8]);
 
     fn datagram(messages: &[(u16, &[Attribute<'_>])]) -> Vec<u8> {
@@ -258,7 +260,7 @@ mod tests {
         assert_eq!(events(b"nonsense"), [Event::Lost]);
         let no_number = datagram(&[(command::NEW_GENERATION, &[])]);
         assert_eq!(events(&no_number), [Event::Lost]);
-        // A message of another subsystem.
+        // This message belongs to another subsystem.
         let mut other = datagram(&[(command::NEW_GENERATION, &[])]);
         other[5] = 1;
         assert_eq!(events(&other), []);

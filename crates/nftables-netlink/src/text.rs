@@ -17,7 +17,8 @@ use constant::Kind;
 
 pub use members::element;
 
-/// Limit for elements of an anonymous set; of larger sets only the matching element is shown.
+/// Largest number of elements of an anonymous set that are shown. For a larger set, only the
+/// matching element is shown.
 const SHOWN: usize = 8;
 
 /// Renders a rule. `found` has the elements that lookups in anonymous sets matched, by the index of
@@ -47,11 +48,12 @@ pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
 /// One statement or match of a rule.
 struct Statement {
     text: String,
-    /// True if it only names the protocol, which `nft` omits if the next match implies it.
+    /// True if the statement only matches the protocol. `nft` omits it if the next match implies
+    /// it.
     is_protocol: bool,
 }
 
-/// The text of a value in a register.
+/// Text of a value in a register.
 #[derive(Debug, Clone)]
 struct RegisterText {
     text: String,
@@ -60,7 +62,7 @@ struct RegisterText {
 }
 
 impl RegisterText {
-    /// Returns the text with its mask, for use outside of a comparison.
+    /// Returns the text with its mask, for use outside a comparison.
     fn masked(self) -> String {
         match &self.mask {
             Some(mask) => format!("{} & {}", self.text, self.kind.text(mask)),
@@ -74,7 +76,7 @@ struct Renderer<'a> {
     found: &'a [(usize, Element)],
     at: usize,
     held: BTreeMap<Register, RegisterText>,
-    /// The protocol that the rule has matched.
+    /// Protocol that the rule has matched.
     protocol: Option<String>,
     words: Vec<Statement>,
 }
@@ -262,7 +264,7 @@ impl Renderer<'_> {
         self.words.push(Statement { text, is_protocol });
     }
 
-    /// Drops the match on the protocol if the next match implies it.
+    /// Removes the match on the protocol if the next match implies it.
     fn leave_out_protocol(&mut self, follows: &str) {
         let Some(protocol) = &self.protocol else {
             return;
@@ -287,7 +289,7 @@ impl Renderer<'_> {
         }
     }
 
-    /// Renders an anonymous set; of a large set, only the element that matched.
+    /// Renders an anonymous set. For a large set, renders only the element that matched.
     fn anonymous(&self, set: &AnonymousSet) -> String {
         let mut found = self.found.iter().filter(|(at, _)| *at == self.at);
         let is_long = set.elements.len() > SHOWN;
@@ -446,7 +448,7 @@ fn from_on(offset: u32) -> String {
     }
 }
 
-/// `NF_NAT_RANGE_*` (linux/netfilter/nf_nat.h).
+/// Renders NAT flags (`NF_NAT_RANGE_*`, linux/netfilter/nf_nat.h).
 fn nat_flags(flags: u32) -> String {
     let words = [(4, "random"), (16, "fully-random"), (8, "persistent")];
     let set = words.into_iter().filter(|(bit, _)| flags & bit != 0);

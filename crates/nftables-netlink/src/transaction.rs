@@ -7,16 +7,16 @@ use crate::value::{Family, Name};
 /// Changes of one table. The kernel makes all of them in this order, or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transaction {
-    /// The table's family.
+    /// Family of the table.
     pub family: Family,
-    /// The table's name.
+    /// Name of the table.
     pub table: Name,
-    /// The changes in order.
+    /// Changes in order.
     pub changes: Vec<Change>,
 }
 
-/// The generation of a network namespace's ruleset. Each committed transaction on any table raises
-/// it by one. It is never 0.
+/// Generation of a network namespace's ruleset. Each committed transaction on any table increments
+/// it. It is never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Generation(pub u32);
 
@@ -34,7 +34,7 @@ impl Generation {
 /// One change of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Creates the table with this comment, unless it exists.
+    /// Creates the table with this comment, unless the table exists.
     AddTable(Table),
     /// Deletes the table with its content. The kernel refuses (`ENOENT`) if it does not exist.
     DeleteTable,
@@ -44,19 +44,19 @@ pub enum Change {
     FlushChain(Name),
     /// Deletes a chain with its rules. The kernel refuses (`EBUSY`) while the chain is referenced.
     DeleteChain(Name),
-    /// Creates the set, unless it exists. The default timeout of an existing set is updated (since
-    /// Linux 6.5).
+    /// Creates the set, unless it exists. An existing set gets the new default timeout (since Linux
+    /// 6.5).
     AddSet(Set),
     /// Deletes a set with its elements. The kernel refuses (`EBUSY`) while a rule uses it.
     DeleteSet(Name),
     /// Deletes all elements of a set.
     FlushSet(Name),
-    /// Adds elements to a set. The kernel refuses (`EEXIST`) an element of a map that has other
-    /// data.
+    /// Adds elements to a set. The kernel refuses (`EEXIST`) an element that exists in a map with
+    /// other data.
     AddElements(Name, Vec<Element>),
-    /// Deletes elements of a set. The kernel refuses (`ENOENT`) if one does not exist.
+    /// Deletes elements of a set. The kernel refuses (`ENOENT`) if an element does not exist.
     DeleteElements(Name, Vec<Element>),
-    /// Creates a named counter, unless it exists; an existing one continues to count.
+    /// Creates a named counter, unless it exists. An existing counter continues to count.
     AddCounter(Name),
     /// Deletes a named counter. The kernel refuses (`EBUSY`) while a rule uses it.
     DeleteCounter(Name),

@@ -1,13 +1,14 @@
-//! `nft`'s user data: values with a type and a length of one byte each.
+//! User data of `nft`: values with a type and a length of one byte each.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-/// `NFT_USERDATA_MAXLEN`, the kernel's limit.
+/// Largest size of user data in the kernel (`NFT_USERDATA_MAXLEN`).
 const MAX: usize = 256;
 
-/// `NFTNL_UDATA_COMMENT_MAXLEN`: `nft` cannot read back longer comments that it lists.
+/// Longest comment that `nft` can read back (`NFTNL_UDATA_COMMENT_MAXLEN`). It lists longer
+/// comments.
 const MAX_COMMENT: usize = 128;
 
 /// User data to write.
@@ -25,13 +26,13 @@ impl UserData {
         self
     }
 
-    /// Adds a value that consists of values.
+    /// Adds a value that consists of other values.
     pub(crate) fn nested(mut self, kind: u8, inner: &Self) -> Self {
         self.value(kind, &inner.0);
         self
     }
 
-    /// Adds a comment with its terminating NUL, cut off at the limit of `nft` and of the kernel.
+    /// Adds a comment with its terminating NUL, truncated to the limit of `nft` and of the kernel.
     pub(crate) fn comment(mut self, kind: u8, comment: Option<&str>) -> Self {
         let Some(comment) = comment else {
             return self;
@@ -51,12 +52,13 @@ impl UserData {
     }
 }
 
-/// Returns user data with only a comment, as tables, chains, rules and elements have it.
+/// Returns user data with only a comment, as in tables, chains, rules and elements.
 pub(crate) fn comment(kind: u8, comment: Option<&Arc<str>>) -> Option<UserData> {
     comment.map(|comment| UserData::default().comment(kind, Some(comment)))
 }
 
-/// Returns the comment in user data; `None` if it is unreadable, such as another program's.
+/// Returns the comment in user data. Returns `None` if the user data is unreadable, as another
+/// program's may be.
 pub(crate) fn find_comment(kind: u8, data: &[u8]) -> Option<Arc<str>> {
     let text = find(kind, data)?.split(|byte| *byte == 0).next()?;
     std::str::from_utf8(text).ok().map(Arc::from)

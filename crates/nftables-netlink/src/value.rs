@@ -7,25 +7,25 @@ use std::sync::Arc;
 use inet::IpFamily;
 use smallvec::SmallVec;
 
-/// The name of a table, chain, set or map, at most 255 bytes (`NFT_NAME_MAXLEN` without the NUL).
-/// It is shared: the chain, its rules, and the elements that refer to it use one copy.
+/// Name of a table, chain, set or map, at most 255 bytes (`NFT_NAME_MAXLEN` without the NUL). A
+/// chain, its rules, and the elements that refer to it share one copy of the name.
 pub type Name = Arc<str>;
 
-/// The family of a table (`NFPROTO_*`, linux/netfilter.h).
+/// Family of a table (`NFPROTO_*`, linux/netfilter.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Family {
     /// IPv4 and IPv6 in one table.
     Inet = 1,
-    /// IPv4.
+    /// IPv4 only.
     Ip = 2,
-    /// ARP.
+    /// ARP packets.
     Arp = 3,
     /// Network devices, before routing.
     Netdev = 5,
-    /// Bridges.
+    /// Bridged frames.
     Bridge = 7,
-    /// IPv6.
+    /// IPv6 only.
     Ip6 = 10,
 }
 
@@ -52,7 +52,7 @@ impl Family {
         }
     }
 
-    /// Converts the kernel's number.
+    /// Converts the kernel's number into a family.
     pub(crate) const fn of_wire(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::Inet,
@@ -66,20 +66,20 @@ impl Family {
     }
 }
 
-/// A slot of 4 bytes in the register file, 0 to 15. Longer values also occupy the following slots,
-/// and each part of a concatenation begins in its own slot.
+/// A slot of 4 bytes in the register file, 0 to 15. Longer values also occupy the following slots.
+/// Each part of a concatenation begins in a new slot.
 ///
-/// The wire format is the one that the kernel reports (`nft_dump_register`): slots 0, 4, 8 and 12
-/// are `NFT_REG_1` to `NFT_REG_4`, all others `NFT_REG32_*`.
+/// The wire format equals the kernel's report (`nft_dump_register`): slots 0, 4, 8 and 12 are
+/// `NFT_REG_1` to `NFT_REG_4`, all others `NFT_REG32_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Register(u8);
 
 impl Register {
-    /// The first slot.
+    /// First slot.
     pub const FIRST: Self = Self(0);
 
-    /// Returns the slot after `bytes` bytes of values, each padded to 4 bytes; `None` after the
-    /// last slot.
+    /// Returns the slot after `bytes` bytes of values, each padded to 4 bytes. Returns `None` after
+    /// the last slot.
     pub const fn at(bytes: usize) -> Option<Self> {
         if bytes < 64 {
             #[allow(clippy::cast_possible_truncation, reason = "below 16")]
@@ -89,10 +89,11 @@ impl Register {
         }
     }
 
-    /// `NFT_REG_VERDICT`, which receives verdicts and is not a slot.
+    /// Kernel number of the verdict register (`NFT_REG_VERDICT`), which is not a slot.
     pub(crate) const VERDICT: u32 = 0;
 
-    /// Returns the kernel's number: `NFT_REG_1` to `NFT_REG_4`, `NFT_REG32_00` to `NFT_REG32_15`.
+    /// Returns the kernel's number of the slot: `NFT_REG_1` to `NFT_REG_4`, `NFT_REG32_00` to
+    /// `NFT_REG32_15`.
     pub(crate) const fn wire(self) -> u32 {
         if self.0.is_multiple_of(4) {
             self.0 as u32 / 4 + 1
@@ -101,7 +102,8 @@ impl Register {
         }
     }
 
-    /// Converts the kernel's number; `None` for the verdict register and for invalid numbers.
+    /// Converts the kernel's number into a slot. Returns `None` for the verdict register and for
+    /// invalid numbers.
     pub(crate) const fn of_wire(number: u32) -> Option<Self> {
         #[allow(clippy::cast_possible_truncation, reason = "below 24")]
         match number {
@@ -118,10 +120,10 @@ impl Register {
 }
 
 /// Bytes in registers: addresses and ports in network order, marks and generated numbers in host
-/// order. An address, a protocol and a port fit without heap allocation.
+/// order. An address, a protocol and a port fit without a heap allocation.
 pub type Bytes = SmallVec<[u8; 24]>;
 
-/// The decision about a packet (`NFTA_VERDICT_*`).
+/// Decision about a packet (`NFTA_VERDICT_*`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verdict {
     /// Accepts the packet in this base chain.
@@ -138,28 +140,28 @@ pub enum Verdict {
     Goto(Name),
 }
 
-/// A data type with `nft`'s name and number (`enum datatypes` in its sources). A set's key type has
-/// six bits for each part of a concatenation, by which `nft` lists its elements. The kernel does
-/// not interpret it.
+/// A data type with `nft`'s name and number (`enum datatypes` in its sources). The type of a set's
+/// key has six bits for each part of a concatenation. `nft` uses them to list elements, and the
+/// kernel ignores them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DataType {
-    /// `ipv4_addr`, 4 bytes.
+    /// IPv4 address (`ipv4_addr`), 4 bytes.
     Ipv4Addr,
-    /// `ipv6_addr`, 16 bytes.
+    /// IPv6 address (`ipv6_addr`), 16 bytes.
     Ipv6Addr,
-    /// `inet_proto`, 1 byte.
+    /// Protocol (`inet_proto`), 1 byte.
     InetProto,
-    /// `inet_service`, 2 bytes, network order.
+    /// Port (`inet_service`), 2 bytes, network order.
     InetService,
-    /// `mark`, 4 bytes, host order.
+    /// Mark (`mark`), 4 bytes, host order.
     Mark,
-    /// `ifname`, 16 bytes.
+    /// Interface name (`ifname`), 16 bytes.
     IfName,
-    /// `integer`, 4 bytes here.
+    /// Number (`integer`), 4 bytes here.
     Integer,
-    /// An unsupported type, as read: all types of a key or value in one number.
+    /// An unsupported type, as in the kernel: one number for all types of a key or value.
     Other {
-        /// `NFTA_SET_KEY_TYPE` or `NFTA_SET_DATA_TYPE`.
+        /// Number of the type (`NFTA_SET_KEY_TYPE` or `NFTA_SET_DATA_TYPE`).
         number: u32,
         /// Length in bytes.
         len: u8,
@@ -184,7 +186,7 @@ impl fmt::Display for DataType {
 }
 
 impl DataType {
-    /// Returns the bytes of a value without padding.
+    /// Returns the length of a value in bytes, without padding.
     pub const fn len(self) -> usize {
         match self {
             Self::InetProto => 1,
@@ -195,7 +197,7 @@ impl DataType {
         }
     }
 
-    /// Returns the number (`TYPE_*` of `enum datatypes`).
+    /// Returns the number of the type (`TYPE_*` of `enum datatypes`).
     pub(crate) const fn number(self) -> u32 {
         match self {
             Self::Integer => 4,
@@ -209,7 +211,8 @@ impl DataType {
         }
     }
 
-    /// Splits a key's type into the types of its parts; [`DataType::Other`] if one is unsupported.
+    /// Splits a key's type into the types of its parts. Returns [`DataType::Other`] if a type is
+    /// unsupported.
     pub(crate) fn parts(number: u32, len: u32) -> Vec<Self> {
         const KNOWN: [DataType; 7] = [
             DataType::Integer,
@@ -237,7 +240,7 @@ impl DataType {
         parts
     }
 
-    /// Returns the bytes of a key. In a concatenation each part is padded to 4 bytes.
+    /// Returns the length of a key in bytes. In a concatenation, each part is padded to 4 bytes.
     pub fn key_len(parts: &[Self]) -> usize {
         match parts {
             [only] => only.len(),
@@ -252,7 +255,7 @@ impl DataType {
         u32::try_from(Self::key_len(parts)).unwrap_or(u32::MAX)
     }
 
-    /// Always false.
+    /// Returns false, because every type has a length.
     pub const fn is_empty(self) -> bool {
         false
     }
@@ -300,7 +303,7 @@ impl Concatenation {
         self
     }
 
-    /// Returns the key. With several parts, the last one is padded too.
+    /// Returns the key. With several parts, the last part is padded too.
     pub fn into_key(mut self) -> Bytes {
         if self.bytes.len() > 4 {
             self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);

@@ -1,8 +1,9 @@
-//! Detects changes of a table while it is read.
+//! Detects changes of a table during a read.
 //!
 //! The kernel numbers the ruleset of a namespace across all tables. At the end of a transaction,
-//! after the new number counts, it reports which tables changed. A read is valid in two cases: the
-//! number is the same, or all reports up to the new number arrived and none names this table.
+//! when the new number is already in effect, it reports the changed tables. A read is valid in two
+//! cases: the number is the same, or all reports up to the new number arrived without a change of
+//! this table.
 
 use std::io;
 use std::thread;
@@ -16,7 +17,8 @@ use crate::value::Family;
 
 /// Receive buffer for reports of other transactions, in bytes. A lost report counts as a change.
 const ROOM: usize = 4 << 20;
-/// Limit for waiting until a running transaction ends. The largest take a second.
+/// Largest number of waits for the end of a running transaction. The largest transactions take a
+/// second.
 const WAITS: u32 = 1_000;
 const WAIT: Duration = Duration::from_millis(2);
 
@@ -24,10 +26,10 @@ const WAIT: Duration = Duration::from_millis(2);
 pub(crate) struct Watch<'a> {
     pub(crate) family: Family,
     pub(crate) table: &'a str,
-    /// The generation when the watch began.
+    /// Generation at the beginning of the watch.
     pub(crate) generation: Generation,
     subscription: Subscription,
-    /// The last transaction that was reported completely.
+    /// Last transaction with a complete report.
     told: Option<Generation>,
     is_touched: bool,
 }
@@ -52,8 +54,8 @@ impl<'a> Watch<'a> {
             told: None,
             is_touched: false,
         };
-        // Transactions reported so far ended before. A transaction whose number already counts may
-        // still be running; its end is reported later.
+        // Transactions with a report so far ended before the watch. A transaction may still be
+        // running although its number is in effect. The kernel reports its end later.
         watch.listen();
         (watch.told, watch.is_touched) = (None, false);
         Ok(watch)
@@ -79,8 +81,8 @@ impl<'a> Watch<'a> {
                 self.is_touched |= *family == self.family && **table == *self.table;
             }
             Event::Committed { generation, .. } => {
-                // This transaction was running at the beginning, so its changes may not have been
-                // reported.
+                // This transaction was running at the beginning, so the report may lack some of its
+                // changes.
                 self.is_touched |= *generation == self.generation;
                 self.told = Some(*generation);
             }
@@ -88,7 +90,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Returns true if the table did not change since the beginning.
+    /// Returns true if the table did not change since the beginning of the watch.
     pub(crate) fn saw_nothing(mut self, nftables: &mut Nftables) -> Result<bool, Error> {
         let now = nftables.generation()?;
         for _ in 0..WAITS {

@@ -1,29 +1,29 @@
 //! Numbers of the protocol: `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`, and
-//! `nft`'s user data (`libnftnl/udata.h`), which the kernel does not interpret.
+//! `nft`'s user data (`libnftnl/udata.h`), which the kernel stores without interpreting it.
 
 /// Returns a command's netlink message type: the number of nfnetlink's subsystem, then the command.
 pub(crate) const fn message(command: u16) -> u16 {
     SUBSYSTEM << 8 | command
 }
 
-/// `NFNL_SUBSYS_NFTABLES`.
+/// Number of the nf_tables subsystem in nfnetlink (`NFNL_SUBSYS_NFTABLES`).
 pub(crate) const SUBSYSTEM: u16 = 10;
-/// `NFNL_MSG_BATCH_BEGIN`.
+/// Message that begins a batch (`NFNL_MSG_BATCH_BEGIN`).
 pub(crate) const BATCH_BEGIN: u16 = 16;
-/// `NFNL_MSG_BATCH_END`.
+/// Message that ends a batch (`NFNL_MSG_BATCH_END`).
 pub(crate) const BATCH_END: u16 = 17;
-/// `NFNL_BATCH_GENID`, an attribute of the message that begins a batch.
+/// Attribute of the first message of a batch, with the expected generation (`NFNL_BATCH_GENID`).
 pub(crate) const BATCH_GENERATION: u16 = 1;
 /// Size of `struct nfgenmsg` in bytes.
 pub(crate) const FIXED_HEADER: usize = 4;
-/// `NFTA_LIST_ELEM`.
+/// Attribute of a list's entry (`NFTA_LIST_ELEM`).
 pub(crate) const LIST_ELEMENT: u16 = 1;
 
-/// The attribute with the table's name in messages about any object (`NFTA_TABLE_NAME`,
+/// Attribute with the table's name in messages about any object (`NFTA_TABLE_NAME`,
 /// `NFTA_CHAIN_TABLE`, ...).
 pub(crate) const TABLE_OF_ANY: u16 = 1;
 
-/// `enum nf_tables_msg_types`.
+/// Commands (`enum nf_tables_msg_types`).
 pub(crate) mod command {
     pub(crate) const NEW_TABLE: u16 = 0;
     pub(crate) const GET_TABLE: u16 = 1;
@@ -47,16 +47,16 @@ pub(crate) mod command {
     pub(crate) const DELETE_OBJECT: u16 = 20;
 }
 
-/// `NFTA_TABLE_*`.
+/// Attributes of a table (`NFTA_TABLE_*`).
 pub(crate) mod table {
     pub(crate) const NAME: u16 = 1;
     pub(crate) const FLAGS: u16 = 2;
     pub(crate) const USER_DATA: u16 = 6;
-    /// `NFT_TABLE_F_DORMANT`.
+    /// Flag of a dormant table (`NFT_TABLE_F_DORMANT`).
     pub(crate) const DORMANT: u32 = 1;
 }
 
-/// `NFTA_CHAIN_*` and, inside `HOOK`, `NFTA_HOOK_*`.
+/// Attributes of a chain (`NFTA_CHAIN_*`), and of its `HOOK` (`NFTA_HOOK_*`).
 pub(crate) mod chain {
     pub(crate) const TABLE: u16 = 1;
     pub(crate) const HANDLE: u16 = 2;
@@ -69,7 +69,7 @@ pub(crate) mod chain {
     pub(crate) const HOOK_PRIORITY: u16 = 2;
 }
 
-/// `NFTA_RULE_*` and, inside an expression, `NFTA_EXPR_*`.
+/// Attributes of a rule (`NFTA_RULE_*`), and of its expressions (`NFTA_EXPR_*`).
 pub(crate) mod rule {
     pub(crate) const TABLE: u16 = 1;
     pub(crate) const CHAIN: u16 = 2;
@@ -81,7 +81,8 @@ pub(crate) mod rule {
     pub(crate) const EXPRESSION_DATA: u16 = 2;
 }
 
-/// `NFTA_SET_*`; inside `DESCRIPTION`, `NFTA_SET_DESC_*`; in `FLAGS`, `NFT_SET_*`.
+/// Attributes of a set (`NFTA_SET_*`), of its `DESCRIPTION` (`NFTA_SET_DESC_*`), and its flags
+/// (`NFT_SET_*`).
 pub(crate) mod set {
     pub(crate) const TABLE: u16 = 1;
     pub(crate) const NAME: u16 = 2;
@@ -105,7 +106,7 @@ pub(crate) mod set {
     pub(crate) const EVAL: u32 = 0x20;
 }
 
-/// `NFTA_SET_ELEM_LIST_*`.
+/// Attributes of a list of elements (`NFTA_SET_ELEM_LIST_*`).
 pub(crate) mod elements {
     pub(crate) const TABLE: u16 = 1;
     pub(crate) const SET: u16 = 2;
@@ -113,7 +114,7 @@ pub(crate) mod elements {
     pub(crate) const SET_ID: u16 = 4;
 }
 
-/// `NFTA_SET_ELEM_*` and `NFT_SET_ELEM_INTERVAL_END`.
+/// Attributes of an element (`NFTA_SET_ELEM_*`), and its flag `NFT_SET_ELEM_INTERVAL_END`.
 pub(crate) mod element {
     pub(crate) const KEY: u16 = 1;
     pub(crate) const DATA: u16 = 2;
@@ -122,11 +123,11 @@ pub(crate) mod element {
     pub(crate) const USER_DATA: u16 = 6;
     pub(crate) const KEY_END: u16 = 10;
     pub(crate) const INTERVAL_END: u32 = 1;
-    /// `NFT_SET_ELEM_CATCHALL`.
+    /// Flag of the catch-all element (`NFT_SET_ELEM_CATCHALL`).
     pub(crate) const CATCH_ALL: u32 = 2;
 }
 
-/// `NFTA_OBJ_*` and `NFT_OBJECT_COUNTER`.
+/// Attributes of a named object (`NFTA_OBJ_*`), and the kind of a counter (`NFT_OBJECT_COUNTER`).
 pub(crate) mod object {
     pub(crate) const TABLE: u16 = 1;
     pub(crate) const NAME: u16 = 2;
@@ -135,7 +136,8 @@ pub(crate) mod object {
     pub(crate) const COUNTER: u32 = 1;
 }
 
-/// `NFTA_DATA_*`, `NFTA_VERDICT_*`, and the codes of verdicts (`enum nft_verdicts`, `NF_*`).
+/// Attributes of data and verdicts (`NFTA_DATA_*`, `NFTA_VERDICT_*`), and the codes of verdicts
+/// (`enum nft_verdicts`, `NF_*`).
 pub(crate) mod data {
     pub(crate) const VALUE: u16 = 1;
     pub(crate) const VERDICT: u16 = 2;
@@ -147,18 +149,18 @@ pub(crate) mod data {
     pub(crate) const JUMP: i32 = -3;
     pub(crate) const GOTO: i32 = -4;
     pub(crate) const RETURN: i32 = -5;
-    /// `NFT_DATA_VERDICT`, the data type of verdict maps.
+    /// Data type of verdict maps (`NFT_DATA_VERDICT`).
     pub(crate) const TYPE_VERDICT: u32 = 0xffff_ff00;
 }
 
-/// `NFTA_GEN_*`.
+/// Attributes of a generation (`NFTA_GEN_*`).
 pub(crate) mod generation {
     pub(crate) const ID: u16 = 1;
     pub(crate) const PROCESS: u16 = 2;
     pub(crate) const PROCESS_NAME: u16 = 3;
 }
 
-/// `NFTNL_UDATA_*`: the types of `nft`'s user data.
+/// Types of `nft`'s user data (`NFTNL_UDATA_*`).
 pub(crate) mod user_data {
     pub(crate) const TABLE_COMMENT: u8 = 0;
     pub(crate) const CHAIN_COMMENT: u8 = 0;
@@ -171,14 +173,14 @@ pub(crate) mod user_data {
     pub(crate) const SET_DATA_TYPE_OF: u8 = 4;
     pub(crate) const SET_DATA_INTERVAL: u8 = 6;
     pub(crate) const SET_COMMENT: u8 = 7;
-    /// Inside a `TYPE_OF`: the expression (`enum expr_types` of `nft`) and its data.
+    /// Types inside a `TYPE_OF`: the expression (`enum expr_types` of `nft`) and its data.
     pub(crate) const TYPE_OF_EXPRESSION: u8 = 0;
     pub(crate) const TYPE_OF_DATA: u8 = 1;
 }
 
 /// Attributes of expressions, in modules named after the expression.
 pub(crate) mod expression {
-    /// `NFTA_PAYLOAD_*`.
+    /// Attributes of `payload` (`NFTA_PAYLOAD_*`).
     pub(crate) mod payload {
         pub(crate) const TO: u16 = 1;
         pub(crate) const BASE: u16 = 2;
@@ -186,33 +188,33 @@ pub(crate) mod expression {
         pub(crate) const LEN: u16 = 4;
         pub(crate) const FROM: u16 = 5;
     }
-    /// `NFTA_META_*`.
+    /// Attributes of `meta` (`NFTA_META_*`).
     pub(crate) mod meta {
         pub(crate) const TO: u16 = 1;
         pub(crate) const KEY: u16 = 2;
         pub(crate) const FROM: u16 = 3;
     }
-    /// `NFTA_CT_*`.
+    /// Attributes of `ct` (`NFTA_CT_*`).
     pub(crate) mod ct {
         pub(crate) const TO: u16 = 1;
         pub(crate) const KEY: u16 = 2;
         pub(crate) const DIRECTION: u16 = 3;
         pub(crate) const FROM: u16 = 4;
     }
-    /// `NFTA_CMP_*`.
+    /// Attributes of `cmp` (`NFTA_CMP_*`).
     pub(crate) mod cmp {
         pub(crate) const FROM: u16 = 1;
         pub(crate) const OP: u16 = 2;
         pub(crate) const DATA: u16 = 3;
     }
-    /// `NFTA_RANGE_*`.
+    /// Attributes of `range` (`NFTA_RANGE_*`).
     pub(crate) mod range {
         pub(crate) const FROM: u16 = 1;
         pub(crate) const OP: u16 = 2;
         pub(crate) const LEAST: u16 = 3;
         pub(crate) const GREATEST: u16 = 4;
     }
-    /// `NFTA_BITWISE_*`.
+    /// Attributes of `bitwise` (`NFTA_BITWISE_*`).
     pub(crate) mod bitwise {
         pub(crate) const FROM: u16 = 1;
         pub(crate) const TO: u16 = 2;
@@ -221,12 +223,12 @@ pub(crate) mod expression {
         pub(crate) const XOR: u16 = 5;
         pub(crate) const OP: u16 = 6;
     }
-    /// `NFTA_IMMEDIATE_*`.
+    /// Attributes of `immediate` (`NFTA_IMMEDIATE_*`).
     pub(crate) mod immediate {
         pub(crate) const TO: u16 = 1;
         pub(crate) const DATA: u16 = 2;
     }
-    /// `NFTA_LOOKUP_*` and `NFT_LOOKUP_F_INV`.
+    /// Attributes of `lookup` (`NFTA_LOOKUP_*`), and its flag `NFT_LOOKUP_F_INV`.
     pub(crate) mod lookup {
         pub(crate) const SET: u16 = 1;
         pub(crate) const FROM: u16 = 2;
@@ -234,14 +236,14 @@ pub(crate) mod expression {
         pub(crate) const FLAGS: u16 = 5;
         pub(crate) const INVERTED: u32 = 1;
     }
-    /// `NFTA_NG_*`.
+    /// Attributes of `numgen` (`NFTA_NG_*`).
     pub(crate) mod numgen {
         pub(crate) const TO: u16 = 1;
         pub(crate) const MODULUS: u16 = 2;
         pub(crate) const TYPE: u16 = 3;
         pub(crate) const OFFSET: u16 = 4;
     }
-    /// `NFTA_HASH_*` and `NFT_HASH_JENKINS`.
+    /// Attributes of `hash` (`NFTA_HASH_*`), and its kind `NFT_HASH_JENKINS`.
     pub(crate) mod hash {
         pub(crate) const FROM: u16 = 1;
         pub(crate) const TO: u16 = 2;
@@ -252,7 +254,7 @@ pub(crate) mod expression {
         pub(crate) const TYPE: u16 = 7;
         pub(crate) const JENKINS: u32 = 0;
     }
-    /// `NFTA_NAT_*`, and the two flags that follow from other attributes.
+    /// Attributes of `nat` (`NFTA_NAT_*`), and two flags that follow from other attributes.
     pub(crate) mod nat {
         pub(crate) const TYPE: u16 = 1;
         pub(crate) const FAMILY: u16 = 2;
@@ -264,25 +266,25 @@ pub(crate) mod expression {
         pub(crate) const MAP_ADDRESSES: u32 = 1;
         pub(crate) const PORT_SPECIFIED: u32 = 2;
     }
-    /// `NFTA_MASQ_*`.
+    /// Attributes of `masq` (`NFTA_MASQ_*`).
     pub(crate) mod masq {
         pub(crate) const FLAGS: u16 = 1;
         pub(crate) const PORT: u16 = 2;
         pub(crate) const PORT_MAX: u16 = 3;
     }
-    /// `NFTA_REDIR_*`.
+    /// Attributes of `redir` (`NFTA_REDIR_*`).
     pub(crate) mod redir {
         pub(crate) const PORT: u16 = 1;
         pub(crate) const PORT_MAX: u16 = 2;
         pub(crate) const FLAGS: u16 = 3;
     }
-    /// `NFTA_FIB_*`.
+    /// Attributes of `fib` (`NFTA_FIB_*`).
     pub(crate) mod fib {
         pub(crate) const TO: u16 = 1;
         pub(crate) const RESULT: u16 = 2;
         pub(crate) const FLAGS: u16 = 3;
     }
-    /// `NFTA_DYNSET_*`.
+    /// Attributes of `dynset` (`NFTA_DYNSET_*`).
     pub(crate) mod dynset {
         pub(crate) const SET: u16 = 1;
         pub(crate) const OP: u16 = 3;
@@ -293,12 +295,12 @@ pub(crate) mod expression {
         pub(crate) const FLAGS: u16 = 9;
         pub(crate) const EXPRESSIONS: u16 = 10;
     }
-    /// `NFTA_REJECT_*`.
+    /// Attributes of `reject` (`NFTA_REJECT_*`).
     pub(crate) mod reject {
         pub(crate) const TYPE: u16 = 1;
         pub(crate) const CODE: u16 = 2;
     }
-    /// `NFTA_BYTEORDER_*`.
+    /// Attributes of `byteorder` (`NFTA_BYTEORDER_*`).
     pub(crate) mod byteorder {
         pub(crate) const FROM: u16 = 1;
         pub(crate) const TO: u16 = 2;
@@ -306,7 +308,8 @@ pub(crate) mod expression {
         pub(crate) const LEN: u16 = 4;
         pub(crate) const SIZE: u16 = 5;
     }
-    /// `NFTA_LIMIT_*`, `NFT_LIMIT_PKT_BYTES` and `NFT_LIMIT_F_INV`.
+    /// Attributes of `limit` (`NFTA_LIMIT_*`), its kind `NFT_LIMIT_PKT_BYTES` and its flag
+    /// `NFT_LIMIT_F_INV`.
     pub(crate) mod limit {
         pub(crate) const RATE: u16 = 1;
         pub(crate) const UNIT: u16 = 2;
@@ -315,20 +318,20 @@ pub(crate) mod expression {
         pub(crate) const BYTES: u32 = 1;
         pub(crate) const OVER: u32 = 1;
     }
-    /// `NFTA_LOG_*`.
+    /// Attributes of `log` (`NFTA_LOG_*`).
     pub(crate) mod log {
         pub(crate) const PREFIX: u16 = 2;
     }
-    /// `NFTA_OBJREF_*`.
+    /// Attributes of `objref` (`NFTA_OBJREF_*`).
     pub(crate) mod objref {
         pub(crate) const TYPE: u16 = 1;
         pub(crate) const NAME: u16 = 2;
     }
-    /// `NFTA_MATCH_NAME`, `NFTA_TARGET_NAME`.
+    /// Names in iptables expressions (`NFTA_MATCH_NAME`, `NFTA_TARGET_NAME`).
     pub(crate) mod xt {
         pub(crate) const NAME: u16 = 1;
     }
-    /// `NFTA_COUNTER_*`.
+    /// Attributes of `counter` (`NFTA_COUNTER_*`).
     pub(crate) mod counter {
         pub(crate) const BYTES: u16 = 1;
         pub(crate) const PACKETS: u16 = 2;

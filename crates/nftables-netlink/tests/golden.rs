@@ -1,4 +1,4 @@
-//! Recreates rulesets that upstream's kube-proxy made with `nft`: the kernel then has the same
+//! Recreates rulesets that upstream's kube-proxy created with `nft`. The kernel then has the same
 //! bytes, and `nft` lists the same text. Needs root and `nft` 1.0.6.
 
 #![allow(
@@ -48,7 +48,7 @@ fn files() -> Vec<PathBuf> {
 /// counts and generations. Anonymous sets are numbered, because kernel and crate name them
 /// differently and no program shows their names.
 fn raw(nftables: &mut Nftables) -> BTreeMap<String, Vec<Vec<u8>>> {
-    // Message, and attributes that are of one kernel only, or fill up.
+    // Message types, and their attributes that differ between kernels or only pad.
     const TABLES: (u16, &[u16]) = (0x0a01, &[3, 4, 5]);
     const CHAINS: (u16, &[u16]) = (0x0a04, &[2, 6, 9]);
     const RULES: (u16, &[u16]) = (0x0a07, &[3, 6, 8]);
@@ -113,7 +113,7 @@ fn raw(nftables: &mut Nftables) -> BTreeMap<String, Vec<Vec<u8>>> {
                 }
             }
         }
-        // Their order is that of a hash with a seed.
+        // The kernel returns the elements in hash order, with a random seed.
         all.sort();
         let shown = names.last().unwrap();
         held.insert(format!("{family} {} {shown}", names[0]), all);
@@ -315,7 +315,8 @@ fn each_expression_and_object_is_made_again() {
     )));
 }
 
-/// Returns the installed `nft`, or the versions named by path and separated by spaces.
+/// Compares the listings by the installed `nft`, or by the versions in `NFTS` (paths separated by
+/// spaces).
 #[test]
 fn each_version_lists_the_same() {
     let programs = std::env::var("NFTS").unwrap_or_else(|_| "nft".to_owned());
@@ -334,8 +335,8 @@ fn each_version_lists_the_same() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Compares two listings by `program`: of a file loaded by `loader`, and of the same tables made by
-/// this crate. Returns the difference, if any.
+/// Compares two listings by `program`: one of a file loaded by `loader`, one of the same tables
+/// created by this crate. Returns the difference, if any.
 fn listed_alike(program: String, loader: String, file: &Path) -> Option<String> {
     let what = format!("{program} lists what {loader} loads: {}", file.display());
     let path = file.to_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! Tests against the running kernel, each in its own network namespace. Needs root.
+//! Tests with the running kernel, each in a separate network namespace. Needs root.
 
 #![allow(
     clippy::unwrap_used,
@@ -177,8 +177,9 @@ fn a_refused_change_is_named_and_nothing_is_done() {
 fn a_transaction_that_cannot_be_sent_changes_nothing() {
     const IS_INSIDE: &str = "IN_A_USER_NAMESPACE";
     if std::env::var_os(IS_INSIDE).is_none() {
-        // As in a rootless container: without the right to a buffer beyond net.core.wmem_max. A
-        // process of several threads cannot get there by itself.
+        // The test runs in a user namespace, as in a rootless container, so a buffer cannot exceed
+        // net.core.wmem_max. A process with several threads cannot enter a user namespace, so the
+        // test starts another process.
         let inside = |program: &std::path::Path, arguments: &[&str]| {
             let mut command = std::process::Command::new("unshare");
             command.args(["--user", "--map-root-user", "--net"]);
@@ -196,13 +197,13 @@ fn a_transaction_that_cannot_be_sent_changes_nothing() {
     }
     let mut nftables = Nftables::open().unwrap();
     let before = nftables.generation().unwrap();
-    // The longest that the kernel's tools take.
+    // The longest comment of the kernel's tools.
     let comment = Some("x".repeat(128).into());
     let rule = Rule {
         expressions: Vec::new(),
         comment,
     };
-    // A rule takes more than its comment, and the buffer twice what it may be.
+    // A rule takes more bytes than its comment. A buffer may have twice the limit.
     let most = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap_or_default();
     let most: usize = most.trim().parse().unwrap_or(4 << 20);
     let room_of_rules = 2 * most / 128 + 1_000;
@@ -259,7 +260,7 @@ fn told(subscription: &Subscription) -> Vec<Event> {
         match subscription.receive() {
             Ok(events) => told.extend(events),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // A transaction may take several datagrams.
+                // A transaction may need several datagrams.
                 told.dedup();
                 return told;
             }
@@ -288,14 +289,15 @@ fn a_change_is_told_with_its_table_and_its_maker() {
                 },
             ] => {
                 assert_eq!(*of, generation);
-                // Its number is that of the first namespace of processes, which may not be this.
+                // The process number belongs to the initial PID namespace, which may not be this
+                // one.
                 let own = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
                 assert_eq!(**name, *own.trim_end());
             }
             other => panic!("{other:?}"),
         }
 
-        // One's own is left out, another's is not.
+        // The subscription ignores the program's own changes, but reports another program's.
         let port = nftables.port().unwrap();
         subscription.leave_out(&[port]).unwrap();
         let flush = transaction(vec![Change::FlushChain(name("svc"))]);
@@ -309,7 +311,7 @@ fn a_change_is_told_with_its_table_and_its_maker() {
             "{events:?}"
         );
 
-        // Nothing is told meanwhile, and the generation tells of it.
+        // A paused subscription reports no event, but the generation shows the change.
         let before = nftables.generation().unwrap();
         subscription.pause().unwrap();
         nft(&["delete", "table", "ip", "other"]);
@@ -341,7 +343,8 @@ fn changes_of_all_own_sockets_are_ignored() {
         for subscription in &subscriptions {
             assert_ne!(told(subscription), []);
         }
-        // One takes the place of another, whose number may be anybody's from then on.
+        // A new socket replaces a closed one. Another program may get the closed socket's port
+        // number.
         drop(second);
         let mut stranger = Nftables::open().unwrap();
         let mut third = own.open().unwrap();
@@ -380,7 +383,7 @@ fn this_kernel_has_all_that_is_needed() {
         for family in [Family::Ip, Family::Ip6] {
             assert_eq!(nftables.probe(family).unwrap(), []);
         }
-        // One that has no NAT.
+        // The family netdev has no NAT.
         let missing = nftables.probe(Family::Netdev).unwrap();
         let missing: Vec<_> = missing.into_iter().map(|missing| missing.feature).collect();
         assert!(missing.contains(&Feature::NatChains), "{missing:?}");
@@ -412,11 +415,11 @@ fn each_of_many_writers_sees_the_others() {
             }
             wrong
         };
-        // Threads of this one are in its namespace.
+        // Threads of this process are in its namespace.
         let writers: Vec<_> = (0..WRITERS)
             .map(|_| std::thread::spawn(move || write(Nftables::open().unwrap())))
             .collect();
-        // Meanwhile what is read is of one moment.
+        // Reads during these writes are consistent.
         for _ in 0..20 {
             if let Ok(whole) = nftables.read(Family::Ip, "t") {
                 let commits = whole.generation.0 - begin.0;
@@ -452,7 +455,7 @@ fn changes_of_other_tables_do_not_disturb_a_read() {
         nftables.commit(&transaction(changes), None).unwrap();
         let quiet = nftables.read(Family::Ip, "t").unwrap();
 
-        // Another program, which is never idle for long, in the same namespace.
+        // Another program in the same namespace, which writes almost continuously.
         let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let ends = Arc::clone(&is_over);
         let other = std::thread::spawn(move || {
@@ -518,7 +521,7 @@ fn a_check_changes_nothing() {
         for _ in 0..2 {
             nftables.check(&transaction(service())).unwrap();
         }
-        // Each change by itself, as in a transaction.
+        // The kernel checks each change separately, as in a transaction.
         let mut changes = service();
         let refused = changes.len();
         changes.push(Change::DeleteSet(name("nobody's")));
@@ -558,7 +561,7 @@ fn nothing_to_do_is_no_transaction() {
 fn a_prepared_transaction_can_be_committed_repeatedly() {
     in_namespace(|mut nftables| {
         let mut changes = service();
-        // So that it can be deleted, and made, in one.
+        // One transaction can then delete and recreate the table.
         changes.insert(1, Change::DeleteTable);
         changes.insert(2, changes[0].clone());
         let mut prepared = PreparedTransaction::new(&transaction(changes), None);
@@ -571,7 +574,7 @@ fn a_prepared_transaction_can_be_committed_repeatedly() {
 
 #[test]
 fn many_endpoints_are_read_in_their_order() {
-    // 2,000 take a dump, as that is more than is asked for by key.
+    // 2,000 elements exceed the limit of requests by key, so they need a dump.
     for count in [1, 300, 2_000] {
         in_namespace(move |mut nftables| {
             let mut changes = service();

@@ -72,14 +72,14 @@ fn an_element_is_found_by_a_key_that_is_in_it() {
             find("ranges", &[192, 0, 2, 9]),
             Some((vec![192, 0, 2, 5], Some(vec![192, 0, 2, 10])))
         );
-        // The last before its end.
+        // The last key before the end of the range.
         let last = find("ranges", &[192, 0, 2, 8]).unwrap();
         assert_eq!(last.1.unwrap(), [192, 0, 2, 10]);
         assert_eq!(
             find("ranges", &[255, 255, 255, 255]),
             Some((vec![255, 255, 255, 0], None))
         );
-        // One that rules put there.
+        // A rule added this element.
         assert!(find("clients", &[10, 244, 1, 5]).is_some());
         assert!(find("clients", &[10, 244, 1, 6]).is_none());
         assert!(find("no such set", &[10, 244, 1, 6]).is_none());

@@ -22,11 +22,11 @@ use crate::reply::crosses;
 use crate::ruleset::{Hook, Ruleset};
 use crate::walk::{Start, Walker, follow, unknown};
 
-/// Follows the reply to a packet, starting at the endpoint. Assumes that the reply comes through
-/// this node, by the interface that leads to the endpoint. Returns no walk if no endpoint received
-/// the packet.
+/// Follows the reply to a packet, starting at the endpoint. Assumes that the reply arrives at this
+/// node on the interface that leads to the endpoint. Returns no walk if no endpoint received the
+/// packet.
 ///
-/// A walk with [`Fate::Forwarded`] or [`Fate::Local`] reaches the client as a valid reply;
+/// A walk with [`Fate::Forwarded`] or [`Fate::Local`] reaches the client as a valid reply.
 /// [`Fate::Delivered`] does not occur.
 pub fn answer(arrived: &Walk, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel) -> Vec<Walk> {
     let walker = Walker { rulesets, kernel };
@@ -105,7 +105,8 @@ fn bridged_past(packet: &Packet) -> Step {
     Step::new("bridge", bridge, says)
 }
 
-/// Drops replies that the client would not accept: those from another address than it sent to.
+/// Drops replies that the client would not accept, because they have another source address than
+/// the client sent to.
 fn conclude(walk: &mut Walk) {
     let packet = &walk.packet;
     let fate = match walk.presumed {

@@ -4,31 +4,31 @@ use std::sync::Arc;
 
 use crate::packet::Packet;
 
-/// Limit for the paths of one packet. A Service may have thousands of endpoints, and consecutive
-/// random choices would multiply the paths.
+/// Largest number of paths of one packet. A Service may have thousands of endpoints, and
+/// consecutive random choices would multiply the paths.
 pub const MOST_BRANCHES: usize = 4096;
 
 /// Packets and bytes counted by a rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets.
+    /// Number of packets.
     pub packets: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
 /// An object on the packet's path that affects the packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Place in the kernel: `nat KUBE-SERVICES`, `routing`, `IPVS`.
+    /// Place in the kernel, such as `nat KUBE-SERVICES`, `routing` or `IPVS`.
     pub place: String,
-    /// The object as its own tools list it: a rule, a virtual server.
+    /// The object in the format of its own tools, such as a rule or a virtual server.
     pub entry: String,
     /// Effect on the packet, in plain words.
     pub says: String,
-    /// Set members that matched: `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
+    /// Set members that matched, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     pub members: Vec<String>,
-    /// The object's counters, if it has any.
+    /// Counters of the object, if it has any.
     pub counters: Option<Counters>,
 }
 
@@ -49,29 +49,29 @@ impl Step {
     }
 }
 
-/// An assumption about a rule that is not supported, or about an object that could not be read.
+/// An assumption about an unsupported rule, or about an object that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubt {
-    /// The place, the object, and the reason why the outcome is unknown.
+    /// Description of the place, the object, and the reason why the outcome is unknown.
     pub what: Arc<str>,
     /// True if this branch assumes a match.
     pub matches: bool,
 }
 
-/// The end of a path within a chain. The walk determines all other ends.
+/// End of a path within a chain. The walk determines all other ends.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum End {
-    /// The packet is dropped silently.
+    /// The packet is dropped without a message.
     Dropped,
-    /// The packet is rejected; the message to its sender, such as `ICMP port unreachable`.
+    /// The packet is rejected with this message to its sender, such as `ICMP port unreachable`.
     Refused(String),
-    /// There is no route, and the sender is notified; the reason.
+    /// The packet has no route for this reason, and its sender is notified.
     Unrouted(String),
     /// A process of this node receives the packet.
     Local,
     /// The packet leaves the node.
     Forwarded,
-    /// The outcome is unknown; the reason.
+    /// The outcome is unknown for this reason.
     Unknown(String),
 }
 
@@ -82,13 +82,13 @@ pub struct Branch {
     pub packet: Packet,
     /// Probability that the packet takes this path, from 0 to 1.
     pub chance: f64,
-    /// The steps so far, in order. Paths share their common steps.
+    /// Steps so far, in order. Paths share their common steps.
     pub steps: Vec<Arc<Step>>,
     /// Number of rules that had no effect.
     pub passed: usize,
-    /// The assumptions of this path.
+    /// Assumptions of this path.
     pub doubts: Vec<Doubt>,
-    /// The end of the path, if it has ended.
+    /// End of the path, or `None` while it continues.
     pub end: Option<End>,
 }
 
@@ -118,10 +118,10 @@ impl Branch {
         branch
     }
 
-    /// Splits the path at a rule with unknown outcome: one path assumes a match, the other none.
-    /// `what` names the place, the rule and the reason. For a rule that cannot affect the packet,
-    /// add a step that says so instead. Both paths keep the full probability, because neither is
-    /// known to be more likely.
+    /// Splits the path at a rule with unknown outcome: one path assumes a match, the other no
+    /// match. `what` describes the place, the rule and the reason. For a rule that cannot affect
+    /// the packet, add a step with a note instead. Both paths keep the full probability, because
+    /// neither is known to be more likely.
     #[must_use]
     pub fn doubt(self, what: &str) -> (Self, Self) {
         let what: Arc<str> = what.into();

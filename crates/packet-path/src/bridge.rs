@@ -3,7 +3,7 @@
 use crate::kernel::{Kernel, ReadFailure};
 use crate::packet::Packet;
 
-/// Returns true if netfilter sees the packet enter by a port of a bridge.
+/// Returns true if netfilter sees the packet enter on a port of a bridge.
 pub(crate) fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, ReadFailure> {
     let Some(iif) = &packet.iif else {
         return Ok(false);

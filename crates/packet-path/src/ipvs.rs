@@ -1,7 +1,7 @@
 //! IPVS, which runs at netfilter's hooks (`net/netfilter/ipvs/ip_vs_core.c`, `ip_vs_xmit.c`).
 //!
-//! It takes packets for this node after the filter chains (`LOCAL_IN`, 99), and the node's own
-//! packets after output NAT (`LOCAL_OUT`, -98). Chains with a higher priority number come later. A
+//! IPVS handles packets for this node after the filter chains (`LOCAL_IN`, 99), and the node's own
+//! packets after output NAT (`LOCAL_OUT`, -98). Chains with a higher priority number run later. A
 //! packet that IPVS sends to another host passes OUTPUT again, then POSTROUTING, but never FORWARD.
 //! A packet to this node continues at the same hook.
 
@@ -16,17 +16,17 @@ use crate::kernel::{Kernel, ReadFailure, Route, RouteQuestion, Server};
 use crate::packet::{Packet, Tracking};
 use crate::ruleset::Hook;
 
-/// `NF_IP_PRI_NAT_SRC - 1`.
+/// Priority of IPVS at hook input (`NF_IP_PRI_NAT_SRC - 1`).
 pub(crate) const PRIORITY_INPUT: i32 = 99;
-/// `NF_IP_PRI_NAT_DST + 2`.
+/// Priority of IPVS at hook output (`NF_IP_PRI_NAT_DST + 2`).
 pub(crate) const PRIORITY_OUTPUT: i32 = -98;
-/// The hook for replies only (`ip_vs_out`).
+/// Priority of the hook for replies (`ip_vs_out`).
 const PRIORITY_FORWARD: i32 = 100;
 
 const PLACE: &str = "IPVS";
 const CONNTRACK: &str = "net/ipv4/vs/conntrack";
 
-/// The point at which a packet continues after IPVS.
+/// Point at which a packet continues after IPVS.
 pub(crate) enum AfterIpvs {
     /// At the same hook.
     Stays(Branch),
@@ -44,7 +44,7 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
     }
 }
 
-/// Takes a path through IPVS.
+/// Moves a path through IPVS.
 pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
     // Packets sent by IPVS are marked (`ipvs_property`). Forwarded packets are only checked for
     // replies.
@@ -111,7 +111,7 @@ fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, ReadFail
     Ok(None)
 }
 
-/// Returns the destinations that accept new connections, each with its share of them.
+/// Returns the destinations that accept new connections, each with its share of the connections.
 fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
     let scheduler = server.entry.service.scheduler;
     let has_room = |entry: &&DestinationEntry| {
@@ -122,7 +122,7 @@ fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
     let mut able: Vec<&DestinationEntry> = server.destinations.iter().filter(takes).collect();
     let is_by_weight = match scheduler.as_str() {
         "rr" | "lc" => false,
-        // Chooses only the destination with the greatest weight.
+        // These schedulers choose only the destination with the greatest weight.
         "fo" | "ovf" => {
             let weight = |entry: &DestinationEntry| entry.destination.weight;
             let most = able.iter().map(|entry| weight(entry)).max();
@@ -155,7 +155,7 @@ fn nobody(server: &Server) -> String {
     }
 }
 
-/// Describes how a virtual server chooses a destination.
+/// Describes the choice of a destination by a virtual server.
 fn says(service: &Service, able: usize, all: usize) -> String {
     let how = match service.scheduler.as_str() {
         "rr" => "one after the other",
@@ -183,7 +183,7 @@ fn says(service: &Service, able: usize, all: usize) -> String {
     says
 }
 
-/// Sends a path to a destination.
+/// Sends a packet to a destination.
 fn send(
     mut branch: Branch,
     service: &Service,
@@ -266,7 +266,7 @@ fn send(
     AfterIpvs::Leaves(branch)
 }
 
-/// Returns the port on which a destination receives packets sent to `port`: its own, if it has one.
+/// Returns the port on which a destination receives packets to `port`: its own port, if it has one.
 /// With persistence, the destination's port applies only if the virtual server has exactly this
 /// port (`ip_vs_sched_persist`).
 fn port_at(service: &Service, own: u16, port: u16) -> u16 {

@@ -1,4 +1,4 @@
-//! The kernel state that a walk needs besides rules.
+//! Kernel state that a walk needs in addition to rules.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,10 +7,11 @@ use ipvs_netlink::{DestinationEntry, ServiceEntry, ServiceKey};
 
 use crate::packet::Interface;
 
-/// Kernel state, from the kernel or from a snapshot. Within a walk, a question always has the same
-/// answer.
+/// Kernel state, from the kernel or from a snapshot. Within a walk, equal queries have equal
+/// responses.
 pub trait Kernel {
-    /// Returns the route for a packet. A packet from outside may be refused because of its source.
+    /// Returns the route for a packet. The kernel may refuse a packet from outside because of its
+    /// source.
     ///
     /// # Errors
     ///
@@ -29,8 +30,9 @@ pub trait Kernel {
         interface: Option<&Interface>,
     ) -> Result<AddressType, ReadFailure>;
 
-    /// Returns the address for masquerading a packet to `to` that leaves by this interface, or for
-    /// redirecting a packet from `to` that enters by it. `None` if the interface has no address.
+    /// Returns the address for masquerading a packet to `to` that leaves on this interface. Also
+    /// used for redirecting a packet from `to` that arrives on it. Returns `None` if the interface
+    /// has no address.
     ///
     /// # Errors
     ///
@@ -44,15 +46,15 @@ pub trait Kernel {
     /// Fails if the kernel cannot be asked.
     fn is_bridge(&self, interface: &Interface) -> Result<bool, ReadFailure>;
 
-    /// Returns the type of an ipset, such as `hash:ip,port`; `None` if the set does not exist.
+    /// Returns the type of an ipset, such as `hash:ip,port`, or `None` if the set does not exist.
     ///
     /// # Errors
     ///
     /// Fails if the kernel cannot be asked.
     fn set_type(&self, set: &str) -> Result<Option<String>, ReadFailure>;
 
-    /// Returns the member of an ipset that matches this key, as `ipset` lists it; `None` if there
-    /// is none.
+    /// Returns the member of an ipset that matches this key, in the format of `ipset`. Returns
+    /// `None` without a match.
     ///
     /// # Errors
     ///
@@ -77,9 +79,9 @@ pub trait Kernel {
 /// Kernel state that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReadFailure {
-    /// The state: `the set KUBE-CLUSTER-IP`, `the rules of iptables-legacy`.
+    /// Name of the state, such as `the set KUBE-CLUSTER-IP` or `the rules of iptables-legacy`.
     pub part: String,
-    /// The reason, and the next step.
+    /// Reason, and the next step.
     pub reason: String,
 }
 
@@ -89,50 +91,50 @@ impl fmt::Display for ReadFailure {
     }
 }
 
-/// The input of a route lookup.
+/// Input of a route lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RouteQuestion {
-    /// The destination address.
+    /// Destination address.
     pub destination: IpAddr,
-    /// The source address; for the node's own packets only if they have chosen one.
+    /// Source address. For the node's own packets, it is set only if they have chosen one.
     pub source: Option<IpAddr>,
-    /// The input interface; `None` for the node's own packets.
+    /// Input interface, or `None` for the node's own packets.
     pub iif: Option<Interface>,
-    /// The packet's mark, which policy routing may use.
+    /// Mark of the packet, which policy routing may use.
     pub mark: u32,
 }
 
-/// The result of a route lookup.
+/// Result of a route lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Route {
     /// A route to this node itself.
     Local {
-        /// The source address that the kernel chooses for the node's own packets.
+        /// Source address that the kernel chooses for the node's own packets.
         source: Option<IpAddr>,
     },
     /// A route to another host.
     Out {
-        /// The output interface.
+        /// Output interface.
         interface: Interface,
-        /// The next hop; `None` if the destination is directly reachable.
+        /// Next hop, or `None` if the destination is directly reachable.
         gateway: Option<IpAddr>,
-        /// The source address that the kernel chooses for the node's own packets.
+        /// Source address that the kernel chooses for the node's own packets.
         source: Option<IpAddr>,
     },
     /// No usable route.
     None {
-        /// The reason: `no route to host`, `a martian source`.
+        /// Reason, such as `no route to host` or `a martian source`.
         why: String,
-        /// True if the sender is notified by an error or ICMP message.
+        /// True if an error or ICMP message notifies the sender.
         is_told: bool,
     },
 }
 
-/// The type of an address from the node's view (`RTN_*` of linux/rtnetlink.h).
+/// Type of an address from the node's view (`RTN_*` of linux/rtnetlink.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum AddressType {
-    /// An address of another host, or of none.
+    /// An address of another host, or an unused one.
     Unicast = 1,
     /// An address of this node.
     Local = 2,
@@ -148,22 +150,22 @@ pub enum AddressType {
     Prohibit = 8,
 }
 
-/// The key of an ipset lookup. The set's type determines which parts it uses.
+/// Key of an ipset lookup. The set's type determines the used parts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct SetKey {
-    /// The first address.
+    /// First address.
     pub ip: Option<IpAddr>,
-    /// The IANA protocol number and the port.
+    /// IANA protocol number and port.
     pub port: Option<(u8, u16)>,
-    /// The second address.
+    /// Second address.
     pub ip2: Option<IpAddr>,
 }
 
 /// A virtual server and its destinations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// The virtual server.
+    /// Virtual server without its destinations.
     pub entry: ServiceEntry,
-    /// Its destinations.
+    /// Destinations of the virtual server.
     pub destinations: Vec<DestinationEntry>,
 }

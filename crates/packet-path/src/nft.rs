@@ -49,23 +49,23 @@ use crate::ruleset::{Base, Hook, Ruleset};
 use reader::CachedReader;
 use run::Evaluation;
 
-/// Limit for attempts to answer a question while the ruleset changes.
+/// Largest number of attempts to read consistently while the ruleset changes.
 const ATTEMPTS: u32 = 5;
 
 /// The nf_tables rules for packets of one IP family.
 #[derive(Debug)]
 pub struct Nft<R> {
-    /// The base chains; their index is [`Base::number`].
+    /// Base chains, with [`Base::number`] as index.
     bases: Vec<(ObjectId, nftables_netlink::BaseChain)>,
     left_to_iptables: Vec<(Family, Name)>,
     notes: Vec<String>,
-    /// The reader and its cache. [`Ruleset::walk`] takes `&self`, so this needs interior
+    /// Reader and its cache. [`Ruleset::walk`] takes `&self`, so the cache needs interior
     /// mutability.
     asked: RefCell<CachedReader<R>>,
 }
 
-/// Answers a question about the ruleset at one moment. If the ruleset changes meanwhile, the
-/// question is repeated, up to five times. The last answer may then mix two moments.
+/// Evaluates a query on a consistent ruleset. If the ruleset changes during the query, the query is
+/// repeated, up to five times. The last response may then mix two states.
 ///
 /// # Errors
 ///
@@ -92,12 +92,12 @@ pub fn consistently<R: Reader, T>(
     }
 }
 
-/// An answer, and whether it is consistent.
+/// A response, and whether it is consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsistentAnswer<T> {
-    /// The answer.
+    /// Response to the query.
     pub answer: T,
-    /// True if the ruleset did not change meanwhile.
+    /// True if the ruleset did not change during the query.
     pub is_of_one_moment: bool,
 }
 
@@ -127,7 +127,7 @@ impl<R: Reader> Nft<R> {
         Ok(nft)
     }
 
-    /// Adds a base chain, unless it is left to iptables or does not apply.
+    /// Adds a base chain, unless it belongs to iptables or does not apply.
     fn take(&mut self, of: HookedChain, family: IpFamily) {
         let table = (of.family, Name::clone(&of.table));
         let at = ObjectId {
@@ -139,7 +139,7 @@ impl<R: Reader> Nft<R> {
             (Family::Ip | Family::Ip6, _) if of.family != family.into() => {}
             (Family::Ip | Family::Ip6, _) if self.left_to_iptables.contains(&table) => {}
             (Family::Ip | Family::Ip6 | Family::Inet, Some(base)) => self.bases.push((at, base)),
-            // ARP packets belong to no flow.
+            // ARP packets do not belong to a flow.
             (Family::Arp, _) => {}
             _ => self.notes.push(format!(
                 "{} is not looked at: it is asked before a packet is routed, or instead, and may drop it (nft list chain {} {} {})",
@@ -156,7 +156,7 @@ impl<R: Reader> Nft<R> {
         &self.left_to_iptables
     }
 
-    /// Returns notes about other ignored chains that may matter.
+    /// Returns notes about other ignored chains that may affect packets.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -211,8 +211,8 @@ impl<R: Reader> Ruleset for Nft<R> {
     }
 }
 
-/// Returns the tables of this family that iptables-nft created: they have its table names, and all
-/// base chains have its chain names.
+/// Returns the tables of this family that iptables-nft created. They have its table names, and all
+/// their base chains have its chain names.
 fn iptables_tables(hooked: &[HookedChain], family: IpFamily) -> Vec<(Family, Name)> {
     const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
     const CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];

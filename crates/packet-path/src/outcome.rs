@@ -1,4 +1,4 @@
-//! The outcome of a packet's paths.
+//! Outcomes of a packet's paths.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::branch::{Branch, Doubt, End, Step};
 use crate::packet::{Packet, SourceNat};
 
-/// Limit up to which paths are reported separately. With more, paths with the same outcome are
-/// joined.
+/// Largest number of paths that are reported separately. If a packet has more, paths with the same
+/// outcome are joined.
 const MOST_TOLD: usize = 64;
 
 /// One path of a packet, from its sender to its end.
@@ -17,39 +17,39 @@ pub struct Walk {
     /// Probability from 0 to 1, or the share of a scheduler that is not random. Each side of a
     /// doubt has the full probability.
     pub chance: f64,
-    /// The end of the path.
+    /// End of the path.
     pub fate: Fate,
-    /// The end of the path if its assumptions hold. Equals `fate` without assumptions.
+    /// End of the path if its assumptions hold. Equals `fate` without assumptions.
     pub presumed: Fate,
-    /// The receiver, if the packet reaches one.
+    /// Receiver, if the packet reaches one.
     pub endpoint: Option<SocketAddr>,
-    /// The rejection message, the reason for a missing route, or the reason for an unknown outcome;
-    /// otherwise empty.
+    /// Rejection message, reason for a missing route, or reason for an unknown outcome. Empty for
+    /// other outcomes.
     pub why: String,
-    /// The source that the receiver sees.
+    /// Source that the receiver sees.
     pub source: Source,
-    /// The steps in packet order.
+    /// Steps in packet order.
     pub steps: Vec<Arc<Step>>,
     /// Number of rules that had no effect.
     pub passed: usize,
-    /// The assumptions of this path.
+    /// Assumptions of this path.
     pub doubts: Vec<Doubt>,
-    /// The packet at the end.
+    /// Packet at the end of the path.
     pub packet: Packet,
 }
 
-/// The end of a path.
+/// End of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fate {
     /// Reaches the endpoint that a rule or IPVS chose.
     Delivered,
-    /// Rejected; the sender is notified.
+    /// Rejected with a message to the sender.
     Refused,
-    /// No route; the sender is notified.
+    /// No route, with a message to the sender.
     Unrouted,
-    /// Dropped silently.
+    /// Dropped without a message.
     Dropped,
-    /// Reaches this node; a process receives it if one listens there.
+    /// Reaches this node. A process receives the packet if it listens on the port.
     Local,
     /// Leaves the node towards its original destination.
     Forwarded,
@@ -57,21 +57,21 @@ pub enum Fate {
     Unknown,
 }
 
-/// The source address that the receiver sees.
+/// Source address that the receiver sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// The sender's address.
+    /// Address of the sender.
     Kept,
-    /// The address that the packet was sent to: packets from the node to an address of its own have
-    /// it as source.
+    /// Address that the packet was sent to. The node uses it as the source of packets to one of its
+    /// own addresses.
     ServiceAddress,
-    /// An address of the output interface, if it is known.
+    /// Address of the output interface, if it is known.
     Masqueraded(Option<IpAddr>),
-    /// The address given by a rule.
+    /// Address that a rule sets.
     Rewritten(Option<IpAddr>),
 }
 
-/// The part of a walk by which two walks are compared.
+/// Parts of a walk that decide whether two walks are equal.
 type Outcome = (Fate, Option<SocketAddr>, String, Source);
 
 impl Walk {
@@ -127,7 +127,8 @@ fn source(packet: &Packet) -> Source {
     }
 }
 
-/// Resolves doubts that make no difference, and joins equal outcomes if there are many walks.
+/// Resolves doubts without effect on the outcome. If there are many walks, also joins equal
+/// outcomes.
 pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
     let mut walks: Vec<Walk> = branches.into_iter().map(Walk::of).collect();
     let mut doubted: Vec<Arc<str>> = Vec::new();
@@ -136,8 +137,8 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
             doubted.push(Arc::clone(&doubt.what));
         }
     }
-    // Resolves the last doubts first: earlier doubts do not depend on outcomes that only they
-    // cause.
+    // Resolve the last doubts first. Then their outcomes no longer distinguish the two sides of an
+    // earlier doubt.
     for what in doubted.iter().rev() {
         if is_the_same(&walks, what) {
             walks.retain(|walk| !takes(walk, what, true));
@@ -187,8 +188,8 @@ fn is_the_same(walks: &[Walk], what: &str) -> bool {
             .all(|(outcome, chance)| is_near(outcome, *chance))
 }
 
-/// Joins walks with the same outcome and keeps the first one's steps. Unless there are many, only
-/// walks without a receiver that end at the same object are joined.
+/// Joins walks with the same outcome, and keeps the steps of the first one. Unless there are many
+/// walks, only those without a receiver that end at the same object are joined.
 fn joined(walks: Vec<Walk>, is_many: bool) -> Vec<Walk> {
     let mut places: HashMap<(Outcome, Vec<Doubt>, String), usize> = HashMap::new();
     let mut kept: Vec<Walk> = Vec::new();

@@ -8,14 +8,14 @@ use ipvs_netlink::ServiceKey;
 /// A network interface of the node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Interface {
-    /// The interface's index, if it is known.
+    /// Index of the interface, if it is known.
     pub index: Option<u32>,
-    /// The interface's name.
+    /// Name of the interface.
     pub name: String,
 }
 
 impl Interface {
-    /// The name of the loopback interface.
+    /// Name of the loopback interface.
     pub const LOOPBACK: &'static str = "lo";
 
     /// Returns the loopback interface.
@@ -32,10 +32,10 @@ impl Interface {
     }
 }
 
-/// The state of a packet in connection tracking.
+/// State of a packet in connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tracking {
-    /// Not processed yet (chains with a priority below -200).
+    /// Not processed yet, as in chains with a priority below -200.
     NotYet,
     /// Begins a connection.
     New,
@@ -45,21 +45,21 @@ pub enum Tracking {
     Untracked,
 }
 
-/// The translation of the source.
+/// Translation of the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SourceNat {
-    /// Translates to this address, if given, and to a port of this range.
+    /// Translation to this address, if given, and to this port, if given.
     To(Option<IpAddr>, Option<u16>),
-    /// Translates to an address of the output interface, which may be unknown.
+    /// Translation to an address of the output interface, which may be unknown.
     Masquerade(Option<IpAddr>),
 }
 
-/// The endpoint and client of a reply.
+/// Endpoint and client of a reply.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Reply {
-    /// The endpoint that replies.
+    /// Endpoint that replies.
     pub endpoint: SocketAddr,
-    /// The client as the endpoint sees it.
+    /// Client as the endpoint sees it.
     pub client: IpAddr,
 }
 
@@ -70,45 +70,45 @@ pub struct Reply {
     reason = "facts as the kernel's flags have them, none of which excludes another"
 )]
 pub struct Packet {
-    /// The IANA protocol number.
+    /// IANA protocol number.
     pub protocol: u8,
-    /// The source address.
+    /// Source address.
     pub source: IpAddr,
-    /// The source port; usually unknown: any ephemeral port.
+    /// Source port, or `None` for any ephemeral port, which is usual.
     pub source_port: Option<u16>,
-    /// The destination address.
+    /// Destination address.
     pub destination: IpAddr,
-    /// The destination port; unknown for a reply ([`Packet::destination_port`]).
+    /// Destination port. It is unknown for a reply ([`Packet::destination_port`]).
     pub port: u16,
-    /// The destination that the client sent to, also for a reply.
+    /// Destination that the client sent to, also for a reply.
     pub original: SocketAddr,
-    /// The client's address before any translation, also for a reply.
+    /// Address of the client before any translation, also for a reply.
     pub original_source: IpAddr,
-    /// The packet's mark (`meta mark`).
+    /// Mark of the packet (`meta mark`).
     pub mark: u32,
-    /// The connection's mark (`ct mark`).
+    /// Mark of the connection (`ct mark`).
     pub connection_mark: u32,
-    /// The input interface; `None` for the node's own packets.
+    /// Input interface, or `None` for the node's own packets.
     pub iif: Option<Interface>,
-    /// The output interface, once it is known.
+    /// Output interface, once it is known.
     pub oif: Option<Interface>,
-    /// The state in connection tracking.
+    /// State in connection tracking.
     pub tracking: Tracking,
-    /// True if the destination is decided: no further nat chain is asked about it.
+    /// True if the destination is decided, so no further nat chain can translate it.
     pub destination_settled: bool,
     /// True if a rule (not IPVS) changed the destination.
     pub destination_changed: bool,
     /// True if the new destination is this node (`REDIRECT`).
     pub is_redirected: bool,
-    /// True if the source is decided: no further nat chain is asked about it.
+    /// True if the source is decided, so no further nat chain can translate it.
     pub source_settled: bool,
-    /// The translation of the source, once it is decided.
+    /// Translation of the source, once it is decided.
     pub source_nat: Option<SourceNat>,
-    /// The virtual server for which IPVS sent the packet.
+    /// Virtual server for which IPVS sent the packet.
     pub server: Option<ServiceKey>,
-    /// The destination that IPVS chose.
+    /// Destination that IPVS chose.
     pub real_server: Option<SocketAddr>,
-    /// The endpoint and client, if this packet is a reply.
+    /// Endpoint and client, if this packet is a reply.
     pub reply: Option<Reply>,
 }
 
@@ -139,8 +139,8 @@ impl Packet {
         }
     }
 
-    /// Creates the first reply to a packet that `endpoint` received, as it leaves the endpoint.
-    /// State of connection tracking and IPVS is kept; the packet's mark is not.
+    /// Creates the first reply to a packet that `endpoint` received, as it leaves the endpoint. The
+    /// reply keeps the state of connection tracking and IPVS, but not the packet's mark.
     pub fn answer_to(asked: &Self, endpoint: SocketAddr) -> Self {
         Self {
             source: endpoint.ip(),

@@ -1,8 +1,8 @@
-//! Reads the kernel: its iptables rules, and a [`Kernel`] that asks single questions.
+//! Reads the kernel: its iptables rules, and a [`Kernel`] that sends single queries.
 //!
-//! Everything concerns the network namespace of the calling thread. Calls block while the kernel
-//! and the iptables programs work, so an event loop should not make them. Nothing here loads kernel
-//! modules: a module that is not loaded holds no entries.
+//! All functions concern the network namespace of the calling thread. Calls block while the kernel
+//! and the iptables programs work, so an event loop should not make them. This module loads no
+//! kernel modules, because a module that is not loaded has no entries.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,24 +24,23 @@ use crate::kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Serv
 use crate::packet::Interface;
 use crate::xtables::Xtables;
 
-/// Limit for the members of a set. Larger sets are not listed to find the network that contains an
-/// address.
+/// Largest number of members of a set that is listed to find the network around an address.
 const MOST_LISTED: u32 = 4096;
 
 /// The iptables rules of one family.
 #[derive(Debug, Default)]
 pub struct Rules {
-    /// The rules of each backend that has any.
+    /// Rules of each backend that has rules.
     pub backends: Vec<(Backend, Xtables)>,
     /// Tables that packets do not reach.
     pub dormant: Vec<DormantTable>,
-    /// The parts that could not be read.
+    /// Parts that could not be read.
     pub unread: Vec<ReadFailure>,
 }
 
-/// Reads the iptables rules of all tables and both backends. A table can only be read whole: with
-/// 50,000 Services of one endpoint in iptables mode that is 24 MB of text, kept as long as the
-/// result. Costs one process for each backend with rules.
+/// Reads the iptables rules of all tables and both backends. iptables can only list whole tables.
+/// With 50,000 Services of one endpoint in iptables mode, the result takes 24 MB. Costs one process
+/// for each backend with rules.
 pub fn rules(family: IpFamily) -> Rules {
     let mut rules = Rules::default();
     let part = |backend: Backend| format!("the rules of iptables-{backend}");
@@ -88,7 +87,7 @@ pub fn rules(family: IpFamily) -> Rules {
     rules
 }
 
-/// The kernel, asked with single questions. It caches the answers, so a walk sees one state.
+/// The kernel, read by single queries. It caches the responses, so a walk sees one state.
 #[derive(Debug)]
 pub struct Live {
     routing: RefCell<Rtnetlink>,
@@ -104,7 +103,7 @@ pub struct Live {
     settings: Cache<String, Option<String>>,
 }
 
-/// Cached answers by question.
+/// Cached responses by query.
 #[derive(Debug)]
 struct Cache<Q, A>(RefCell<HashMap<Q, Result<A, ReadFailure>>>);
 
@@ -131,7 +130,7 @@ impl<Q: Hash + Eq + Clone, A: Clone> Cache<Q, A> {
 }
 
 impl Live {
-    /// Opens the socket for routes; others are opened on first use.
+    /// Opens the socket for routes. Other sockets are opened on first use.
     ///
     /// # Errors
     ///
@@ -153,8 +152,8 @@ impl Live {
         })
     }
 
-    /// Returns an interface's kind in the terms of `ip link add`: `bridge`, `veth`; empty for a
-    /// hardware device.
+    /// Returns an interface's kind in the terms of `ip link add`, such as `bridge` or `veth`.
+    /// Returns an empty kind for a hardware device.
     ///
     /// # Errors
     ///
@@ -211,7 +210,7 @@ impl Live {
         })
     }
 
-    /// Explains if the node does not forward the packet. For IPv6 a route lookup does not consider
+    /// Returns the reason if the node does not forward the packet. For IPv6, a route lookup ignores
     /// `ip6_forward`.
     fn refuses_to_forward(&self, question: &RouteQuestion) -> Result<Option<String>, ReadFailure> {
         let Some(iif) = question.iif.as_ref().filter(|iif| !iif.is_loopback()) else {
@@ -231,7 +230,7 @@ impl Live {
         Ok(None)
     }
 
-    /// Explains why there is no route, and reports whether the sender is notified (`ip_error`).
+    /// Returns the reason why a route is missing, and whether the sender is notified (`ip_error`).
     fn no_way(
         &self,
         why: RouteRefusal,
@@ -263,7 +262,7 @@ impl Live {
                     ("no route to there, or one that refuses".to_owned(), true)
                 }
             }
-            // A route of type `prohibit`.
+            // The route has type `prohibit`.
             RouteRefusal::Other(errno) if errno == Errno::ACCESS.raw_os_error() => {
                 ("a route that prohibits it".to_owned(), true)
             }

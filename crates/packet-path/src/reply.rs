@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::packet::{Packet, Tracking};
 use crate::ruleset::Hook;
 
-/// Returns the route of a reply between two ports of one bridge. It passes this node only if
+/// Returns the route of a reply between two ports of one bridge. The reply passes this node only if
 /// netfilter sees bridged packets.
 pub(crate) fn crosses(packet: &Packet, kernel: &dyn Kernel) -> Option<Route> {
     let reply = packet.reply.as_ref()?;
@@ -16,7 +16,7 @@ pub(crate) fn crosses(packet: &Packet, kernel: &dyn Kernel) -> Option<Route> {
     }
     let route = kernel.route(&question(packet)).ok()?;
     match &route {
-        // A bridge does not check whether the node forwards.
+        // A bridge does not check whether the node may forward packets.
         Route::Out {
             interface,
             gateway: None,

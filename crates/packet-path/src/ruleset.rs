@@ -5,28 +5,28 @@ pub use nftables_netlink::{ChainKind, Hook};
 use crate::branch::Branch;
 use crate::kernel::Kernel;
 
-/// A base chain: a packet's entry into a ruleset.
+/// A base chain, through which packets enter a ruleset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Base {
-    /// The hook that calls the chain.
+    /// Hook that calls the chain.
     pub hook: Hook,
-    /// The order among chains of a hook, lowest first.
+    /// Order among chains of a hook, lowest first.
     pub priority: i32,
-    /// The chain type. Chains of type nat run at the priority of the kernel's own NAT (-100 at
-    /// prerouting and output, 100 at postrouting and input). Among each other they run by their own
-    /// priority, until one of them has decided the translation.
+    /// Type of the chain. Chains of type nat run at the priority of the kernel's own NAT (-100 at
+    /// prerouting and output, 100 at postrouting and input). Among these chains, their own priority
+    /// decides. The first chain that decides the translation ends the sequence.
     pub kind: ChainKind,
-    /// The ruleset's number for the chain.
+    /// Number of the chain in its ruleset.
     pub number: usize,
 }
 
 /// A set of rules of one kind.
 pub trait Ruleset {
-    /// Returns its base chains at a hook, in any order.
+    /// Returns the ruleset's base chains at a hook, in any order.
     fn base_chains(&self, hook: Hook) -> Vec<Base>;
 
-    /// Takes a path through a base chain and returns the resulting paths. Their probabilities add
-    /// up to that of `branch`; each side of a doubt has the full probability.
+    /// Moves a path through a base chain and returns the resulting paths. Their probabilities add
+    /// up to that of `branch`. Each side of a doubt has the full probability.
     ///
     /// - A path that continues after the chain has no [`Branch::end`], no matter how it left:
     ///   accept, return, or a policy of accept.

@@ -1,4 +1,4 @@
-//! Kernel state as data, for a kernel that does not exist, or no longer exists.
+//! Kernel state as data, for a kernel that does not exist or no longer exists.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -11,14 +11,14 @@ use crate::packet::Interface;
 
 const NO_ROUTE: &str = "no route to there";
 
-/// The answers to all questions. Objects that it lacks do not exist.
+/// Responses to all queries. Missing objects do not exist.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// The node's addresses, each with its interface and network prefix.
+    /// Addresses of the node, each with its interface and network prefix.
     pub addresses: Vec<(Interface, IpNet)>,
     /// Routes to other hosts: destination, interface, next hop.
     pub routes: Vec<(IpNet, Interface, Option<IpAddr>)>,
-    /// The names of bridges.
+    /// Names of bridges.
     pub bridges: HashSet<String>,
     /// Ipsets by name: type and members, in the format of `ipset save`.
     pub sets: HashMap<String, (String, Vec<String>)>,

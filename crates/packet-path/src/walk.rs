@@ -25,37 +25,37 @@ use crate::packet::{Interface, Packet, Tracking};
 use crate::reply;
 use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 
-/// `NF_IP_PRI_CONNTRACK`.
+/// Priority of connection tracking (`NF_IP_PRI_CONNTRACK`).
 const TRACKING: i32 = -200;
-/// `NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`: the priorities of the kernel's own NAT.
+/// Priorities of the kernel's own NAT (`NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`).
 const NAT_DESTINATION: i32 = -100;
 const NAT_SOURCE: i32 = 100;
 /// Number of branches above which equal packets at the same hook are joined.
 const JOINED_ABOVE: usize = 64;
-/// Limit for the hooks of one path: PREROUTING, INPUT, OUTPUT, POSTROUTING, and these again by way
-/// of `lo`.
+/// Largest number of hooks on one path: PREROUTING, INPUT, OUTPUT, POSTROUTING, and the same again
+/// through `lo`.
 const MOST_HOOKS: usize = 12;
 
-/// The flow whose first packet is followed.
+/// Flow whose first packet is followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// The protocol.
+    /// Protocol of the flow.
     pub protocol: Protocol,
-    /// The sender.
+    /// Sender of the flow.
     pub from: Sender,
-    /// The destination.
+    /// Destination of the flow.
     pub to: SocketAddr,
-    /// The source port; usually any ephemeral one.
+    /// Source port, or `None` for any ephemeral port, which is usual.
     pub source_port: Option<u16>,
 }
 
-/// The sender of a packet.
+/// Sender of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sender {
     /// This node, with this source address or the one that the kernel chooses.
     Node(Option<IpAddr>),
-    /// A pod or another host: its address and the interface by which its packets arrive. Without an
-    /// interface, the one that leads to the address is assumed.
+    /// A pod or another host, with its address and the interface on which its packets arrive. The
+    /// default is the interface that leads to the address.
     Other(IpAddr, Option<Interface>),
 }
 
@@ -65,7 +65,7 @@ pub fn walk(question: &Question, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel)
     follow(&walker, walker.begin(question))
 }
 
-/// The first hook of a packet, or the path if it ended before.
+/// First hook of a packet, or the path if it ended before.
 pub(crate) type Start = Result<(Hook, Branch), Box<Branch>>;
 
 /// Follows a packet to all of its ends.
@@ -140,7 +140,7 @@ fn joined(ways: Vec<(Hook, Branch)>) -> Vec<(Hook, Branch)> {
 enum HookStep<'a> {
     Chain(&'a dyn Ruleset, Base),
     Tracking,
-    /// The kernel's own NAT and the chains that it calls.
+    /// The kernel's own NAT, with the chains that it calls.
     Nat(Vec<(&'a dyn Ruleset, Base)>),
     Ipvs,
 }
@@ -232,7 +232,7 @@ impl<'a> Walker<'a> {
             .map_err(|unread| unread.to_string())
     }
 
-    /// Takes a branch through a hook to the next one.
+    /// Moves a branch through a hook to the next one.
     fn advance(&self, hook: Hook, branch: Branch) -> Vec<(Hook, Branch)> {
         let (before, mark) = (branch.packet.to().ip(), branch.packet.mark);
         let ways = self.through(hook, branch);
@@ -260,7 +260,7 @@ impl<'a> Walker<'a> {
         next.collect()
     }
 
-    /// Takes a branch through all steps at a hook, in the kernel's order.
+    /// Moves a branch through all steps at a hook, in the kernel's order.
     fn through(&self, hook: Hook, branch: Branch) -> Vec<AfterIpvs> {
         let (mut here, mut gone) = (vec![branch], Vec::new());
         for stop in self.stops(hook) {
@@ -366,7 +366,7 @@ impl<'a> Walker<'a> {
         ways
     }
 
-    /// Routes a packet that came in.
+    /// Routes an incoming packet.
     fn route_in(&self, mut branch: Branch) -> (Hook, Branch) {
         let packet = &branch.packet;
         let question = RouteQuestion {
@@ -376,7 +376,7 @@ impl<'a> Walker<'a> {
             mark: packet.mark,
         };
         let route = if packet.iif.as_ref().is_some_and(Interface::is_loopback) {
-            // A packet that returns by the loopback interface keeps its route.
+            // A packet that returns on the loopback interface keeps its route.
             Ok(Route::Local { source: None })
         } else if let Some(bridge) = reply::crosses(packet, self.kernel) {
             Ok(bridge)
@@ -411,7 +411,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Routes a packet of the node again after a rule changed it.
+    /// Routes a packet of the node again after a rule changed the packet.
     fn route_anew(&self, mut branch: Branch) -> Branch {
         let packet = &branch.packet;
         let found = self.way_to(packet.destination, Some(packet.source), packet.mark);
@@ -430,7 +430,7 @@ impl<'a> Walker<'a> {
         branch
     }
 
-    /// Continues after POSTROUTING.
+    /// Continues a path after POSTROUTING.
     fn leave(&self, mut branch: Branch) -> (Hook, Branch) {
         let packet = &mut branch.packet;
         if packet.oif.as_ref().is_some_and(Interface::is_loopback) {

@@ -1,7 +1,8 @@
-//! The rules of iptables, of either backend, as `iptables-save` prints them.
+//! Rules of iptables, of either backend, as `iptables-save` prints them.
 //!
-//! They stay text, grouped by chain, and are parsed only on the packet's path. With 50,000 Services
-//! a packet meets a few dozen rules, besides the one chain that dispatches to all Services.
+//! The rules remain text, grouped by chain, and are parsed only on the packet's path. With 50,000
+//! Services, a packet evaluates a few dozen rules, and the one chain that dispatches to all
+//! Services.
 
 mod matching;
 mod options;
@@ -20,11 +21,11 @@ use crate::branch::{Branch, Counters};
 use crate::kernel::Kernel;
 use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 
-/// TCP's protocol number.
+/// Protocol number of TCP.
 const TCP: u8 = 6;
-/// The only TCP flag of a first packet.
+/// TCP flag of a first packet.
 const SYN: u8 = 0x02;
-/// The additional flag of the reply.
+/// Additional TCP flag of the reply.
 const ACK: u8 = 0x10;
 
 /// Parses each rule.
@@ -44,11 +45,11 @@ pub struct Xtables {
     tables: Vec<Table>,
 }
 
-/// A table: its rules as text, and its chains.
+/// A table with its chains, and its rules as text.
 #[derive(Debug)]
 struct Table {
     name: String,
-    /// The rules, one per line, grouped by chain.
+    /// Rules, one per line, grouped by chain.
     text: String,
     chains: HashMap<Box<str>, Chain>,
 }
@@ -56,15 +57,15 @@ struct Table {
 /// A chain of a table.
 #[derive(Debug, Default)]
 struct Chain {
-    /// Positions of the chain's rules in the text; usually one range.
+    /// Positions of the chain's rules in the text, usually one range.
     rules: Vec<Range<usize>>,
     /// True if the policy of a built-in chain is DROP.
     drops: bool,
-    /// The counters of the policy.
+    /// Counters of the policy.
     counters: Option<Counters>,
 }
 
-/// The built-in chains: table, hook, priority, and chain type (linux/netfilter_ipv4.h).
+/// Built-in chains: table, hook, priority, and chain type (linux/netfilter_ipv4.h).
 const PLACES: [(&str, Hook, i32, ChainKind); 17] = [
     ("raw", Hook::Prerouting, -300, ChainKind::Filter),
     ("raw", Hook::Output, -300, ChainKind::Filter),
@@ -86,7 +87,7 @@ const PLACES: [(&str, Hook, i32, ChainKind); 17] = [
 ];
 
 impl Xtables {
-    /// Adds a line of `iptables-save`, with or without counters (`-c`), without its line feed.
+    /// Adds a line of `iptables-save` without its line feed. The line may have counters (`-c`).
     pub fn read(&mut self, line: &str) {
         let (_, rule) = counters(line);
         match Line::parse(rule) {

@@ -1,5 +1,5 @@
-//! Tests against the running kernel, each in its own network namespace: the crate reads the state
-//! that is there.
+//! Tests with the running kernel, each in a separate network namespace, that the crate reads the
+//! kernel's state.
 //!
 //! Needs root, `ip`, `ipset`, `iptables` and `ipvsadm`, and a kernel with IPVS.
 #![allow(
@@ -17,8 +17,8 @@ use packet_path::{
     Fate, Interface, Kernel, Question, Route, RouteQuestion, Ruleset, Sender, Source, Walk,
 };
 
-/// Moves the calling thread into a new network namespace with a node: eth0 with a default route,
-/// and the pods' side cni0.
+/// Creates a node in a new network namespace, and moves the calling thread into it. The node has
+/// eth0 with a default route, and cni0 with the pods.
 fn node() {
     namespace::enter().unwrap();
     for line in [
@@ -191,7 +191,7 @@ fn virtual_servers_are_asked_for_by_key() {
         let refused = ask(from, "10.96.0.10:81");
         assert_eq!(refused[0].fate, Fate::Refused);
     }
-    // What is marked, to whatever port; one destination has a port of its own.
+    // The virtual server gets marked packets to any port. One destination has a port of its own.
     iptables("-t mangle -A PREROUTING -d 192.168.99.10 -p tcp -j MARK --set-mark 77");
     run("ipvsadm -A -f 77 -s rr");
     run("ipvsadm -a -f 77 -r 10.244.1.5:8080 -m");

@@ -18,10 +18,10 @@ use crate::wire::expression::{
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
-/// Limit for attribute numbers of supported expressions, with room for those of newer kernels.
+/// Largest attribute number of supported expressions, with room for newer kernels.
 const MOST: usize = 16;
 
-/// The attributes of an expression, by kind.
+/// Attributes of an expression, by kind.
 struct Fields<'a>([Option<Attribute<'a>>; MOST]);
 
 impl<'a> Fields<'a> {
@@ -46,7 +46,7 @@ impl<'a> Fields<'a> {
         self.get(kind)?.be32().ok()
     }
 
-    /// Returns the number, or 0 if it is absent.
+    /// Returns the number of an attribute, or 0 if the attribute is absent.
     fn number_or_0(&self, kind: u16) -> u32 {
         self.number(kind).unwrap_or_default()
     }
@@ -59,8 +59,8 @@ impl<'a> Fields<'a> {
         Register::of_wire(self.number(kind)?)
     }
 
-    /// Returns the register of an optional range that holds one value. The kernel repeats the lower
-    /// bound as the upper bound.
+    /// Returns the register of an optional range, if the range has one value. The kernel repeats
+    /// the lower bound as the upper bound.
     fn single(&self, least: u16, greatest: u16) -> Single {
         let register = match self.get(least) {
             None => Single::Absent,
@@ -149,8 +149,8 @@ fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malforme
 }
 
 fn byte_order(fields: &Fields<'_>) -> Option<Expression> {
-    // Both directions swap the bytes of a number, or do nothing if the host's order is the
-    // network's.
+    // Both directions swap the bytes of a number. They do nothing if host order equals network
+    // order.
     fields.number(byteorder::OP)?;
     Some(Expression::ByteOrder {
         from: fields.register(byteorder::FROM)?,
@@ -355,7 +355,7 @@ fn hash_of(fields: &Fields<'_>) -> Option<Expression> {
     })
 }
 
-/// The content of a pair of register attributes.
+/// Content of a pair of register attributes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Single {
     Absent,
@@ -442,7 +442,7 @@ fn dynset_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
             set: SetRef::Named(set),
             operation,
             key,
-            // The kernel reports 0 for an absent prefix.
+            // The kernel reports 0 for an absent timeout.
             timeout: fields.long(dynset::TIMEOUT).filter(|timeout| *timeout > 0),
         }))
 }

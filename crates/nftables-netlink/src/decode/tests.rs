@@ -1,4 +1,5 @@
-//! Every written object is read back unchanged, and foreign bytes never panic.
+//! Tests that every written object is read back unchanged, and that foreign bytes never cause a
+//! panic.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ fn transaction(changes: Vec<Change>) -> Transaction {
     }
 }
 
-/// Returns the changes as messages that the kernel would return.
+/// Returns the changes of the transaction, decoded from messages as the kernel would return them.
 fn read(prepared: &PreparedTransaction) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut anonymous: Vec<(Name, AnonymousSet)> = Vec::new();
@@ -146,7 +147,7 @@ fn element() -> impl Strategy<Value = Element> {
         timeout,
     )
         .prop_map(|(key, ends_interval, data, comment, timeout)| Element {
-            // Of any length: it is of the same where it comes from the kernel.
+            // The end may have any length here. From the kernel, it has the length of the key.
             key_end: ends_interval.then(|| key.clone()),
             key,
             ends_interval,
@@ -193,7 +194,7 @@ fn translation() -> impl Strategy<Value = Expression> {
                 family,
                 address,
                 port,
-                // Those of address and port follow from these.
+                // The flags of address and port follow from these fields.
                 flags: flags & !3,
             }
         }),
@@ -519,7 +520,7 @@ fn many_elements_take_several_messages() {
         }
     }
     assert_eq!(found, all);
-    // None are no message, as one without elements would empty the set.
+    // An empty list creates no message, because a message without elements would flush the set.
     let none = vec![Change::AddElements("set".into(), Vec::new())];
     assert_eq!(
         PreparedTransaction::new(&transaction(none), None).messages(),
@@ -563,7 +564,7 @@ fn fields_are_noted_as_nft_notes_them_and_read() {
             assert_eq!(read(&prepared), changes);
         }
     }
-    // `typeof numgen random mod 2 . ip daddr . sctp dport`, by `nft` 1.0.6.
+    // User data of `typeof numgen random mod 2 . ip daddr . sctp dport`, written by `nft` 1.0.6.
     let by_nft = [
         "00040d000000",
         "0148",

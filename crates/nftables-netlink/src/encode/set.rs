@@ -16,19 +16,20 @@ const MIXED: u32 = 0;
 const HOST: u32 = 1;
 const NETWORK: u32 = 2;
 
-/// `EXPR_VERDICT`, `EXPR_PAYLOAD`, `EXPR_CONCAT` and `EXPR_NUMGEN` (`enum expr_types` of `nft`).
+/// Kinds of expressions in `nft` (`enum expr_types`: `EXPR_VERDICT`, `EXPR_PAYLOAD`, `EXPR_CONCAT`
+/// and `EXPR_NUMGEN`).
 const VERDICT: u32 = 1;
 const PAYLOAD: u32 = 7;
 const CONCATENATION: u32 = 13;
 const NUMGEN: u32 = 23;
 
-/// The sets that one transaction creates: numbers by which its messages refer to them, and names of
-/// anonymous sets.
+/// Sets that one transaction creates: the numbers that its messages use, and the names of anonymous
+/// sets.
 pub(crate) struct Sets {
     last: u32,
-    /// A random number that makes names unique to this transaction.
+    /// Random number that makes names unique to this transaction.
     unique: u64,
-    /// The last name returned.
+    /// Last returned name.
     name: String,
 }
 
@@ -53,9 +54,9 @@ impl Sets {
 
     /// Returns the name of an anonymous set.
     ///
-    /// `nft` uses `__map%d`, and the kernel replaces `%d` by a free number. To find one it reads
-    /// the names of all sets. Each reference to such a name also searches all sets in vain. With
-    /// 10,000 sets this takes seconds. No program shows these names.
+    /// `nft` uses `__map%d`, and the kernel replaces `%d` by a free number. To find a free number,
+    /// it reads the names of all sets. Each reference to such a name also searches all sets in
+    /// vain. With 10,000 sets, this search takes seconds. No program shows these names.
     pub(crate) fn name_of(&mut self, id: u32, new: &AnonymousSet) -> &str {
         let kind = if new.kind == SetKind::Set {
             "__set"
@@ -211,7 +212,7 @@ pub(crate) fn concatenation(parts: &[DataType], type_of: Option<TypeOf>) -> User
 
 /// Returns `nft`'s user data for the packet field of one part.
 fn field(part: DataType, of: TypeOf) -> Option<UserData> {
-    // `PROTO_DESC_*` and the numbers of the protocols' fields.
+    // The numbers are `PROTO_DESC_*`, followed by the protocol's field.
     let (protocol, field) = match (part, of) {
         (DataType::Ipv4Addr, _) => (12, 12),
         (DataType::Ipv6Addr, _) => (13, 9),
@@ -219,7 +220,8 @@ fn field(part: DataType, of: TypeOf) -> Option<UserData> {
         (DataType::InetService, TypeOf::Tcp) => (8, 2),
         (DataType::InetService, TypeOf::Sctp) => (10, 2),
         (DataType::Integer, _) => {
-            // `NFT_NG_RANDOM`, modulus and offset. `nft` ignores the modulus in the type.
+            // The numbers are `NFT_NG_RANDOM`, modulus and offset. `nft` ignores the modulus in the
+            // type.
             let made = UserData::default().number(0, 1).number(1, 2).number(2, 0);
             let number = UserData::default().number(kind::TYPE_OF_EXPRESSION, NUMGEN);
             return Some(number.nested(kind::TYPE_OF_DATA, &made));
@@ -236,8 +238,8 @@ fn payload_field(protocol: u32, field: u32) -> UserData {
         .nested(kind::TYPE_OF_DATA, &of)
 }
 
-/// Returns `nft`'s user data for the packet field of an anonymous set's key. `None` if `nft` writes
-/// nothing, as for generated numbers.
+/// Returns `nft`'s user data for the packet field of an anonymous set's key. Returns `None` if
+/// `nft` writes no user data, as for generated numbers.
 pub(crate) fn type_of(
     family: Family,
     used_by: &Expression,
@@ -258,7 +260,8 @@ pub(crate) fn type_of(
             } if to == key => Some(Some((*base, *offset, *len))),
             other => writes(other, *key).then_some(None),
         })??;
-    // `PROTO_DESC_IP`, `PROTO_DESC_IP6` and their fields (`enum ip_hdr_fields` ...).
+    // The numbers are `PROTO_DESC_IP` or `PROTO_DESC_IP6`, followed by the field (`enum
+    // ip_hdr_fields` ...).
     let (protocol, field) = match (family, base, offset, len) {
         (Family::Ip, PayloadBase::Network, 12, 4) => (12, 11),
         (Family::Ip, PayloadBase::Network, 16, 4) => (12, 12),

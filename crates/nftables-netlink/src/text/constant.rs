@@ -5,34 +5,34 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use crate::expression::{Comparison, CtKey, Direction, FIB_SOURCE, FibResult, MetaKey, TupleKey};
 use crate::value::{DataType, Family};
 
-/// The format of a value.
+/// Format of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     Address4,
     Address6,
     Protocol,
     Port,
-    /// 8 hexadecimal digits.
+    /// Mark with 8 hexadecimal digits.
     Mark,
-    /// A number in host byte order.
+    /// Number in host byte order.
     Number,
-    /// A number in network byte order.
+    /// Number in network byte order.
     Big,
     InterfaceName,
     CtState,
     CtStatus,
     Direction,
-    /// `RTN_*`
+    /// Address type (`RTN_*`).
     AddressType,
     /// Existence of a route.
     Presence,
-    /// `PACKET_*`
+    /// Packet type (`PACKET_*`).
     PacketType,
-    /// `NFPROTO_*`
+    /// Protocol family (`NFPROTO_*`).
     Family,
     EtherType,
     Bytes,
-    /// A constant, whose type depends on its use.
+    /// Constant whose type depends on its use.
     Constant(Vec<u8>),
 }
 
@@ -104,7 +104,7 @@ impl Kind {
         matches!(self, Self::CtState | Self::CtStatus)
     }
 
-    /// Returns the prefix length of a mask, if it is one of an address.
+    /// Returns the prefix length of an address mask, or `None` for other masks.
     pub(super) fn prefix(&self, mask: &[u8]) -> Option<u32> {
         if !matches!(self, Self::Address4 | Self::Address6) {
             return None;
@@ -115,7 +115,7 @@ impl Kind {
         (ones == all && rest.all(|byte| *byte == 0)).then_some(ones)
     }
 
-    /// Returns `exists` or `missing`.
+    /// Renders a comparison as `exists` or `missing`.
     pub(super) fn presence(&self, how: Comparison, with: &[u8]) -> Option<&'static str> {
         let is_0 = with.iter().all(|byte| *byte == 0);
         (*self == Self::Presence).then_some(if is_0 == (how == Comparison::Equal) {
@@ -152,7 +152,7 @@ impl Kind {
             Self::InterfaceName => {
                 let end = bytes.iter().position(|byte| *byte == 0);
                 let name = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
-                // Without a terminating NUL, only the start of the name is compared.
+                // Without a terminating NUL, the rule compares only the start of the name.
                 let star = if end.is_some() { "" } else { "*" };
                 format!("\"{}{star}\"", String::from_utf8_lossy(name))
             }
@@ -180,7 +180,7 @@ impl Kind {
     }
 }
 
-/// Returns an address, and its prefix length if it is shorter than the full address.
+/// Returns an address, with its prefix length if it is shorter than the full address.
 fn address<const N: usize>(bytes: &[u8]) -> Option<([u8; N], String)> {
     let mut address = [0; N];
     address.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -309,7 +309,7 @@ pub(super) fn fib(result: FibResult, flags: u32) -> (String, Kind) {
     (format!("fib {side}{parts} {result}"), kind)
 }
 
-/// Renders a rejection (`NFT_REJECT_*` and ICMP code); the default code is omitted.
+/// Renders a rejection (`NFT_REJECT_*` and ICMP code). Omits the default code.
 pub(super) fn reject(family: Family, kind: u32, code: u8) -> String {
     match (kind, code, family) {
         (1, ..) => "reject with tcp reset".to_owned(),

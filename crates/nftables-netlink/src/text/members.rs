@@ -45,7 +45,7 @@ pub(super) fn all(set: &AnonymousSet) -> Vec<String> {
     texts
 }
 
-/// Renders a key, or the range that it begins.
+/// Renders a key, or the range that begins with it.
 fn ranged(key: &[DataType], element: &Element, end: Option<&[u8]>) -> String {
     let first = &*element.key;
     match (&element.key_end, end, key) {
@@ -59,7 +59,7 @@ fn ranged(key: &[DataType], element: &Element, end: Option<&[u8]>) -> String {
         }
         (None, Some(end), [only]) => {
             let mut last = end.to_vec();
-            // Computes the last key in the range.
+            // Compute the last key in the range.
             for byte in last.iter_mut().rev() {
                 let (less, borrows) = byte.overflowing_sub(1);
                 *byte = less;
@@ -77,8 +77,8 @@ fn range(kind: &Kind, first: &[u8], last: &[u8]) -> String {
     if first == last {
         return kind.text(first);
     }
-    // Shows a range that covers a whole prefix as that prefix: finds the bits that are equal in
-    // both ends.
+    // Show a range that covers a whole prefix as that prefix: find the bits that are equal in both
+    // ends.
     let same: Vec<u8> = first
         .iter()
         .zip(last)

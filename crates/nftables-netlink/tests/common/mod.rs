@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use nftables_netlink::{Change, Family, Nftables, TableDump, Transaction};
 
-/// Runs `story` on its own thread in a new network namespace.
+/// Runs `story` on a separate thread in a new network namespace.
 pub(crate) fn in_namespace<T: Send>(story: impl FnOnce(Nftables) -> T + Send) -> T {
     namespace::in_namespace(|| story(Nftables::open().unwrap()))
 }
@@ -35,7 +35,7 @@ pub(crate) fn load(rules: &str) {
     assert!(nft.wait().unwrap().success());
 }
 
-/// Runs this program.
+/// Runs a program and returns its output.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
     assert!(
@@ -46,7 +46,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the changes that create a table as it was read, in `nft`'s order.
+/// Returns the changes that recreate a table from a dump, in `nft`'s order.
 pub(crate) fn making(whole: TableDump) -> Transaction {
     let table = whole.table.unwrap();
     let mut transaction = Transaction {
@@ -76,7 +76,8 @@ pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<TableDump> {
         .collect()
 }
 
-/// Returns the table without handles and generation, so that a recreated table compares equal.
+/// Returns the table without handles and generation, so that it compares equal to a recreated
+/// table.
 pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole.generation = nftables_netlink::Generation(1);
     whole.chain_handles.clear();
@@ -116,5 +117,5 @@ pub(crate) fn in_order(listing: &str) -> Vec<String> {
     lines
 }
 
-/// The families that the tests read.
+/// Families that the tests read.
 pub(crate) const FAMILIES: [Family; 3] = [Family::Inet, Family::Ip, Family::Ip6];

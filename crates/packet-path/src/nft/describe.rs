@@ -23,7 +23,7 @@ pub(super) fn table(of: &ObjectId) -> String {
     format!("table {family} {}", of.table)
 }
 
-/// Describes the effect of a rule; `None` if it had none.
+/// Describes the effect of a rule, or returns `None` for a rule without effect.
 pub(super) fn step(
     chain: &ObjectId,
     found: &KernelRule,
@@ -115,7 +115,7 @@ fn mark(before: u32, after: u32) -> String {
     }
 }
 
-/// Names the message to the sender of a rejected packet (`NFT_REJECT_*` and the code).
+/// Returns the message to the sender of a rejected packet (`NFT_REJECT_*` and the code).
 pub(super) fn refusal(family: IpFamily, kind: u32, code: u8) -> String {
     let what = match (kind, family, code) {
         (1, ..) => return "TCP reset".to_owned(),

@@ -1,4 +1,4 @@
-//! Evaluates the rules of a base chain for a packet as the kernel's `nft_do_chain` does, along all
+//! Evaluates the rules of a base chain for a packet, like the kernel's `nft_do_chain`. Follows all
 //! paths that random choices allow.
 
 use std::sync::Arc;
@@ -10,22 +10,23 @@ use super::reader::{ObjectId, Reader};
 use super::run::{Evaluation, RuleResult, Run};
 use crate::branch::{Branch, Doubt, End, Step};
 
-/// `NFT_JUMP_STACK_SIZE`: the kernel accepts no deeper jumps.
+/// Depth of nested jumps in the kernel (`NFT_JUMP_STACK_SIZE`).
 const DEPTH: usize = 16;
-/// Limit for rules and choices evaluated in one base chain. A Service needs a few per endpoint. If
-/// doubts or random choices multiply beyond, the remaining outcome is unknown.
+/// Largest number of rules and choices that are evaluated in one base chain. A Service needs a few
+/// per endpoint. If doubts or random choices multiply beyond this number, the remaining outcome is
+/// unknown.
 pub(super) const BUDGET: usize = 100_000;
-/// Limit for the number of branches that are compared to join equal ones.
+/// Largest number of branches that are compared to join equal ones.
 const JOINED: usize = 256;
 
-/// The way in which a path leaves a chain or a rule.
+/// Exit of a path from a chain or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exit {
-    /// Continues with the next rule; after a chain, in the calling chain.
+    /// Continues with the next rule, or after a chain in the calling chain.
     On,
     /// Returns from the chain.
     Return,
-    /// Leaves the base chain; the branch says how.
+    /// Leaves the base chain. The branch stores the end.
     Out,
 }
 
@@ -102,7 +103,7 @@ impl<R: Reader> Evaluation<'_, R> {
                     ways.extend(inside.into_iter().map(|(mut branch, exit)| match exit {
                         Exit::Out => (branch, exit),
                         Exit::On | Exit::Return => {
-                            // Removes the step of a jump into a chain without effect.
+                            // Remove the step of a jump into a chain without effect.
                             if after == Exit::On && branch.steps.len() == before + 1 {
                                 branch.steps.truncate(before);
                                 branch.passed += 1;
@@ -141,7 +142,7 @@ impl<R: Reader> Evaluation<'_, R> {
                 RuleResult::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
-        // Restores the order of the generated numbers.
+        // Restore the order of the generated numbers.
         stopped.reverse();
         Ok(stopped)
     }
@@ -160,11 +161,11 @@ impl<R: Reader> Evaluation<'_, R> {
     }
 }
 
-/// The point at which a path continues after a rule.
+/// Point at which a path continues after a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Continuation {
     Exit(Exit),
-    /// Into a chain; the exit that follows after it.
+    /// Into a chain, with the exit that follows it.
     Into(Name, Exit),
 }
 
@@ -184,12 +185,12 @@ impl Continuation {
 struct RulePath {
     branch: Branch,
     leads: Continuation,
-    /// The assumption of this path about the rule's doubt.
+    /// Assumption of this path about the rule's doubt.
     side: Option<bool>,
     doubt: Option<Arc<str>>,
 }
 
-/// Concludes a rule: adds its steps, and discards a doubt that makes no difference.
+/// Completes a rule: adds its steps, and discards a doubt without effect on the outcome.
 fn settled(
     chain: &ObjectId,
     found: &KernelRule,
@@ -212,7 +213,7 @@ fn settled(
             Continuation::of(verdict)
         };
         let (side, doubt) = run.doubt.unzip();
-        // Paths on which the rule had an effect differ in that effect.
+        // Paths with an effect of the rule differ in that effect.
         let mut others = all.iter_mut().filter(|_| is_nothing);
         let like = others
             .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));

@@ -15,7 +15,7 @@ use super::sets;
 use crate::branch::End;
 use crate::packet::Tracking;
 
-/// Limit for the endpoints of one rule that are followed separately.
+/// Largest number of a rule's endpoints that are followed separately.
 const CHOICES: u32 = 20_000;
 
 impl Run {
@@ -61,7 +61,7 @@ impl Run {
     }
 
     /// Splits the path into match and no match. A rule that is already in doubt is assumed to
-    /// match: the rule's outcome is one question.
+    /// match, because the rule's outcome is a single doubt.
     fn part(&mut self, doubt: Arc<str>) -> Option<RuleResult> {
         if self.doubt.is_some() {
             return None;
@@ -70,7 +70,7 @@ impl Run {
         yes.doubt = Some((true, Arc::clone(&doubt)));
         let mut no = self.clone();
         no.doubt = Some((false, doubt));
-        // Effects so far have happened; after the last expression the rule ends.
+        // Effects so far remain. After the last expression, the rule ends.
         no.at = usize::MAX;
         Some(RuleResult::Fork(vec![yes, no]))
     }
@@ -145,14 +145,15 @@ impl Run {
                     ExpressionResult::Choose(*modulus, *offset, *to)
                 }
             }
-            // Assumes that a limit is not exceeded by the first packet.
+            // Assume that the first packet does not exceed a limit.
             Expression::Limit { over, .. } => (!over).into(),
             Expression::Dynset { set, operation, .. } => {
                 self.note(set, *operation);
                 ExpressionResult::On
             }
             Expression::Object { kind, .. } => match *kind {
-                // NFT_OBJECT_COUNTER, and NFT_OBJECT_LIMIT, which is assumed not to be exceeded.
+                // The kinds are NFT_OBJECT_COUNTER and NFT_OBJECT_LIMIT. The limit is assumed not
+                // to be exceeded.
                 1 | 4 => ExpressionResult::On,
                 _ => ExpressionResult::NotUnderstood,
             },
@@ -244,7 +245,7 @@ impl Run {
                 ExpressionResult::On
             }
             (MetaKey::Mark, None) => ExpressionResult::Lost,
-            // No other key changes the packet's path.
+            // Other keys do not change the packet's path.
             _ => ExpressionResult::On,
         }
     }
@@ -276,7 +277,7 @@ impl Run {
         what: LookupFor,
     ) -> Result<ExpressionResult, Error> {
         let Some(key) = self.key(evaluation, chain, key, set)? else {
-            // An element may exist or not, and its data is unknown.
+            // The element may exist or not, and its data is unknown.
             return Ok(match what {
                 LookupFor::Membership(_) => ExpressionResult::Open(NOT_KNOWN),
                 LookupFor::Value(to) => {
@@ -335,7 +336,7 @@ impl Run {
         Ok(Some(found))
     }
 
-    /// Returns the key of a lookup; `None` if a part of it is unknown.
+    /// Returns the key of a lookup, or `None` if a part of it is unknown.
     fn key<R: Reader>(
         &self,
         evaluation: &mut Evaluation<'_, R>,
@@ -356,11 +357,11 @@ impl Run {
     }
 }
 
-/// The reason for a doubt about packet data that is unknown in advance.
+/// Reason for a doubt about packet data that is unknown in advance.
 const NOT_KNOWN: &str = "it asks something that is not known of this packet";
 
-/// Returns true for unsupported expressions that change the packet or its path: verdicts such as
-/// `queue`, and unsupported translations.
+/// Returns true for unsupported expressions that change the packet or its path, such as the verdict
+/// `queue` and unsupported translations.
 fn is_deed(name: &str) -> bool {
     let deeds = [
         "immediate",
@@ -376,7 +377,7 @@ fn is_deed(name: &str) -> bool {
 }
 
 /// Returns true for expressions that affect neither the packet's path nor the rule's outcome. A
-/// flow table takes only later packets, and copies go elsewhere.
+/// flow table handles only later packets. Copies have other destinations.
 fn is_of_no_matter(name: &str) -> bool {
     matches!(name, "flow_offload" | "last" | "dup")
 }

@@ -10,31 +10,32 @@ use super::registers::PartialBytes;
 use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::packet::{Interface, Packet, Tracking};
 
-/// `NF_CT_STATE_INVALID_BIT`, also the state before connection tracking.
+/// State bit of an invalid packet, and of a packet before connection tracking
+/// (`NF_CT_STATE_INVALID_BIT`).
 const INVALID: u32 = 1;
-/// `NF_CT_STATE_BIT(IP_CT_NEW)`.
+/// State bit of a new connection (`NF_CT_STATE_BIT(IP_CT_NEW)`).
 const NEW: u32 = 8;
-/// `NF_CT_STATE_BIT(IP_CT_ESTABLISHED)`.
+/// State bit of an established connection (`NF_CT_STATE_BIT(IP_CT_ESTABLISHED)`).
 const ESTABLISHED: u32 = 2;
-/// `NF_CT_STATE_UNTRACKED_BIT`.
+/// State bit of an untracked packet (`NF_CT_STATE_UNTRACKED_BIT`).
 const UNTRACKED: u32 = 1 << 6;
-/// `IPS_SEEN_REPLY` and `IPS_CONFIRMED`.
+/// Status bits of a connection with a reply (`IPS_SEEN_REPLY` and `IPS_CONFIRMED`).
 const ANSWERED: u32 = (1 << 1) | (1 << 3);
-/// `IPS_SRC_NAT`, `IPS_DST_NAT`, and the bits that say that each is decided
-/// (linux/nf_conntrack_common.h).
+/// Status bits of source and destination NAT (`IPS_SRC_NAT`, `IPS_DST_NAT`), and of decided
+/// translations (linux/nf_conntrack_common.h).
 const SOURCE_NAT: u32 = 1 << 4;
 const DESTINATION_NAT: u32 = 1 << 5;
 const SOURCE_NAT_DONE: u32 = 1 << 7;
 const DESTINATION_NAT_DONE: u32 = 1 << 8;
-/// `ARPHRD_LOOPBACK`.
+/// Hardware type of the loopback interface (`ARPHRD_LOOPBACK`).
 const LOOPBACK: u16 = 772;
-/// `IFNAMSIZ`.
+/// Size of an interface name (`IFNAMSIZ`).
 const INTERFACE_NAME: usize = 16;
 /// TCP flags of the first packet and of the reply.
 const SYN: u8 = 2;
 const SYN_ACK: u8 = 0x12;
 
-/// The packet data that rules can load.
+/// Packet data that rules can load.
 pub(super) struct Fields<'a>(pub(super) &'a Packet);
 
 impl Fields<'_> {
@@ -65,7 +66,7 @@ impl Fields<'_> {
         match self.0.family() {
             IpFamily::V4 => {
                 header.resize(20, None);
-                // Version and header length, no fragment, protocol.
+                // The known bytes are version and header length, no fragment, and protocol.
                 for (at, byte) in [(0, 0x45), (6, 0x40), (7, 0), (9, self.0.protocol)] {
                     set(&mut header, at, &[byte]);
                 }
@@ -118,7 +119,7 @@ impl Fields<'_> {
             MetaKey::OifType => device_type(self.0.oif.as_ref()),
             MetaKey::NfProto => known(&[if is_v4 { 2 } else { 10 }]),
             MetaKey::L4Proto => known(&[self.0.protocol]),
-            // The packet is for this host, and is not traced.
+            // The packet has this host as destination and is not traced.
             MetaKey::PktType | MetaKey::NfTrace => known(&[0]),
             MetaKey::Len
             | MetaKey::Priority
@@ -162,8 +163,8 @@ impl Fields<'_> {
         number(Some(bits))
     }
 
-    /// Returns connection data of one direction. `None` for an untracked packet, or an address of
-    /// the other family.
+    /// Returns connection data of one direction. Returns `None` for an untracked packet, or for an
+    /// address of the other family.
     pub(super) fn tuple(&self, key: TupleKey, direction: Direction) -> Option<PartialBytes> {
         if !self.0.is_tracked() {
             return None;
@@ -206,10 +207,11 @@ impl Fields<'_> {
     }
 
     pub(super) fn fib(&self, kernel: &dyn Kernel, result: FibResult, flags: u32) -> PartialBytes {
-        /// `NFTA_FIB_F_IIF` and `NFTA_FIB_F_OIF`: only routes by that interface count.
+        /// Flags that limit the lookup to routes by an interface (`NFTA_FIB_F_IIF` and
+        /// `NFTA_FIB_F_OIF`).
         const BY_IIF: u32 = 1 << 3;
         const BY_OIF: u32 = 1 << 4;
-        /// `NFTA_FIB_F_PRESENT`: returns only whether a route exists.
+        /// Flag to return only the existence of a route (`NFTA_FIB_F_PRESENT`).
         const PRESENT: u32 = 1 << 5;
         let of = if flags & FIB_SOURCE != 0 {
             self.0.source
@@ -238,8 +240,8 @@ impl Fields<'_> {
         }
     }
 
-    /// Returns the interface that leads to an address, or `Some(None)` without a route. `None` if
-    /// the route is unknown.
+    /// Returns the interface that leads to an address, or `Some(None)` without a route. Returns
+    /// `None` if the route is unknown.
     #[allow(
         clippy::option_option,
         reason = "whether it is known, and whether there is one"
@@ -287,7 +289,7 @@ fn number(number: Option<u32>) -> PartialBytes {
     }
 }
 
-/// Returns an interface's name; empty without an interface.
+/// Returns the name of an interface, or an empty name without an interface.
 fn name(interface: Option<&Interface>) -> PartialBytes {
     let name = interface.map_or("", |interface| &interface.name);
     let mut bytes: PartialBytes = name.bytes().take(INTERFACE_NAME - 1).map(Some).collect();

@@ -1,5 +1,5 @@
-//! Tables in memory, from a dump or from a test. They answer like the kernel, and count the
-//! questions.
+//! Tables in memory, from a dump or from a test. They respond like the kernel, and count the
+//! queries.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ use nftables_netlink::{
 use super::reader::{ObjectId, Reader};
 use super::sets;
 
-/// Tables with all of their objects.
+/// Tables with all their objects.
 #[derive(Debug, Clone, Default)]
 pub struct InMemoryTables {
     generation: u32,
@@ -19,13 +19,13 @@ pub struct InMemoryTables {
     hooked: Vec<HookedChain>,
     rules: HashMap<ObjectId, Vec<KernelRule>>,
     sets: HashMap<ObjectId, (KernelSet, Contents)>,
-    /// Number of questions asked.
+    /// Number of queries.
     pub asked: usize,
-    /// Number of changes that happen, one after each question for the generation.
+    /// Number of future changes. One change happens after each query of the generation.
     pub changes: usize,
 }
 
-/// The elements of a set, in a form for lookups.
+/// Elements of a set, in a form for lookups.
 #[derive(Debug, Clone)]
 enum Contents {
     Single(BTreeMap<Vec<u8>, Element>),

@@ -7,14 +7,14 @@ use nftables_netlink::{
     Element, Error, Family, Generation, HookedChain, KernelRule, KernelSet, Name, Nftables, Table,
 };
 
-/// The address of a chain or set.
+/// Address of a chain or set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ObjectId {
-    /// The table's family.
+    /// Family of the table.
     pub family: Family,
-    /// The table's name.
+    /// Name of the table.
     pub table: Name,
-    /// The name of the chain or set.
+    /// Name of the chain or set.
     pub name: Name,
 }
 
@@ -33,7 +33,7 @@ impl ObjectId {
 /// A source of the ruleset: the kernel, or a fake in tests. It reads only requested objects,
 /// because a table may have 100,000 chains and elements.
 pub trait Reader {
-    /// Returns the ruleset's generation. An equal number means that nothing changed.
+    /// Returns the ruleset's generation. An equal number means that no object changed.
     ///
     /// # Errors
     ///
@@ -117,8 +117,8 @@ impl Reader for Nftables {
     }
 }
 
-/// A reader with a cache, so that packets on the same path do not ask twice. It lives as long as
-/// one question.
+/// A reader with a cache, so that packets on the same path need no second query. It lives for one
+/// query of the user.
 #[derive(Debug)]
 pub(super) struct CachedReader<R> {
     reader: R,

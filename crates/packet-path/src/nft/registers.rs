@@ -1,5 +1,5 @@
-//! The registers of a rule, byte by byte. Unknown bytes remain unknown through copies and masks,
-//! and matter only if an outcome depends on them.
+//! Registers of a rule, byte by byte. Unknown bytes remain unknown after copies and masks. They
+//! matter only if an outcome depends on them.
 
 use nftables_netlink::{Bytes, Comparison, Register};
 use smallvec::SmallVec;
@@ -17,14 +17,14 @@ impl Registers {
         Self([None; 64])
     }
 
-    /// Returns `len` bytes from a slot on; bytes beyond the last slot are unknown.
+    /// Returns `len` bytes from a slot on. Bytes beyond the last slot are unknown.
     pub(super) fn read(&self, from: Register, len: usize) -> PartialBytes {
         let at = usize::from(from.place()) * 4;
         let byte = |index| self.0.get(index).copied().flatten();
         (at..at.saturating_add(len.min(64))).map(byte).collect()
     }
 
-    /// Returns `len` bytes from a slot on, if all of them are known.
+    /// Returns `len` bytes from a slot on, or `None` if one of them is unknown.
     pub(super) fn bytes(&self, from: Register, len: usize) -> Option<Bytes> {
         self.read(from, len).into_iter().collect()
     }
@@ -58,7 +58,7 @@ impl Registers {
     }
 }
 
-/// Computes `(from & mask) ^ xor`. Bytes that the mask clears need not be known.
+/// Computes `(from & mask) ^ xor`. A byte that the mask clears may be unknown.
 pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> PartialBytes {
     let bytes = from.iter().zip(mask).zip(xor);
     bytes
@@ -80,7 +80,7 @@ pub(super) fn turned(from: &[Option<u8>], size: usize) -> PartialBytes {
     numbers.flat_map(|one| one.iter().rev().copied()).collect()
 }
 
-/// Compares bytes; `None` if the result depends on unknown bytes.
+/// Compares bytes. Returns `None` if the result depends on unknown bytes.
 pub(super) fn compare(found: &[Option<u8>], how: Comparison, with: &[u8]) -> Option<bool> {
     let differs = |(byte, with): (&Option<u8>, &u8)| byte.is_some_and(|byte| byte != *with);
     let is_other = found.iter().zip(with).any(differs);
@@ -119,9 +119,9 @@ mod tests {
             registers.bytes(Register::FIRST, 4).unwrap()[..],
             [10, 0, 0, 1]
         );
-        // The place is filled up.
+        // The last slot is padded with zeros.
         assert_eq!(registers.read(at(4), 4)[..], [None, None, Some(0), Some(0)]);
-        // Beyond the last place.
+        // The bytes extend beyond the last slot.
         registers.put(at(60), &[1; 16]);
         assert_eq!(registers.read(at(60), 8)[3..5], [Some(1), None]);
     }

@@ -11,7 +11,7 @@ use crate::branch::Branch;
 use crate::kernel::Kernel;
 use crate::packet::SourceNat;
 
-/// The evaluation of one base chain.
+/// Evaluation of one base chain.
 pub(super) struct Evaluation<'a, R> {
     pub(super) asked: &'a mut CachedReader<R>,
     pub(super) kernel: &'a dyn Kernel,
@@ -26,36 +26,37 @@ pub(super) struct Run {
     pub(super) at: usize,
     pub(super) branch: Branch,
     pub(super) registers: Registers,
-    /// The effects so far.
+    /// Effects so far.
     pub(super) did: Vec<Effect>,
-    /// The elements matched in anonymous sets, each with the index of its expression.
+    /// Elements matched in anonymous sets, each with the index of its expression.
     pub(super) found: Vec<(usize, Element)>,
-    /// The elements matched in named sets, as text.
+    /// Elements matched in named sets, as text.
     pub(super) members: Vec<String>,
-    /// The number of alternatives in the rule's random choices, if it has any.
+    /// Number of alternatives in the rule's random choices, if it has any.
     pub(super) choices: Option<u32>,
-    /// The reason why the outcome is unknown, and true if this path assumes a match.
+    /// True if this path assumes a match, and the reason why the outcome is unknown.
     pub(super) doubt: Option<(bool, Arc<str>)>,
 }
 
 /// An effect of a rule on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The mark before and after.
+    /// Change of the mark: the value before and after.
     Mark(u32, u32),
-    /// The new destination.
+    /// New destination.
     Destination(IpAddr, u16),
-    /// The destination stays, and no later rule changes it.
+    /// Unchanged destination that no later rule changes.
     Kept,
-    /// Redirected to this node: its address, if it has one there, and the port.
+    /// Redirection to this node, with the node's address (if it has one on the interface) and the
+    /// port.
     Redirected(Option<IpAddr>, u16),
-    /// The new source.
+    /// New source.
     Source(SourceNat),
-    /// Added to a set.
+    /// Addition to a set.
     Noted(nftables_netlink::Name),
-    /// Deleted from a set.
+    /// Deletion from a set.
     Forgotten(nftables_netlink::Name),
-    /// Excluded from connection tracking.
+    /// Exclusion from connection tracking.
     Untracked,
 }
 
@@ -68,7 +69,7 @@ impl Effect {
     }
 }
 
-/// The result of evaluating a rule on one path.
+/// Result of evaluating a rule on one path.
 pub(super) enum RuleResult {
     /// The rule ended: without a match, after its last expression, or with a verdict.
     Ended(Box<Run>, Option<Verdict>),
@@ -91,12 +92,12 @@ impl Run {
     }
 }
 
-/// The result of one expression.
+/// Result of one expression.
 pub(super) enum ExpressionResult {
     On,
     Missed,
     Ended(Option<Verdict>),
-    /// Unknown outcome; the reason.
+    /// Unknown outcome, with the reason.
     Open(&'static str),
     /// Unknown outcome of an unsupported expression.
     NotUnderstood,

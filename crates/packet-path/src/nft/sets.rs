@@ -13,7 +13,7 @@ pub(super) fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element>
         return elements.find(|element| is_within(element, key, &parts));
     }
     let before = elements.filter(|element| element.key[..] <= *key);
-    // If one range begins where another ends, the beginning counts.
+    // If a range begins at another one's end, the beginning counts.
     let last = before.max_by_key(|element| (&element.key, !element.ends_interval));
     last.filter(|element| !element.ends_interval)
 }
@@ -79,7 +79,7 @@ mod tests {
         let is_in = |key: [u8; 2]| find(&ports, &key).is_some();
         assert!(is_in([1, 0]) && is_in([1, 255]) && is_in([255, 255]));
         assert!(!is_in([0, 0]) && !is_in([0, 255]) && !is_in([2, 0]) && !is_in([8, 255]));
-        // One range begins where another ends.
+        // One range begins at the end of another.
         let joined = [
             element(&[1, 0]),
             end(&[2, 0]),
@@ -99,7 +99,7 @@ mod tests {
         let is_in = |proto, port| find(&ranges, &[proto, 0, 0, 0, 0, port, 0, 0]).is_some();
         assert!(is_in(6, 80) && is_in(17, 90) && is_in(10, 85));
         assert!(!is_in(6, 91) && !is_in(18, 85));
-        // What has no such part.
+        // The key is too short.
         assert!(find(&ranges, &[6]).is_none());
     }
 }

@@ -174,11 +174,11 @@ fn one_of_many_services_is_looked_up() {
         ["services 10.96.0.7 . tcp . 80 : goto service-7"]
     );
     assert_eq!(steps[1].place, "table ip t, chain service-7");
-    // Two chains, the set, and the element.
+    // The reader is queried for two chains, the set, and the element.
     assert_eq!(held.asked, 4);
 }
 
-/// `meta skuid 5`, which is unknown for a packet that was not sent yet.
+/// Returns `meta skuid 5`, which is unknown for a packet that was not sent yet.
 fn unknown() -> Vec<Expression> {
     vec![
         Expression::Meta {
@@ -229,7 +229,7 @@ fn both_ways_of_a_doubt_are_followed_where_it_matters() {
 
 #[test]
 fn ways_that_multiply_come_to_an_end() {
-    // Each of 40 rules may mark it, or not.
+    // Each of 40 rules may mark the packet or not.
     let mark = |bit: u32| {
         let mut expressions = unknown();
         expressions.push(Expression::Immediate {
@@ -247,7 +247,7 @@ fn ways_that_multiply_come_to_an_end() {
     assert!(branches.iter().any(is_unknown));
     assert!(branches.len() < 2 * evaluate::BUDGET, "{}", branches.len());
 
-    // A chain that leads to itself twice, which no kernel takes.
+    // The chain leads to itself twice, which the kernel would refuse.
     let jump = || rule(vec![Expression::Verdict(Verdict::Jump("input".into()))]);
     let branches = walk(&mut held(vec![jump(), jump()]));
     assert!(branches.iter().all(is_unknown));
@@ -315,7 +315,7 @@ fn a_table_of_iptables_is_known_by_all_its_base_chains() {
     assert_eq!(nft.base_chains(Hook::Output).len(), 0);
 }
 
-// ---- whatever the rules are ----
+// ---- arbitrary rules ----
 
 fn register() -> impl Strategy<Value = Register> {
     (0_usize..16).prop_map(|place| Register::at(place * 4).unwrap())
@@ -465,7 +465,7 @@ proptest! {
         held.add_set(Family::Ip, TABLE, &services(SetKind::Verdicts), elements);
         let branches = walk(&mut held);
         prop_assert!(!branches.is_empty());
-        // Without doubts, the chances are those of all ways.
+        // Without doubts, the probabilities of all paths add up to 1.
         if branches.iter().all(|of| of.doubts.is_empty()) {
             let chance: f64 = branches.iter().map(|of| of.chance).sum();
             prop_assert!((chance - 1.0).abs() < 1e-6, "{}", chance);

@@ -59,7 +59,7 @@ impl Run {
             Some(iif) => evaluation.kernel.address_of(iif, packet.source).ok()?,
         };
         if address.is_none() {
-            // Without an address to redirect to, the kernel drops the packet.
+            // The kernel drops the packet if there is no address to redirect it to.
             self.branch.end = Some(End::Dropped);
         } else {
             packet.translate(address, port);
@@ -68,7 +68,8 @@ impl Run {
         Some(Effect::Redirected(address, self.branch.packet.port))
     }
 
-    /// Returns the port in a register, or `Some(None)` without a register. `None` if it is unknown.
+    /// Returns the port in a register, or `Some(None)` without a register. Returns `None` if the
+    /// port is unknown.
     #[allow(
         clippy::option_option,
         reason = "whether it is known, and whether there is one"

@@ -10,28 +10,28 @@ use crate::bridge::comes_by_port;
 use crate::kernel::{AddressType, Kernel, ReadFailure, SetKey};
 use crate::packet::{Interface, Packet, SourceNat, Tracking};
 
-/// The result of matching a rule, and the set members that matched.
+/// Result of matching a rule, with the set members that matched.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Fit {
     pub(super) how: MatchResult,
     pub(super) members: Vec<String>,
-    /// True if a new client is assumed to be missing in a list of `recent`.
+    /// True if a list of `recent` is assumed to lack a new client.
     pub(super) is_new_client: bool,
 }
 
-/// The result of matching a rule.
+/// Result of matching a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum MatchResult {
     No,
     Yes,
     /// Matches with this probability, less than 1.
     Chance(f64),
-    /// Unknown; the reason.
+    /// Unknown result, with the reason.
     Unknown(String),
 }
 
-/// Evaluates all matches of a rule. Those that need only the packet come first, and questions to
-/// the kernel last.
+/// Evaluates all matches of a rule. Matches that need only the packet come first, and kernel
+/// queries come last.
 pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> Fit {
     let mut fit = Fit {
         how: MatchResult::Yes,
@@ -155,7 +155,7 @@ fn interface(side: Side, packet: &Packet) -> Option<&Interface> {
     }
 }
 
-/// Compares a name; a missing interface has an empty name.
+/// Compares a name with a pattern. A missing interface has an empty name.
 fn is_named(interface: Option<&Interface>, pattern: &str) -> bool {
     let name = interface.map_or("", |interface| &interface.name);
     match pattern.strip_suffix('+') {
@@ -172,7 +172,7 @@ fn is_port(
     let is = |port: u16| ranges.iter().any(|range| range.contains(&port));
     let of = |port: Option<u16>, lowest: u16, which: &str| match port {
         Some(port) => Ok(is(port)),
-        // The port is unknown: any ephemeral port.
+        // The port is unknown. It may be any ephemeral port.
         None if ranges.iter().all(|range| *range.end() < lowest) => Ok(false),
         None if ranges
             .iter()
@@ -192,10 +192,10 @@ fn is_port(
     }
 }
 
-/// Lower bound of a client's own ports.
+/// Lowest port that a client may choose.
 const EPHEMERAL: u16 = 1024;
-/// Lower bound of default ephemeral ports (`ip_local_port_range`; other systems begin at 49152).
-/// Replies go to such ports.
+/// Lowest default ephemeral port (`ip_local_port_range`; other systems begin at 49152). Replies
+/// have such destination ports.
 const ANSWERED: u16 = 32_768;
 
 fn is_in(state: State, packet: &Packet) -> bool {
@@ -250,13 +250,13 @@ fn member(
     kernel.member(set, &key).map_err(|unread| told(&unread))
 }
 
-/// Returns the key for a set of this type; `None` if the packet cannot be a member.
+/// Returns the key for a set of this type, or `None` if the packet cannot be a member.
 fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey>, String> {
     let unknown = || format!("sets of type {type_name} are not understood");
     let (_, parts) = type_name.split_once(':').ok_or_else(unknown)?;
     let mut key = SetKey::default();
     for (index, part) in parts.split(',').enumerate() {
-        // Too few sides match nothing, as in the kernel.
+        // A rule with too few sides never matches, as in the kernel.
         let Some(side) = sides.get(index) else {
             return Ok(None);
         };

@@ -10,7 +10,7 @@ use iptables::Words;
 use super::rule::{Bridge, Ipvs, PortSide, Property, Rule, Side, State, Target, Test};
 use super::targets::{self, RemainingWords, masked};
 
-/// Supported matches. All options of another match together become one unsupported match.
+/// Supported matches. All options of an unsupported match together become one unsupported test.
 const MODULES: [&str; 17] = [
     "comment",
     "tcp",
@@ -31,7 +31,7 @@ const MODULES: [&str; 17] = [
     "icmp",
 ];
 
-/// Parses the options after `-A CHAIN`. Unsupported ones are kept as text.
+/// Parses the options after `-A CHAIN`. Keeps unsupported options as text.
 pub(super) fn read(words: Words<'_>) -> Rule {
     let mut words = words.peekable();
     let mut parser = RuleParser::default();
@@ -48,7 +48,7 @@ pub(super) fn read(words: Words<'_>) -> Rule {
                 target = Target::Goto(words.next().unwrap_or_default().into_owned());
                 break;
             }
-            // Counters, as `iptables -S -v` prints them.
+            // `iptables -S -v` prints counters in this form.
             "-c" => {
                 words.next();
                 words.next();
@@ -63,13 +63,13 @@ pub(super) fn read(words: Words<'_>) -> Rule {
     }
 }
 
-/// The state of parsing a rule.
+/// State of parsing a rule.
 #[derive(Debug, Default)]
 struct RuleParser {
     tests: Vec<Test>,
     is_inverted: bool,
     module: String,
-    /// Options of the current match that form one test together.
+    /// Options of the current match, which form one test together.
     ipvs: Option<Ipvs>,
     recent: Option<(bool, String)>,
     types: Vec<(Side, Vec<String>, bool)>,
@@ -126,7 +126,7 @@ impl RuleParser {
     fn option(&mut self, option: &str, words: &mut RemainingWords<'_>) {
         match self.known(option, words) {
             Some(Some(ask)) => self.push(ask),
-            // The option belongs to another one, or tests nothing.
+            // The option belongs to another option, or is not a test.
             Some(None) => self.is_inverted = false,
             None => {
                 let mut text = option.to_owned();
@@ -139,7 +139,8 @@ impl RuleParser {
         }
     }
 
-    /// Parses an option. `None`: not supported. `Some(None)`: it is no test by itself.
+    /// Parses an option. Returns `None` if it is not supported, or `Some(None)` if it is not a test
+    /// by itself.
     #[allow(clippy::option_option, reason = "three cases, named above")]
     fn known(&mut self, option: &str, words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
         let flag = match (&*self.module, option) {
@@ -196,7 +197,7 @@ impl RuleParser {
                 0 => Property::Always(true),
                 number => Property::Protocol(number),
             },
-            // Options that test nothing by themselves.
+            // These options are not tests by themselves.
             ("comment", "--comment")
             | ("statistic", "--mode" | "--packet")
             | ("recent", "--seconds" | "--hitcount" | "--mask") => {
@@ -213,7 +214,7 @@ impl RuleParser {
             }
             ("multiport", "--ports") => Property::Ports(PortSide::Either, ports(value)?),
             ("tcp", "--tcp-flags") => return flags(words),
-            // No packet that we follow is ICMP.
+            // This crate follows no ICMP packets.
             ("icmp", "--icmp-type" | "--icmpv6-type") => Property::Always(false),
             ("conntrack", "--ctstate") | ("state", "--state") => Property::State(states(value)?),
             ("conntrack", "--ctstatus") => Property::State(statuses(value)?),
@@ -281,7 +282,7 @@ impl RuleParser {
             "--vproto" => ipvs.protocol = Some((protocol(value)?, is_wanted)),
             "--vaddr" => ipvs.address = Some((network(value)?, is_wanted)),
             "--vport" => ipvs.port = Some((value.parse().ok()?, is_wanted)),
-            // The first packet has that direction, and kube-proxies masquerade.
+            // The first packet has this direction, and kube-proxies masquerade.
             "--vdir" if value == "ORIGINAL" && is_wanted => {}
             "--vmethod" if value == "MASQ" && is_wanted => {}
             _ => return None,
@@ -331,7 +332,7 @@ fn network(text: &str) -> Option<IpNet> {
     }
 }
 
-/// Parses a protocol name or number; 0 means all.
+/// Parses a protocol name or number. The number 0 means all protocols.
 fn protocol(text: &str) -> Option<u8> {
     const NAMES: [(&str, u8); 12] = [
         ("all", 0),
@@ -351,7 +352,7 @@ fn protocol(text: &str) -> Option<u8> {
     named.map_or_else(|| text.parse().ok(), |(_, number)| Some(*number))
 }
 
-/// Parses `80`, `80:90`, `80,443,8000:8080`.
+/// Parses port lists such as `80`, `80:90` or `80,443,8000:8080`.
 fn ports(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
     text.split(',').map(range).collect()
 }
@@ -391,7 +392,7 @@ fn states(text: &str) -> Option<Vec<State>> {
     text.split(',').map(state).collect()
 }
 
-/// Parses connection statuses. A first packet has none of them, because its connection is not
+/// Parses connection statuses. A first packet has no status, because its connection is not
 /// confirmed yet.
 fn statuses(text: &str) -> Option<Vec<State>> {
     let status = |name| match name {

@@ -8,9 +8,9 @@ use ipnet::IpNet;
 /// A rule: tests and a target.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Rule {
-    /// The tests; all of them must hold.
+    /// Tests that must all hold.
     pub(super) tests: Vec<Test>,
-    /// The effect if they hold.
+    /// Target of the rule if the tests hold.
     pub(super) target: Target,
 }
 
@@ -19,48 +19,50 @@ pub(super) struct Rule {
 pub(super) struct Test {
     /// True if the test is negated (`!`).
     pub(super) is_inverted: bool,
-    /// The tested property.
+    /// Property to test.
     pub(super) property: Property,
 }
 
 /// A property that a rule can test.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Property {
-    /// `-s`, `-d`.
+    /// Address in a network (`-s`, `-d`).
     Address(Side, IpNet),
-    /// `-i`, `-o`: the name; a final `+` matches any suffix.
+    /// Name of an interface (`-i`, `-o`). A final `+` matches any suffix.
     Interface(Side, String),
-    /// `-p`, the IANA protocol number.
+    /// IANA protocol number (`-p`).
     Protocol(u8),
-    /// `--sport`, `--dports`, ...
+    /// Ports (`--sport`, `--dports`, ...).
     Ports(PortSide, Vec<RangeInclusive<u16>>),
-    /// `--ctstate`, `--state`.
+    /// Connection states (`--ctstate`, `--state`).
     State(Vec<State>),
-    /// `--ctdir`: true for replies.
+    /// Direction in the connection (`--ctdir`), true for replies.
     IsAnswer(bool),
-    /// `--ctorigdst`, `--ctorigsrc`.
+    /// Address before translation (`--ctorigdst`, `--ctorigsrc`).
     OriginalAddress(Side, IpNet),
-    /// `--ctorigdstport`.
+    /// Destination port before translation (`--ctorigdstport`).
     OriginalPort(RangeInclusive<u16>),
-    /// `--mark`: value and mask.
+    /// Value and mask of the packet's mark (`--mark`).
     Mark(u32, u32),
-    /// `-m connmark --mark`.
+    /// Value and mask of the connection's mark (`-m connmark --mark`).
     ConnectionMark(u32, u32),
-    /// `--src-type`, `--dst-type`; the last field limits the test to one interface's addresses.
+    /// Type of an address (`--src-type`, `--dst-type`). The last field limits the test to one
+    /// interface's addresses.
     AddressType(Side, Vec<String>, Option<Side>),
-    /// `--match-set`: the name, and the packet side of each part of a member.
+    /// Membership in an ipset (`--match-set`): the set's name, and the packet side of each part of
+    /// a member.
     Set(String, Vec<Side>),
-    /// `--physdev-is-in` and similar options.
+    /// Bridge ports (`--physdev-is-in` and similar options).
     Bridge(Bridge),
-    /// `-m ipvs`.
+    /// IPVS properties (`-m ipvs`).
     Ipvs(Ipvs),
-    /// `-m statistic`: the probability of a match.
+    /// Probability of a match (`-m statistic`).
     Chance(f64),
-    /// `-m recent` with `--rcheck` or `--update`: the list that must contain the source.
+    /// List that must contain the source (`-m recent` with `--rcheck` or `--update`).
     Remembered(String),
-    /// TCP flags: the tested ones, and those of them that must be set.
+    /// TCP flags: the tested flags, and the subset that must be set.
     TcpFlags(u8, u8),
-    /// Matches every packet, or none.
+    /// Constant that matches every packet (true) or none (false).
     Always(bool),
     /// An unsupported test, as text.
     Unknown(String),
@@ -73,15 +75,15 @@ pub(super) enum Side {
     Destination,
 }
 
-/// The port or ports that a test applies to.
+/// Ports that a test applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PortSide {
     Of(Side),
-    /// Either of them.
+    /// Source or destination port.
     Either,
 }
 
-/// A state in connection tracking.
+/// State in connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     New,
@@ -89,9 +91,9 @@ pub(super) enum State {
     Untracked,
     Dnat,
     Snat,
-    /// `ESTABLISHED`, `SEEN_REPLY`, `CONFIRMED`: states of a reply.
+    /// State of a reply: `ESTABLISHED`, `SEEN_REPLY`, `CONFIRMED`.
     Established,
-    /// `RELATED`, `EXPECTED`, `ASSURED`: states of neither a first packet nor its reply.
+    /// State of neither a first packet nor its reply: `RELATED`, `EXPECTED`, `ASSURED`.
     Later,
 }
 
@@ -99,11 +101,11 @@ pub(super) enum State {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Bridge {
     IsIn,
-    /// Never holds for a routed packet.
+    /// Output port of a bridge. Never holds for a routed packet.
     IsOut,
 }
 
-/// The options of `-m ipvs`, each with false if it is negated.
+/// Options of `-m ipvs`, each with false if it is negated.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ipvs {
     pub(super) protocol: Option<(u8, bool)>,
@@ -111,10 +113,10 @@ pub(super) struct Ipvs {
     pub(super) port: Option<(u16, bool)>,
 }
 
-/// The effect of a rule.
+/// Effect of a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Target {
-    /// Counts only.
+    /// Counts packets only.
     None,
     Accept,
     Drop,
@@ -133,7 +135,7 @@ pub(super) enum Target {
     /// Redirects to this node, and to this port if given.
     Redirect(Option<u16>),
     NoTrack,
-    /// Has no effect on the packet's path; its name.
+    /// Named target that has no effect on the packet's path.
     Harmless(String),
     /// Calls this chain.
     Jump(String),
@@ -143,7 +145,7 @@ pub(super) enum Target {
     Unknown(String),
 }
 
-/// A change of marks of packets and connections.
+/// Change of the marks of packets and connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionMark {
     Set { value: u32, mask: u32 },
@@ -151,7 +153,7 @@ pub(super) enum ConnectionMark {
     Restore { from: u32, to: u32 },
 }
 
-/// The new address and port of a translation.
+/// New address and port of a translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Nat {
     pub(super) address: Option<IpAddr>,
@@ -159,7 +161,7 @@ pub(super) struct Nat {
 }
 
 impl Property {
-    /// Returns true if the test needs a question to the kernel.
+    /// Returns true if the test needs a kernel query.
     pub(super) fn is_dear(&self) -> bool {
         matches!(
             self,

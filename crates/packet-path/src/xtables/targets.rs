@@ -28,7 +28,7 @@ const HARMLESS: [&str; 17] = [
     "TOS",
     "TTL",
 ];
-/// The target of an nft rule that iptables cannot express.
+/// Target that iptables prints for an nft rule that it cannot express.
 pub(super) const WORDLESS: &str = "[nft]";
 /// Unsupported targets of the kernel. All other names are chains.
 const UNKNOWN: [&str; 14] = [
@@ -70,7 +70,7 @@ pub(super) fn read(name: &str, words: &mut RemainingWords<'_>) -> Target {
         "MASQUERADE" => Some(Target::Masquerade),
         "NOTRACK" => Some(Target::NoTrack),
         "CT" if options.iter().any(|option| option == "--notrack") => Some(Target::NoTrack),
-        // A helper, a zone or a timeout.
+        // The rule sets a helper, a zone or a timeout.
         "CT" => None,
         "REJECT" => {
             let with = value("--reject-with").unwrap_or("icmp-port-unreachable");
@@ -91,7 +91,7 @@ pub(super) fn read(name: &str, words: &mut RemainingWords<'_>) -> Target {
     read.unwrap_or_else(unknown)
 }
 
-/// Names the message of a REJECT.
+/// Returns the message of a REJECT.
 fn message(with: &str) -> String {
     match with {
         "tcp-reset" => "a TCP reset".to_owned(),
@@ -152,7 +152,8 @@ fn connection_mark<'a>(
     Some(Target::ConnectionMark(what))
 }
 
-/// Parses `10.0.0.1:80`, `10.0.0.1`, `:80`, `[fd00::1]:80`. Ranges are not supported.
+/// Parses a translation such as `10.0.0.1:80`, `10.0.0.1`, `:80` or `[fd00::1]:80`. Ranges are not
+/// supported.
 fn nat(text: &str) -> Option<Nat> {
     if let Ok(both) = text.parse::<SocketAddr>() {
         return Some(Nat {
@@ -176,7 +177,7 @@ fn nat(text: &str) -> Option<Nat> {
 
 pub(super) type RemainingWords<'a> = Peekable<Words<'a>>;
 
-/// Parses `0x4000/0x4000`; without a mask all bits count.
+/// Parses a value with a mask, such as `0x4000/0x4000`. Without a mask, all bits count.
 pub(super) fn masked(text: &str) -> Option<(u32, u32)> {
     match text.split_once('/') {
         None => Some((number(text)?, u32::MAX)),

@@ -1,4 +1,4 @@
-//! Takes a packet through the chains of a table.
+//! Moves a packet through the chains of a table.
 
 use std::net::IpAddr;
 
@@ -14,10 +14,10 @@ use crate::kernel::Kernel;
 use crate::packet::{Packet, SourceNat, Tracking};
 use crate::ruleset::Hook;
 
-/// Limit for nested chains. The kernel rejects loops, but an unchecked text may contain them.
+/// Largest depth of nested chains. The kernel rejects loops, but unchecked text may contain them.
 const DEEPEST: usize = 256;
 
-/// Takes a branch through the built-in chain of a hook.
+/// Moves a branch through the built-in chain of a hook.
 pub(super) fn through(
     table: &Table,
     hook: Hook,
@@ -59,11 +59,11 @@ struct TableWalk<'a> {
     done: Vec<Branch>,
 }
 
-/// The position of one branch.
+/// Position of one branch.
 #[derive(Clone)]
 struct Position<'a> {
     branch: Branch,
-    /// The chains that the branch is in, the innermost last.
+    /// Chains that the branch is in, the innermost last.
     frames: Vec<Frame<'a>>,
 }
 
@@ -72,11 +72,11 @@ struct Position<'a> {
 struct Frame<'a> {
     chain: &'a str,
     rest: Rules<'a>,
-    /// Number of steps after the jump to this chain; `None` for a built-in chain.
+    /// Number of steps after the jump to this chain, or `None` for a built-in chain.
     steps: Option<usize>,
 }
 
-/// The effect of a rule on the branch's position.
+/// Effect of a rule on the branch's position.
 enum Next<'r> {
     /// Continues with the next rule.
     On,
@@ -84,12 +84,12 @@ enum Next<'r> {
     Return,
     /// Leaves the table.
     Leave,
-    /// Enters a chain; `comes_back` is false for a goto.
+    /// Enters a chain. `comes_back` is false for a goto.
     Into { chain: &'r str, comes_back: bool },
 }
 
 impl<'a> TableWalk<'a> {
-    /// Continues until the branch leaves the table or splits.
+    /// Advances a branch until it leaves the table or splits.
     fn advance(&mut self, mut at: Position<'a>) {
         loop {
             let Some(frame) = at.frames.last_mut() else {
@@ -120,7 +120,7 @@ impl<'a> TableWalk<'a> {
         }
     }
 
-    /// Applies a rule; returns the branch if it continues.
+    /// Applies a rule. Returns the branch if it continues.
     fn carry_out(
         &mut self,
         mut at: Position<'a>,
@@ -160,7 +160,7 @@ impl<'a> TableWalk<'a> {
                 Some(at)
             }
             MatchResult::Unknown(why) if is_wordless(&rule.target) => {
-                // The effect is unknown too: the step says so, and the branch continues.
+                // The effect is unknown too. The step notes it, and the branch continues.
                 step.says = format!("cannot be told: {why}; here taken not to match");
                 at.branch.step(step);
                 Some(at)
@@ -295,7 +295,7 @@ impl<'a> TableWalk<'a> {
 
     fn masquerade(&self, packet: &mut Packet) -> (String, Next<'static>) {
         let address = packet.oif.as_ref().and_then(|oif| {
-            // If the address is unknown, the step does not name it.
+            // If the address is unknown, the step omits it.
             self.kernel
                 .address_of(oif, packet.destination)
                 .ok()
@@ -353,7 +353,7 @@ impl Position<'_> {
 /// Parses a rule.
 pub(super) fn parse(line: RuleLine<'_>) -> Rule {
     let mut words = line.words();
-    // Skips `-A` and the chain.
+    // Skip `-A` and the chain.
     words.next();
     words.next();
     options::read(words)
@@ -369,7 +369,7 @@ fn is_harmless(target: &Target) -> bool {
     matches!(target, Target::None | Target::Harmless(_))
 }
 
-/// Notes once per branch that lists of earlier clients exist: every endpoint has one.
+/// Notes once per branch that lists of earlier clients exist. Every endpoint has such a list.
 fn note_new_client(branch: &mut Branch, mut step: Step) {
     const SAYS: &str = "would send a client that came before to the same endpoint as then; this one is \
                         taken to be new";

@@ -27,7 +27,7 @@ const ALL_MASQUERADED: [&str; 3] = [
     "10.244.3.5:8080 masq 33%",
 ];
 
-/// The tables of all cases and phases, each with the case's name.
+/// Returns the tables of all cases and phases, each with the case's name.
 pub(crate) fn files() -> Vec<(String, PathBuf)> {
     let mut files = Vec::new();
     for folder in fs::read_dir(CASES).unwrap() {
@@ -49,7 +49,8 @@ fn case(name: &str) -> String {
     fs::read_to_string(format!("{CASES}/{name}/nft-ip")).unwrap()
 }
 
-/// Checks packets against a ruleset, each with its sender, destination, and outcomes.
+/// Checks packets against a ruleset. Each packet has a sender, a destination, and expected
+/// outcomes.
 fn check(rules: &str, packets: &[(&str, &str, &[&str])]) {
     with_rules(rules, |nftables| {
         for (from, to, wanted) in packets {
@@ -120,7 +121,7 @@ fn a_cluster_ip_leads_to_each_endpoint() {
             (POD, CLUSTER_IP, &ALL),
             (NODE, CLUSTER_IP, &ALL_MASQUERADED),
             (OUTSIDE, CLUSTER_IP, &ALL_MASQUERADED),
-            // An endpoint that comes to itself is masqueraded, others are not.
+            // Only an endpoint that connects to itself is masqueraded.
             (
                 "10.244.1.5",
                 CLUSTER_IP,
@@ -281,7 +282,7 @@ fn the_flat_layout_is_understood() {
     with_rules(rules, |nftables| {
         let dns = packet(17, POD, "10.96.0.53:53");
         assert_eq!(ask(nftables, &dns), both);
-        // One of the numbers has no endpoint: somebody has taken it away.
+        // One of the numbers has no endpoint, because another program has removed its element.
         let element = "delete element ip kube-proxy endpoints-udp-2 { 1 . 10.96.0.53 . 53 }";
         crate::node::nft(&["-f", "-"], element);
         let half = ["10.244.1.5:8080 kept 50%", "refused 50%"];
@@ -303,13 +304,13 @@ fn redirects_of_userspace_mode_are_understood() {
                 &["192.168.99.10:43143 kept"],
             ),
             (POD, "192.168.99.10:30040", &["192.168.99.10:41669 kept"]),
-            // Its source is the address that it is sent to: the node's own.
+            // The node sends to its own address, so the packet has this address as its source.
             (NODE, "192.168.99.10:30040", &["127.0.0.1:41669 vip"]),
             (POD, "10.96.0.99:80", &["10.96.0.99:80 kept"]),
         ],
     );
     with_rules(include_str!("userspace.nft"), |nftables| {
-        // What the process itself sends is left alone.
+        // The rules do not change packets of the process itself.
         let own = Packet {
             mark: 0x4000,
             ..packet(6, NODE, "10.96.0.11:80")

@@ -1,5 +1,5 @@
-//! nf_tables rules in the kernel: `nft` loads rulesets, each in its own network namespace, and
-//! packets are walked by asking the kernel.
+//! Tests nf_tables rules in the kernel. `nft` loads rulesets, each in a separate network namespace,
+//! and the walks read them from the kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

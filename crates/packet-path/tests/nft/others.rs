@@ -1,4 +1,4 @@
-//! Rulesets of other programs beside the mode's table.
+//! Tests rulesets of other programs in addition to the mode's table.
 
 use packet_path::nft::{Nft, consistently};
 
@@ -81,7 +81,7 @@ fn a_firewall_is_understood() {
         let vxlan = packet(17, OUTSIDE, "192.168.99.10:4789");
         let told = crate::node::ask(nftables, &vxlan);
         assert_eq!(told, ["192.168.99.10:4789 kept"]);
-        // Whether the client's port is 53 nobody knows: both ways, and each says why.
+        // The client's port may be 53. Both paths are followed, and each one names the doubt.
         let both = tcp(nftables, OUTSIDE, "192.168.99.10:80");
         assert_eq!(both.len(), 2, "{both:?}");
         assert!(
@@ -139,7 +139,7 @@ table ip t {
                 "{told:?}"
             );
         }
-        // It makes no difference.
+        // The unsupported expression has no effect on the outcome.
         assert_eq!(told(nftables, 83), ["203.0.113.1:83 kept"]);
         assert_eq!(told(nftables, 85), ["203.0.113.1:85 kept"]);
         let told = told(nftables, 84);

@@ -1,5 +1,5 @@
-//! Walks packets through the nf_tables shim of IPVS mode. IPVS itself is not part of these tests:
-//! it receives the packets that the rules mark and otherwise leave unchanged.
+//! Walks packets through the nf_tables shim of IPVS mode, without IPVS. In reality, IPVS receives
+//! the packets that the rules mark or leave unchanged.
 
 use packet_path::nft::Nft;
 use packet_path::{End, Hook, Packet, Tracking};
@@ -46,7 +46,7 @@ fn packets_to_services_are_marked_and_kept() {
 fn source_ranges_and_ports_that_are_not_exposed_hold() {
     with_rules(RULES, |nftables| {
         for (protocol, from, to, end) in [
-            // Half of all addresses are in its ranges.
+            // The Service's source ranges contain half of all addresses.
             (6, "100.0.0.1", "10.96.0.10:80", ""),
             (6, "200.0.0.1", "10.96.0.10:80", "Dropped"),
             (6, "192.0.2.1", "10.96.0.10:80", "Dropped"),
@@ -81,7 +81,7 @@ fn marked_packets_are_masqueraded() {
         for (from, to, mark, is_masqueraded) in [
             ("198.51.100.1", "10.244.1.9:8080", 0x4000, true),
             ("198.51.100.1", "10.244.1.9:8080", 0, false),
-            // A pod that has come to itself.
+            // A pod that connects to itself.
             ("10.244.1.9", "10.244.1.9:8080", 0, true),
         ] {
             let packet = Packet {
@@ -92,11 +92,11 @@ fn marked_packets_are_masqueraded() {
             assert_eq!(branches[0].packet.source_nat.is_some(), is_masqueraded);
             assert_eq!(branches[0].packet.mark, 0);
         }
-        // The node may not use a load balancer whose source ranges leave it out.
+        // The node may not use a load balancer whose source ranges exclude it.
         let own = new(6, "10.96.0.10", "10.96.0.10:80");
         let branches = at(&nft, Hook::Output, own);
         assert_eq!(branches[0].end, Some(End::Dropped));
-        // A node port.
+        // A packet to a NodePort is not marked.
         let to_node = new(6, "198.51.100.1", &format!("{NODE}:30000"));
         let branches = at(&nft, Hook::Prerouting, to_node);
         assert_eq!(branches[0].packet.mark, 0);

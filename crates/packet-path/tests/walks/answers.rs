@@ -1,4 +1,4 @@
-//! Replies of endpoints, through upstream's rules and those of other programs.
+//! Tests replies of endpoints, through upstream's rules and those of other programs.
 
 use packet_path::Xtables;
 
@@ -8,7 +8,7 @@ const POD: &str = "10.244.1.7";
 const HOST: &str = "192.168.99.77";
 const IP: &str = "10.96.10.10:80";
 
-/// Returns one of upstream's cases, preceded by rules of another program.
+/// Returns one of upstream's cases with a rule of another program first.
 fn world(mode: &str, table: &str, rule: &str) -> World {
     let mut world = World::golden(mode, "clusterip-tcp", false);
     let file = format!(
@@ -59,7 +59,7 @@ fn replies_to_ipvs_packets_pass_forward() {
     let mut world = world("ipvs", "filter", "");
     world.sysctl("net/ipv4/ip_forward", "0");
     assert_eq!(fates(&world, POD), ["dropped by routing"]);
-    // What is answered to the node itself is not forwarded.
+    // A reply to the node itself is not forwarded.
     assert_eq!(fates(&world, "node"), ["local"]);
 }
 
@@ -70,7 +70,7 @@ fn rules_of_others_are_met() {
         let by_port = "-A FORWARD -p tcp -m tcp --sport 8080 -m conntrack --ctdir REPLY -j DROP";
         assert_eq!(drops(by_port, POD), ["dropped by filter FORWARD"], "{mode}");
         assert_eq!(drops(by_port, "node"), ["local"], "{mode}");
-        // A client's port is none of those that services have.
+        // Services do not use the ports of clients.
         for port in ["22", "6443", "30000:32767"] {
             let by_client = format!(
                 "-A FORWARD -p tcp -m tcp --dport {port} -m conntrack --ctdir REPLY -j DROP"

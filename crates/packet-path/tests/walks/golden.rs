@@ -1,5 +1,5 @@
-//! Walks packets through upstream's rules, sets and virtual servers. The expected outcomes are
-//! those of docs/packet-matrix.md, which were observed with real packets.
+//! Walks packets through upstream's rules, sets and virtual servers. The expected outcomes are in
+//! docs/packet-matrix.md and were observed with real packets.
 
 use crate::world::{World, short};
 use inet::Protocol;
@@ -10,7 +10,7 @@ const HOST: &str = "192.168.99.77";
 const LOCAL: &str = "10.244.1.5:8080";
 const REMOTE: [&str; 2] = ["10.244.2.5:8080", "10.244.3.5:8080"];
 
-/// Returns all three endpoints with the treatment of the source for local and remote ones.
+/// Returns all three endpoints with the treatment of the source for local and remote endpoints.
 fn all(local: &str, remote: &str) -> Vec<String> {
     let [first, second] = REMOTE;
     vec![
@@ -20,7 +20,7 @@ fn all(local: &str, remote: &str) -> Vec<String> {
     ]
 }
 
-/// Masqueraded to the address of the output interface.
+/// Returns all three endpoints, masqueraded to the address of the output interface.
 fn all_masqueraded() -> Vec<String> {
     all("masq 10.244.1.1", "masq 192.168.99.10")
 }
@@ -57,7 +57,7 @@ fn local_node_port_by_ipvs() {
         let found = world.comes_to(from, "192.168.99.10:30080");
         assert_eq!(found, [format!("{LOCAL} kept")], "{from}");
     }
-    // The node's own address is what it asks, so that is its source.
+    // The node sends to its own address, so the packet has this address as its source.
     let found = world.comes_to("node", "192.168.99.10:30080");
     assert_eq!(found, [format!("{LOCAL} vip")]);
 }
@@ -149,7 +149,7 @@ fn ipv6_and_udp_by_ipvs() {
             format!("[fd00:244:2::5]:8080 {there}"),
         ]
     };
-    // Within the cluster CIDR of these cases, fd00:244::/56; the endpoints are not.
+    // The pod is in the cluster CIDR of these cases, fd00:244::/56. The endpoints are outside.
     let pod = "fd00:244::7";
     assert_eq!(
         world.comes_to(pod, "[fd00:96::10]:80"),
@@ -184,8 +184,8 @@ fn weight_0_gets_nothing_new() {
     );
 }
 
-/// Marked packets to any port: a destination without a port receives them at their own port. With
-/// persistence every destination does.
+/// Marked packets to any port. A destination without a port receives them at their own port. With
+/// persistence, every destination does.
 #[test]
 fn marked_packets_are_balanced_by_their_mark() {
     let mark =
@@ -214,7 +214,7 @@ fn marked_packets_are_balanced_by_their_mark() {
             .iter()
             .any(|step| step.entry.starts_with("-A -f 77 -s rr"));
         assert!(says, "{walks:#?}");
-        // What is not marked is this node's own.
+        // An unmarked packet reaches this node itself.
         let own = world.ask("172.16.0.9", "10.244.1.1:80");
         assert_eq!(own[0].fate, Fate::Local);
     }

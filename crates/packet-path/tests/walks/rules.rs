@@ -1,4 +1,4 @@
-//! Rules of other programs, and unsupported rules.
+//! Tests rules of other programs, and unsupported rules.
 
 use crate::world::{World, interface, net, short};
 use std::fmt::Write as _;
@@ -38,7 +38,7 @@ fn packets_for_other_hosts_are_forwarded_if_the_node_forwards() {
     );
 }
 
-/// The kernel's own route lookup, `fib_validate_source`, and its result for a missing route.
+/// Compares the kernel's source check (`fib_validate_source`) with a missing route.
 #[test]
 fn sources_of_this_node_and_missing_routes_are_told_apart() {
     let mut world = World::bare("");
@@ -114,12 +114,12 @@ fn unsupported_rules_count_only_if_they_matter() {
         "{}",
         both[0].why
     );
-    // It does not fit, whatever the part means that nobody understands.
+    // The rule does not match because of its protocol, so its unsupported part has no effect.
     let other = filter("-A FORWARD -p udp -m time --timestart 08:00 -j DROP\n");
     assert_eq!(other.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
 }
 
-/// The matches and target of such a rule are unknown, and a step says so.
+/// The matches and target of such a rule are unknown, and a step notes it.
 #[test]
 fn a_rule_that_iptables_has_no_words_for_is_passed_and_told() {
     let world = filter("-A FORWARD [nft] -j [nft]\n-A FORWARD -j ACCEPT\n");
@@ -182,7 +182,7 @@ fn a_thousand_endpoints_are_a_thousand_ways() {
     assert!(walks.iter().all(|walk| (walk.chance - 0.001).abs() < 1e-6));
 }
 
-/// Rules as flannel, Calico, the kubelet and Docker write them.
+/// Rules in the style of flannel, Calico, the kubelet and Docker.
 #[test]
 fn rules_of_others_are_understood() {
     let rules = "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\

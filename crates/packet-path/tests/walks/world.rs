@@ -1,5 +1,5 @@
-//! A node built from dumps of kube-proxy 1.36.2 (integration/golden/cases): node1 with
-//! 192.168.99.10 on eth0, its pods behind cni0, other nodes' pods behind 192.168.99.2.
+//! A node built from dumps of kube-proxy 1.36.2 (integration/golden/cases). It is node1 with
+//! 192.168.99.10 on eth0 and its pods behind cni0. Pods of other nodes are behind 192.168.99.2.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -13,7 +13,7 @@ use packet_path::{
     Fate, Interface, Question, Ruleset, Sender, Server, Snapshot, Source, Walk, Xtables,
 };
 
-/// The rules and the kernel state of a test.
+/// Rules and kernel state of a test.
 pub(crate) struct World {
     pub(crate) snapshot: Snapshot,
     pub(crate) rules: Xtables,
@@ -30,7 +30,7 @@ pub(crate) fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Describes one walk: `10.244.1.5:8080 kept`, `refused`.
+/// Describes one walk, such as `10.244.1.5:8080 kept` or `refused`.
 pub(crate) fn short(walk: &Walk) -> String {
     let source = match walk.source {
         Source::Kept => "kept".to_owned(),
@@ -132,7 +132,7 @@ impl World {
         let words: Vec<&str> = line.split(' ').collect();
         let sets = &mut self.snapshot.sets;
         match *words.as_slice() {
-            // Dumps are sorted, so that members come before their sets.
+            // Dumps are sorted, so members come before their sets.
             ["create", name, kind, ..] => {
                 let (type_name, _) = sets.entry(name.to_owned()).or_default();
                 kind.clone_into(type_name);
@@ -197,7 +197,7 @@ impl World {
         });
     }
 
-    /// Describes the reply to each packet that arrives: `10.244.1.5:8080 forwarded`.
+    /// Describes the reply to each packet that arrives, such as `10.244.1.5:8080 forwarded`.
     pub(crate) fn answers(&self, from: &str, to: &str) -> Vec<String> {
         let rulesets: [&dyn Ruleset; 1] = [&self.rules];
         let said = |arrived: &Walk| {
@@ -221,7 +221,7 @@ impl World {
         self.ask_by(Protocol::Tcp, from, to)
     }
 
-    /// Walks a packet; `from` is `node` or an address.
+    /// Walks a packet. `from` is `node` or an address.
     pub(crate) fn ask_by(&self, protocol: Protocol, from: &str, to: &str) -> Vec<Walk> {
         let from = match from {
             "node" => Sender::Node(None),
