@@ -45,7 +45,7 @@ pub(super) struct Room {
     at_once: Arc<Semaphore>,
     status: Arc<Semaphore>,
     explaining: Arc<Semaphore>,
-    /// Size of unread responses, in KiB.
+    /// Remaining room for unread responses, in KiB.
     untaken: Arc<Semaphore>,
     trims: Trims,
 }

@@ -88,7 +88,7 @@ struct Round {
     has_written: bool,
     /// True if some kernel state could not be read.
     has_unreadable: bool,
-    /// Number of entries that the sync covers, if the mode reports it.
+    /// Extent of the sync, partial or full, if the mode distinguishes them.
     extent: Option<Extent>,
 }
 

@@ -359,7 +359,7 @@ impl Metrics {
         self.services.is_some()
     }
 
-    /// Returns the number of entries that the report's sync covers, if the mode reports it.
+    /// Returns the extent of the report's sync, partial or full, if the mode distinguishes them.
     pub(crate) fn extent(&self, report: &Report) -> Option<Extent> {
         self.of_mode.as_ref()?.extent(report)
     }

@@ -34,7 +34,7 @@ use settings::{ProxyMode, Settings};
 use shared::Shared;
 
 impl ProxyMode {
-    /// All modes, the default first.
+    /// All modes, with the default first.
     pub const ALL: [Self; 4] = [Self::Iptables, Self::Ipvs, Self::Nftables, Self::Userspace];
 
     /// Returns the definition of the mode.

@@ -127,7 +127,7 @@ pub enum Told<'a> {
 }
 
 /// Number of a listening port among all that this process has opened. A Service port may have
-/// several listening ports, each for other addresses of the Service.
+/// several listening ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener(pub u64);
 

@@ -222,7 +222,8 @@ pub struct Drain {
     /// Number of open connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub open: Option<u64>,
-    /// Number of closed connections that the kernel still stores.
+    /// Number of closed connections that the kernel still stores. The drain lasts until they
+    /// expire.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended: Option<u64>,
     /// Seconds until the drain ends, even with open connections. Absent without a limit.

@@ -155,7 +155,7 @@ fn a_stage_is_switched_but_for_the_gates_that_are_given() {
     let of = |given: &str, name: &str| gates(given).is_on(name);
     assert!(!of("AllBeta=false", FLAGZ));
     assert!(of("AllBeta=false,ComponentFlagz=true", FLAGZ));
-    // The gate does not have this stage.
+    // The gate has a stage that neither `AllAlpha` nor `AllBeta` sets.
     assert!(of("AllBeta=false,AllAlpha=false", EXTERNAL_IPS));
     assert!(!of("AllBeta=false", "AllAlpha"));
     assert!(of("AllAlpha=true", "ClientsAllowCBOR"));
