@@ -6,8 +6,8 @@
 //!   target/debug/lab run -- target/debug/examples/capture benches/tests/data/$one.rules > benches/tests/data/$one.hex
 //! done
 //! ```
-//! with `iptables-legacy-restore`, which reads the rules. Each line is one rule (`struct
-//! ipt_entry`), in hex.
+//! `iptables-legacy-restore` loads the rules. Each output line is one rule (`struct ipt_entry`) in
+//! hex.
 
 use std::fmt::Write as _;
 use std::fs::File;

@@ -6,8 +6,8 @@
 //!                                 control_plane, data_plane, api                       bench report
 //! ```
 //!
-//! Each cell has a kernel of its own, and counts only when that kernel, read back whole, holds what
-//! it must.
+//! Each cell boots a fresh kernel. A cell counts only if the complete state, read back from that
+//! kernel, is correct.
 
 mod api;
 mod budget;

@@ -4,12 +4,12 @@
 //!  once each ─▶ counting ─▶ again, what is to be had often ─▶ a second time, the rest ─▶ what is left out without harm ─▶ counting others
 //! ```
 //!
-//! Within each of these, point by point, the most telling first, and for each all subjects one
-//! after another. So a change of the machine's speed meets all subjects alike, and a run whose time
-//! is over has whole comparisons, and every axis.
+//! Each phase goes through the points, the most informative first, and measures all subjects at
+//! each point. A change of the machine's speed therefore affects all subjects equally. If the run's
+//! time ends early, it has complete comparisons and every axis.
 //!
-//! Other kube-proxies may take minutes for a cell: without arguments they have those of the main
-//! table, and what else there is in the end.
+//! Other kube-proxies may take minutes per cell. Without arguments, they first run only the cells
+//! of the main table, and other cells at the end.
 
 use std::str::FromStr;
 

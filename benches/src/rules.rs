@@ -7,10 +7,10 @@
 //!                                            KUBE-SVC-…, KUBE-SEP-… that no rule leads to: nobody gets there
 //! ```
 //!
-//! A packet is followed from rule to rule. Its address, protocol and port are known, and all else
-//! is not (who sent it, through which interface, what chance says): a rule that asks for that is
-//! both taken and passed. So chains that nothing leads to are not there, whatever they hold:
-//! kube-proxy leaves such behind, and takes them away when it sees fit.
+//! The program follows a packet from rule to rule. It knows the packet's address, protocol and
+//! port, but not its sender, its interface or random choices. A rule with an unknown condition
+//! counts as both matching and not matching. Chains without a jump to them are ignored: kube-proxy
+//! leaves such chains behind and deletes them later.
 //!
 //! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter/x_tables.h`,
 //! `linux/netfilter/xt_tcpudp.h`, `linux/netfilter/nf_nat.h`.

@@ -6,9 +6,9 @@
 //!  first list ─▶ restart ─▶ reconnect (played again by many) ─▶ changes ─▶ watches refused ─▶ lists, too
 //! ```
 //!
-//! The fixture says what was asked of it and how much it sent, on the wire; its CPU time is the
-//! kernel's account of its process. Hundreds of daemons do not fit a machine, so the requests that
-//! the one made when it reconnected are played again.
+//! The fixture reports its requests and the bytes that it sent. Its CPU time is that of its
+//! process. A machine cannot run hundreds of daemons, so many clients replay the requests of one
+//! reconnecting daemon.
 
 mod replay;
 mod traffic;

@@ -6,12 +6,12 @@
 //!  beside: nodes that a daemon has programmed, in this mode and in those that it is compared with
 //! ```
 //!
-//! Each step has a node of its own that holds all up to this step, in one kernel, so that blocks of
-//! packets can take turns between the steps many times: what a rule costs is far less than what two
-//! guests, or two minutes, differ by. Rules come in the order in which a packet from a pod to a
-//! cluster IP meets them; at more Services than one, where every step has its own copy of all,
-//! those of a hook come together. Rules of iptables are those that the floor has, a table of
-//! nftables is read from the node that the daemon has programmed.
+//! Each step has a separate node with all rules up to this step. All nodes share one kernel, so
+//! that blocks of packets can alternate between the steps. The cost of a rule is far below the
+//! difference between two VMs or two minutes. Rules are added in the order in which a packet from a
+//! pod to a cluster IP meets them. With several Services, every step has a full copy, and the rules
+//! of a hook are added together. The iptables rules are those of the floor. An nftables table is
+//! read from the node that the daemon has programmed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -4,14 +4,15 @@
 //!  client (pod of node1) ── node1: the subject's state ── fabric ── server: has the addresses of all endpoints
 //! ```
 //!
-//! So every Service of any number can be used, and the way to a pod without a Service is the same.
-//! The subject, unless it carries packets itself, and the API fixture are stopped while packets are
-//! measured: the one CPU is the packets'. The axes take turns between the first, the middle and the last Service and the pod
-//! itself, block by block, so that what disturbs one disturbs all.
+//! Every Service can therefore receive packets, and the path to a pod without a Service has the
+//! same length. During measurements, the API fixture is stopped, and so is the subject unless it
+//! carries packets itself. The packets then have the only CPU. Measurements alternate between the
+//! first, the middle and the last Service and the pod, block by block, so that a disturbance
+//! affects all equally.
 //!
-//! Which Service is the first is what the kernel walks: in iptables mode the order of the rules as
-//! they are read back, else the order in which Services were made. IPVS puts a new one at the head
-//! of its bucket: there the first is found last.
+//! The kernel's search order defines the first Service. In iptables mode this is the order of the
+//! rules read back, otherwise the order of creation. IPVS inserts a new virtual server at the head
+//! of its bucket, so it finds the first one last.
 
 mod anatomy;
 mod packets;

@@ -1,11 +1,10 @@
 //! An API server fixture that lists and watches over HTTP and HTTPS.
 //!
-//! It serves what a kube-proxy asks for (Services, EndpointSlices, Nodes, ServiceCIDRs, Events), as
-//! JSON and as protobuf, with the semantics that a client relies on: one resource version that only
-//! grows, paged and consistent lists, lists from a watch cache, watches that resume, selectors,
-//! bookmarks, streamed initial lists, and the defaults that an API server fills in (addresses and
-//! ports are none: it allocates nothing). Objects are
-//! edited over HTTP or in-process:
+//! It serves the resources that a kube-proxy reads (Services, EndpointSlices, Nodes, ServiceCIDRs,
+//! Events), as JSON and as protobuf. It has the semantics that clients rely on: an increasing
+//! resource version, paged and consistent lists, lists from a watch cache, resumable watches,
+//! selectors, bookmarks, and streamed initial lists. It sets default values but allocates neither
+//! addresses nor ports. Tests edit objects over HTTP or in-process:
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,16 +22,16 @@
 //!  tests ──────────────────── apply, delete ──────────────┘
 //! ```
 //!
-//! Objects are kept serialised, as JSON and as protobuf, so a list or a watch copies bytes and
-//! nothing else; that is what lets a benchmark feed tens of thousands of Services through it. What
-//! is asked and sent is counted ([`Server::requests`], `/fixture/requests`).
+//! Objects are stored as encoded JSON and protobuf, so a list or a watch only copies bytes. A
+//! benchmark can therefore serve tens of thousands of Services. The server counts requests and sent
+//! bytes ([`Server::requests`], `/fixture/requests`).
 //!
-//! It serves HTTP, or HTTPS with certificates of an [`Authority`] made on the spot, and asks for a
-//! bearer token or a client certificate where it is told to. A [`Proxy`] can stand between it and
+//! It serves HTTP, or HTTPS with certificates of an [`Authority`] created at run time. On request,
+//! it requires a bearer token or a client certificate. A [`Proxy`] can stand between the server and
 //! its clients.
 //!
-//! What it does not do: HTTP/2, discovery, authorization, admission, controllers (no EndpointSlice
-//! appears by itself), patches, `dryRun`, Tables, selectors by sets, Events of the core group.
+//! Not supported: HTTP/2, discovery, authorization, admission, controllers (no EndpointSlice
+//! appears by itself), patches, `dryRun`, Tables, set-based selectors, Events of the core group.
 
 mod answer;
 mod cluster;

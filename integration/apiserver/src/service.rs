@@ -331,7 +331,7 @@ impl Service {
     /// Waits until a version has come, if there is a cache to wait for.
     ///
     /// # Errors
-    /// 504 if it does not come in time.
+    /// Returns 504 after a timeout.
     async fn reach(&self, version: u64) -> Result<(), Status> {
         let mut changed = self.cluster.subscribe();
         let reached = async {

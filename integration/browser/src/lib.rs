@@ -4,8 +4,8 @@
 //!   tests/page.rs ──▶ Browser ──WebDriver──▶ chromedriver ──▶ chromium ──HTTP──▶ Fixture, or a daemon
 //! ```
 //!
-//! [`Fixture`] serves the page's files and answers the API as no healthy daemon does: with a stuck family,
-//! a Service whose name is markup, 10,000 Services, or not at all.
+//! [`Fixture`] serves the page's files, and API responses that a healthy daemon never sends: a
+//! stuck family, a Service whose name is markup, 10,000 Services, or no response.
 
 mod driver;
 mod fixture;

@@ -57,7 +57,7 @@ pub(crate) fn command(
 /// failure.
 ///
 /// # Errors
-/// One of the two is not there.
+/// Fails if one of the files does not exist.
 pub(crate) fn read(report: &Path, log: &Path) -> Result<Results> {
     let read = |file: &Path| {
         std::fs::read_to_string(file)

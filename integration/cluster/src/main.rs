@@ -8,8 +8,8 @@
 //!  logs, reports ◀──────────┼── outside: asks node ports
 //! ```
 //!
-//! Kubernetes' programs are the user's; `make cluster` without them says which are missing, and
-//! where they are had.
+//! The user provides Kubernetes' programs. Without them, `make cluster` lists the missing programs
+//! and their sources.
 
 mod binaries;
 mod control_plane;

@@ -5,9 +5,9 @@
 //!                             a cluster for each row: daemon, traffic, fault, promise
 //! ```
 //!
-//! Each fault says what it promises: mostly that no request fails and no open connection ends. Where
-//! somebody else breaks what carries traffic, it is how soon all is whole again. A promise that is
-//! not kept makes the command fail.
+//! Each fault has a promise. Most promise that no request fails and no open connection ends. If
+//! another program damages the data path, the promise is a time limit for the repair. A broken
+//! promise fails the command.
 
 mod churn;
 mod document;

@@ -324,7 +324,7 @@ impl<'a> Stage<'a> {
     ///
     /// # Errors
     ///
-    /// It does not; the first lines that differ.
+    /// Fails with the first different lines.
     pub(crate) fn holds(&self, before: &str) -> Result<()> {
         let now = self.c.state()?;
         let sorted = |text: &str| -> Vec<String> {

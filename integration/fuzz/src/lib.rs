@@ -6,8 +6,8 @@
 //!                        └─▶ fuzz/: libFuzzer, by coverage (make fuzz) ─▶ TARGETS[NAME]
 //! ```
 //!
-//! What a target does is not to panic, and not to take long or much memory. What it reads is not
-//! looked at: other tests do that.
+//! A target must not panic, and must be fast and use little memory. Other tests check the parsed
+//! values.
 
 pub mod mutate;
 

@@ -6,9 +6,9 @@
 //!          └▶ … one part for each CPU
 //! ```
 //!
-//! A case is a folder (`case.rs`), its surroundings are those in which the dumps were made
-//! (`node.rs`), what is compared and what is chance is in `table.rs`, and where we differ on
-//! purpose in `differences.rs`.
+//! A case is a folder (`case.rs`). It runs in the environment in which upstream's dumps were made
+//! (`node.rs`). `table.rs` compares tables and ignores their random parts. `differences.rs` has our
+//! intended differences.
 
 mod case;
 mod differences;

@@ -20,7 +20,7 @@ pub enum Flavour {
 /// Returns the archive that was built for these tests.
 ///
 /// # Errors
-/// It was not built.
+/// Fails if the archive was not built.
 pub fn archive(flavour: Flavour) -> Result<PathBuf> {
     if let (Flavour::Debian, Some(path)) = (flavour, std::env::var_os("IMAGE")) {
         return Ok(path.into());

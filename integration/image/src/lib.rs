@@ -5,9 +5,9 @@
 //!   DaemonSet, ConfigMap ─▶ Pod ───────────────┴─▶ Container: namespaces, mounts, capabilities ─▶ the daemon
 //! ```
 //!
-//! What containerd and the kubelet do is done here as far as it takes rights away: the root file
-//! system, which mounts there are and how, masked and read-only parts of `/proc`, the bounding set,
-//! no new privileges. Not here: seccomp, SELinux and AppArmor, cgroups, user namespaces.
+//! This crate does the parts of containerd and the kubelet that restrict a container: the root file
+//! system, the mounts, masked and read-only parts of `/proc`, the capability bounding set, no new
+//! privileges. Not covered: seccomp, SELinux and AppArmor, cgroups, user namespaces.
 
 mod archive;
 mod container;

@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// dropping the connection resets it.
 ///
 /// # Errors
-/// Nobody accepts the connection within five seconds.
+/// Fails if no server accepts the connection within five seconds.
 pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> {
     let (family, any) = match to {
         SocketAddr::V4(_) => (AddressFamily::INET, Ipv4Addr::UNSPECIFIED.into()),
@@ -56,7 +56,8 @@ pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> 
 /// `is_last`, requests the server to close.
 ///
 /// # Errors
-/// The connection ends or times out before the whole answer, or the status is not 200.
+/// Fails if the connection ends or times out before the end of the response, or if the status is
+/// not 200.
 pub fn get(socket: &mut TcpStream, path: &str, is_last: bool) -> io::Result<(String, bool)> {
     let connection = if is_last { "Connection: close\r\n" } else { "" };
     let request = format!("GET {path} HTTP/1.1\r\nHost: web\r\n{connection}\r\n");

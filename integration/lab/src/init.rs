@@ -1,11 +1,11 @@
-//! PID 1 of the lab: makes the place, runs the command, reaps, reports, switches off.
+//! PID 1 of the lab: prepares the root file system, runs the command, reaps processes, reports the
+//! status, and powers off.
 //!
-//! In User Mode Linux the kernel starts it on a read-only hostfs of the host's root. It puts an
-//! overlay over that (upper layer in memory) and moves into it, so the guest sees the host's files
-//! and nothing that it does to them leaves the guest; only the kept folders are the host's own.
-//! (That is against accidents. A guest that means harm can mount hostfs anew: run the lab as an
-//! unprivileged user against that.) In the host lane it is PID 1 of fresh namespaces and the files
-//! are the host's.
+//! User Mode Linux starts it on a read-only hostfs of the host's root. It mounts an overlay over
+//! that (upper layer in memory) and changes its root. The VM therefore sees the host's files, and
+//! its writes stay in the VM. Only the kept folders belong to the host. (This protects from
+//! accidents. A malicious command can mount hostfs again, so run the lab as an unprivileged user.)
+//! In the host lane, it is PID 1 of fresh namespaces, and the files are the host's.
 //!
 //! ```text
 //!  work dir (hostfs, rw, held open only by init)   stdout, stderr, status

@@ -6,12 +6,6 @@
 //! there: a fabric, nodes, pods on the nodes, external hosts, and servers that report their name
 //! and the client's address.
 //!
-//! Two halves. The *runner* ([`run`], the `lab` command) carries a command to where IPVS is real:
-//! fresh namespaces of the host's kernel if that has IPVS and we are root, otherwise a User Mode
-//! Linux guest whose root is an overlay over the host's. The *world* ([`World`]) is built in there:
-//! a fabric, nodes on it, pods on the nodes, outside hosts, and servers that say who they are and
-//! whom they saw.
-//!
 //! ```text
 //!  host                          │ lab (UML guest, or namespaces of the host)
 //!  lab run -- CMD  or  enter() ──┼─▶ init (PID 1, this same binary) ──▶ CMD, or the test binary again
@@ -20,8 +14,7 @@
 //!                                │            fabric ── node ── cni0 ── pod, pod …
 //! ```
 //!
-//! A test binary with its own `main` enters the lab with one line, and a test is then a short
-//! story:
+//! A test binary with a custom `main` enters the lab with one call. A test is then short:
 //!
 //! ```no_run
 //! # use std::time::Duration;
@@ -35,8 +28,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it will not do: emulate IPVS, reach the internet from the guest, or use more than one CPU
-//! (a User Mode Linux that crosses CPUs is several times slower).
+//! Not supported: emulating IPVS, internet access from the VM, and more than one CPU. (A User Mode
+//! Linux that moves between CPUs is several times slower.)
 
 mod crew;
 mod doctor;

@@ -63,7 +63,7 @@ impl Meter {
 /// Returns the duration that `work` reports, without the stalls during `work`.
 ///
 /// # Errors
-/// Those of `work`.
+/// Returns the error of `work`.
 pub fn less_stalls(work: impl FnOnce() -> anyhow::Result<Duration>) -> anyhow::Result<Duration> {
     let meter = Meter::default();
     let mut crew = Crew::default();

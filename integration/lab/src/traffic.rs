@@ -211,7 +211,7 @@ impl Traffic {
     /// Stops all clients after their current request.
     ///
     /// # Errors
-    /// A client could not enter its network namespace.
+    /// Fails if a client could not enter its network namespace.
     ///
     /// # Panics
     /// If a client has panicked.

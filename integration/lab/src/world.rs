@@ -11,8 +11,8 @@
 //!     pod    pod    pod                  default route through the gateway
 //! ```
 //!
-//! Each place is a network namespace; all share the lab's files and processes. What is built is
-//! what a cluster has *before* kube-proxy: no Service address leads anywhere.
+//! Each place is a network namespace. All places share the lab's files and processes. The world is
+//! a cluster *before* kube-proxy: no Service address works.
 
 mod dial;
 mod netns;

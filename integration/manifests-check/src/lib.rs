@@ -5,11 +5,11 @@
 //! ```
 //!
 //! The schemas are the types of `k8s-openapi`, which are generated from Kubernetes' OpenAPI
-//! document. They pass over fields that they do not know; so an object must come back out of its
-//! type as it went in.
+//! document. These types ignore unknown fields, so the check compares an object with its copy after
+//! a round trip through its type.
 //!
-//! Not here: the rest of kustomize. A kustomization says `resources` and `patches`, and anything
-//! else in it is an error.
+//! Of kustomize, only `resources` and `patches` are supported. Other fields of a kustomization are
+//! errors.
 
 mod kustomization;
 mod merge;

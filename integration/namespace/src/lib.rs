@@ -14,7 +14,7 @@ use rustix::thread::{
 ///
 /// # Panics
 ///
-/// With what the story panics with; and where there can be no namespace, see [`enter`].
+/// Panics if the test panics, or if no namespace can be created (see [`enter`]).
 pub fn in_namespace<T: Send>(story: impl FnOnce() -> T + Send) -> T {
     let story = || {
         #[allow(clippy::panic, reason = "a test stops at the first surprise")]
@@ -30,8 +30,8 @@ pub fn in_namespace<T: Send>(story: impl FnOnce() -> T + Send) -> T {
 ///
 /// # Errors
 ///
-/// The thread has no `CAP_SYS_ADMIN`, which root has, or there are as many namespaces as the kernel
-/// allows; the words say what was tried. The thread is where it was.
+/// Fails if the thread lacks `CAP_SYS_ADMIN`, or if the kernel's limit of namespaces is reached.
+/// The thread then stays in its namespace. The error names the failed operation.
 pub fn enter() -> io::Result<()> {
     #[allow(
         unsafe_code,
@@ -51,7 +51,7 @@ pub fn enter() -> io::Result<()> {
 ///
 /// # Panics
 ///
-/// The kernel refuses.
+/// Panics if the kernel rejects the change.
 #[allow(clippy::expect_used, reason = "a test stops at the first surprise")]
 pub fn drop_rights() {
     let none = CapabilitySet::empty();

@@ -12,22 +12,23 @@
 //!            shrink ◀─ a failure ───┘
 //! ```
 //!
-//! The same seed is the same history: one thread runs at any moment, the clock is an
-//! `Instant` that the driver passes on, and what happens in detail follows from the number that each
-//! [action](action::Action) bears. What is left is the order of hash tables in the product; where it
-//! mattered for the order of writes, the product puts it in order, and a campaign counts the rest.
+//! Equal seeds give equal event sequences. Only one thread runs at any time, the driver sets the
+//! clock, and each [action](action::Action) has the random number for its details. The only
+//! remaining randomness is the order of the product's hash tables. The product sorts entries if
+//! their order affects the order of writes. A campaign counts the remaining differences.
 //!
-//! # What is held
+//! # Checked properties
 //!
-//! - After each piece that a kernel thread does: [`watch`].
-//! - Wherever nothing is left to be heard or done: a service address that somebody took away, as the
-//!   kernel has told, is back.
-//! - In the end, when faults are over, all is told and two checks have passed: all that is ours is
-//!   what a start on an empty kernel makes of the same objects on a node with the same addresses;
-//!   what others have is as they left it; no more is pending than is after that start; and each
-//!   address and port is served by the same endpoints.
+//! - After each step of a kernel thread: the properties of [`watch`].
+//! - Whenever no event and no work is left: a service address whose removal the kernel has reported
+//!   is restored.
+//! - At the end, after all faults, all events and two checks: our entries equal those of a start on
+//!   an empty kernel, with the same objects and a node with the same addresses. Foreign entries are
+//!   unchanged. No more entries are pending than after that start. Each address and port has the
+//!   same endpoints.
 //!
-//! README.md says how it is run, what it has found, and which flaws it catches.
+//! README.md describes how to run the tests, the defects that they found, and the kinds of defects
+//! that they detect.
 
 pub mod action;
 pub mod campaign;

@@ -70,7 +70,7 @@ impl Form {
     ///
     /// # Errors
     ///
-    /// What the kernel lacks for it.
+    /// Returns the features that the kernel lacks.
     pub fn on_the_kernel(&self, family: IpFamily) -> Result<Box<dyn Subject>, String> {
         let make = self.on_the_kernel.ok_or("it is a form of the fake alone")?;
         make(family, self.name)

@@ -36,8 +36,7 @@ const BYSTANDERS: [(&str, &str); 2] = [
 ///
 /// # Errors
 ///
-/// The story panicked, or there can be no such node: the right to make network namespaces is
-/// missing.
+/// The test panicked, or the right to create network namespaces is missing.
 pub fn on_a_node<T: Send>(family: IpFamily, story: impl FnOnce() -> T + Send) -> Result<T, String> {
     thread::scope(|scope| {
         let inside = scope.spawn(|| {

@@ -32,7 +32,7 @@ pub fn folder() -> PathBuf {
 ///
 /// # Errors
 ///
-/// The folder or a file cannot be read, or a file is none of these.
+/// Fails if the folder or a file is unreadable, or if a file has another format.
 pub fn read(folder: &Path) -> io::Result<Vec<Regression>> {
     let files: io::Result<Vec<_>> = fs::read_dir(folder)?.collect();
     let mut paths: Vec<PathBuf> = files?.into_iter().map(|file| file.path()).collect();
@@ -48,7 +48,7 @@ pub fn read(folder: &Path) -> io::Result<Vec<Regression>> {
 ///
 /// # Errors
 ///
-/// It cannot be read, or is none of these.
+/// Fails if the file is unreadable or has another format.
 pub fn read_one(path: &Path) -> io::Result<Regression> {
     let text = fs::read_to_string(path)?;
     parse(path.to_owned(), &text)

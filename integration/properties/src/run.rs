@@ -432,7 +432,7 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     ///
-    /// Damage that the kernel reported is not repaired.
+    /// Fails if damage that the kernel reported is not repaired.
     fn note_rest(&mut self) -> Claim {
         let has_heard_all = self.events.is_empty() && self.notices.is_empty();
         let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);

@@ -159,7 +159,7 @@ pub trait Subject {
     ///
     /// # Errors
     ///
-    /// There is no such node.
+    /// Fails if no such node can be created.
     fn afresh_on_same(&self, model: &Model) -> Result<Fresh, String> {
         Ok(self.afresh(model))
     }

@@ -7,8 +7,8 @@
 //!                                              Permit ────────────▶
 //! ```
 //!
-//! One thread runs at any moment: the driver, or the one that it has let go on and waits for. So
-//! what happens, and in which order, follows from what the driver decides.
+//! Only one thread runs at any time: the driver, or the thread that it waits for. The driver's
+//! decisions therefore determine all events and their order.
 
 use std::array;
 use std::fmt;
@@ -179,7 +179,7 @@ impl Threads {
     ///
     /// # Panics
     ///
-    /// The system has no thread left.
+    /// Panics if the system cannot create a thread.
     #[allow(clippy::expect_used, reason = "without threads there are no histories")]
     pub fn start() -> Self {
         let thread = |_| {

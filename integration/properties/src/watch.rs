@@ -1,24 +1,24 @@
-//! Checks that no write of ours takes service from clients.
+//! Checks that our writes never take service from clients.
 //!
-//! A *front* is an address, protocol and port of a Service, as clients in one place see it. A start
-//! on an empty kernel says which verdicts the objects want there. A front's *period* runs from the
-//! moment at which the objects give it a ready endpoint until they give it none, or from the moment
-//! at which they refuse its clients until they serve them. In it, each verdict that was wanted at any
-//! moment is *good*: the news of a change takes its time.
+//! A *front* is a frontend: an address, protocol and port of a Service, as clients in one location
+//! see it. A start on an empty kernel defines the wanted verdicts of a front. A front's *period*
+//! begins when the objects give it a ready endpoint, and ends when they remove the last one. A
+//! second kind of period begins when the objects reject the front's clients. Within a period, each
+//! verdict that was wanted at any time is *good*, because a change takes time to arrive.
 //!
-//! A piece of ours breaks a front
+//! A step of ours breaks a front in three cases:
 //!
-//! - that was served by a good endpoint before the piece, and is not after it;
-//! - that had only good verdicts before the piece, and has another one after it: an endpoint that
-//!   was never wanted or sees the wrong client, packets that are lost or let in;
-//! - that begins to be served by an endpoint that sees the wrong client;
+//! - A good endpoint got packets before the step, and none does after it.
+//! - All verdicts were good before the step, and one is not after it: an unwanted endpoint, a wrong
+//!   client address, or packets that are dropped or accepted by mistake.
+//! - An endpoint with a wrong client address begins to get packets.
 //!
-//! where
+//! The check applies only under three conditions:
 //!
-//! - the engine had heard of the period's begin when it planned the piece;
-//! - nobody else has damaged anything in the kernel, and nothing on the way to the front was
-//!   refused, since all its endpoints served last, and all plans knew of them;
-//! - nothing is as somebody else has made it, who may have changed what nothing led to then.
+//! - The engine knew of the period's begin when it planned the step.
+//! - Since all endpoints of the front last worked, with all plans aware of them, no other program
+//!   has damaged the kernel's state, and no write for the front was rejected.
+//! - No other program has left a changed entry that had no effect at the time of its change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -304,7 +304,7 @@ impl Watch {
     ///
     /// # Errors
     ///
-    /// It removes an entry that is wanted, and was when it was planned.
+    /// Fails if the step removes an entry that was wanted both now and when the step was planned.
     pub fn may(&self, write: &Write, heard: u64) -> Result<(), String> {
         let Some(entry) = &write.removes else {
             return Ok(());
@@ -322,7 +322,7 @@ impl Watch {
     ///
     /// # Errors
     ///
-    /// The piece broke a front.
+    /// Fails if the step broke a frontend.
     pub fn after(&mut self, verdicts: Verdicts, heard: u64, by_all: u64) -> Result<(), String> {
         let none = BTreeSet::new();
         for (front, period) in &mut self.fronts {

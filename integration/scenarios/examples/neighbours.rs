@@ -8,8 +8,8 @@
 //! LAB_LANE=B LAB_KERNEL="$(integration/kernel/build)" KUBE_PROXY=… cargo run -p scenarios --example neighbours -- ipvs
 //! ```
 //!
-//! A change is timed from the write at the API server to a packet that reaches the new endpoint. The
-//! API server fixture runs on the same CPUs, so its work is in the figures.
+//! A change takes from the write at the API server to a packet that reaches the new endpoint. The
+//! API server fixture runs on the same CPUs, so the figures include its work.
 #![allow(clippy::print_stdout, reason = "a measurement")]
 
 use std::fs;

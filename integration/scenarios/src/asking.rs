@@ -9,7 +9,7 @@ use crate::cluster::{Cluster, kube_proxy};
 ///
 /// # Errors
 ///
-/// It cannot be started, or was killed.
+/// Fails if the program cannot start or is killed.
 pub fn ask(c: &Cluster, arguments: &[&str]) -> Result<(i32, String)> {
     let program = kube_proxy()?;
     let mut line = vec![program.to_str().context("a path that is text")?];
@@ -23,7 +23,7 @@ pub fn ask(c: &Cluster, arguments: &[&str]) -> Result<(i32, String)> {
 ///
 /// # Errors
 ///
-/// As of [`ask`], or what it prints is no JSON.
+/// Fails like [`ask`], or if the output is not JSON.
 pub fn ask_json(c: &Cluster, arguments: &[&str]) -> Result<(i32, Value)> {
     let (code, text) = ask(c, &[arguments, &["-o", "json"]].concat())?;
     let value = serde_json::from_str(&text).with_context(|| text.clone())?;

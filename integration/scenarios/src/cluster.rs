@@ -458,7 +458,7 @@ impl Drop for Cluster {
 /// Parses an address and port.
 ///
 /// # Panics
-/// If it is none: it is written in a story.
+/// Panics if the text is invalid. It is a literal of a test.
 #[allow(clippy::panic, reason = "a story with a slip in it")]
 pub fn at(address: &str) -> SocketAddr {
     address

@@ -4,10 +4,6 @@
 //! and checks the kernel with an operator's tools (`ipvsadm`, `ipset`, `iptables-save`, `ip`). It
 //! checks the daemon's log only if the message is the subject.
 //!
-//! A story runs the real `kube-proxy` on a node made of a network namespace, sends real packets,
-//! and looks at the kernel with the tools of an operator (`ipvsadm`, `ipset`, `iptables-save`,
-//! `ip`). What the daemon says is looked at only where the message is the point.
-//!
 //! ```text
 //!   outside ──┬── node1 (kube-proxy) ── cni0 ── near, client
 //!   172.35.0.9│   172.35.0.100                  10.244.1.10, .99
@@ -15,8 +11,8 @@
 //!                 172.35.0.101                  10.244.2.10          the same for IPv6, see cluster.rs
 //! ```
 //!
-//! The outside host sends what is for Service addresses to node1. Objects come from the cluster's
-//! folder of manifests, or from the API server fixture on the outside host.
+//! The external host routes Service addresses to node1. Objects come from the cluster's manifest
+//! folder, or from the API server fixture on the external host.
 
 mod api;
 mod asking;

@@ -81,7 +81,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// There is no terminal, or no such program.
+    /// Fails if there is no terminal or no such program.
     pub fn start(at: &Place, line: &[&str]) -> Result<Self> {
         let end = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&end)?;
@@ -139,7 +139,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// It is not, soon.
+    /// Fails after a timeout.
     pub fn sees(&self, text: &str) -> Result<()> {
         let began = Instant::now();
         let from = self.shown().len();
@@ -162,7 +162,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// Nobody is there.
+    /// Fails if the program has closed the terminal.
     pub fn types(&mut self, keys: &str) -> Result<()> {
         let end = self.end.as_mut().context("it was hung up")?;
         Ok(end.write_all(keys.as_bytes())?)
@@ -181,7 +181,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// It has ended.
+    /// Fails if the program has ended.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         Ok(kill_process(self.pid(), signal)?)
     }
@@ -195,7 +195,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// It does not, soon.
+    /// Fails after a timeout.
     pub fn ended(&mut self) -> Result<ExitStatus> {
         let began = Instant::now();
         loop {
@@ -213,7 +213,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// It has not.
+    /// Fails if the terminal is not restored.
     pub fn is_given_back(&self) -> Result<()> {
         // The reading thread may lag behind.
         let began = Instant::now();

@@ -35,7 +35,7 @@ pub type Tally = BTreeMap<String, usize>;
 /// Sends `times` requests, each on a new connection (UDP: a new flow).
 ///
 /// # Errors
-/// A request is not answered.
+/// Fails if a request gets no reply.
 pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -> Result<Tally> {
     let mut tally = Tally::new();
     for number in 1..=times {
@@ -62,10 +62,10 @@ pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -
 /// pods must reply.
 ///
 /// # Errors
-/// A request is not answered `within` that time, or the story fails.
+/// Fails if a request gets no reply `within` that time, or if the test fails.
 ///
 /// # Panics
-/// If another pod answers on a held connection.
+/// Panics if another pod replies on a held connection.
 pub fn under_traffic(
     ways: &[(&Place, &str)],
     held: usize,

@@ -44,7 +44,7 @@ impl Churn {
     /// Creates the first Services, and the Services that stay.
     ///
     /// # Errors
-    /// The world or the API server refuses.
+    /// Fails if the world or the API server rejects a change.
     pub(crate) fn begin(cluster: &mut Cluster, api: &ApiServer) -> Result<Self> {
         let churn = Self {
             slots: (0..POPULATION).map(|slot| (0, slot)).collect(),
@@ -64,7 +64,8 @@ impl Churn {
     /// Runs one round. When it returns, each new Service works.
     ///
     /// # Errors
-    /// The world or the API server refuses, or the Service is not served in time.
+    /// Fails if the world or the API server rejects a change, or if a Service does not work in
+    /// time.
     pub(crate) fn round(&mut self, cluster: &mut Cluster, api: &ApiServer) -> Result<()> {
         self.round += 1;
         let first = self.round * (REPLACED + CHANGED);
@@ -114,7 +115,7 @@ impl Churn {
     /// Deletes all Services, including those that stayed.
     ///
     /// # Errors
-    /// The API server refuses.
+    /// Fails if the API server rejects a change.
     pub(crate) fn end(self, api: &ApiServer) -> Result<()> {
         for slot in 0..POPULATION {
             delete(api, &self.service(slot))?;

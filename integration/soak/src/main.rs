@@ -6,9 +6,9 @@
 //!  sample, again and again: the process in /proc, the kernel by the operator's tools ─┴─▶ CSV ─▶ judge ─▶ curves
 //! ```
 //!
-//! The churn has always as many Services of each kind, so that what the kernel holds for them stays
-//! the same number. In the end all Services go, and the kernel has to hold what it held before the
-//! first came.
+//! The churn keeps the number of Services of each kind constant, so the number of kernel entries is
+//! constant, too. At the end, all Services are deleted, and the kernel must hold the same entries
+//! as before the first Service.
 
 mod churn;
 mod judge;

@@ -24,7 +24,7 @@ impl Samples {
     /// Creates `soak.csv` in a folder.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Fails if the file cannot be written.
     pub(crate) fn create(folder: &Path) -> Result<Self> {
         let file = folder.join("soak.csv");
         let mut csv =
@@ -45,7 +45,7 @@ impl Samples {
     /// Adds a sample, with the accounts of the steady Services and of the churning Services.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub(crate) fn add(
         &mut self,
         minutes: f64,
@@ -82,7 +82,7 @@ impl Samples {
     /// figures.
     ///
     /// # Errors
-    /// There are too few samples, or the folder cannot be written.
+    /// Fails if there are too few samples, or if the folder cannot be written.
     pub(crate) fn judge(&self) -> Result<(String, Vec<String>)> {
         let mut table = "| figure | first | last | growth while judged | allowed | an hour |\n|---|--:|--:|--:|--:|--:|\n".to_owned();
         let mut grown = Vec::new();

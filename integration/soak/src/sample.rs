@@ -60,7 +60,7 @@ pub(crate) type Values = [u32; FIGURES.len()];
 /// Takes a sample.
 ///
 /// # Errors
-/// The daemon has ended, or a program of the operator's fails.
+/// Fails if the daemon has ended, or if an operator's tool fails.
 pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     let pid = cluster.daemon_id()?;
     let status =

@@ -7,8 +7,7 @@
 //!   └───── decode ◀──────┘       WatchEvent{type, envelope} behind its length   a watch
 //! ```
 //!
-//! Both directions go by one table ([`schema`]). What it does not know is left out, as a server
-//! leaves out what is not in its types.
+//! Both directions use one table ([`schema`]). Unknown fields are dropped, like in a real server.
 
 mod schema;
 mod wire;
@@ -242,7 +241,7 @@ fn put_field(
 /// The object that a request's body holds, as the JSON that the client would have sent otherwise.
 ///
 /// # Errors
-/// What is wrong with the bytes.
+/// Fails if the bytes are malformed.
 pub(crate) fn decode(kind: Kind, body: &[u8]) -> Result<Value, Error> {
     let envelope = body.strip_prefix(MAGIC).ok_or(Error::Magic)?;
     let mut raw: &[u8] = &[];

@@ -49,7 +49,7 @@ pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
 ///
 /// # Errors
 ///
-/// The kernel lacks something.
+/// Fails if the kernel lacks a required feature.
 pub(super) fn on_the_kernel(family: IpFamily, _: &'static str) -> Result<Box<dyn Subject>, String> {
     let mut subject = on_the_fake(family);
     subject.real = Some(RefCell::new(Real::open(family)?));

@@ -36,7 +36,7 @@ pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> 
 ///
 /// # Errors
 ///
-/// The kernel lacks something.
+/// Fails if the kernel lacks a required feature.
 pub(super) fn on_the_kernel(
     family: IpFamily,
     form: &'static str,
