@@ -6,9 +6,9 @@
 //! target/debug/lab run --timeout 600 -- target/debug/examples/memory_cost 16 18750
 //! ```
 //!
-//! Its arguments are the numbers of virtual servers and of destinations of each. It prints by how
-//! much `Slab`, `Percpu` and `VmallocUsed` of /proc/meminfo have grown, and flushes IPVS before and
-//! after. A destination has counters for each CPU.
+//! The arguments are the number of virtual servers and the number of destinations of each. The
+//! program prints the growth of `Slab`, `Percpu` and `VmallocUsed` in /proc/meminfo. It flushes
+//! IPVS before and after. A destination has counters for each CPU.
 
 #![allow(clippy::print_stdout, reason = "that is what it is for")]
 

@@ -6,16 +6,17 @@
 //! target/release/lab run --timeout 1800 -- target/release/examples/trash_cost
 //! ```
 //!
-//! A destination that is removed, alone or with its virtual server, is not freed but put at the
-//! head of one list of the network namespace (`dest_trash`), with or without connections. A timer
-//! looks every 60 s: it notes when it first finds one without connections, and frees it 120 s after
-//! that. So each stays for 120 to 180 s, or that long after its last connection has ended. Each
-//! destination that is added is searched for in that list first, from its head, under a lock that
-//! keeps soft interrupts off: where it is not found, at the price of the whole list.
+//! The kernel does not free a removed destination. It inserts the destination at the head of a list
+//! of the network namespace (`dest_trash`), with or without connections. A timer scans the list
+//! every 60 s. It notes the first time that a destination has no connections, and frees the
+//! destination 120 s later. So each destination stays for 120 to 180 s after its removal or its
+//! last connection. For each added destination, the kernel first searches that list from its head,
+//! under a lock that disables soft interrupts. If the destination is not in the list, the search
+//! costs the whole list.
 //!
-//! A line is one round of a case, and each case runs in a network namespace of its own, which
-//! `unshare` makes. With arguments, one case in this namespace: `trash_cost many|one COUNT CASE`,
-//! see [`Case`].
+//! A line is one round of a case. Each case runs in a separate network namespace, which `unshare`
+//! creates. With arguments, the program runs one case in the current namespace: `trash_cost
+//! many|one COUNT CASE`, see [`Case`].
 //!
 //! Source: `net/netfilter/ipvs/ip_vs_ctl.c` (`ip_vs_trash_get_dest`, `__ip_vs_del_dest`,
 //! `ip_vs_dest_trash_expire`).

@@ -7,9 +7,9 @@
 //!  ServiceEntry, DestinationEntry (with Statistics), Info, Timeouts ◀──────────── Ipvs
 //! ```
 //!
-//! Encoding is separate from sending. A [`Family`] turns objects into messages of a
-//! [`Batch`](netlink_batch::Batch), any number and any mix. [`Ipvs::execute`] sends them in few
-//! system calls, and returns a reply to each. Each read is one call.
+//! Encoding is separate from sending. A [`Family`] encodes objects as messages of a
+//! [`Batch`](netlink_batch::Batch), in any number and mix. [`Ipvs::execute`] sends them in few
+//! system calls and returns one reply per message. Each read is one call.
 //!
 //! Terms are the kernel's: a *service* is a virtual address that is balanced over *destinations*.
 //! Connection synchronisation (the `DAEMON` commands) is not supported. The connection table is in

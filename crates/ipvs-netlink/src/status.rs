@@ -8,8 +8,8 @@
 //! Conn buckets len-1:     504 (91%)
 //! ```
 //!
-//! Earlier kernels have no such file. There the connection table is one for all namespaces, and
-//! its size is [`Info::table_size`](crate::Info::table_size).
+//! Earlier kernels have no such file. They have one connection table for all namespaces, and its
+//! size is [`Info::table_size`](crate::Info::table_size).
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ impl Status {
     ///
     /// # Errors
     ///
-    /// A line with a known label cannot be read.
+    /// Fails if a line with a known label cannot be read.
     pub fn parse(text: &str) -> Result<Self, BadLine> {
         let mut status = Self::default();
         for line in text.lines().filter(|line| !line.trim().is_empty()) {

@@ -28,7 +28,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// They are there, and cannot be read.
+    /// Fails if an existing file cannot be read.
     pub fn read(root: &Path) -> Result<Option<Self>, String> {
         let path = root.join(STATUS);
         let text = match fs::read_to_string(&path) {

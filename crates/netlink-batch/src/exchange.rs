@@ -1,9 +1,10 @@
 //! The protocol logic: the messages of each operation, and the meaning of the replies.
 //!
-//! The kernel side of a connection is synchronous: when `send` returns, every reply (for a dump,
-//! its next part) is already queued. So nothing here waits. A reply that is missing from an empty
-//! queue was lost, and is reported as lost. Replies carry the sequence number of their message, and
-//! each send uses new numbers, so a late reply cannot be mistaken for another one.
+//! The kernel side of a connection is synchronous. When `send` returns, every reply is already
+//! queued. For a dump, the next part is queued. So this module never waits. If the queue is empty
+//! and a reply is missing, the reply was lost, and the module reports the loss. Replies carry the
+//! sequence number of their message, and each send uses new numbers. So a late reply cannot be
+//! mistaken for another one.
 //!
 //! ```text
 //!  Connection ─▶ Exchange<L: Link> ── protocol logic, tested on scripted bytes

@@ -4,8 +4,8 @@
 //!   start(job) ─▶ Worker ─▶ poll: ready ─▶ take
 //! ```
 //!
-//! Several lanes need no lock if their owner never starts two jobs on the same objects: those
-//! objects then stay unchanged while the job runs.
+//! Several lanes need no lock if their owner never starts two jobs on the same objects. These
+//! objects then stay unchanged during the job.
 
 use std::fmt;
 use std::task::{Context, Poll};

@@ -6,7 +6,7 @@
 //!                      Expression   │
 //!  Nftables::{tables, chains, sets, elements, rules, read} ── the same types, decoded
 //!  Nftables::{base_chains, set, element, rules_of_chain} ── single objects of a large table
-//!  Subscription ── which table changed, and who changed it   Nftables::probe ── missing features
+//!  Subscription ── the changed table, and the author   Nftables::probe ── missing features
 //! ```
 //!
 //! Messages equal those of `nft` 1.0.6 byte for byte, except for the names of anonymous sets, so

@@ -80,8 +80,8 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel rejects the filter, for example by a seccomp profile. The changes are
-    /// then reported.
+    /// Fails if the kernel rejects the filter, for example by a seccomp profile. The
+    /// subscription then reports these changes.
     pub fn leave_out(&self, ports: &[u32]) -> io::Result<()> {
         let filter = not_of(ports).ok_or(io::ErrorKind::InvalidInput)?;
         SockRef::from(&self.0).attach_filter(&filter)

@@ -15,7 +15,7 @@ pub trait Kernel {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel cannot be asked.
+    /// Fails if the query cannot be sent, or its response cannot be read.
     fn route(&self, question: &RouteQuestion) -> Result<Route, ReadFailure>;
 
     /// Returns the type of an address. If `interface` is given, only its addresses count (as for
@@ -23,7 +23,7 @@ pub trait Kernel {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel cannot be asked.
+    /// Fails if the query cannot be sent, or its response cannot be read.
     fn address_type(
         &self,
         address: IpAddr,
@@ -36,21 +36,21 @@ pub trait Kernel {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel cannot be asked.
+    /// Fails if the query cannot be sent, or its response cannot be read.
     fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, ReadFailure>;
 
     /// Returns true if an interface is a bridge.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel cannot be asked.
+    /// Fails if the query cannot be sent, or its response cannot be read.
     fn is_bridge(&self, interface: &Interface) -> Result<bool, ReadFailure>;
 
     /// Returns the type of an ipset, such as `hash:ip,port`, or `None` if the set does not exist.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel cannot be asked.
+    /// Fails if the query cannot be sent, or its response cannot be read.
     fn set_type(&self, set: &str) -> Result<Option<String>, ReadFailure>;
 
     /// Returns the member of an ipset that matches this key, in the format of `ipset`. Returns
@@ -58,14 +58,14 @@ pub trait Kernel {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel cannot be asked.
+    /// Fails if the query cannot be sent, or its response cannot be read.
     fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure>;
 
     /// Returns the IPVS virtual server with this key, if it exists.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel cannot be asked.
+    /// Fails if the query cannot be sent, or its response cannot be read.
     fn server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure>;
 
     /// Returns a setting under /proc/sys, such as `net/ipv4/ip_forward`, if it exists.

@@ -5,7 +5,7 @@
 //!  Question ─▶ walk ──┬─ at each hook, by priority ─▶ Ruleset::walk ─▶ [Branch]   iptables, nft
 //!                     ├─ between the hooks ─────────▶ routing, IPVS   ─▶ [Branch]
 //!                     └─ at the end ────────────────▶ [Walk], each with probability, fate and steps
-//!                                   │ asks
+//!                                   │ queries
 //!                           trait Kernel: Snapshot (data), or read::Live (the kernel, by request)
 //! ```
 //!
@@ -13,21 +13,21 @@
 //! packet, its probability, its steps ([`Step`]), and its [`End`] once it has ended. A random
 //! choice, or a rule with unknown outcome, splits a branch in two.
 //!
-//! **A kind of rules** implements [`Ruleset`]: it lists its base chains at a hook, and takes a
+//! **A kind of rules** implements [`Ruleset`]: it lists its base chains at a hook, and moves a
 //! branch through one of them. [`Ruleset::walk`] states its obligations. The walk orders the base
-//! chains of all rulesets as the kernel does, and performs the steps between them: connection
-//! tracking, IPVS, routing. It asks nat chains only until the translation is decided, and joins
+//! chains of all rulesets as the kernel does. It performs the steps between them: connection
+//! tracking, IPVS, routing. It calls nat chains only until the translation is decided, and joins
 //! branches with equal results.
 //!
-//! **The kernel** is asked through [`Kernel`], with specific questions: whether a set has a member,
-//! one virtual server by its key, one route. Nothing is dumped for one packet if the kernel can
-//! answer a single question. iptables rules are the exception, because the kernel returns only
-//! whole tables. With 50,000 Services in iptables mode the whole table is read; it stays text, and
-//! only the rules on the path are parsed.
+//! **The kernel** receives single queries through [`Kernel`], such as for the member of a set, for
+//! one virtual server by its key, or for one route. A packet causes no dump if a single query
+//! suffices. iptables rules are the exception, because the kernel returns only whole tables. With
+//! 50,000 Services in iptables mode, the whole table is read. It remains text, and only the rules
+//! on the path are parsed.
 //!
-//! **The reply** ([`answer`]) is walked as a packet of its own, from the endpoint to the client
-//! that the endpoint sees. No nat chain is asked; translations are reverted instead. Only the
-//! caller can know whether the reply comes through this node at all.
+//! **The reply** ([`answer`]) is walked as a separate packet, from the endpoint to the client that
+//! the endpoint sees. It passes no nat chain, because translations are reverted instead. Only the
+//! caller knows whether the reply returns through this node.
 //!
 //! This crate does not know Kubernetes, and writes nothing.
 

@@ -7,14 +7,14 @@
 //!                        └─ say, text: the effect of a rule, and its text in nft's format
 //! ```
 //!
-//! Only objects on the packet's path are read: a dozen chains and elements of a table with 50,000
-//! Services. The exception is the search for base chains, which needs a dump of all chains. The
-//! ruleset's generation tells whether everything was read at one moment: [`consistently`].
+//! The evaluation reads only objects on the packet's path: a dozen chains and elements of a table
+//! with 50,000 Services. The exception is the search for base chains, which needs a dump of all
+//! chains. The ruleset's generation shows whether the read was consistent ([`consistently`]).
 //!
 //! **Assumptions** about the first packet of a flow: it is not a fragment, it is TCP's SYN, limits
 //! are not exceeded, and dynamic sets have room. About the reply: no rule matches the client's
-//! port. A client is in a dynamic set only if it is there now. For all other unknown data (users of
-//! sockets, CPUs, client ports) both outcomes are followed, and both say so.
+//! port. A dynamic set contains a client only if it does so now. For all other unknown data (users
+//! of sockets, CPUs, client ports), both outcomes are followed, and both note the doubt.
 //!
 //! **Left to iptables**: tables that iptables-nft created (`filter`, `nat`, `mangle`, `raw` and
 //! `security` of ip and ip6, if they have its chains). iptables text describes their rules

@@ -157,7 +157,7 @@ impl Live {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel cannot be asked.
+    /// Fails if the query cannot be sent, or its response cannot be read.
     pub fn link_kind(&self, name: &str) -> Result<String, ReadFailure> {
         self.kinds.or_ask(&name.to_owned(), || {
             let link = self.routing.borrow_mut().link(name);

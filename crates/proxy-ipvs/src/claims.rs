@@ -4,11 +4,11 @@
 //! ```text
 //!   compile ──Fragment──▶ Claims ──▶ Tables: wanted
 //!                           ▲           │
-//!                           └─leftovers─┘  in the kernel but not wanted: drains, or stays until the sources are complete
+//!                           └─leftovers─┘  unwanted destinations: they drain, or stay until the sources are complete
 //! ```
 //!
-//! Among the claims for a virtual server, the first one includes the leftovers, and [`Drains`]
-//! names them. The other claims are as compiled.
+//! The first claim for a virtual server includes the leftovers, and [`Drains`] lists them. The
+//! other claims remain as compiled.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;

@@ -1,18 +1,18 @@
 //! The check for drift: it compares the kernel with the recorded state while events continue.
 //!
-//! A dump of 10,000 virtual servers takes the kernel a good part of a second, and comparing it
-//! takes this proxy many milliseconds. No event waits for either:
+//! For 10,000 virtual servers, the kernel's dump takes a large part of a second. The comparison
+//! takes this proxy many milliseconds. Events wait for neither:
 //!
 //! ```text
-//!   check ─▶ a lane that only reads dumps ─▶ compared piece by piece ─▶ differences are recorded, and so repaired
+//!   check ─▶ dump by the read-only lane ─▶ comparison in steps ─▶ recorded differences, which are repaired
 //! ```
 //!
-//! The dump is older than writes since it began, so entries that were written meanwhile are skipped
-//! until the next check. All other entries are in the kernel as the dump has them. A refused write
-//! has changed nothing, so its entry is compared: otherwise retries during each check would hide
-//! drift. While the result of a write is unknown, its entry is skipped; if the write was refused,
-//! everything is compared again. For the link, the node's addresses and the sizes of sets, the
-//! check only finds that they differ: the lane that writes them reads them again.
+//! The dump is older than the writes during it. Entries that were written since are skipped until
+//! the next check. The kernel holds all other entries as the dump shows them. A refused write has
+//! changed no entry, so its entry is compared. Otherwise retries during each check would hide
+//! drift. While the result of a write is unknown, its entry is skipped. If the write was refused, a
+//! new check follows. The link, the node's addresses and the sizes of sets are only compared as a
+//! whole. If they differ, the lane that writes them reads them again.
 
 mod compare;
 mod tell;

@@ -13,7 +13,7 @@ use crate::native::{Content, HeldChain, forbidden_of, is_of, member};
 use crate::rules::Rules;
 use crate::shim::native::names;
 
-/// Parses the output of `iptables-save`: the shim, and rules that these modes have left beside it.
+/// Parses the output of `iptables-save`: the shim, and leftovers of these modes next to it.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let rules = Rules::parse(&text);

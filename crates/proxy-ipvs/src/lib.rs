@@ -4,7 +4,7 @@
 //! ```text
 //!  ServiceView ─▶ compile ─▶ Fragment ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
 //!                                                   ▲    ▲                             │
-//!                          a part was read: observe ┘    └ booking ◀─ Outcomes ◀─ a lane┘
+//!                          dump of a part ─ observe ┘    └ booking ◀─ Outcomes ◀─ a lane┘
 //! ```
 //!
 //! [`Ipvs`] holds the tables, and is a [`Scheme`](engine::Scheme). [`Proxier`] is the

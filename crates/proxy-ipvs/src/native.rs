@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   table ip kube-proxy-ipvs
-//!     sets     KUBE-CLUSTER-IP, …: named as the ipsets, by the lane of services      (sets)
-//!     chains   nat-prerouting, …: the same verdicts as the iptables shims' rules, by the lane of rules (`shim::native`)
+//!     sets     KUBE-CLUSTER-IP, …: with the names of the ipsets, written by the lane of services (`sets`)
+//!     chains   nat-prerouting, …: with the verdicts of the iptables shims, written by the lane of rules (`shim::native`)
 //! ```
 
 mod content;

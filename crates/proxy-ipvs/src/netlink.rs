@@ -8,14 +8,15 @@
 //!                  ├─ Sets ───── nfnetlink ──────── the KUBE-* sets
 //!                  ├─ Iptables ── processes ─────── the shim
 //!                  │   with nftables:
-//!                  └─ Native ─── nfnetlink ──────── both, in a table of ours
+//!                  └─ Native ─── nfnetlink ──────── sets and shim, in our table
 //! ```
 //!
-//! Calls block while the kernel works, so the kernel lives on its own thread
-//! ([`netlink_batch::Worker`]), and in the network namespace of the thread that opened it. A dump
-//! opens new sockets: a reloaded module has another number, and a failed socket cannot be reused.
-//! Adjacent writes of one kind are sent together. Every refusal becomes a sentence with advice:
-//! error numbers differ in meaning between writes. Those used here were seen on Linux 6.1.
+//! Calls block while the kernel works, so the kernel has a separate thread
+//! ([`netlink_batch::Worker`]). It belongs to the network namespace of the thread that opened it. A
+//! dump opens new sockets, because a reloaded module has another number, and a failed socket cannot
+//! be reused. Adjacent writes of one kind are sent together. Every refusal becomes a sentence with
+//! advice, because the meaning of an error number depends on the write. The meanings were observed
+//! on Linux 6.1.
 
 mod addresses;
 mod carrier;

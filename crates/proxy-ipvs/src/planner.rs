@@ -1,23 +1,23 @@
 //! Planner: the next writes of each lane, as functions from tables to a plan.
 //!
-//! Three lanes write at the same time. Where an entry of one needs an entry of another, that entry
-//! alone waits:
+//! Three lanes (kernel threads) write in parallel. If an entry of one lane needs an entry of
+//! another, only that entry waits:
 //!
 //! ```text
-//!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations            ╮ in turns: what is made,
-//!               destinations ─▶ virtual servers (once their addresses are off) │ what serves no more,
-//!               members (once their virtual servers are gone)                  ╯ what said that it was ours
-//!   addresses   link ─▶ addresses (once their virtual servers are there) ─▶ those that go
-//!   rules       the shim (once its sets are there) ─▶ what other modes have left
+//!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations                ╮ in turns: additions and changes,
+//!               destinations ─▶ virtual servers (once their addresses are removed) │ removals,
+//!               members (once their virtual servers are removed)                  ╯ proofs of ownership
+//!   addresses   link ─▶ addresses (once their virtual servers exist) ─▶ removals
+//!   rules       the shim (once its sets exist) ─▶ leftovers of other modes
 //! ```
 //!
-//! A change of an existing virtual server waits for nothing. A new one waits for the rules that it
-//! needs: what comes from outside would be answered from a wrong address without them, and source
-//! ranges would not hold. For those of cluster IPs, which mostly do without, the rules only have a
-//! short start at the very beginning ([`Cover`]).
+//! A change of an existing virtual server does not wait. A new virtual server waits for its rules.
+//! Without them, endpoints would reply to outside clients from a wrong address, and source ranges
+//! would not apply. Virtual servers of cluster IPs mostly need no rules. They wait only for a short
+//! time at the start ([`Cover`]).
 //!
-//! Where the iptables mode serves, its rules come before IPVS: the shim, which replaces them, is
-//! written when all is made that serves then.
+//! While the rules of the iptables mode serve, they precede IPVS. The shim replaces them, so it is
+//! written after all other serving entries.
 
 mod addresses;
 mod budget;

@@ -1,13 +1,13 @@
 //! The IPVS mode for one IP family, as a scheme of the [`engine`].
 //!
 //! ```text
-//!   update ─▶ Claims ─▶ Tables ─planner─▶ three lanes that write, one that only reads
+//!   update ─▶ Claims ─▶ Tables ─planner─▶ three lanes for writes, one for reads
 //!                         ▲                        │
 //!                         └ booking, observe ◀─────┘
 //! ```
 //!
-//! Each lane is a kernel thread: virtual servers and sets, addresses, rules. None waits for another
-//! but where an entry of one needs one of the other's ([`planner`]).
+//! Each lane is a kernel thread. The lanes write virtual servers and sets, addresses, and rules. A
+//! lane waits for another one only if one of its entries needs an entry of the other ([`planner`]).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

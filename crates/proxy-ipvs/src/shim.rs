@@ -3,13 +3,13 @@
 //!
 //! ```text
 //!   upstream  upstream's chains and rules ╮ of iptables
-//!   lean      fewer, in the same chains   ╯
-//!   native    a table of nf_tables of ours, with its own sets
+//!   lean      fewer rules, same chains    ╯
+//!   native    our nftables table, with separate sets
 //! ```
 //!
-//! The number of rules depends on which sets hold something, never on how many Services there are,
-//! except KUBE-IPVS-OUT-FILTER of iptables: one rule for each load-balancer address whose source
-//! ranges leave this node out.
+//! The number of rules depends on the sets that have members, and not on the number of Services.
+//! The exception is KUBE-IPVS-OUT-FILTER in iptables. It has one rule for each load-balancer
+//! address whose source ranges exclude this node.
 
 mod lean;
 pub(crate) mod native;

@@ -1,5 +1,4 @@
-//! The tables of this mode: for each kind of entry, the wanted and actual entries, and so the
-//! pending ones.
+//! Tables of this mode: the wanted, actual and pending entries of each kind.
 //!
 //! ```text
 //!   claims ──▶ Tables ──planner──▶ Plan ──Kernel──▶ Outcomes ──settle (booking)──▶ Tables

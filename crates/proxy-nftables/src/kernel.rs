@@ -25,7 +25,7 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// Fails if they cannot be read.
+    /// Fails if the addresses cannot be read.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
     /// Passes all objects of the table to `tell`, as one consistent snapshot: chains before their

@@ -1,11 +1,11 @@
-//! Writes as data: the objects to write, grouped by subject, from which the changes of the table
-//! follow.
+//! Writes as data: the objects to write, grouped by subject. The changes of the table follow from
+//! them.
 //!
 //! ```text
 //!   Plan ─ changes ─▶ (Subject, Change) ─▶ execute ─▶ one transaction ─▶ Verdicts
 //! ```
 //!
-//! A plan changes only the objects that it names.
+//! A plan changes only the objects that it contains.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -2,13 +2,13 @@
 //! kernel.
 //!
 //! ```text
-//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     routes of its addresses and ports
-//!                                         ├─▶ members   its ClusterIP, its endpoints of this node
-//!                                         ├─▶ chains    its own chains, rule by rule
+//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     routes of the port's addresses
+//!                                         ├─▶ members   the ClusterIP, and endpoints on this node
+//!                                         ├─▶ chains    the port's chains, rule by rule
 //!                                         └─▶ affinity  a set of clients for each endpoint
 //! ```
 //!
-//! A [`ServedPort`] is kept in memory, its rules are not.
+//! A [`ServedPort`] stays in memory, but its rules do not.
 //!
 //! Chains, rules, their order and comments are upstream's (docs/nftables-mode.md). [`flat`] has the
 //! objects of the layout `flat`.

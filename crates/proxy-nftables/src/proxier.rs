@@ -1,7 +1,7 @@
 //! The nftables mode for one IP family, as a scheme of the [`engine`].
 //!
 //! ```text
-//!   update ─▶ Claims ─▶ Tables ─planner─▶ two lanes: one reads and writes the table, one reads addresses
+//!   update ─▶ Claims ─▶ Tables ─planner─▶ two lanes: one for the table, one that reads addresses
 //!                         ▲                   │
 //!                         └ settle, observe ◀─┘
 //! ```

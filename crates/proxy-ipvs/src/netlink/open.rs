@@ -22,7 +22,7 @@ pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
 ///
 /// # Errors
 ///
-/// It has none, or it cannot be used.
+/// Fails if the kernel lacks it, or the process cannot use it.
 pub fn check_ipset() -> Result<(), OpenError> {
     Ipset::open().map(drop).map_err(OpenError::Ipset)
 }
@@ -31,7 +31,7 @@ pub fn check_ipset() -> Result<(), OpenError> {
 ///
 /// # Errors
 ///
-/// It has none, or it cannot be used.
+/// Fails if the kernel lacks it, or the process cannot use it.
 pub fn check_nftables() -> Result<(), OpenError> {
     let opened = nftables_netlink::Nftables::open();
     opened.map(drop).map_err(|error| nftables_missing(&error))
@@ -42,7 +42,7 @@ pub fn check_nftables() -> Result<(), OpenError> {
 ///
 /// # Errors
 ///
-/// Names what the kernel refuses, and why.
+/// Names the refused object, with the reason.
 pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
     native::probe(family).map_err(OpenError::Nftables)
 }
@@ -53,7 +53,7 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
 ///
 /// # Errors
 ///
-/// As of these.
+/// Fails as these two functions do.
 pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), OpenError> {
     let mut servers = open_loading(IpFamily::V4)?;
     if [tcp, tcp_fin, udp] == [Duration::ZERO; 3] {

@@ -55,7 +55,7 @@ pub enum ProbeError {
 ///
 /// # Errors
 ///
-/// Names what the kernel refuses, and why.
+/// Names the refused set or rule, with the reason.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     let (name, kind) = match family {
         IpFamily::V4 => ("KUBE-PROXY-PROBE", Family::Inet),

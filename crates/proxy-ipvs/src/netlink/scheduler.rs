@@ -23,7 +23,7 @@ use crate::server::VirtualServerKey;
 ///
 /// # Errors
 ///
-/// [`OpenError::Scheduler`]: the kernel has none of this name.
+/// [`OpenError::Scheduler`] if the kernel lacks the scheduler.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
     /// Lock for the test address, which both families share.
     static ASKING: Mutex<()> = Mutex::new(());

@@ -8,11 +8,11 @@
 //!  output ─ filter-output ─ nat-output ─ IPVS ─▶ nat-postrouting ─▶ an endpoint
 //! ```
 //!
-//! - IPVS takes its packets at `input`, so rules that reject others (such as for a service
-//!   address's unexposed port) come after it: served packets never reach them.
-//! - Unlike in iptables, a chain that accepts a packet does not keep it from foreign chains. In
-//!   nat, a translation that keeps the destination does: nothing translates the packet again. So
-//!   these chains come before foreign ones, at one less than their usual priority.
+//! - IPVS handles its packets at `input`. Rules that reject packets, such as for an unexposed port
+//!   of a service address, come after IPVS. Served packets never reach them.
+//! - Unlike in iptables, an accepted packet still passes foreign chains. In nat, a translation to
+//!   the same destination prevents a later translation. So these chains precede foreign ones, at
+//!   one less than their usual priority.
 //! - Upstream's chain FORWARD has no counterpart: none of our verdicts could overrule a foreign
 //!   drop.
 //! - Chains without rules are omitted, and empty sets are not looked up.
