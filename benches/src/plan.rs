@@ -1,7 +1,7 @@
 //! The cells of a run, and their order.
 //!
 //! ```text
-//!  once each ─▶ counting ─▶ again, what is to be had often ─▶ a second time, the rest ─▶ what is left out without harm ─▶ counting others
+//!  once each ─▶ counting ─▶ repeats of `All` ─▶ a second time, the rest ─▶ `Spare` ─▶ counting other kube-proxies
 //! ```
 //!
 //! Each phase goes through the points, the most informative first, and measures all subjects at

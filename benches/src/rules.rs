@@ -4,7 +4,7 @@
 //! ```text
 //!  PREROUTING ── KUBE-SERVICES ── -d 10.96.1.0/32 --dport 80 ── KUBE-SVC-… ─┬─ KUBE-SEP-… ── DNAT 10.128.1.0:8080
 //!  (byte 0)                                                                 └─ KUBE-SEP-… ── DNAT 10.128.1.1:8080
-//!                                            KUBE-SVC-…, KUBE-SEP-… that no rule leads to: nobody gets there
+//!                                            KUBE-SVC-…, KUBE-SEP-… without a jump: no packet gets there
 //! ```
 //!
 //! The program follows a packet from rule to rule. It knows the packet's address, protocol and

@@ -329,7 +329,7 @@ pub(crate) struct Measured {
     /// Counts of a counting repeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counts: Option<Counts>,
-    /// Release and machine of the guest's kernel.
+    /// Release and machine of the VM's kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kernel: Option<String>,
     /// The kernel's state at the end, read back and found correct.
@@ -380,7 +380,7 @@ pub(crate) enum Occasion {
     Restart,
     /// Endpoints change.
     Watch,
-    /// Break of all connections of many clients at once.
+    /// Simultaneous reconnect of many clients.
     Reconnect,
     /// The server returns 504 to watches for a while.
     WatchStorm,

@@ -1,7 +1,7 @@
 //! Stage of a cell: a node, the API fixture with all objects, and the subject.
 //!
 //! ```text
-//!  node1 ── Kernel (probes)          fixture: a process on node1's loopback, so that its CPU can be told apart
+//!  node1 ── Kernel (probes)          fixture: a process on node1's loopback, with separate CPU accounting
 //!    └───── Subject (a process)      api: writes to it
 //! ```
 

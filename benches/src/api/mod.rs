@@ -2,8 +2,8 @@
 //! occasions (start, restart, storm) in one VM.
 //!
 //! ```text
-//!  changes without anybody who watches (their own price)
-//!  first list ─▶ restart ─▶ reconnect (played again by many) ─▶ changes ─▶ watches refused ─▶ lists, too
+//!  changes without a watching client (to subtract their cost)
+//!  first list ─▶ restart ─▶ reconnect (replayed by many clients) ─▶ changes ─▶ 504 to watches ─▶ and to lists
 //! ```
 //!
 //! The fixture reports its requests and the bytes that it sent. Its CPU time is that of its

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: all rules
-//!  beside: nodes that a daemon has programmed, in this mode and in those that it is compared with
+//!  in parallel: nodes that a daemon has programmed, in this mode and in the compared modes
 //! ```
 //!
 //! Each step has a separate node with all rules up to this step. All nodes share one kernel, so

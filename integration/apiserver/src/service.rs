@@ -1,8 +1,7 @@
-//! The HTTP side: connections, what is accepted, and which verb does what.
+//! The HTTP layer: connections, authentication, and the handlers of verbs.
 //!
-//! Every request comes through [`Service::serve`] and every watch through [`watch::start`]. What is
-//! to be answered otherwise than by the rules ([`crate::faults`]) is so in the first: before the
-//! request is looked at, or around the body that it returns.
+//! [`Service::serve`] handles every request, and [`watch::start`] starts every watch. The former
+//! also injects faults ([`crate::faults`]): before it handles a request, or into the response body.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -348,16 +347,16 @@ impl Service {
         Ok(())
     }
 
-    /// Answers questions about the fixture itself, in JSON. Faults do not affect them, and no log
-    /// has them.
+    /// Handles requests about the fixture itself, with JSON responses. Faults do not affect these
+    /// requests, and the request log omits them.
     ///
     /// ```text
-    ///  GET  /fixture/sent       when events of changes were sent: nanoseconds of CLOCK_MONOTONIC by resource version, of all
-    ///                           that was sent since this was last asked
-    ///  GET  /fixture/requests   every request from `from` on, but for those of the User-Agent `without`: with its answer's
-    ///                           headers, and the bytes that were sent for it so far
-    ///  PUT  /fixture/faults     the rules that count from now on: [{"fault": {"refuse": {"code": 504}}, "on": "watch"}]
-    ///  POST /fixture/cut        cuts every body that is being sent
+    ///  GET  /fixture/sent       send times of change events since the last call: nanoseconds of CLOCK_MONOTONIC
+    ///                           by resource version
+    ///  GET  /fixture/requests   requests from number `from` on, except those with the User-Agent `without`:
+    ///                           each with its response headers and the bytes sent
+    ///  PUT  /fixture/faults     replaces the rules: [{"fault": {"refuse": {"code": 504}}, "on": "watch"}]
+    ///  POST /fixture/cut        cuts every response body in transmission
     /// ```
     async fn about_fixture(
         &self,

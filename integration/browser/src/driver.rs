@@ -154,7 +154,7 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// Fails if the browser does not answer.
+    /// Fails if the browser does not respond.
     pub fn text(&self) -> Result<String> {
         let text = self.run("return document.body.innerText", &[])?;
         Ok(text.as_str().unwrap_or_default().to_owned())
@@ -164,7 +164,7 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// Fails if the browser does not answer.
+    /// Fails if the browser does not respond.
     pub fn write(&self, text: &str) -> Result<()> {
         let strokes: Vec<Value> = text
             .chars()
@@ -178,7 +178,7 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// Fails if the browser does not answer.
+    /// Fails if the browser does not respond.
     pub fn press(&self, key: Key) -> Result<()> {
         self.write(key.text())
     }
@@ -226,7 +226,7 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// Fails if the browser does not answer.
+    /// Fails if the browser does not respond.
     pub fn size(&self, width: u32, height: u32) -> Result<()> {
         self.devtools(
             "Emulation.setDeviceMetricsOverride",
@@ -238,7 +238,7 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// Fails if the browser does not answer.
+    /// Fails if the browser does not respond.
     pub fn scheme(&self, scheme: &str) -> Result<()> {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.devtools("Emulation.setEmulatedMedia", &json!({"features": features}))
@@ -248,7 +248,7 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// Fails if the browser does not answer.
+    /// Fails if the browser does not respond.
     pub fn complaints(&self) -> Result<Vec<String>> {
         let log = self.command("se/log", &json!({"type": "browser"}))?;
         let entries = log.as_array().map(Vec::as_slice).unwrap_or_default();

@@ -2,10 +2,10 @@
 //! DaemonSet.
 //!
 //! ```text
-//!  host                     │ guest
+//!  host                     │ VM
 //!  KUBERNETES=DIR, images ──┼─▶ node1: etcd, API server, controllers, scheduler │ containerd, kubelet ─ pods
 //!                           │   node2, node3:                                   │ containerd, kubelet ─ pods
-//!  logs, reports ◀──────────┼── outside: asks node ports
+//!  logs, reports ◀──────────┼── outside: connects to node ports
 //! ```
 //!
 //! The user provides Kubernetes' programs. Without them, `make cluster` lists the missing programs

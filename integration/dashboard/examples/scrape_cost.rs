@@ -62,7 +62,7 @@ fn measure(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     let meanwhile = thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                // The other measurements notice a daemon that does not answer.
+                // The other measurements notice a daemon that does not respond.
                 drop(scrape(c));
             }
         });
@@ -95,7 +95,7 @@ fn scrape(c: &Cluster) -> Result<(Duration, usize)> {
     Ok((began.elapsed(), length))
 }
 
-/// Measures status requests, which the daemon's loop answers.
+/// Measures status requests, which the daemon's main loop handles.
 fn status_requests(c: &Cluster) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     for _ in 0..TIMES {

@@ -283,7 +283,7 @@ impl<'a> Stage<'a> {
         self.said = self.c.said().len();
     }
 
-    // ---- what is seen ----
+    // ---- observations ----
 
     /// Returns the drift by kind, both families together.
     pub(crate) fn drift(&self) -> Result<BTreeMap<String, f64>> {

@@ -1,15 +1,15 @@
-//! A case is a folder: what a kube-proxy is given, and what kube-proxy 1.36.2 leaves in the kernel
-//! for that.
+//! A case is a folder with the input of a kube-proxy, and with the kernel state that kube-proxy
+//! 1.36.2 leaves for this input.
 //!
 //! | file | |
 //! |---|---|
-//! | `objects.yaml` | what the API server is told, besides its own `default/kubernetes` |
-//! | `objects-2.yaml`, `-3`, … | all objects of the next phase, which begins when the one before is settled; each is one change |
-//! | `flags` | further flags, separated by blanks; may be empty or missing |
-//! | `config.yaml` | the configuration file, in the place of flags; `KUBECONFIG` in it is the path of that |
-//! | `pre.sh`, `pre.nft`, `pre-iptables-save`, `pre-ip6tables-save` | run or loaded before the daemon starts |
-//! | one for each [`Table`] | what is in the kernel afterwards; one that is missing is not compared |
-//! | `nft-ip-1`, `nft-ip6-1`, … | the same at the end of phase 1; one that is missing is as after the last phase |
+//! | `objects.yaml` | objects of the API server, in addition to `default/kubernetes` |
+//! | `objects-2.yaml`, `-3`, … | all objects of the next phase, which begins when the previous phase is settled. All objects change in one step |
+//! | `flags` | additional flags, separated by blanks. Optional |
+//! | `config.yaml` | configuration file instead of flags. `KUBECONFIG` stands for the kubeconfig's path |
+//! | `pre.sh`, `pre.nft`, `pre-iptables-save`, `pre-ip6tables-save` | commands to run and state to load before the daemon starts |
+//! | one for each [`Table`] | kernel state at the end. A table without a file is not compared |
+//! | `nft-ip-1`, `nft-ip6-1`, … | kernel state at the end of phase 1. Without a file, equal to the state at the end |
 
 use std::fs;
 use std::path::{Path, PathBuf};

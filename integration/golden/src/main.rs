@@ -1,8 +1,8 @@
 //! Golden tests: our daemon must leave the same kernel state as kube-proxy 1.36.2.
 //!
 //! ```text
-//!  golden ─┬▶ golden --part ──▶ lab ──▶ one process for each case, in a network namespace of its own ──▶ `passed`, or what differs
-//!          │         └─────▶ one more guest for each case that needs the kernel's initial network namespace
+//!  golden ─┬▶ golden --part ──▶ lab ──▶ one process for each case, in a separate network namespace ──▶ `passed`, or the differences
+//!          │         └─────▶ one more VM for each case that needs the kernel's initial network namespace
 //!          └▶ … one part for each CPU
 //! ```
 //!

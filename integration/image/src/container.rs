@@ -1,7 +1,7 @@
-//! A container: a process with a root of its own and the rights that its pod gives it.
+//! A container: a process with a separate root file system and the rights of its pod.
 //!
-//! `unshare` makes the namespaces and this test binary, started again, makes the rest and becomes
-//! the container's program.
+//! `unshare` creates the namespaces and starts this test binary again. The binary prepares the
+//! mounts and rights, and then executes the container's program.
 
 use std::fs;
 use std::os::unix::process::CommandExt as _;

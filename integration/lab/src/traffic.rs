@@ -1,8 +1,8 @@
 //! Clients that send requests until stopped, and their results.
 //!
 //! ```text
-//!  client: a place, a pause, what counts ──▶ a thread that asks again and again ──▶ its account
-//!  meter: a thread that only sleeps      ──▶ stalls, which excuse timeouts
+//!  client: a place, a pause, counted requests ──▶ a thread that sends requests ──▶ its account
+//!  meter: a thread that only sleeps           ──▶ stalls, which excuse timeouts
 //! ```
 
 use std::collections::BTreeMap;

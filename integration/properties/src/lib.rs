@@ -5,10 +5,10 @@
 //! Service with a ready endpoint.
 //!
 //! ```text
-//!   seed ─▶ action::history ─▶ run ─┬─▶ cluster: objects, what a source tells of them
+//!   seed ─▶ action::history ─▶ run ─┬─▶ cluster: objects, and the events of their source
 //!                                   ├─▶ subject: a mode on its strict fake (modes/)
-//!                                   ├─▶ turnstile: its kernel threads, piece by piece
-//!                                   └─▶ watch: who is served, after each piece
+//!                                   ├─▶ turnstile: its kernel threads, step by step
+//!                                   └─▶ watch: the endpoints of each frontend, after each step
 //!            shrink ◀─ a failure ───┘
 //! ```
 //!

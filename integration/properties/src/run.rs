@@ -452,7 +452,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    // ---- what happens ----
+    // ---- events ----
 
     fn tell(&mut self, event: Event) {
         self.made += 1;

@@ -1,8 +1,8 @@
 //! Wrappers around the programs of iptables that hang or fail during a fault.
 //!
 //! ```text
-//!   daemon ─▶ FOLDER/iptables-legacy-save ─┬─ there is a fault: what it says
-//!                                          └─ the program, unless the fault has ended it
+//!   daemon ─▶ FOLDER/iptables-legacy-save ─┬─ during a fault: the fault's script
+//!                                          └─ the program, unless the script exits
 //! ```
 
 use std::fs::{self, File};

@@ -2,8 +2,8 @@
 //! connections.
 //!
 //! ```text
-//!   serves ── leave() ──▶ answers what still comes with `Connection: close` ── end() ──▶ waits for the last connection,
-//!                                                                                        and stops listening
+//!   serves ── leave() ──▶ responds with `Connection: close` ── end() ──▶ waits for the last connection,
+//!                                                                        and stops listening
 //! ```
 
 use std::io::{self, Read as _, Write as _};

@@ -32,7 +32,7 @@ fn until_scheduled(c: &Cluster, properties: &str) -> Outcome {
     Ok(())
 }
 
-/// Counts the pods that answer.
+/// Counts the pods that reply.
 fn answering(c: &Cluster, to: &str) -> anyhow::Result<usize> {
     Ok(tally(&c.client, Transport::Tcp, at(to), 8)?.len())
 }
