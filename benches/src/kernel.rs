@@ -317,7 +317,7 @@ impl Kernel {
         self.tables()?.take_out(SocketAddrV4::new(address, PORT))
     }
 
-    /// Writes to IPVS.
+    /// Sends the IPVS changes that `write` adds to a batch.
     pub(crate) fn write_servers(
         &mut self,
         write: impl FnOnce(ipvs_netlink::Family, &mut Batch),
@@ -479,7 +479,7 @@ fn virtual_servers(text: &str) -> Result<Servers> {
     Ok(servers)
 }
 
-/// Parses `0A600100:0050`.
+/// Parses an address and port in hex: `0A600100:0050`.
 fn hex(text: &str) -> Option<SocketAddrV4> {
     let (address, port) = text.split_once(':')?;
     Some(SocketAddrV4::new(

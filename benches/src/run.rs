@@ -90,7 +90,7 @@ pub(crate) struct Run {
     out: Option<PathBuf>,
 }
 
-/// Parses `upstream=/usr/bin/kube-proxy:ipvs`.
+/// Parses another kube-proxy: `upstream=/usr/bin/kube-proxy:ipvs`.
 fn other(text: &str) -> Result<Subject, String> {
     let wrong =
         || format!("{text:?}: write NAME=PATH:MODE, with the mode ipvs, iptables or nftables");
@@ -618,7 +618,7 @@ fn cpu() -> String {
     format!("{} × {model}", models.len())
 }
 
-/// Formats a time: `2026-11-21T11:45:00Z`.
+/// Formats a time in UTC: `2026-11-21T11:45:00Z`.
 fn utc(time: SystemTime) -> String {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH);
     let seconds = i64::try_from(seconds.unwrap_or_default().as_secs()).unwrap_or_default();

@@ -25,16 +25,16 @@ pub(crate) enum Axis {
     Loaded,
     /// Restart: from exec to the end of the first sync. The kernel already holds the state.
     Restart,
-    /// Addition of a Service.
+    /// Time until an added Service is in the kernel.
     Add,
     /// Replacement of one endpoint of one Service, many times. Each change must be in the kernel
     /// before the next.
     Change,
     /// 100 endpoints replaced, one object after another without waiting.
     Rolling,
-    /// Deletion of all Services.
+    /// Time until all Services are removed from the kernel.
     Delete,
-    /// An idle daemon.
+    /// CPU time and wakeups of an idle daemon.
     Idle,
     /// Peak and steady memory of a cold start.
     Memory,
@@ -48,9 +48,9 @@ pub(crate) enum Axis {
     Connect,
     /// Requests per second on a persistent connection.
     Keptalive,
-    /// Datagrams per second.
+    /// Answered datagrams per second.
     Udp,
-    /// Bytes per second.
+    /// Gigabits per second on one connection.
     Throughput,
     /// Cost that each part of the shim adds to a first packet, at one Service.
     Anatomy,
@@ -90,11 +90,11 @@ impl FromStr for Axis {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    /// IPVS mode.
+    /// The kernel's IPVS distributes connections (`ipvs`).
     Ipvs,
-    /// iptables mode.
+    /// iptables rules translate packets (`iptables`).
     Iptables,
-    /// nftables mode.
+    /// An nftables table translates packets (`nftables`).
     Nftables,
     /// Userspace mode, in which the daemon relays packets through its sockets.
     Userspace,
@@ -122,17 +122,17 @@ pub(crate) struct Subject {
     pub(crate) kind: SubjectKind,
 }
 
-/// Kind of a subject.
+/// Program or kernel state that a subject consists of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum SubjectKind {
-    /// A kube-proxy binary.
+    /// A kube-proxy binary, ours or another one.
     KubeProxy {
         /// Path of the binary.
         path: PathBuf,
         /// Value of `--proxy-mode`.
         mode: Mode,
-        /// Further flags.
+        /// Additional command line flags of the binary.
         flags: Vec<String>,
         /// True if the binary is built from this repository. Only then our additional flags are
         /// allowed.
@@ -259,7 +259,7 @@ impl Cell {
     }
 }
 
-/// Outcome of a cell.
+/// Result of a cell: figures, or the reason for their absence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub(crate) enum Outcome {
@@ -270,17 +270,17 @@ pub(crate) enum Outcome {
         /// The limit. In JSON, its name differs from the cell's limit in the same object.
         #[serde(rename = "over_s")]
         limit_s: u64,
-        /// State at the limit.
+        /// Progress of the subject at the time limit.
         reached: String,
     },
     /// The subject was done, but the kernel's state is wrong.
     Wrong {
-        /// The first differences.
+        /// The first differences between the kernel's state and the wanted state.
         differences: String,
     },
     /// The measurement failed.
     Failed {
-        /// The reason.
+        /// The error that stopped the measurement.
         why: String,
     },
     /// Skipped: the subject does not support its mode or flags, its cold start takes too long, or
@@ -378,7 +378,7 @@ pub(crate) enum Occasion {
     First,
     /// Restart of the subject.
     Restart,
-    /// Endpoints change.
+    /// Endpoints change while the subject watches them.
     Watch,
     /// Simultaneous reconnect of many clients.
     Reconnect,
@@ -429,7 +429,7 @@ pub(crate) struct Counts {
     pub(crate) system_calls: u64,
     /// Messages sent to netlink sockets, counted in the sent bytes.
     pub(crate) netlink_messages: u64,
-    /// Netlink messages that write.
+    /// Netlink messages that change the kernel's state.
     pub(crate) netlink_writes: u64,
     /// Netlink messages that write, by command or type.
     #[serde(default)]
@@ -479,7 +479,7 @@ pub(crate) struct Report {
     pub(crate) measurements: Vec<Measurement>,
 }
 
-/// Circumstances of a report.
+/// Environment of a run: time, commit, machine and options.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct About {

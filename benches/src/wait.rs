@@ -59,7 +59,7 @@ fn schedule(policy: libc::c_int) -> Result<()> {
     Ok(())
 }
 
-/// End of a wait.
+/// Result of a wait.
 #[derive(Debug)]
 pub(crate) enum WaitEnd {
     /// The state is correct. Has the time of the first correct cheap look, and the state.

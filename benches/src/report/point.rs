@@ -27,7 +27,7 @@ pub(super) enum Unit {
     GigabitsPerSecond,
     PerMinute,
     MillisecondsPerMinute,
-    /// Number; more is better.
+    /// Number of occurrences; more is better.
     Count,
     /// Ratio of two figures of the same VM. More is better, as for rates.
     Share,
@@ -95,7 +95,7 @@ pub(super) enum Cell {
     Failed,
     /// Skipped, for a reason in the report.
     Skipped,
-    /// Absent from the plan.
+    /// The plan has no such cell.
     Absent,
 }
 

@@ -37,7 +37,7 @@ pub enum ApplyError {
         document: usize,
         /// Kind, namespace and name, if the object has them.
         object: String,
-        /// The rejection.
+        /// The server's error response.
         #[source]
         status: Box<Status>,
     },

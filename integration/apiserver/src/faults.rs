@@ -72,7 +72,7 @@ pub enum Asked {
     StreamedList,
     /// A watch from a resource version.
     Watch,
-    /// Other requests.
+    /// Writes, and requests for single objects or invalid paths.
     Other,
 }
 

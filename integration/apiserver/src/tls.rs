@@ -31,7 +31,7 @@ pub struct Tls {
 /// A certificate and its key, both in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The certificate.
+    /// The certificate, in PEM.
     pub certificate: String,
     /// Private key, as PKCS#8.
     pub key: String,

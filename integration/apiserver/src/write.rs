@@ -53,7 +53,7 @@ impl State {
         self.store(kind, &key, object)
     }
 
-    /// Handles PUT.
+    /// Handles PUT: replaces an existing object.
     pub(crate) fn replace(
         &mut self,
         kind: Kind,

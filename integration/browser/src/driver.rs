@@ -30,15 +30,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Keys without a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
-    /// Escape.
+    /// The Escape key.
     Escape,
-    /// Enter.
+    /// The Enter key.
     Enter,
-    /// Tab.
+    /// The Tab key.
     Tab,
-    /// Arrow down.
+    /// The arrow down key.
     Down,
-    /// Arrow up.
+    /// The arrow up key.
     Up,
 }
 

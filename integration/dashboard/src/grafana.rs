@@ -7,9 +7,9 @@ use serde_json::Value;
 /// The time range of a query, in seconds since the epoch, and the distance between points.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
-    /// The start.
+    /// Start of the range, in seconds since the epoch.
     pub from: f64,
-    /// The end.
+    /// End of the range, in seconds since the epoch.
     pub to: f64,
     /// Seconds between two points, and between two scrapes.
     pub step: u64,
@@ -79,7 +79,7 @@ impl Dashboard {
 }
 
 impl<'a> Panel<'a> {
-    /// Returns the title.
+    /// Returns the panel's title.
     pub fn title(&self) -> &'a str {
         text(self.0, "/title")
     }
@@ -127,7 +127,7 @@ impl<'a> Panel<'a> {
         })
     }
 
-    /// Lists the queries.
+    /// Lists the panel's queries.
     pub fn targets(&self) -> Vec<Target<'a>> {
         array(self.0, "/targets").iter().map(Target).collect()
     }

@@ -38,7 +38,7 @@ const STYLE: &str = "body{margin:12px;background:#f4f5f5;font:13px 'DejaVu Sans'
 /// A panel with the series of each of its queries.
 pub type PanelResult<'a> = (Panel<'a>, Vec<(Target<'a>, Vec<Series>)>);
 
-/// Returns the page.
+/// Returns the dashboard as an HTML page.
 pub fn page(dashboard: &Dashboard, range: &Range, panels: &[PanelResult<'_>]) -> String {
     let bottom = panels.iter().map(|(panel, _)| {
         let [_, y, _, h] = panel.grid_position();

@@ -25,7 +25,7 @@ const NONE: &str = "NaN";
 /// A time series of a response.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
-    /// The labels.
+    /// Labels of the series, by name.
     pub labels: BTreeMap<String, String>,
     /// Points: seconds since the epoch, and value. NaN values are dropped.
     pub points: Vec<(f64, f64)>,
@@ -41,7 +41,7 @@ impl Series {
             })
     }
 
-    /// Returns the last value.
+    /// Returns the value of the last point.
     pub fn last(&self) -> Option<f64> {
         self.points.last().map(|(_, value)| *value)
     }

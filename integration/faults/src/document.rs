@@ -128,7 +128,7 @@ pub(crate) fn kept(folder: &Path) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// Returns the page.
+/// Returns the content of docs/faults.md.
 pub(crate) fn page(parts: &[Part]) -> String {
     let mut text = summary(parts) + HEAD;
     for part in parts {

@@ -87,7 +87,7 @@ pub struct Account {
     pub histories: u64,
     /// Number of steps that kernel threads did.
     pub pieces: u64,
-    /// Duration.
+    /// Duration of the campaign.
     pub took: Duration,
     /// Number of sequences that ran twice.
     pub twice: u64,

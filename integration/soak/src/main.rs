@@ -3,7 +3,7 @@
 //! ```text
 //!  churn: Services, endpoints, a pod ─▶ API server fixture ─▶ the daemon on node1 ─▶ the kernel
 //!  traffic: TCP, UDP, affinity, one held connection ──────────────────────────────────▲
-//!  periodic samples:         the process in /proc, the kernel by the operator's tools ─┴─▶ CSV ─▶ judge ─▶ curves
+//!  periodic samples:        the process in /proc, the kernel by the operator's tools ─┴─▶ CSV ─▶ judge ─▶ curves
 //! ```
 //!
 //! The churn keeps the number of Services of each kind constant, so the number of kernel entries is

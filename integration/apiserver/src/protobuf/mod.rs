@@ -24,7 +24,7 @@ const MAGIC: &[u8] = b"k8s\0";
 /// End of every envelope: no `contentEncoding`, no `contentType`.
 pub(crate) const TAIL: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
-/// The bytes are malformed.
+/// Error for malformed protobuf bytes.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub(crate) enum Error {
     #[error("does not begin with the magic number k8s\\0")]

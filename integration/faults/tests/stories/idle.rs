@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use scenarios::{Cluster, Faults, Outcome, Service, ask_json, tcp, udp};
 
 const IDLE: Duration = Duration::from_secs(5);
-/// Maximum CPU time.
+/// Maximum CPU time of an idle daemon during the check.
 const MOST: Duration = Duration::from_millis(150);
 /// Clock tick (`USER_HZ`).
 const TICK: Duration = Duration::from_millis(10);

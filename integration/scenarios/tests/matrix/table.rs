@@ -8,9 +8,9 @@ use crate::cast::{Mode, carried};
 
 /// Services of one kind, with a row for each sender and address.
 pub(crate) struct Section {
-    /// `externalTrafficPolicy: Local`
+    /// True if the Services have `externalTrafficPolicy: Local`.
     pub(crate) external_local: bool,
-    /// `internalTrafficPolicy: Local`
+    /// True if the Services have `internalTrafficPolicy: Local`.
     pub(crate) internal_local: bool,
     /// True if one endpoint is on the node. The other endpoint is on another node.
     pub(crate) is_here: bool,
