@@ -4,9 +4,9 @@
 //! another, only that entry waits:
 //!
 //! ```text
-//!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations                ╮ in turns: additions and changes,
+//!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations                 ╮ in turns: additions and changes,
 //!               destinations ─▶ virtual servers (once their addresses are removed) │ removals,
-//!               members (once their virtual servers are removed)                  ╯ proofs of ownership
+//!               members (once their virtual servers are removed)                   ╯ proofs of ownership
 //!   addresses   link ─▶ addresses (once their virtual servers exist) ─▶ removals
 //!   rules       the shim (once its sets exist) ─▶ leftovers of other modes
 //! ```

@@ -1,4 +1,4 @@
-//! The nftables mode on the real nf\_tables, each test in its own network namespace.
+//! Tests the nftables mode on the real nf\_tables, each test in a separate network namespace.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

@@ -1,4 +1,4 @@
-//! Services with their own scheduler.
+//! Tests Services with a scheduler of their own.
 
 use proxy::ServiceOptions;
 use proxy::options::SCHEDULER;
