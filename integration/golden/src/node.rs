@@ -98,7 +98,7 @@ pub(crate) enum Check {
     Unasked,
     /// No write: the kernel already has the wanted state.
     Nothing,
-    /// Any number of writes.
+    /// Any number of writes, as the state differs from the wanted one.
     Any,
 }
 

@@ -73,7 +73,7 @@ pub enum Missing {
     Host,
 }
 
-/// A usable lane.
+/// A lane that this machine can run, with its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kernel {
     Host,

@@ -25,7 +25,7 @@ pub struct Client {
     pub account: String,
     /// Pause after each request.
     pub rest: Duration,
-    /// Requests that count.
+    /// Selects the requests that the account counts.
     pub counts: Counts,
     /// Minimum stall that excuses the timeout of a concurrent request. Such a request counts as
     /// unjudged.
@@ -35,7 +35,7 @@ pub struct Client {
 /// Requests of a client that its account counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
-    /// All requests.
+    /// Every request counts.
     All,
     /// The first successful request, and all later requests.
     FromFirstAnswer,

@@ -70,7 +70,7 @@ pub enum Error {
     /// The kernel lacks a module.
     #[error("the kernel has no {what}: {next}")]
     Missing {
-        /// The module.
+        /// Name of the missing module.
         what: &'static str,
         /// Next step for the user.
         next: &'static str,
@@ -78,7 +78,7 @@ pub enum Error {
     /// An invalid or unsuitable address.
     #[error("{text}: {why}")]
     Address {
-        /// The address.
+        /// The text of the address.
         text: String,
         /// Reason for the error.
         why: String,
@@ -91,12 +91,12 @@ pub enum Error {
         /// Failed step, with the program's output.
         text: String,
     },
-    /// A step failed.
+    /// A system call or file operation failed.
     #[error("{step}: {source}")]
     Io {
-        /// The step.
+        /// Description of the failed step.
         step: String,
-        /// The reason.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -489,7 +489,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Returns its pod ranges.
+    /// Returns the pod ranges of this node.
     pub fn pod_ranges(&self) -> impl Iterator<Item = IpNet> {
         self.gateways.iter().map(IpNet::trunc)
     }

@@ -9,7 +9,7 @@ use chance::Chance;
 /// present state. It therefore keeps its meaning when earlier actions are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Action {
-    /// Kind of the action.
+    /// The kind of change.
     pub verb: Verb,
     /// Random number that selects the details.
     pub dice: u32,
@@ -17,7 +17,7 @@ pub struct Action {
 
 macro_rules! verbs {
     ($($(#[doc = $doc:literal])* $name:ident $word:literal $weight:literal,)*) => {
-        /// Kinds of actions.
+        /// Kinds of actions, with their names in files.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Verb {
             $($(#[doc = $doc])* $name,)*

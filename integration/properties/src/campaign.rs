@@ -103,15 +103,15 @@ pub struct Account {
 pub struct Failed {
     /// Seed of the sequence.
     pub seed: u64,
-    /// The mode.
+    /// The mode's form in the failed sequence.
     pub form: &'static Form,
-    /// The family.
+    /// The address family in the failed sequence.
     pub family: IpFamily,
     /// Actions that the failure needs.
     pub actions: Vec<Action>,
     /// The violated property.
     pub failure: Failure,
-    /// Readable log.
+    /// Log of the shortened sequence, for people.
     pub log: Vec<String>,
 }
 

@@ -37,7 +37,7 @@ const fn on_the_kernel(name: &'static str, make: Make, real: OnTheKernel) -> For
 type Make = fn(IpFamily, &'static str) -> Box<dyn Subject>;
 type OnTheKernel = fn(IpFamily, &'static str) -> Result<Box<dyn Subject>, String>;
 
-/// All forms.
+/// All forms that event sequences test.
 pub const FORMS: &[Form] = &[
     on_the_kernel("ipvs", ipvs::subject, ipvs::on_the_kernel),
     on_the_kernel("ipvs-lean", ipvs::subject, ipvs::on_the_kernel),

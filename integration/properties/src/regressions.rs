@@ -15,9 +15,9 @@ use crate::modes::{FORMS, Form};
 pub struct Regression {
     /// Path of the file.
     pub path: PathBuf,
-    /// The mode.
+    /// The mode's form in the saved sequence.
     pub form: &'static Form,
-    /// The family.
+    /// The address family in the saved sequence.
     pub family: IpFamily,
     /// Actions of the sequence.
     pub actions: Vec<Action>,

@@ -73,9 +73,9 @@ pub enum Permit {
 /// Simulated cause of a rejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// The entry.
+    /// The kernel rejects this entry only.
     Entry,
-    /// The kernel.
+    /// The kernel rejects any entry at present.
     Node,
     /// A wrong belief that an entry exists or is missing.
     Belief,
@@ -130,7 +130,7 @@ impl Gate {
 /// A kernel behind a gate.
 #[derive(Debug)]
 pub struct Turnstile<K> {
-    /// The kernel.
+    /// The guarded kernel.
     pub kernel: K,
     /// Gate at which the kernel's users wait.
     pub gate: Gate,
@@ -315,11 +315,11 @@ impl fmt::Debug for Lane {
 /// A frontend: address, protocol and port of a Service, as seen from one location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Front {
-    /// The address.
+    /// Service address.
     pub address: std::net::IpAddr,
-    /// The protocol.
+    /// Transport protocol.
     pub protocol: Protocol,
-    /// The port.
+    /// Service port.
     pub port: u16,
     /// Location of its clients.
     pub from: From,

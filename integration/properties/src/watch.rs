@@ -118,7 +118,8 @@ pub struct Watch {
     lost: BTreeSet<String>,
     /// Entries that other programs changed and the daemon has not repaired yet.
     altered: Entries,
-    /// See [`Subject::refuses_in_pieces`](crate::subject::Subject::refuses_in_pieces).
+    /// True if frontends without endpoints consist of several entries. See
+    /// [`Subject::refuses_in_pieces`](crate::subject::Subject::refuses_in_pieces).
     refuses_in_pieces: bool,
     /// True if a write was rejected since the last idle state.
     has_refused: bool,

@@ -16,9 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The transport protocols of Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// TCP.
+    /// TCP over IPv4 or IPv6.
     Tcp,
-    /// UDP.
+    /// UDP over IPv4 or IPv6.
     Udp,
     /// SCTP with one stream (RFC 9260, `SOCK_STREAM`).
     Sctp,
