@@ -33,38 +33,40 @@ pub(crate) struct Row {
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
-        "Every service address is an address of the node, so the kernel takes it as the source of the node's own packets to it. It has to be \
-         rewritten. In iptables mode the source is the node's address from the start.",
+        "Each service address is also an address of the node, so the kernel uses the service address as source of the node's \
+         own packets. IPVS mode must rewrite this source. In iptables mode, the source is the node's address from the start.",
     ),
     (
         "B",
-        "A virtual server has one list of destinations for all clients, so clients inside the cluster are pinned to the local endpoint too; \
-         iptables mode sends them anywhere ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). As upstream.",
+        "A virtual server has one list of destinations for all clients. So clients inside the cluster reach only the local \
+         endpoint, as upstream ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). iptables mode sends these \
+         clients to any endpoint.",
     ),
     (
         "C",
-        "Without a local endpoint the virtual server gets the others, for clients inside the cluster \
-         ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)), and clients outside are forwarded too; iptables mode drops their \
-         packets. As upstream.",
+        "Without a local endpoint, the virtual server gets the remote endpoints, for clients inside the cluster \
+         ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)). So IPVS mode also forwards outside clients, as \
+         upstream. iptables mode drops their packets.",
     ),
     (
         "D",
-        "The list is that of C, and packets to an address of a Service with externalTrafficPolicy Local are never masqueraded. As upstream.",
+        "As C. With externalTrafficPolicy Local, IPVS mode never masquerades packets to external addresses, as upstream.",
     ),
     (
         "E",
-        "D, and the source is the service address (A), to which the other node does not answer. As upstream.",
+        "As D, and the source is the service address (A). The other node does not answer to a service address. As upstream.",
     ),
     (
         "F",
-        "Without a local endpoint, the ClusterIP of a Service that is reachable from outside gets the other endpoints; that of one that is \
-         not has no destination, and IPVS refuses at once. iptables mode drops in both cases. As upstream.",
+        "Without a local endpoint, a ClusterIP gets the remote endpoints if the Service has external addresses. Without \
+         external addresses, the virtual server has no destination, and IPVS refuses at once. As upstream. iptables mode drops \
+         in both cases.",
     ),
     (
         "G",
-        "Userspace mode takes the endpoints that iptables and nftables mode take. The process itself connects to one, which always sees an \
-         address of the node. It accepts the client before it knows that there is no endpoint, so the client is **reset**; over UDP it hears \
-         nothing.",
+        "Userspace mode chooses the endpoints of iptables and nftables mode. kube-proxy connects to the endpoint, so the \
+         endpoint sees the node's address. kube-proxy accepts the client first. Without an endpoint, kube-proxy **resets** a \
+         TCP client, and a UDP client gets no answer.",
     ),
 ];
 
@@ -72,34 +74,31 @@ const REASONS: [(&str, &str); 7] = [
 const BESIDE: &str = "
 ## Beside the table
 
-For all policies, places and ways unless said otherwise, in both families: in IPVS mode with each
-shim, in nftables mode and in userspace mode (G where nothing else is said).
+These results hold for all policies, clients and addresses unless stated, in both families and all
+modes. For userspace mode, G applies.
 
-- **UDP and SCTP, and IPv6**: as TCP over IPv4 in the table. Userspace mode carries no SCTP.
-- **No endpoints**: refused at once, in IPVS mode by IPVS itself, in the others by a rule. Clients
-  get an ICMP port unreachable, at most one a second and client after a burst
-  (`net.ipv4.icmp_ratelimit`). On the node a UDP client's send fails, except to a node port in
-  nftables mode, whose rule refuses incoming packets.
-- **A port that the Service does not expose**, also a node port asked at a service address: refused
-  at once, also if a process on the node listens on all addresses
-  ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). The rules of
-  KUBE-IPVS-FILTER do so, upstream's since 1.27. nftables mode does so at ClusterIPs alone: no node
-  has the other addresses of a Service, so the network decides about packets to them. In iptables
-  and userspace mode it decides about ClusterIPs, too.
-- **An address of the ServiceCIDRs that no Service has**: nftables mode drops packets to it. The
-  others do not know these ranges.
-- **A pod that asks a Service whose only endpoint it is** reaches itself, masqueraded, in every way
-  and with all policies.
-- **Terminating endpoints** that still serve answer where no ready one does: no ready one at all,
-  or, where the policy says Local, no ready one here. If this node has neither, IPVS mode uses all
-  others (C, F), nftables mode drops, userspace mode resets.
-- **loadBalancerSourceRanges** hold for the load balancer's addresses alone, in all modes: a client
-  in no range gets a timeout, in userspace mode a reset. The node itself is allowed if a range holds
-  an address of its Node object.
-- **ICMP echo** to a service address is refused (port unreachable) by the rule that refuses ports
-  that are not exposed; in nftables mode to a ClusterIP (over IPv4 the node itself cannot even send
-  it). An address of the node answers, with or without a node port. If no node has the address of a
-  Service, the network decides about a ping to it.
+- **UDP, SCTP and IPv6** behave as TCP over IPv4. Userspace mode does not support SCTP.
+- **No endpoints**: refused at once, by IPVS in IPVS mode, by a rule in other modes. Clients get an
+  ICMP port unreachable, after a burst at most one per second and client
+  (`net.ipv4.icmp_ratelimit`). On the node, a UDP client's send fails. Only in nftables mode, sends
+  to a node port succeed.
+- **Unexposed ports of a Service**, also node ports at a service address: KUBE-IPVS-FILTER refuses
+  packets at once, even if a process on the node listens
+  ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables mode refuses only
+  at ClusterIPs. Iptables and userspace mode leave the packets to the network.
+- **An unused address of the ServiceCIDRs**: nftables mode drops packets to this address. Other
+  modes ignore ServiceCIDRs.
+- **A pod that is the only endpoint of a Service** reaches itself, masqueraded, by every address and
+  policy.
+- **Terminating endpoints** that still serve answer if no endpoint is ready (policy Local: no
+  endpoint on this node). Without both, IPVS mode uses all other endpoints (C, F), nftables mode
+  drops, and userspace mode resets.
+- **loadBalancerSourceRanges** apply only to load-balancer addresses. A client outside the ranges
+  gets a timeout, in userspace mode a reset. The node is allowed if a range contains an address of
+  its Node object.
+- **ICMP echo** to a service address: the rule for unexposed ports answers port unreachable.
+  nftables mode refuses echo only to ClusterIPs. An address of the node always answers. In other
+  cases, the network decides.
 ";
 
 pub(crate) const SECTIONS: [Section; 8] = [
@@ -336,32 +335,30 @@ impl Row {
 const INTRODUCTION: &str = "\
 # The packet matrix
 
-For who asks which clients reach which endpoints, and with which source address: find your policy's
-table, then the row of client and address.
+For operators who ask which endpoint a client reaches, and with which source address. Find the table
+of the Service's traffic policies, then the row of client and address.
 
-The tables show IPVS mode, with every `--ipvs-shim` (upstream, lean, nftables). Further columns show
-where other modes differ, and the last one why:
+The tables show IPVS mode with every `--ipvs-shim` (upstream, lean, nftables). Two more columns show
+different results of other modes; an empty cell means the same result. The last column gives the
+reason:
 
-* iptables and nftables mode have the intended semantics, and never differ from each other here, nor
-  do the two layouts of nftables mode (`--nftables-layout`);
-* userspace mode differs for one reason (G), with redirects by nftables and by iptables.
+* iptables mode and both layouts of nftables mode (`--nftables-layout`) always have equal results.
+* Userspace mode differs for reason G, with redirects by nftables or iptables.
 
-The test that holds this table (`integration/scenarios/tests/matrix`) sees all of it with real
-packets. The kernel state, except in the flat layout, is upstream's of the same mode.
-`kube-proxy explain` says the same: the test asks it about every row, in every mode, for who answers
-and whom the endpoint sees.
+`integration/scenarios/tests/matrix` tests every row with real packets, and compares each row with
+`kube-proxy explain`.
 
-This file is made by `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md`; the
-test fails where it is out of date.
+`cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md` prints this page. The
+test fails if the page is out of date.
 
 | word | meaning |
 |---|---|
-| from **pod**, **node**, **outside** | a pod on this node, the node itself, a host that sends packets for the address to this node (answers come back by way of this node) |
-| **detected**, **not detected**, **masquerade-all** | local traffic is detected (`--cluster-cidr`), it is not, `--masquerade-all` |
-| **local**, **remote**, **both** | the endpoint on this node answers, the one on another node, both in turn |
-| **refused**, **timeout** | none answers: an error at once, or nothing |
-| **kept**, **masq** | the endpoint sees the client's address, an address of this node |
-| **vip** | the endpoint sees the service address, which is the client's own where the node asks |
+| from **pod**, **node**, **outside** | a pod on this node, the node itself, a host that routes the address to this node (answers return through this node) |
+| **detected**, **not detected**, **masquerade-all** | with `--cluster-cidr`, without `--cluster-cidr`, with `--masquerade-all` |
+| **local**, **remote**, **both** | the endpoint on this node answers, the endpoint on another node, both in turn |
+| **refused**, **timeout** | no endpoint answers: an error at once, or silence |
+| **kept**, **masq** | the endpoint sees the client's address, or an address of this node |
+| **vip** | the endpoint sees the service address, the source of the node's own packets |
 ";
 
 /// Returns the document with the observed results, row by row.
@@ -370,7 +367,7 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
     for section in &SECTIONS {
         let _ = writeln!(
             text,
-            "\n## {}\n\n| from | to | detected | not detected | masquerade-all | iptables and nftables mode would | userspace mode would | why |\n\
+            "\n## {}\n\n| from | to | detected | not detected | masquerade-all | iptables and nftables | userspace | why |\n\
              |---|---|---|---|---|---|---|---|",
             section.title()
         );
