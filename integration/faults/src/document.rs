@@ -20,21 +20,21 @@ pub(crate) struct Part {
 }
 
 const HEAD: &str = "\
-This page is for who wants to know what a fault on a node costs. It is made by `make faults RELEASE=1 BEFORE=COMMIT` \
-([integration/faults](../integration/faults)), which keeps its rows: those of a fault that is run again by `FAULT=name` take the place of older ones.
+For operators who want to know the cost of a fault on a node. `make faults RELEASE=1 BEFORE=COMMIT` ([integration/faults](../integration/faults)) \
+writes this page. After `FAULT=name`, the new rows of that fault replace the old rows.
 
-Each row is a fault on a node of the lab while traffic runs: new TCP connections by five ways, each at most 40 a second (from a pod to a ClusterIP of \
-each family, from outside to a node port and to a load balancer's address, from the node itself), and six connections that are held open and asked ten \
-times a second.
+Each row is one fault on a node of the lab under traffic. Clients open TCP connections on five paths, at most 40 per second on each: from a pod to a \
+ClusterIP of each family, from outside to a node port and to a load-balancer address, and from the node. Six open connections each carry ten \
+requests per second.
 
-* *Failed*: not answered within 0.9 s, which is before TCP sends a lost packet again. *Not judged*: the same, while the whole guest stood still for \
-longer than 0.15 s.
-* *Lost*: an open connection that was reset, or not answered within 20 s; in brackets, of how many.
-* *Until repaired*: from the fault, or from its end where it lasts, until the state is right; of several modes the longest. The sync period is the \
-default, 30 s. If nothing of ours was wrong, the time that the next change or the start took.
+| column | meaning |
+|---|---|
+| until repaired | time from the fault, or from its end, until the state is correct; the longest of several modes. The sync period is 30 s (default). Without damage to our state: time of the next change or start |
+| requests, failed | a failed request gets no answer within 0.9 s, before TCP retransmits. *Not judged*: the guest stood still for more than 0.15 s |
+| lost | open connections that were reset, or silent for 20 s, of the number in parentheses |
 
-A fault may cost no request and no open connection, unless something else has removed what carries them; then the time until repair is limited. \
-The command fails for a row that breaks this.
+A fault must cost no request and no open connection, unless another program removes the entries that carry them. In that case, the repair time has a \
+limit. The command fails if a row breaks this promise.
 ";
 
 /// Returns the two lines that summarize all rows.
@@ -52,8 +52,8 @@ fn summary(parts: &[Part]) -> String {
         .collect();
     let broken = rows().filter(|row| row.broken.is_some()).count();
     format!(
-        "# Faults, and what they cost\n\n**{} faults in {} rows: {} cost no request and no connection, {broken} rows break a promise.** Requests or \
-         connections were lost only by: {}.\n\n",
+        "# Faults, and what they cost\n\n**{} faults in {} rows: {} cost no request and no connection, {broken} rows break a promise.** Only these \
+         faults cost requests or connections: {}.\n\n",
         faults.len(),
         rows().count(),
         faults.len() - costly.len(),
@@ -154,12 +154,12 @@ pub(crate) fn page(parts: &[Part]) -> String {
             let _ = writeln!(text, "\nNot run there: {}.", missing.join(", "));
         }
     }
-    text += "\n## What each fault is, and what kube-proxy did\n\n";
+    text += "\n## What each fault is, and what kube-proxy did\n\nParentheses give drift counts and log lines. For drift, the log says “somebody else has changed …”.\n\n";
     for fault in ALL {
         let _ = write!(text, "* **{}**: {}", fault.name, fault.about);
         let mut rows = parts.iter().flat_map(|part| &part.rows);
         if let Some(row) = rows.find(|row| row.fault == fault.name && row.broken.is_none()) {
-            let _ = write!(text, " *It* {}", row.did);
+            let _ = write!(text, " kube-proxy {}", row.did);
             if !row.seen.is_empty() {
                 let _ = write!(text, " ({})", row.seen);
             }

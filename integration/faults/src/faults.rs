@@ -89,81 +89,81 @@ macro_rules! faults {
 /// The faults. Unless stated otherwise, a fault promises no failed request and no lost connection.
 pub(crate) const ALL: &[Fault] = faults! {
     ours::restart, "restart", BY_KERNEL, NEVER, anywhere,
-        "SIGTERM, and a new start, several times.";
+        "kube-proxy gets SIGTERM and starts again, several times.";
     ours::upgrade, "upgrade and back", BY_KERNEL, NEVER, anywhere,
-        "An older binary (`BEFORE`) is replaced by this one, and this one by the older, twice.";
+        "An older binary (`BEFORE`) and this binary replace each other twice.";
     ours::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
-        "The scheduler, the sync period, masquerading and the form of addresses change from start to start.";
+        "Scheduler, sync period, masquerading and address form change from start to start.";
     ours::reload, "config reload", BY_KERNEL, NEVER, anywhere,
-        "The configuration file changes under the running daemon, to and fro: the scheduler, masqueradeAll, the sync period.";
+        "The configuration file changes under the running daemon: scheduler, masqueradeAll, sync period.";
     ours::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
-        "kill -9 as soon as it is ready, and a new start, 20 times.";
+        "kube-proxy gets kill -9 once ready, and starts again, 20 times.";
     kills::cold_start, "kill -9 in a cold start", BY_KERNEL, ONLY_IPVS, anywhere,
-        "From an empty kernel, with a crowd of Services, killed later and later and started again, until it gets to its end. A request counts from the first answer on its way on: what serves once goes on serving. In the end the kernel holds what an undisturbed start leaves.";
+        "kube-proxy starts on an empty kernel with many Services. Each kill -9 comes later than the previous one. A path that has answered once must keep answering.";
     kills::change, "kill -9 in a change", BY_KERNEL, KILLS, anywhere,
-        "While endpoints change all the time, killed at all points and started again.";
+        "kill -9 hits kube-proxy at all points while endpoints change.";
     kills::set_swap, "kill -9 in a set swap", ONLY_IPVS, NEVER, anywhere,
-        "A set of source ranges grows beyond 65,536 members, for which a larger one is put in its place; killed all along, and started again. The traffic is let in by a member of that set.";
+        "A set of source ranges grows beyond 65,536 members, so kube-proxy swaps in a larger set. kill -9 hits kube-proxy throughout. The traffic needs a member of this set.";
     kills::terminated, "SIGTERM in the middle", BY_KERNEL, ONLY_IPVS, anywhere,
-        "While endpoints change and in starts: what is programmed stays, it ends with status 0 and at once; in iptables mode when the restore that runs has ended, 6 s at most.";
+        "kube-proxy gets SIGTERM during starts and endpoint changes. The kernel state must stay, and the exit status must be 0. In iptables mode, the exit may wait 6 s for iptables-restore.";
     kills::stopped, "SIGSTOP", BY_KERNEL, ONLY_IPVS, anywhere,
-        "It stands still while endpoints change (30 s), and then catches up.";
+        "kube-proxy stops for 30 s while endpoints change.";
     foreign::flush_chains, "chains flushed", EVERY, NEVER, anywhere,
-        "All tables of iptables are flushed and their chains deleted, as a reload of firewalld does. Traffic that needs the rules fails until they are back, which is within the sync period.";
+        "All iptables tables are flushed and their chains deleted, as by a reload of firewalld. Traffic that needs rules fails until the repair within the sync period.";
     foreign::flush_ruleset, "nft flush ruleset", EVERY, NEVER, has_nft,
-        "All of nf_tables goes. At once where the kernel tells of it, else within the sync period.";
+        "The whole nf_tables ruleset is flushed. kube-proxy repairs at once if the kernel reports the change, otherwise within the sync period.";
     foreign::sets_deleted, "sets deleted", ONLY_IPVS, NEVER, anywhere,
-        "A set is destroyed together with the rule that has it, and another one is emptied.";
+        "One set is destroyed together with its rule, and another set is emptied.";
     foreign::virtual_server, "virtual server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -D`: within 2 s, as the number of virtual servers is asked for.";
+        "`ipvsadm -D`. kube-proxy polls the number of virtual servers, and repairs within 2 s.";
     foreign::all_virtual_servers, "ipvsadm -C", ALL_IPVS, ONLY_IPVS, anywhere,
-        "All virtual servers go: within 2 s.";
+        "All virtual servers are deleted. kube-proxy repairs within 2 s.";
     foreign::real_server, "real server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -d`: the others serve, connections to that one break off; within the sync period.";
+        "`ipvsadm -d`. Connections to this destination break, other destinations serve, and kube-proxy repairs within the sync period.";
     foreign::weight, "weight changed", ALL_IPVS, NEVER, anywhere,
-        "A weight is set to 0 and another to 5: nothing fails; within the sync period.";
+        "One weight is set to 0, another to 5. No request fails, and kube-proxy repairs within the sync period.";
     foreign::address, "address deleted", ALL_IPVS, NEVER, anywhere,
-        "An address is taken from `kube-ipvs0`: at once, as the kernel tells of it.";
+        "An address is deleted from `kube-ipvs0`. The kernel reports the change, so kube-proxy repairs at once.";
     foreign::link, "kube-ipvs0 deleted", ALL_IPVS, NEVER, anywhere,
-        "The link goes with all service addresses: at once, as the kernel tells of it.";
+        "The link is deleted with all service addresses. The kernel reports the change, so kube-proxy repairs at once.";
     foreign::rules_deleted, "rule deleted", WITH_IPTABLES, NEVER, anywhere,
-        "The jump to our chains is deleted. iptables mode looks for the sake of flushed tables only at each period, and so does the other.";
+        "The jump to our chains is deleted. kube-proxy checks rules once per sync period.";
     foreign::table_damaged, "element and rule deleted", IN_NFTABLES, NEVER, anywhere,
-        "Rules in the chains of our table are flushed: at once, as the kernel tells of each transaction.";
+        "The rules in our table are flushed. The kernel reports the transaction, so kube-proxy repairs at once.";
     kernel::notices_lost, "ENOBUFS", ALL_IPVS, ONLY_IPVS, anywhere,
-        "The daemon stands still while thousands of addresses come and go, so that the kernel drops what it has to tell; among it, that a service address was deleted.";
+        "kube-proxy is stopped while thousands of addresses come and go. The kernel drops notifications, also that of a deleted service address.";
     kernel::dumps_interrupted, "dumps interrupted", BY_KERNEL, NEVER, anywhere,
-        "Addresses, sets, virtual servers and rules of others change without pause, so that dumps are told to be inconsistent, while endpoints change and checks run.";
+        "Foreign addresses, sets, virtual servers and rules change continuously, so the kernel marks dumps as inconsistent. Endpoints change, and checks run.";
     kernel::small_buffers, "small netlink buffers", BY_KERNEL, NEVER, in_a_guest,
-        "Socket buffers have the least size that the kernel takes, and endpoints change with a crowd of Services around.";
+        "Socket buffers have the kernel's minimum size. Endpoints change among many Services.";
     kernel::memory_group, "memory pressure", OF_EACH_KIND, NEVER, has_memory_groups,
-        "A memory group that also counts the kernel's socket buffers leaves 4 MB beside what the daemon has, while endpoints change.";
+        "A memory cgroup leaves 4 MB free while endpoints change. The cgroup also counts socket buffers.";
     kernel::lock_held, "iptables lock held", WITH_IPTABLES, NEVER, has_lock,
-        "Another program holds /run/xtables.lock for a minute, while endpoints change. In IPVS mode they get into the kernel all the same; in iptables mode they wait for the lock.";
+        "Another program holds /run/xtables.lock for a minute while endpoints change. IPVS mode applies changes; iptables mode waits.";
     kernel::restore_fails, "iptables-restore fails", WITH_IPTABLES, NEVER, anywhere,
-        "The programs fail for a while, with a Service more that needs rules, and then work again.";
+        "iptables-restore fails while a new Service needs rules, and later works again.";
     kernel::restore_missing, "iptables-restore missing", WITH_IPTABLES, ONLY_IPVS, in_a_guest,
-        "The program is taken away under the running daemon, and put back.";
+        "iptables-restore is removed under the running daemon, and put back.";
     kernel::clock_jumps, "clock jumps", EVERY, ONLY_IPVS, in_a_guest,
-        "The clock is set ten years ahead, back to 1971, and to what it was, while endpoints change.";
+        "The clock jumps ten years ahead, to 1971, and back, while endpoints change.";
     limits::full_disk, "full disk", BY_KERNEL, ONLY_IPVS, anywhere,
-        "No byte can be written where the log and temporary files go. The daemon is started so, and endpoints change.";
+        "The disk for log and temporary files is full. kube-proxy starts, and endpoints change.";
     limits::read_only, "read-only /run and /proc/sys", BY_KERNEL, ONLY_IPVS, anywhere,
-        "On a prepared node, started again so, and endpoints change.";
+        "kube-proxy restarts so on a prepared node, and endpoints change.";
     limits::descriptors, "64 descriptors", BY_KERNEL, ONLY_IPVS, anywhere,
-        "The limit of open files, with connections held open to its pages.";
+        "kube-proxy may open 64 files, while clients hold connections to its pages.";
     limits::small_memory, "48 MB, 10,000 Services", OF_EACH_KIND, NEVER, has_memory_groups_and_release,
-        "A memory group without swap, Services of one family with two endpoints: started, and endpoints change.";
+        "A memory cgroup without swap. Services are single-stack with two endpoints. kube-proxy starts, and endpoints change.";
     source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
-        "It goes while endpoints change, and comes back with other endpoints and without its history.";
+        "The API server dies while endpoints change, and returns with other endpoints and no history.";
     source::emptied, "API server emptied", BY_KERNEL, ONLY_IPVS, anywhere,
-        "It is restarted with a new storage, and refilled 2 s later. It says that there are no Services, which is believed: traffic fails until they are back, and is whole soon after.";
+        "The API server restarts with empty storage, refilled after 2 s. kube-proxy believes the empty list, so traffic fails until the refill.";
     source::garbage, "API server says garbage", ONLY_IPVS, NEVER, anywhere,
-        "Something else answers in its place, with nonsense and with empty answers.";
+        "Another program answers instead of the API server, with nonsense and empty responses.";
     source::silent, "silent watch", ONLY_IPVS, NEVER, anywhere,
-        "The watches say nothing more and stay open. After 90 s without a word, not even a bookmark, they are opened anew.";
+        "The watches stay open but silent. After 90 s without event or bookmark, kube-proxy reopens the watches.";
     source::flood, "10,000 changes a second", OF_EACH_KIND, ONLY_IPVS, anywhere,
-        "So many EndpointSlices change, of 1,000 Services, for a minute; where the lab's API server cannot tell as many, the row says so. The last state is then in the kernel soon.";
+        "For a minute, EndpointSlices of 1,000 Services change at this rate. The row reports a slower API server. The kernel must soon hold the last state.";
     source::all_endpoints, "10,000 endpoints at once", OF_EACH_KIND, NEVER, anywhere,
-        "One Service with 10,000 endpoints, all of which are replaced by others at once. Those that go still answer, as pods do that end well.";
+        "All 10,000 endpoints of one Service are replaced at once. Removed endpoints still answer, as gracefully terminating pods do.";
 };

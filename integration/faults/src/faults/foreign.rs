@@ -122,7 +122,7 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
             script: &script,
             holds: rules_hold(s),
             kinds,
-            did: "wrote chains, rules and jumps anew",
+            did: "rewrote chains, rules and jumps",
             ..DAMAGE
         },
     )
@@ -135,7 +135,7 @@ fn nothing_of_ours(s: &mut Stage<'_>, script: &str) -> Result<Row> {
     let damaged = Instant::now();
     s.c.sh(script)?;
     std::thread::sleep(period(s));
-    s.did("nothing: it has no rule there");
+    s.did("had no rules there");
     s.close(damaged, Promise::NothingFails)
 }
 
@@ -146,7 +146,7 @@ pub(super) fn flush_ruleset(s: &mut Stage<'_>) -> Result<Row> {
         &Damage {
             script: "nft flush ruleset",
             holds: rules_hold(s),
-            did: "wrote its tables anew",
+            did: "rewrote its tables",
             within: is_told.then_some(AT_ONCE),
             ..DAMAGE
         },
@@ -163,7 +163,7 @@ pub(super) fn sets_deleted(s: &mut Stage<'_>) -> Result<Row> {
             holds: "ipset test KUBE-NODE-PORT-TCP 30080; ipset test KUBE-CLUSTER-IP 10.96.0.10,tcp:80
                     iptables-$backend -t nat -S KUBE-NODE-PORT | grep -q KUBE-NODE-PORT-TCP",
             kinds: &["set", "set_member", "rule"],
-            did: "made and filled the sets, and wrote the rule",
+            did: "recreated and filled the sets, and rewrote the rule",
             ..DAMAGE
         },
     )
@@ -178,7 +178,7 @@ pub(super) fn virtual_server(s: &mut Stage<'_>) -> Result<Row> {
             script: "ipvsadm -D -t 10.96.0.10:80",
             holds: SERVER,
             kinds: &["virtual_server"],
-            did: "made the virtual server and its real servers anew",
+            did: "recreated the virtual server and its destinations",
             within: Some(GLANCED),
             ..DAMAGE
         },
@@ -194,7 +194,7 @@ pub(super) fn all_virtual_servers(s: &mut Stage<'_>) -> Result<Row> {
                 "{SERVER}; ipvsadm -Sn | grep -q -- '-a -t .fd96::10.:80 -r .fd44:1::10.:8080'"
             ),
             kinds: &["virtual_server"],
-            did: "made all of them anew",
+            did: "recreated all virtual servers",
             within: Some(GLANCED),
             ..DAMAGE
         },
@@ -208,7 +208,7 @@ pub(super) fn real_server(s: &mut Stage<'_>) -> Result<Row> {
             script: "ipvsadm -d -t 10.96.0.10:80 -r 10.244.2.10:8080",
             holds: SERVER,
             kinds: &["destination"],
-            did: "added it again",
+            did: "added the destination again",
             ..DAMAGE
         },
     )
@@ -222,7 +222,7 @@ pub(super) fn weight(s: &mut Stage<'_>) -> Result<Row> {
                      ipvsadm -e -t 10.96.0.10:80 -r 10.244.1.10:8080 -m -w 5",
             holds: SERVER,
             kinds: &["destination"],
-            did: "set both back to 1",
+            did: "reset both weights to 1",
             is_harmless: true,
             ..DAMAGE
         },
@@ -236,7 +236,7 @@ pub(super) fn address(s: &mut Stage<'_>) -> Result<Row> {
             script: "ip address del 10.96.0.10/32 dev kube-ipvs0",
             holds: "ip address show dev kube-ipvs0 | grep -q 10.96.0.10/32",
             kinds: &["address"],
-            did: "bound it again",
+            did: "bound the address again",
             within: Some(AT_ONCE),
             ..DAMAGE
         },
@@ -250,7 +250,7 @@ pub(super) fn link(s: &mut Stage<'_>) -> Result<Row> {
             script: "ip link del kube-ipvs0",
             holds: "ip address show dev kube-ipvs0 | grep -q 10.96.0.10/32; ip address show dev kube-ipvs0 | grep -q fd96::10/128",
             kinds: &["link"],
-            did: "made it, and bound all addresses to it",
+            did: "recreated the link, and bound all addresses",
             within: Some(AT_ONCE),
             ..DAMAGE
         },
@@ -264,7 +264,7 @@ pub(super) fn rules_deleted(s: &mut Stage<'_>) -> Result<Row> {
             script: "iptables-$backend -t nat -D PREROUTING -m comment --comment 'kubernetes service portals' -j KUBE-SERVICES",
             holds: rules_hold(s),
             kinds: &["rule"],
-            did: "wrote it again, at its place",
+            did: "rewrote the jump at its place",
             ..DAMAGE
         },
     )
@@ -287,7 +287,7 @@ pub(super) fn table_damaged(s: &mut Stage<'_>) -> Result<Row> {
                 }
                 _ => rules_hold(s),
             },
-            did: "read the table, and wrote what was not as it was",
+            did: "read the table, and wrote the differences",
             within: Some(AT_ONCE),
             ..DAMAGE
         },

@@ -49,7 +49,7 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
     );
     s.expect_drift(&["address"])?;
     s.follows(&api.objects())?;
-    s.did("read all addresses again, as soon as it ran, and bound the one that was gone");
+    s.did("read all addresses again, and bound the deleted one");
     s.close(
         damaged,
         Promise::WholeWithin(damaged.elapsed() + Duration::from_secs(3)),
@@ -80,7 +80,7 @@ pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
     drop(busy);
     s.repaired(took);
     s.did(format!(
-        "read again what was interrupted, and followed {made} changes meanwhile"
+        "repeated interrupted dumps, and applied {made} changes"
     ));
     s.close(began, Promise::NothingFails)
 }
@@ -119,7 +119,7 @@ pub(super) fn small_buffers(s: &mut Stage<'_>) -> Result<Row> {
     let (ready, made, took) = outcome?;
     s.repaired(took);
     s.did(format!(
-        "was ready after {ready:.1?}, and followed {made} changes"
+        "was ready after {ready:.1?}, and applied {made} changes"
     ));
     s.close(began, Promise::NothingFails)
 }
@@ -150,7 +150,7 @@ pub(super) fn memory_group(s: &mut Stage<'_>) -> Result<Row> {
     ensure!(ended == 0, "the kernel has ended it {ended} times");
     s.repaired(took);
     s.did(format!(
-        "followed {made} changes with {} MB, of which the kernel gave back what it could",
+        "applied {made} changes in {} MB of memory",
         limit >> 20
     ));
     s.close(began, Promise::NothingFails)
@@ -181,9 +181,9 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     s.follows(&api.objects())?;
     s.repaired(released.elapsed());
     s.did(if is_free {
-        format!("followed endpoints all the while, after {slowest:.1?} at most")
+        format!("applied endpoint changes after {slowest:.1?} at most")
     } else {
-        "waited for the lock, and wrote everything then".to_owned()
+        "waited for the lock, and then wrote all changes".to_owned()
     });
     s.close(began, Promise::NothingFails)
 }
@@ -204,7 +204,7 @@ fn with_external_ip(
     let mended = Instant::now();
     s.c.until_answered(&s.c.outside, "192.0.2.20:80")?;
     s.repaired(mended.elapsed());
-    s.did("said so, kept what it had, and wrote the rules once it could");
+    s.did("logged the failure, kept the old rules, and later wrote the new ones");
     s.close(began, Promise::NothingFails)
 }
 
@@ -291,9 +291,7 @@ pub(super) fn clock_jumps(s: &mut Stage<'_>) -> Result<Row> {
         slowest = slowest.max(s.follows(&api.objects())?);
     }
     churn.stop()?;
-    s.did(format!(
-        "nothing: it followed changes after {slowest:.1?} at most"
-    ));
+    s.did(format!("applied changes after {slowest:.1?} at most"));
     ensure!(
         scenarios::health(s.c, "/readyz")? == 200 && scenarios::health(s.c, "/healthz")? == 200,
         "it is not healthy"

@@ -42,10 +42,10 @@ pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
         s.until_served()?;
         s.holds(&whole)?;
         s.did(format!(
-            "{kills} kills in {rounds} cold starts: each took over what was there"
+            "took over the existing state after {kills} kills in {rounds} cold starts"
         ));
         if row.is_none() {
-            s.sees("the kernel's state is that of an undisturbed start");
+            s.sees("kernel state as after an undisturbed start");
         }
         let closed = s.close(began, Promise::NothingFails)?;
         row = Some(row.map_or(closed.clone(), |so_far: Row| Row {
@@ -79,7 +79,7 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     }
     let (made, _) = churn.stop()?;
     let took = s.follows(&api.objects())?;
-    s.did(format!("{times} kills, {made} changes: went on from what was there; ready after {slowest:.1?} at most"));
+    s.did(format!("took over the existing state after {times} kills and {made} changes, ready after {slowest:.1?} at most"));
     s.repaired(took);
     s.close(began, Promise::NothingFails)
 }
@@ -126,11 +126,9 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
         !left.contains("SPARE") && !left.contains("TMP"),
         "a set is left over: {left}"
     );
-    s.did(format!(
-        "{kills} kills: the set was grown by whoever came next"
-    ));
+    s.did(format!("completed the swap after {kills} kills"));
     s.sees(&format!(
-        "{SET} with more than 65,536 members, and no set left over"
+        "{SET} with more than 65,536 members, no leftover set"
     ));
     s.close(began, Promise::NothingFails)
 }
@@ -168,7 +166,7 @@ pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
     ensure!(slowest < patience, "it took {slowest:.1?} to end");
     api.stop();
     s.did(format!(
-        "{times} times, among {made} changes: ended with status 0 after {slowest:.1?} at most; all stayed"
+        "exited {times} times among {made} changes, after {slowest:.1?} at most, and kept the kernel state"
     ));
     s.close(began, Promise::NothingFails)
 }
@@ -186,6 +184,6 @@ pub(super) fn stopped(s: &mut Stage<'_>) -> Result<Row> {
     churn.stop()?;
     s.follows(&api.objects())?;
     s.repaired(awake.elapsed());
-    s.did(format!("stood still for {stands:.0?}, then caught up"));
+    s.did(format!("stopped for {stands:.0?}, and then caught up"));
     s.close(began, Promise::NothingFails)
 }

@@ -29,7 +29,7 @@ fn restart_behind(s: &mut Stage<'_>, prefix: &[&str], flags: &[&str]) -> Result<
     s.c.prefix = before;
     s.repaired(ready);
     s.did(format!(
-        "was ready after {ready:.1?}, and followed changes ({took:.1?})"
+        "was ready after {ready:.1?}, and applied changes within {took:.1?}"
     ));
     Ok((s.close(began, Promise::NothingFails)?, began))
 }
@@ -58,7 +58,7 @@ pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
     let took = s.follows(&api.objects())?;
     s.repaired(ready);
     s.did(format!(
-        "was ready after {ready:.1?}, and followed changes ({took:.1?}) without a log"
+        "was ready after {ready:.1?}, and applied changes within {took:.1?} without a log"
     ));
     s.close(began, Promise::NothingFails)
 }
@@ -99,7 +99,7 @@ pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     );
     s.repaired(ready);
     s.did(format!(
-        "was ready after {ready:.1?}, and followed changes ({took:.1?}) while {} connections to its pages idled",
+        "was ready after {ready:.1?}, and applied changes within {took:.1?} beside {} idle connections",
         idle.len()
     ));
     s.close(began, Promise::NothingFails)
@@ -161,6 +161,6 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     s.follows(&api.objects())?;
     s.repaired(ready);
     let megabytes = peak >> 20;
-    s.did(format!("took over {count} Services within {ready:.0?}, and followed {made} changes, with {megabytes} MB"));
+    s.did(format!("took over {count} Services within {ready:.0?}, and applied {made} changes in {megabytes} MB of memory"));
     s.close(began, Promise::NothingFails)
 }

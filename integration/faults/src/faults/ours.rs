@@ -22,9 +22,9 @@ pub(super) fn restart(s: &mut Stage<'_>) -> Result<Row> {
     }
     s.holds(&whole)?;
     s.did(format!(
-        "{times} restarts: wrote nothing that was not there; ready after {slowest:.1?} at most"
+        "restarted {times} times without a write, ready after {slowest:.1?} at most"
     ));
-    s.sees("log: “first sync done”; the kernel's state is the same");
+    s.sees("log: “first sync done”; same kernel state");
     s.close(began, Promise::NothingFails)
 }
 
@@ -42,7 +42,7 @@ pub(super) fn upgrade(s: &mut Stage<'_>) -> Result<Row> {
         slowest = slowest.max(s.until_ready()?);
     }
     s.did(format!(
-        "took over what the other had left, five times; ready after {slowest:.1?} at most"
+        "took over the state of the other version five times, ready after {slowest:.1?} at most"
     ));
     s.close(began, Promise::NothingFails)
 }
@@ -62,7 +62,7 @@ pub(super) fn other_flags(s: &mut Stage<'_>) -> Result<Row> {
         s.launch(flags)?;
         s.until_ready()?;
     }
-    s.did("changed scheduler, masquerading and the form of addresses in place");
+    s.did("changed scheduler, masquerading and address form in place");
     s.close(began, Promise::NothingFails)
 }
 
@@ -97,9 +97,7 @@ pub(super) fn reload(s: &mut Stage<'_>) -> Result<Row> {
         })?;
         s.c.await_line("which takes no new start")?;
     }
-    s.did(format!(
-        "applied {times} changed files, without a new start"
-    ));
+    s.did(format!("applied {times} changed files without a restart"));
     s.sees("log: “… which takes no new start”");
     s.close(began, Promise::NothingFails)
 }
@@ -116,7 +114,7 @@ pub(super) fn crash_loop(s: &mut Stage<'_>) -> Result<Row> {
         s.until_ready()?;
     }
     s.holds(&whole)?;
-    s.did(format!("{times} starts: took over what was there"));
-    s.sees("the kernel's state is the same");
+    s.did(format!("took over the existing state {times} times"));
+    s.sees("same kernel state");
     s.close(began, Promise::NothingFails)
 }

@@ -32,7 +32,7 @@ pub(super) fn killed(s: &mut Stage<'_>) -> Result<Row> {
     s.follows(&api.objects())?;
     s.repaired(back.elapsed());
     s.expect_line("cannot be reached")?;
-    s.did("served on from what it knew, and listed anew");
+    s.did("served the last known state, and listed again");
     s.close(began, Promise::NothingFails)
 }
 
@@ -54,7 +54,7 @@ pub(super) fn emptied(s: &mut Stage<'_>) -> Result<Row> {
     let refilled = Instant::now();
     s.c.until_answered(&s.c.client, "10.96.0.10:80")?;
     s.repaired(refilled.elapsed());
-    s.did("took away what the server no longer had, and programmed what was created, at once");
+    s.did("removed the missing objects, and programmed new objects at once");
     let within = refilled.duration_since(damaged) + Duration::from_secs(5);
     s.close(damaged, Promise::WholeWithin(within))
 }
@@ -80,7 +80,7 @@ pub(super) fn garbage(s: &mut Stage<'_>) -> Result<Row> {
     s.follows(&api.objects())?;
     s.repaired(back.elapsed());
     s.expect_line("answers nonsense")?;
-    s.did("believed none of it, and served on");
+    s.did("ignored the responses, and served on");
     s.close(began, Promise::NothingFails)
 }
 
@@ -94,7 +94,7 @@ pub(super) fn silent(s: &mut Stage<'_>) -> Result<Row> {
     s.c.patience = LATEST;
     let took = s.follows(&api.objects())?;
     s.repaired(took);
-    s.did("opened the watches anew, and went on from where they were");
+    s.did("reopened the watches, and continued from the last version");
     s.close(began, Promise::NothingFails)
 }
 
@@ -116,12 +116,12 @@ pub(super) fn flood(s: &mut Stage<'_>) -> Result<Row> {
     s.repaired(ended.elapsed());
     let memory = s.memory()?;
     let short = if rate < 0.99 * f64::from(RATE) {
-        ", which is what the lab's API server could make on the guest's one processor"
+        ", the limit of the lab's API server on one processor"
     } else {
         ""
     };
     s.did(format!(
-        "followed {made} changes at {rate:.0} a second{short}; it had {memory:.0} MB then"
+        "applied {made} changes at {rate:.0} per second{short} in {memory:.0} MB of memory"
     ));
     s.close(began, Promise::NothingFails)
 }
@@ -193,7 +193,7 @@ pub(super) fn all_endpoints(s: &mut Stage<'_>) -> Result<Row> {
     s.follows(&objects)?;
     s.repaired(took);
     s.did(format!(
-        "replaced {count} endpoints, none of which was missing before another was there"
+        "replaced {count} endpoints, and never removed one before adding another"
     ));
     ensure!(took < 2 * PATIENCE, "it took {took:.0?}");
     s.close(began, Promise::NothingFails)
