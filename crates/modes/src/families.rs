@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_that_fails_is_left_out_unless_none_is_left() {
+    fn an_unusable_ip_family_is_skipped_while_another_works() {
         let of = |families: Families<()>| {
             let opened = families.opened.iter().map(|(family, _)| *family);
             let left_out = families.left_out.iter();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_primary_family_cannot_be_left_out() {
+    fn the_primary_ip_family_cannot_be_skipped() {
         let Families { left_out, .. } = families(&[], &[V6], &[]).unwrap();
         assert!(require(&left_out, V4).is_ok());
         let error = require(&left_out, V6).unwrap_err().to_string();

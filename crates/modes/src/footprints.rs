@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_says_of_everything_that_it_leaves_where_it_comes_from() {
+    fn each_object_that_a_mode_writes_has_an_origin() {
         let mut count = 0;
         for alone in ALL.chunks(1) {
             for (place, name) in alone.iter().flat_map(|mode| named(mode)) {
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_in_the_tables_of_nftables_has_an_origin() {
+    fn each_object_in_our_nftables_tables_has_an_origin() {
         let mut tables = BTreeSet::new();
         for family in IpFamily::ALL {
             for (table, names) in [
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn upstreams_own_tables_have_origins_too() {
+    fn each_object_in_upstreams_nftables_tables_has_an_origin() {
         // Upstream's kube-proxy 1.36.2 wrote these tables.
         const DUMPS: [&str; 4] = [
             include_str!("../../../integration/golden/cases/nftables/affinity-clientip/nft-ip"),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_kube_proxys_has_no_origin() {
+    fn objects_of_other_programs_have_no_origin() {
         let shim = Space::Nftables("kube-proxy-ipvs");
         for (space, name) in [
             (NAT, "DOCKER"),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn no_row_hides_another() {
+    fn no_origin_row_hides_another_row() {
         for row in ALL.iter().flat_map(|mode| mode.origins) {
             let said = origin_of(ALL, row.space, row.name);
             assert_eq!(said, Some(row.says), "{}", row.name);

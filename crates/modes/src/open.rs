@@ -118,7 +118,7 @@ mod tests {
     const V6: IpFamily = IpFamily::V6;
 
     #[test]
-    fn the_primary_family_is_that_of_a_bind_address_or_of_the_nodes_first() {
+    fn the_bind_address_or_first_node_address_decides_the_primary_family() {
         let model = |addresses: &[&str]| {
             let mut model = Model::of_node("node1");
             model.apply(Event::NodeApplied(Node {

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_be_about_the_table_is_told() {
+    fn only_events_of_our_table_are_reported() {
         let tells = |event| heard().is_news(&[event, by("nft")]);
         assert!(tells(touched(Family::Ip, "kube-proxy")));
         assert!(!tells(touched(Family::Ip6, "kube-proxy")));

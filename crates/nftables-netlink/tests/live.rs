@@ -219,7 +219,7 @@ fn a_transaction_that_cannot_be_sent_changes_nothing() {
 }
 
 #[test]
-fn a_table_that_was_switched_off_is_switched_on() {
+fn a_dormant_table_is_activated() {
     in_namespace(|mut nftables| {
         nftables.commit(&transaction(service()), None).unwrap();
         nft(&["add table ip t { flags dormant; }"]);

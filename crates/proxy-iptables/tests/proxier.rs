@@ -868,7 +868,7 @@ fn a_node_on_which_every_service_is_refused_is_stuck() {
 }
 
 #[test]
-fn node_ports_stay_where_they_are_until_the_node_is_known() {
+fn node_ports_stay_unchanged_until_the_node_is_known() {
     let exposed = || Service {
         ports: [ServicePort {
             node_port: Some(30080),
@@ -961,7 +961,7 @@ fn repaired_drift_is_reported_by_kind() {
 }
 
 #[test]
-fn only_an_address_that_is_new_or_gone_is_worth_a_look() {
+fn only_added_or_removed_node_addresses_cause_a_read() {
     let mut world = serving(1);
     let mut reads = |notice: Notice| {
         let before = world.kernel.state().address_reads;

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_virtual_server_reads_as_ipvsadm_tells_it() {
+    fn a_virtual_server_is_displayed_as_by_ipvsadm() {
         let properties = |flags, timeout| Properties {
             scheduler: "mh".into(),
             flags,

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_drains_are_queried_in_several_goes() {
+    fn many_drains_are_queried_in_batches() {
         let now = Instant::now();
         let mut drains = Drains::new(None);
         let target = Target {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_of_drains_are_kept_without_a_look_at_each() {
+    fn drain_totals_are_updated_with_each_change() {
         let targets = |ports: std::ops::Range<u16>| -> Vec<Target> {
             let target = |port| Target {
                 ip: [10, 244, 0, 1].into(),

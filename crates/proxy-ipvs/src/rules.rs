@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_of_the_usual_rules_are_known() {
+    fn each_shim_rule_has_a_known_kernel_module() {
         for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
             for family in IpFamily::ALL {
                 let shim = Config {
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_shim_reads_back_equal() {
+    fn the_restore_text_of_a_shim_parses_to_the_same_rules() {
         for family in IpFamily::ALL {
             let all: Vec<_> = Set::all().collect();
             let rules = shim(family, &all).rules(&Config::default());
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_chains_are_neither_read_nor_written() {
+    fn foreign_chains_are_ignored() {
         let saved = "*nat\n:OTHER - [0:0]\n:KUBE-SERVICES - [0:0]\n-A OTHER -j RETURN\n-A POSTROUTING -j OTHER\n\
                      -A KUBE-SERVICES -d 9.9.9.9/32 -j RETURN\nCOMMIT\n*mangle\n:KUBE-SERVICES - [0:0]\nCOMMIT\n";
         let found = Rules::parse(saved);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_told_by_the_line() {
+    fn rule_differences_are_reported_line_by_line() {
         let rules = |filled: &[Set]| shim(IpFamily::V4, filled).rules(&Config::default());
         let (few, more) = (rules(&[]), rules(&[Set::LoadBalancerLocal]));
         let line = "in table nat: -A KUBE-LOAD-BALANCER -m comment --comment \"Kubernetes service load balancer ip + port with \
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn detectors_decide_who_is_masqueraded() {
+    fn the_local_traffic_detector_decides_which_sources_are_masqueraded() {
         let line = |config: &Config| {
             let rules = shim(IpFamily::V4, &[Set::ClusterIp]).rules(config);
             let chain = &rules.chains[&(Table::Nat, "KUBE-SERVICES".to_owned())];

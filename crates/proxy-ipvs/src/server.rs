@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn destinations_are_what_they_were_made_of_and_most_are_packed() {
+    fn equal_plain_destinations_are_packed_without_loss() {
         for (targets, is_packed) in [
             (&["10.0.0.1:80", "10.0.0.2:80", "10.1.0.0:80"][..], true),
             (&["10.0.0.1:80"], true),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_note_of_a_node_port_makes_no_difference() {
+    fn virtual_servers_that_differ_in_the_node_port_flag_are_equal() {
         let plain = Properties {
             scheduler: "rr".into(),
             flags: Properties::PERSISTENT,
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn destinations_that_differ_by_weight_or_forwarding_are_not_taken_for_alike() {
+    fn destinations_with_different_weight_or_forwarding_are_not_packed() {
         let plain = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| RealServer {
             weight: 1,
             is_plain: true,

@@ -336,14 +336,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sets_number_is_its_rows_index() {
+    fn each_set_number_equals_its_table_row() {
         for (index, set) in Set::all().enumerate() {
             assert_eq!(set as usize, index);
         }
     }
 
     #[test]
-    fn names_are_upstreams() {
+    fn set_names_equal_upstreams_names() {
         assert_eq!(Set::LoopBack.name(IpFamily::V4), "KUBE-LOOP-BACK");
         assert_eq!(
             Set::LoadBalancerSourceCidr.name(IpFamily::V6),
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn members_read_as_ipset_writes_them() {
+    fn set_members_are_displayed_as_by_ipset() {
         let ip: IpAddr = "10.0.0.1".parse().unwrap();
         assert_eq!(
             Member::AddressPortAddress(ip, Protocol::Tcp, 80, ip).to_string(),

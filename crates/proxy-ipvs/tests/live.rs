@@ -337,7 +337,7 @@ fn serving_golden(mut node: Node) -> Node {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn the_kernel_holds_what_upstream_would_have_left() {
+fn the_kernel_state_equals_upstreams() {
     on_a_node(|| {
         let mut node = golden_node();
         let (found, golden) = (node.dump(), golden());
@@ -358,7 +358,7 @@ fn the_kernel_holds_what_upstream_would_have_left() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_change_costs_a_message_for_each_thing_that_changed() {
+fn each_changed_entry_costs_one_netlink_message() {
     on_a_node(|| {
         let mut node = golden_node();
         let mut pods = PODS.to_vec();
@@ -389,7 +389,7 @@ fn a_change_costs_a_message_for_each_thing_that_changed() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn protocols_affinity_and_schedulers() {
+fn protocols_affinity_and_schedulers_reach_the_kernel() {
     on_a_node(|| {
         let mut node = Node::with(|config| config.scheduler = "mh".into());
         for (at, cluster_ip, protocol) in [
@@ -436,7 +436,7 @@ fn protocols_affinity_and_schedulers() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn every_rule_reads_back_as_it_was_wanted() {
+fn each_written_rule_reads_back_unchanged() {
     on_a_node(|| {
         let iptables = Iptables::choose(None).unwrap();
         for family in IpFamily::ALL {
@@ -494,7 +494,7 @@ fn assert_done(outcomes: &[Outcome]) {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn removals_spare_foreign_entries() {
+fn the_removal_of_all_services_keeps_foreign_entries() {
     on_a_node(|| {
         let mut node = golden_node();
         let backend = node.iptables.backend();
@@ -564,7 +564,7 @@ fn removals_spare_foreign_entries() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn damage_is_repaired() {
+fn a_resync_repairs_each_kind_of_damage() {
     on_a_node(|| {
         let mut node = golden_node();
         let intact = node.dump();
@@ -647,7 +647,7 @@ fn lead_here_while<T>(addresses: &BTreeSet<String>, happens: impl FnOnce() -> T)
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn routes_take_the_place_of_addresses_and_addresses_theirs() {
+fn a_restart_switches_between_bound_addresses_and_local_routes() {
     on_a_node(|| {
         let addressed = golden_node().dump();
         let bound = addressed.bound.iter();
@@ -715,7 +715,7 @@ fn routes_take_the_place_of_addresses_and_addresses_theirs() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn open_connections_drain() {
+fn open_connections_of_a_removed_endpoint_drain() {
     on_a_node(|| {
         // Addresses of the node stand in for pods. IPVS forwards to them as well.
         sh("ip addr add 10.244.1.5/32 dev lo; ip addr add 10.244.2.5/32 dev lo");
@@ -769,7 +769,7 @@ fn open_connections_drain() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn two_thousand_services_at_once() {
+fn two_thousand_services_are_programmed_in_one_sync() {
     on_a_node(|| {
         let mut node = Node::new();
         for number in 0..2000 {
@@ -821,7 +821,7 @@ fn looks_up_sources() -> bool {
 /// table. The kernel's default search takes more steps with each address.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn with_many_addresses_the_kernel_looks_sources_up_in_its_routing_table() {
+fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
     on_a_node(|| {
         sh(
             "echo 0 | tee /proc/sys/net/ipv4/conf/all/rp_filter > /proc/sys/net/ipv4/conf/eth0/rp_filter",
@@ -913,7 +913,7 @@ fn open(family: IpFamily) -> NetlinkKernel {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn refusals_have_reasons_and_stop_nothing() {
+fn each_refused_write_has_a_reason_and_the_rest_succeed() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V4);
         let (good, bad, long) = (
@@ -1001,7 +1001,7 @@ fn refusals_have_reasons_and_stop_nothing() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn sets_of_another_kind_are_named_with_the_way_out() {
+fn a_set_of_another_type_is_reported_with_the_fix() {
     on_a_node(|| {
         sh("ipset create KUBE-CLUSTER-IP hash:ip; ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet
             ipset create KUBE-LOOP-BACK hash:ip,port,ip timeout 60; ipset create KUBE-NODE-PORT-TCP bitmap:port range 1-9
@@ -1078,7 +1078,7 @@ fn sets_of_another_kind_are_named_with_the_way_out() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_set_that_is_too_small_is_replaced_under_the_rules_that_use_it() {
+fn a_full_set_is_swapped_for_a_larger_one_under_its_rules() {
     on_a_node(|| {
         let backend = Iptables::choose(None).unwrap().backend();
         sh(&format!(
@@ -1113,7 +1113,7 @@ fn a_set_that_is_too_small_is_replaced_under_the_rules_that_use_it() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn both_families_grow_their_sets_at_once() {
+fn both_ip_families_grow_their_sets_at_the_same_time() {
     const MEMBERS: u16 = 4_000;
     on_a_node(|| {
         let together = Arc::new(std::sync::Barrier::new(2));
@@ -1148,7 +1148,7 @@ fn both_families_grow_their_sets_at_once() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_set_of_the_size_that_upstream_gives_is_filled_to_the_last_member() {
+fn a_set_of_upstreams_size_accepts_its_full_capacity() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V4);
         kernel.dump(false).unwrap();
@@ -1181,7 +1181,7 @@ fn a_set_of_the_size_that_upstream_gives_is_filled_to_the_last_member() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn the_note_of_a_node_port_is_kept_and_no_tool_shows_it() {
+fn the_kernel_keeps_the_node_port_flag_and_ipvsadm_hides_it() {
     on_a_node(|| {
         for (family, address) in [
             (IpFamily::V4, "192.168.99.10"),
@@ -1249,7 +1249,7 @@ fn the_note_of_a_node_port_is_kept_and_no_tool_shows_it() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_scheduler_is_asked_for_and_nothing_is_left_of_the_question() {
+fn a_scheduler_probe_leaves_no_virtual_server() {
     on_a_node(|| {
         let servers = || sh("ipvsadm -Sn");
         for name in ["rr", "mh"] {
@@ -1289,7 +1289,7 @@ fn a_scheduler_is_asked_for_and_nothing_is_left_of_the_question() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn one_bad_scheduler_takes_nothing_else_down() {
+fn a_missing_scheduler_does_not_affect_sets_and_rules() {
     on_a_node(|| {
         let mut node = Node::with(|config| config.scheduler = "nonesuch".into());
         node.add(service("default/web", "10.96.10.10", 80), &[&PODS]);
@@ -1315,7 +1315,7 @@ fn one_bad_scheduler_takes_nothing_else_down() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn rules_that_fail_say_which_line() {
+fn a_refused_rule_is_reported_with_its_line() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V4);
         let shim = Shim {
@@ -1341,7 +1341,7 @@ fn rules_that_fail_say_which_line() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_link_of_another_kind_serves() {
+fn an_existing_link_of_another_type_is_used() {
     on_a_node(|| {
         sh("ip link add kube-ipvs0 type bridge");
         let mut node = golden_node();
@@ -1352,7 +1352,7 @@ fn a_link_of_another_kind_serves() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_link_that_was_set_up_goes_down_unless_ipv6_would_be_away_for_long() {
+fn a_link_is_set_down_unless_many_ipv6_addresses_would_be_lost() {
     for (count, stays_up) in [(3, false), (1_500, true)] {
         on_a_node(move || {
             let [mut four, mut six] = [IpFamily::V4, IpFamily::V6].map(open);
@@ -1392,7 +1392,7 @@ fn a_link_that_was_set_up_goes_down_unless_ipv6_would_be_away_for_long() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn without_ipv6_each_address_says_so() {
+fn each_ipv6_address_is_reported_if_ipv6_is_disabled() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V6);
         assert_done(&apply(&mut kernel, [Op::CreateLink]));
@@ -1427,7 +1427,7 @@ fn without_ipv6_each_address_says_so() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn without_rights_the_capability_is_named() {
+fn errors_name_the_missing_capability() {
     on_a_node(|| {
         let iptables = Iptables::choose(None).unwrap();
         let mut kernel = open(IpFamily::V4);
@@ -1464,7 +1464,7 @@ fn without_rights_the_capability_is_named() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn time_outs_are_set() {
+fn the_ipvs_timeouts_are_written() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V4);
         let seconds = Duration::from_secs;

@@ -170,7 +170,7 @@ fn held(kernel: &mut impl Kernel) -> Held {
 
 #[test]
 #[ignore = "needs a kernel with IPVS, and root: the lab"]
-fn the_fake_refuses_what_the_kernel_refuses_and_holds_what_it_holds() {
+fn the_fake_ends_in_the_kernels_state_with_the_same_refusals() {
     for family in [IpFamily::V4, IpFamily::V6] {
         in_namespace(|| compare(family));
     }

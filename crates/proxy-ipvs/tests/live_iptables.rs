@@ -49,7 +49,7 @@ fn works(backend: Backend) -> bool {
 }
 
 #[test]
-fn hints_then_chains_then_rules_choose_the_backend() {
+fn kubelet_hints_then_chains_then_rules_choose_the_iptables_backend() {
     in_namespace(|| {
         // A preview names the backend that the daemon will choose.
         let chosen = || {
@@ -90,7 +90,7 @@ fn hints_then_chains_then_rules_choose_the_backend() {
 }
 
 #[test]
-fn a_look_leaves_nothing_behind() {
+fn probing_iptables_leaves_no_chains() {
     in_namespace(|| {
         let iptables = Iptables::choose(None).unwrap();
         for (family, program) in [(IpFamily::V4, "iptables"), (IpFamily::V6, "ip6tables")] {
@@ -109,7 +109,7 @@ fn a_look_leaves_nothing_behind() {
 }
 
 #[test]
-fn rules_read_back_as_they_were_wanted_with_each_backend() {
+fn written_rules_read_back_unchanged_with_each_iptables_backend() {
     in_namespace(|| {
         let backends: Vec<_> = [Backend::Nft, Backend::Legacy]
             .into_iter()

@@ -60,7 +60,7 @@ fn is_loaded(module: &str) -> bool {
 
 #[test]
 #[ignore = "needs a kernel to throw away: run by make test in the lab"]
-fn missing_modules_are_named() {
+fn errors_name_the_missing_kernel_modules() {
     if std::env::var("LAB_LANE").as_deref() != Ok("A") {
         eprintln!("not in lane A: this kernel is not thrown away, or has no modules to miss");
         return;

@@ -148,7 +148,7 @@ fn shim(family: IpFamily) -> Shim {
 /// In a user namespace, a socket's buffer cannot exceed net.core.wmem_max.
 #[test]
 #[ignore = "needs nf_tables"]
-fn members_that_no_send_buffer_takes_at_once_are_written_in_pieces() {
+fn members_beyond_the_send_buffer_are_written_in_several_messages() {
     const INSIDE: &str = "LARGEST_BUFFER_OUTSIDE";
     let Ok(most) = std::env::var(INSIDE) else {
         let most = fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap();
@@ -164,7 +164,7 @@ fn members_that_no_send_buffer_takes_at_once_are_written_in_pieces() {
             return;
         }
         let own = std::env::current_exe().unwrap();
-        let this = "members_that_no_send_buffer_takes_at_once_are_written_in_pieces";
+        let this = "members_beyond_the_send_buffer_are_written_in_several_messages";
         assert!(inside(&own, &["--exact", this, "--ignored", "--nocapture"]));
         return;
     };
@@ -220,7 +220,7 @@ fn fill(kernel: &mut NetlinkKernel, family: IpFamily) {
 
 /// `nft` lists the table as this test expects, and a read returns the written content.
 #[test]
-fn all_of_it_lists_and_reads_back() {
+fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
     in_namespace(|| {
         for family in IpFamily::ALL {
             let generation = || Nftables::open().unwrap().generation().unwrap();
@@ -260,7 +260,7 @@ fn all_of_it_lists_and_reads_back() {
 
 /// Each addition, change and deletion of a chain is one transaction. So is each change of a member.
 #[test]
-fn one_shim_becomes_another_and_each_change_is_one_transaction() {
+fn each_change_of_the_shim_is_one_transaction() {
     in_namespace(|| {
         let family = IpFamily::V4;
         let mut kernel = kernel(family);
@@ -297,7 +297,7 @@ fn one_shim_becomes_another_and_each_change_is_one_transaction() {
 
 /// A refusal affects only its set. A missing member counts as removed.
 #[test]
-fn a_wrong_belief_stops_no_other_write() {
+fn a_write_to_a_missing_set_affects_only_that_set() {
     in_namespace(|| {
         let family = IpFamily::V4;
         let mut kernel = kernel(family);
@@ -349,7 +349,7 @@ fn a_wrong_belief_stops_no_other_write() {
 
 /// Writes the largest number of members that a plan can have.
 #[test]
-fn very_many_members_are_one_transaction() {
+fn the_largest_plan_of_members_is_one_transaction() {
     in_namespace(|| {
         let family = IpFamily::V6;
         let mut kernel = kernel(family);
@@ -381,7 +381,7 @@ fn iptables_restore(rules: &str) {
 
 /// Rules of the kubelet and of other programs do not start an iptables program.
 #[test]
-fn chains_of_iptables_are_told_without_a_program() {
+fn chains_of_iptables_nft_are_read_over_netlink() {
     in_namespace(|| {
         if Command::new("iptables-nft-restore")
             .arg("-V")
@@ -410,7 +410,7 @@ fn chains_of_iptables_are_told_without_a_program() {
 
 /// Another program has created one of our sets with another type. Only that set is replaced.
 #[test]
-fn a_set_of_another_type_is_replaced() {
+fn an_nftables_set_of_another_type_is_replaced() {
     in_namespace(|| {
         nft(&["add", "table", "ip", "kube-proxy-ipvs"]);
         for (set, of) in [
@@ -435,7 +435,7 @@ fn a_set_of_another_type_is_replaced() {
 /// A rule that matches the set must be in the same table. Our rule returns with the new set. A
 /// foreign rule is removed.
 #[test]
-fn a_set_in_the_way_is_replaced_while_rules_look_into_it() {
+fn a_set_of_another_type_is_replaced_with_the_rules_that_match_it() {
     in_namespace(|| {
         let family = IpFamily::V4;
         let mut kernel = kernel(family);
@@ -506,7 +506,7 @@ fn a_set_in_the_way_is_replaced_while_rules_look_into_it() {
 /// Another program has made our table dormant. The kernel accepts no new base chain in a
 /// transaction that activates the table.
 #[test]
-fn a_table_that_was_switched_off_is_switched_on() {
+fn a_dormant_table_is_activated() {
     in_namespace(|| {
         let family = IpFamily::V4;
         let mut kernel = kernel(family);

@@ -48,7 +48,7 @@ fn web() -> World {
 }
 
 #[test]
-fn a_first_sync_makes_before_it_serves() {
+fn the_first_sync_writes_the_rules_before_the_addresses() {
     let mut world = World::new();
     world.service(service("default/web", "10.96.0.10", 80));
     world.slice(slice("default/web", &PAIR));
@@ -83,7 +83,7 @@ fn a_first_sync_makes_before_it_serves() {
 
 /// In one update, the virtual server stays. It gets new endpoints before it loses the old ones.
 #[test]
-fn an_address_that_goes_over_to_another_service_is_served_throughout() {
+fn an_address_that_moves_to_another_service_is_always_served() {
     let at = |name: &str, cluster_ip: &str| Service {
         external_ips: vec![ip("192.0.2.30")],
         ..service(name, cluster_ip, 80)
@@ -116,7 +116,7 @@ fn an_address_that_goes_over_to_another_service_is_served_throughout() {
 }
 
 #[test]
-fn deletes_run_the_other_way_and_leave_nothing() {
+fn a_deleted_service_is_removed_in_reverse_order() {
     let mut world = web();
     world.delete_service("default/web");
     assert_eq!(world.sync().pending, 0);
@@ -147,7 +147,7 @@ fn deletes_run_the_other_way_and_leave_nothing() {
 }
 
 #[test]
-fn nothing_happens_until_both_lists_are_complete() {
+fn no_entry_is_written_before_both_lists_are_complete() {
     let foreign = web();
     let mut world = foreign.restarted(Config::default());
     world.service(service("default/other", "10.96.0.11", 80));
@@ -165,7 +165,7 @@ fn nothing_happens_until_both_lists_are_complete() {
 }
 
 #[test]
-fn a_list_that_is_not_whole_takes_nothing_away() {
+fn an_incomplete_list_removes_no_entry() {
     let mut world = web().restarted(Config::default());
     world.service(service("default/web", "10.96.0.10", 80));
     world.slice(slice("default/web", &["10.244.1.5@node1"]));
@@ -216,7 +216,7 @@ fn a_restart_on_a_programmed_kernel_writes_nothing() {
 
 /// The cost of one changed endpoint does not depend on the number of Services, here 10,000.
 #[test]
-fn one_change_among_ten_thousand_services_costs_what_it_must() {
+fn the_cost_of_a_change_does_not_depend_on_other_services() {
     const NODE_ADDRESSES: [&str; 3] = ["192.168.99.10", "192.168.98.10", "192.168.97.10"];
     let kernel = FakeKernel::new(IpFamily::V4, &NODE_ADDRESSES.map(ip));
     let mut world = World::with(Config::default(), kernel);
@@ -392,7 +392,7 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
 }
 
 #[test]
-fn drift_is_repaired_by_exactly_what_differs() {
+fn drift_is_repaired_by_the_missing_writes_only() {
     let mut world = web();
     {
         let mut state = world.kernel.state();
@@ -419,7 +419,7 @@ fn drift_is_repaired_by_exactly_what_differs() {
 }
 
 #[test]
-fn foreign_state_is_not_touched() {
+fn foreign_entries_stay_unchanged() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     let properties = Properties {
         scheduler: "wrr".into(),
@@ -462,7 +462,7 @@ fn foreign_state_is_not_touched() {
 }
 
 #[test]
-fn leftovers_of_an_earlier_run_are_ours_by_address_set_or_node_port() {
+fn leftovers_are_adopted_by_address_set_or_node_port() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     {
         let properties = Properties {
@@ -529,7 +529,7 @@ fn leftovers_of_an_earlier_run_are_ours_by_address_set_or_node_port() {
 }
 
 #[test]
-fn node_ports_at_an_address_that_left_the_node_meanwhile_go() {
+fn node_ports_at_an_address_lost_during_downtime_are_removed() {
     let (here, moved) = (ip("192.168.99.10"), ip("192.168.99.11"));
     let mut world = World::with(
         Config::default(),
@@ -584,7 +584,7 @@ fn node_ports_at_an_address_that_left_the_node_meanwhile_go() {
 }
 
 #[test]
-fn node_ports_that_bear_no_note_are_taken_over_without_a_write() {
+fn node_ports_without_the_flag_are_adopted_without_a_write() {
     let mut world = World::new();
     let mut web = service("default/web", "10.96.0.10", 80);
     web.ports[0].node_port = Some(30080);
@@ -603,7 +603,7 @@ fn node_ports_that_bear_no_note_are_taken_over_without_a_write() {
 }
 
 #[test]
-fn a_virtual_server_that_cannot_be_removed_keeps_the_proof_that_it_is_ours() {
+fn a_virtual_server_that_cannot_be_removed_keeps_its_set_members() {
     let mut world = web();
     let refused = "remove virtual server 10.96.0.10:80/TCP".to_owned();
     world
@@ -624,7 +624,7 @@ fn a_virtual_server_that_cannot_be_removed_keeps_the_proof_that_it_is_ours() {
 
 /// A kept member must not stay due, or the loop would not sleep.
 #[test]
-fn a_member_is_not_due_before_its_virtual_server() {
+fn a_set_member_is_removed_only_after_its_virtual_server() {
     let mut world = web();
     for refused in [
         "remove virtual server 10.96.0.10:80/TCP",
@@ -647,7 +647,7 @@ fn a_member_is_not_due_before_its_virtual_server() {
 
 /// A check finds the same differences as a restart.
 #[test]
-fn later_virtual_servers_are_ours_by_the_same_proof() {
+fn a_check_adopts_virtual_servers_by_the_rules_of_a_restart() {
     let mut world = web();
     let there = world.kernel.state().snapshot.servers[&server("10.96.0.10:80")].clone();
     let mut exposed = service("default/exposed", "10.96.0.11", 80);
@@ -675,7 +675,7 @@ fn later_virtual_servers_are_ours_by_the_same_proof() {
 }
 
 #[test]
-fn a_node_that_is_late_is_told_from_one_bad_service() {
+fn one_bad_service_does_not_make_the_node_stuck() {
     let fails = |world: &mut World| {
         let synced = world.sync();
         (
@@ -719,7 +719,7 @@ fn a_node_that_is_late_is_told_from_one_bad_service() {
 }
 
 #[test]
-fn rules_do_not_come_back_for_a_member_that_stays() {
+fn a_member_that_cannot_be_removed_does_not_restore_the_rules() {
     for stays in [
         "remove virtual server 10.96.0.10:80/TCP",
         "remove 10.96.0.10,tcp:80 from set KUBE-CLUSTER-IP",
@@ -747,7 +747,7 @@ fn balanced(ranges: &[&str]) -> Service {
 }
 
 #[test]
-fn the_address_given_counts_without_a_node_object() {
+fn the_configured_node_address_is_used_without_a_node_object() {
     let config = Config {
         node_ip: Some(ip("192.168.99.10")),
         ..Config::default()
@@ -779,7 +779,7 @@ fn refuse_rules(world: &World) {
 }
 
 #[test]
-fn an_address_stays_in_its_set_until_rules_ask_the_next_one() {
+fn an_address_keeps_its_old_set_until_rules_use_the_new_one() {
     let mut world = lean();
     let exposed = |is_local: bool| {
         let mut exposed = service("default/web", "10.96.0.10", 80);
@@ -819,7 +819,7 @@ fn an_address_stays_in_its_set_until_rules_ask_the_next_one() {
 /// The first source ranges on a node, while the kernel refuses rules: a closed port is safer than
 /// an open one.
 #[test]
-fn a_load_balancer_is_closed_to_others_though_rules_are_refused() {
+fn refused_rules_leave_a_load_balancer_closed_to_other_sources() {
     let mut world = lean();
     world.service(balanced(&[]));
     world.slice(slice("default/web", &PAIR));
@@ -840,7 +840,7 @@ fn a_load_balancer_is_closed_to_others_though_rules_are_refused() {
 }
 
 #[test]
-fn a_node_that_is_made_anew_without_addresses_admits_itself_as_before() {
+fn a_recreated_node_object_without_addresses_keeps_the_admitted_address() {
     let node = |addresses: &[&str]| proxy::Node {
         name: "node1".into(),
         addresses: addresses.iter().map(|at| ip(at)).collect(),
@@ -865,7 +865,7 @@ fn a_node_that_is_made_anew_without_addresses_admits_itself_as_before() {
 }
 
 #[test]
-fn a_refused_object_stays_pending_and_stops_nothing_else() {
+fn a_refused_object_stays_pending_and_the_rest_is_programmed() {
     let mut world = World::new();
     world.service(service("default/bad", "10.96.0.66", 80));
     world.slice(slice("default/bad", &PAIR));
@@ -901,7 +901,7 @@ fn a_refused_object_stays_pending_and_stops_nothing_else() {
 }
 
 #[test]
-fn lost_acknowledgements_are_answered_by_a_dump() {
+fn a_lost_acknowledgement_causes_a_dump() {
     let mut world = web();
     world.kernel.state().lose_acknowledgements = true;
     world.service(service("default/two", "10.96.0.11", 80));
@@ -913,7 +913,7 @@ fn lost_acknowledgements_are_answered_by_a_dump() {
 }
 
 #[test]
-fn an_unreadable_kernel_is_an_error_that_changes_nothing() {
+fn an_unreadable_kernel_causes_an_error_and_no_write() {
     let mut world = web();
     for &part in Part::ALL {
         let unreadable = (part.name(), "interrupted".to_owned());
@@ -938,7 +938,7 @@ fn an_unreadable_kernel_is_an_error_that_changes_nothing() {
 }
 
 #[test]
-fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
+fn a_draining_endpoint_that_returns_keeps_its_connections() {
     let mut world = web();
     let target = Target {
         ip: ip("10.244.2.5"),
@@ -987,7 +987,7 @@ fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
 }
 
 #[test]
-fn drains_are_recognised_after_a_restart() {
+fn drains_continue_after_a_restart() {
     let mut world = web();
     let target = Target {
         ip: ip("10.244.2.5"),
@@ -1043,7 +1043,7 @@ fn stubborn(timeout: Option<Duration>) -> World {
 }
 
 #[test]
-fn a_drain_lasts_no_longer_than_it_may() {
+fn a_drain_ends_at_its_timeout() {
     let mut world = stubborn(Some(Duration::from_secs(20)));
     world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
     world.sync();
@@ -1083,7 +1083,7 @@ fn a_drain_lasts_no_longer_than_it_may() {
 }
 
 #[test]
-fn an_endpoint_that_returned_has_its_whole_time_again() {
+fn an_endpoint_that_returned_gets_the_full_drain_timeout_again() {
     let mut world = stubborn(Some(Duration::from_secs(20)));
     for _ in 0..2 {
         world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
@@ -1100,7 +1100,7 @@ fn an_endpoint_that_returned_has_its_whole_time_again() {
 }
 
 #[test]
-fn a_drain_has_no_limit_unless_one_is_given() {
+fn a_drain_without_a_timeout_has_no_limit() {
     let mut world = stubborn(None);
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
@@ -1112,7 +1112,7 @@ fn a_drain_has_no_limit_unless_one_is_given() {
 }
 
 #[test]
-fn udp_endpoints_are_removed_at_once() {
+fn removed_udp_endpoints_do_not_drain() {
     let mut world = World::new();
     let mut dns = service("kube-system/kube-dns", "10.96.0.53", 53);
     dns.ports = [ServicePort {
@@ -1145,7 +1145,7 @@ fn udp_endpoints_are_removed_at_once() {
 }
 
 #[test]
-fn of_two_services_that_claim_one_address_the_older_wins_until_it_goes() {
+fn the_older_of_two_services_keeps_a_shared_address() {
     let mut world = World::new();
     for (at, cluster_ip, created) in [
         ("default/old", "10.96.0.1", 100),
@@ -1194,7 +1194,7 @@ fn of_two_services_that_claim_one_address_the_older_wins_until_it_goes() {
 
 /// Sets and rules contain only the winner's entries, in any order of events.
 #[test]
-fn of_two_services_that_claim_one_address_only_the_winner_says_who_may_use_it() {
+fn only_the_owner_of_a_shared_address_defines_its_source_ranges() {
     let claimant = |at: &str, cluster_ip: &str, created| {
         let mut claimant = service(at, cluster_ip, 80);
         claimant.kind = proxy::ServiceType::LoadBalancer;
@@ -1245,7 +1245,7 @@ fn of_two_services_that_claim_one_address_only_the_winner_says_who_may_use_it() 
 }
 
 #[test]
-fn a_new_node_address_serves_the_node_ports() {
+fn a_new_node_address_serves_node_ports() {
     let mut world = World::new();
     let mut web = service("default/web", "10.96.0.10", 80);
     web.ports[0].node_port = Some(30080);
@@ -1275,7 +1275,7 @@ fn a_new_node_address_serves_the_node_ports() {
 }
 
 #[test]
-fn a_service_address_that_the_node_carries_is_served_but_not_bound() {
+fn a_service_address_that_is_a_node_address_is_not_bound() {
     let mut world = World::new();
     let mut web = service("default/web", "10.96.0.10", 80);
     web.external_ips = vec![ip("192.168.99.10")];
@@ -1290,7 +1290,7 @@ fn a_service_address_that_the_node_carries_is_served_but_not_bound() {
 }
 
 #[test]
-fn an_address_is_bound_unless_another_interface_carries_it_meanwhile() {
+fn an_address_is_unbound_while_another_interface_has_it() {
     let external = ip("192.168.99.20");
     let mut world = World::new();
     let mut web = service("default/web", "10.96.0.10", 80);
@@ -1318,7 +1318,7 @@ fn an_address_is_bound_unless_another_interface_carries_it_meanwhile() {
 }
 
 #[test]
-fn the_api_server_comes_first_then_dns() {
+fn the_api_server_is_written_first_and_dns_second() {
     let mut world = World::new();
     for (at, cluster_ip) in [
         ("default/a", "10.96.0.2"),
@@ -1345,7 +1345,7 @@ fn the_api_server_comes_first_then_dns() {
 }
 
 #[test]
-fn much_is_written_in_several_plans_and_in_order() {
+fn many_writes_are_split_into_several_ordered_plans() {
     let services = 900u32;
     let pods: Vec<String> = (0..100u32).map(|n| format!("10.244.1.{n}@node2")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
@@ -1388,7 +1388,7 @@ fn much_is_written_in_several_plans_and_in_order() {
 }
 
 #[test]
-fn a_set_is_made_larger_where_it_must_be() {
+fn a_set_grows_to_hold_all_members() {
     let mut world = World::new();
     for service_number in 0..2 {
         let at = format!("default/s{service_number}");
@@ -1422,7 +1422,7 @@ fn a_set_is_made_larger_where_it_must_be() {
 }
 
 #[test]
-fn a_full_set_has_room_for_what_comes_before_what_goes() {
+fn a_full_set_has_room_to_add_members_before_removals() {
     let mut world = World::new();
     for number in 1..=4 {
         let at = format!("default/s{number}");
@@ -1448,7 +1448,7 @@ fn a_full_set_has_room_for_what_comes_before_what_goes() {
 }
 
 #[test]
-fn a_set_grows_when_it_gets_too_small_and_never_shrinks() {
+fn a_set_that_is_too_small_grows_and_never_shrinks() {
     let mut world = web();
     world
         .kernel

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transaction_is_as_large_as_the_kernel_is_fast() {
+    fn the_transaction_size_follows_the_kernels_speed() {
         let (least, whole) = (Budget::LEAST, Budget::WHOLE);
         assert_eq!(least.of(1_000), 125);
         assert_eq!(least.of(4), 1);

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_known_again() {
+    fn names_of_maps_and_choosers_parse_to_their_keys() {
         assert_eq!(Map::all().count(), 12);
         for (map, name) in Map::all() {
             assert_eq!(Map::find(name), Some(map));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn one_endpoint_less_moves_one_other() {
+    fn a_removed_endpoint_moves_at_most_one_endpoint() {
         let of = |hosts: &[u8]| {
             let all = hosts.iter().map(|host| ([10, 0, 0, *host], 80).into());
             Choices::new(all.collect::<Vec<SocketAddr>>().into_iter())
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn few_stand_in_a_map_of_their_number() {
+    fn few_endpoints_share_the_map_for_their_count() {
         let endpoints = |count: u8| {
             let all = (0..count).map(|host| ([10, 0, 0, host], 80).into());
             Choices::new(all.collect::<Vec<SocketAddr>>().into_iter())

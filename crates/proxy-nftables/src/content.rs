@@ -69,7 +69,7 @@ mod tests {
     use kube_rules::nft::Line;
 
     #[test]
-    fn other_rules_are_another_content() {
+    fn different_rules_have_different_digests() {
         let line = || Line::new(IpFamily::V4);
         let endpoints = |hosts: &[u8]| {
             let hosts = hosts.iter().map(|host| ([10, 0, 0, *host], 80).into());
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_have_no_order() {
+    fn the_order_of_elements_does_not_change_the_digest() {
         let rule = Line::new(IpFamily::V4).goto_one_of(["a".into(), "b".into()].into_iter());
         let rule = rule.rule();
         let mut other = rule.clone();

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn one_rule_more_or_less_is_one_change() {
+    fn one_added_or_removed_rule_is_one_change() {
         let rules = |numbers: &[u8]| numbers.iter().map(|of| rule(*of)).collect::<Vec<_>>();
         let there: Vec<(u64, Rule)> = (1..).zip(rules(&[1, 2, 3, 4, 9])).collect();
         for (wanted, count) in [

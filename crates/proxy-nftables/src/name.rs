@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_upstreams() {
+    fn chain_names_equal_upstreams_names() {
         let web = port("web", "");
         let chain = NameBase::of_port(&web).chain(Purpose::Cluster);
         assert_eq!(&*chain, "service-PFISGYVC-default/web/tcp/");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_never_too_long_for_the_kernel() {
+    fn long_chain_names_are_cut_to_the_kernels_limit() {
         let name = port(&"n".repeat(253), &"p".repeat(63));
         let base = NameBase::of_port(&name).0;
         assert_eq!((base.len(), base.ends_with("...")), (240, true));

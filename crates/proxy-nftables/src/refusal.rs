@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn short_memory_is_nobodys_fault() {
+    fn enomem_blames_no_object() {
         for error in [
             CommitError::Whole(errno(libc::ENOMEM)),
             changes(&[(1, libc::ENOMEM)]),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_change_is_told_by_what_it_is() {
+    fn a_refusal_names_the_refused_change() {
         let Refusal::Refused { changes, .. } = of(changes(&[(1, libc::EBUSY)])) else {
             panic!("it is a refusal");
         };
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_transaction_is_tried_after_a_refusal_as_a_whole() {
+    fn a_transaction_refused_as_a_whole_is_split() {
         let too_large = io::Error::from_raw_os_error(libc::EMSGSIZE);
         for error in [
             CommitError::Whole(errno(libc::EINVAL)),

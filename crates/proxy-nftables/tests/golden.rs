@@ -232,7 +232,7 @@ fn theirs(file: &Path, family: IpFamily) -> String {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn this_mode_leaves_the_same_as_upstream() {
+fn the_nftables_mode_writes_the_same_objects_as_upstream() {
     let Ok(folders) = fs::read_dir(cases()) else {
         return;
     };

@@ -258,7 +258,7 @@ fn change(changes: Vec<Change>) {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn the_kernel_can_what_the_mode_needs_and_is_as_before_the_trial() {
+fn the_feature_probe_succeeds_and_leaves_the_kernel_unchanged() {
     in_namespace(|| {
         let before = generation();
         let subscription = Subscription::open(1 << 16).unwrap();
@@ -279,7 +279,7 @@ fn the_kernel_can_what_the_mode_needs_and_is_as_before_the_trial() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn a_change_is_one_transaction_and_a_restart_none() {
+fn a_change_is_one_transaction_and_a_restart_writes_none() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 1..=300 {
@@ -303,7 +303,7 @@ fn a_change_is_one_transaction_and_a_restart_none() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn endpoints_and_clients_go_at_once_or_soon() {
+fn removed_endpoints_and_their_affinity_clients_are_deleted() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 1..=5 {
@@ -369,7 +369,7 @@ fn changes_timeouts() -> bool {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn another_timeout_counts_and_clients_stay_where_the_kernel_can() {
+fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_supports_that() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         world.service(1, Some(300), &[1, 2]);
@@ -423,7 +423,7 @@ fn kernel_memory() -> f64 {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn a_thousand_endpoints_with_affinity_take_ten_megabytes() {
+fn a_thousand_endpoints_with_affinity_need_at_most_ten_megabytes() {
     for layout in LAYOUTS {
         let measured = || {
             let mut took = 0.0;
@@ -476,7 +476,7 @@ fn make_with_sizes(whole: &TableDump) {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn sets_that_were_made_with_a_size_give_back_memory_and_keep_their_clients() {
+fn old_sized_affinity_sets_free_memory_and_keep_clients() {
     in_namespace(|| {
         let hosts: Vec<u16> = (1..=50).collect();
         let mut world = World::new(Layout::Upstream);
@@ -513,7 +513,7 @@ fn sets_that_were_made_with_a_size_give_back_memory_and_keep_their_clients() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn drift_is_mended_and_what_others_have_stays() {
+fn drift_is_repaired_and_foreign_objects_stay() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 1..=5 {
@@ -551,7 +551,7 @@ fn drift_is_mended_and_what_others_have_stays() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn a_refused_object_harms_no_other() {
+fn a_refused_object_does_not_affect_other_objects() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 1..=50 {
@@ -595,7 +595,7 @@ fn nft(arguments: &[&str]) -> String {
 
 #[test]
 #[ignore = "needs nf_tables, and nft"]
-fn the_flat_layout_is_listed_and_read_back_by_nft() {
+fn nft_lists_and_restores_the_flat_layout() {
     for family in IpFamily::ALL {
         in_namespace(|| {
             let mut world = World::of(family, Layout::Flat);
@@ -658,7 +658,7 @@ fn ip(arguments: &str) {
 /// once the element exists again.
 #[test]
 #[ignore = "needs nf_tables, and ip"]
-fn a_flow_that_found_no_endpoint_is_translated_when_it_does() {
+fn a_flow_rejected_without_endpoint_is_translated_once_one_exists() {
     in_namespace(|| {
         ip("link set lo up");
         for host in 1..=4 {
@@ -709,7 +709,7 @@ fn a_flow_that_found_no_endpoint_is_translated_when_it_does() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn in_the_flat_layout_a_change_is_one_transaction_and_a_restart_none() {
+fn flat_layout_changes_are_one_transaction_and_restarts_write_none() {
     in_namespace(|| {
         let mut world = World::new(Layout::Flat);
         for number in 1..=300 {
@@ -736,7 +736,7 @@ fn in_the_flat_layout_a_change_is_one_transaction_and_a_restart_none() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn from_one_layout_to_another_and_back() {
+fn layouts_switch_both_ways_with_few_transactions() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 0..300 {
@@ -766,7 +766,7 @@ fn from_one_layout_to_another_and_back() {
 /// In both layouts, the rules of a chain that chooses among many endpoints are written one by one.
 #[test]
 #[ignore = "needs nf_tables"]
-fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
+fn one_changed_endpoint_with_affinity_costs_few_changes() {
     /// Returns the rules of the chain in order.
     fn rules_of(family: IpFamily) -> Vec<Rule> {
         let whole = Nftables::open().unwrap().read(family.into(), TABLE);

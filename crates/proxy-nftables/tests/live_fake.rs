@@ -166,7 +166,7 @@ fn is_old(family: IpFamily, kernel: &mut NetlinkKernel) -> bool {
 
 #[test]
 #[ignore = "needs nf_tables, and the right to make network namespaces"]
-fn the_fake_refuses_what_the_kernel_refuses_and_holds_what_it_holds() {
+fn the_fake_ends_in_the_kernels_state_with_the_same_refusals() {
     for family in [IpFamily::V4, IpFamily::V6] {
         in_namespace(|| compare(family));
     }

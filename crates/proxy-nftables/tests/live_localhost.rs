@@ -251,7 +251,7 @@ fn everywhere(story: impl Fn(IpFamily, Layout) + Send + Sync) {
 
 #[test]
 #[ignore = "needs nf_tables and a network namespace: run by make test in the lab"]
-fn tcp_is_served_and_udp_rejected_and_counted() {
+fn localhost_serves_tcp_node_ports_and_rejects_udp() {
     everywhere(|family, layout| {
         let mut world = World::new(family, layout, LocalhostNodePorts::Served);
         let both = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
@@ -292,7 +292,7 @@ fn tcp_is_served_and_udp_rejected_and_counted() {
 
 #[test]
 #[ignore = "needs nf_tables and a network namespace: run by make test in the lab"]
-fn without_localhost_tcp_is_rejected_until_it_is_added() {
+fn localhost_node_ports_are_rejected_until_localhost_is_added() {
     everywhere(|family, layout| {
         let mut world = World::new(family, layout, LocalhostNodePorts::Refused);
         let start = Instant::now();
@@ -312,7 +312,7 @@ fn without_localhost_tcp_is_rejected_until_it_is_added() {
 
 #[test]
 #[ignore = "needs nf_tables and a network namespace: run by make test in the lab"]
-fn another_program_keeps_its_port() {
+fn another_program_keeps_its_localhost_port() {
     in_namespace(|| {
         sh("ip link set lo up");
         let other = named("127.0.0.1".parse().unwrap(), "x");

@@ -298,7 +298,7 @@ fn with_affinity(number: u16, seconds: u32) -> Event {
 }
 
 #[test]
-fn a_cold_start_is_one_transaction_and_a_restart_none() {
+fn a_cold_start_is_one_transaction_and_a_restart_writes_none() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=20 {
@@ -320,7 +320,7 @@ fn a_cold_start_is_one_transaction_and_a_restart_none() {
 }
 
 #[test]
-fn a_changed_endpoint_does_not_wait_for_very_many_services_of_another_namespace() {
+fn a_changed_endpoint_does_not_wait_for_another_namespace() {
     let mut world = World::new(Layout::Upstream);
     web(&mut world, 1, [1]);
     world.sync();
@@ -357,7 +357,7 @@ fn a_changed_endpoint_does_not_wait_for_very_many_services_of_another_namespace(
 }
 
 #[test]
-fn a_changed_endpoint_is_named_and_nothing_else() {
+fn a_changed_endpoint_writes_only_its_own_objects() {
     let mut world = World::new(Layout::Upstream);
     for number in 1..=20 {
         web(&mut world, number, [1]);
@@ -388,7 +388,7 @@ fn a_changed_endpoint_is_named_and_nothing_else() {
 }
 
 #[test]
-fn a_service_without_endpoints_rejects_until_it_has_one() {
+fn a_service_rejects_connections_until_it_has_an_endpoint() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, []);
@@ -414,7 +414,7 @@ fn a_service_without_endpoints_rejects_until_it_has_one() {
 }
 
 #[test]
-fn nothing_goes_before_all_is_listed() {
+fn no_object_is_deleted_before_the_lists_are_complete() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -434,7 +434,7 @@ fn nothing_goes_before_all_is_listed() {
 }
 
 #[test]
-fn chains_in_use_until_the_commit_are_deleted_afterwards() {
+fn chains_in_use_are_deleted_in_a_second_transaction() {
     let mut world = World::new(Layout::Upstream);
     world.kernel.state().is_old = true;
     web(&mut world, 1, [1]);
@@ -454,7 +454,7 @@ fn chains_in_use_until_the_commit_are_deleted_afterwards() {
 }
 
 #[test]
-fn a_refused_object_harms_no_other() {
+fn a_refused_object_does_not_affect_other_objects() {
     for layout in LAYOUTS {
         for is_told in [true, false] {
             let mut world = World::new(layout);
@@ -493,7 +493,7 @@ fn a_refused_object_harms_no_other() {
 }
 
 #[test]
-fn without_the_base_nothing_is_tried_and_all_comes_when_it_is_taken() {
+fn services_wait_until_the_base_chains_are_accepted() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.kernel.state().refused = vec!["chain masquerading".to_owned()];
@@ -509,7 +509,7 @@ fn without_the_base_nothing_is_tried_and_all_comes_when_it_is_taken() {
 }
 
 #[test]
-fn unknown_state_is_read() {
+fn a_lost_reply_causes_a_read_of_the_table() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -526,7 +526,7 @@ fn unknown_state_is_read() {
 }
 
 #[test]
-fn without_a_right_all_is_tried_again_later() {
+fn writes_without_permission_are_retried_later() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.kernel.state().held = Some("a right is missing".to_owned());
@@ -541,7 +541,7 @@ fn without_a_right_all_is_tried_again_later() {
 }
 
 #[test]
-fn drift_is_mended_when_the_kernel_tells() {
+fn drift_is_repaired_after_a_kernel_notification() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -629,7 +629,7 @@ fn foreign_objects_in_the_table_stay() {
 }
 
 #[test]
-fn a_base_chain_at_another_place_is_put_right() {
+fn a_base_chain_at_a_wrong_hook_is_repaired() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -646,7 +646,7 @@ fn a_base_chain_at_another_place_is_put_right() {
 }
 
 #[test]
-fn a_table_that_was_switched_off_is_switched_on() {
+fn a_dormant_table_is_activated() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -671,7 +671,7 @@ fn a_table_that_was_switched_off_is_switched_on() {
 }
 
 #[test]
-fn a_set_of_another_kind_is_replaced() {
+fn a_set_of_another_type_is_replaced() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -692,7 +692,7 @@ fn a_set_of_another_kind_is_replaced() {
 }
 
 #[test]
-fn the_older_of_two_claimants_gets_the_address() {
+fn the_older_of_two_services_gets_a_shared_address() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         let same = |number: u16| Service {
@@ -728,7 +728,7 @@ fn balanced(number: u16, vip: IpAddr) -> Service {
 /// A younger load balancer's source ranges or endpoints, or their absence, do not affect an address
 /// of an older Service.
 #[test]
-fn only_the_older_of_two_load_balancers_has_elements() {
+fn only_the_older_load_balancer_has_elements_for_a_shared_address() {
     let vip = [198, 51, 100, 7];
     let of = |number: u16, (has_ranges, endpoints): (bool, &[u16])| {
         let mut service = balanced(number, vip.into());
@@ -773,7 +773,7 @@ fn only_the_older_of_two_load_balancers_has_elements() {
 }
 
 #[test]
-fn source_ranges_count_for_an_address_that_is_an_external_ip_as_well() {
+fn source_ranges_also_protect_a_load_balancer_address_listed_as_external_ip() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         let vip = [203, 0, 113, 1].into();
@@ -799,7 +799,7 @@ fn source_ranges_count_for_an_address_that_is_an_external_ip_as_well() {
 /// For each rule with a set, the kernel searches all sets. So the proxier does not rewrite a chain
 /// of many such rules to change one of them.
 #[test]
-fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
+fn one_changed_endpoint_with_affinity_costs_few_changes() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, 1..=40);
@@ -829,7 +829,7 @@ fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
 /// A Service with session affinity and very many endpoints is written in steps. No packet reaches
 /// it before it is complete.
 #[test]
-fn very_many_endpoints_with_affinity_come_in_pieces() {
+fn many_endpoints_with_affinity_are_written_in_pieces() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, 1..=700);
@@ -878,7 +878,7 @@ fn very_many_endpoints_with_affinity_come_in_pieces() {
 
 /// In the layout `flat`, removal of an endpoint moves at most one other endpoint.
 #[test]
-fn one_endpoint_of_many_moves_one_other() {
+fn removal_of_an_endpoint_moves_at_most_one_element() {
     let mut world = World::new(Layout::Flat);
     web(&mut world, 1, 1..=40);
     world.sync();
@@ -908,7 +908,7 @@ fn one_endpoint_of_many_moves_one_other() {
 
 /// For a set with a size, the kernel reserves 2 MiB immediately.
 #[test]
-fn sets_of_clients_have_no_size_and_those_that_had_one_give_back_memory() {
+fn affinity_sets_have_no_size_and_old_sizes_are_removed() {
     let layout = Layout::Upstream;
     let mut world = World::new(layout);
     for number in 1..=3 {
@@ -949,7 +949,7 @@ fn sets_of_clients_have_no_size_and_those_that_had_one_give_back_memory() {
 }
 
 #[test]
-fn clients_stay_with_their_endpoints() {
+fn affinity_clients_stay_with_their_endpoints() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.apply(with_affinity(1, 300));
@@ -986,7 +986,7 @@ fn clients_stay_with_their_endpoints() {
 }
 
 #[test]
-fn a_changed_timeout_counts_whatever_the_kernel_can() {
+fn a_changed_affinity_timeout_works_on_each_kernel() {
     for layout in LAYOUTS {
         for is_old in [false, true] {
             let mut world = World::new(layout);
@@ -1010,7 +1010,7 @@ fn a_changed_timeout_counts_whatever_the_kernel_can() {
 }
 
 #[test]
-fn a_refused_change_says_nothing_of_timeouts() {
+fn an_unrelated_refusal_does_not_disable_timeout_changes() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in [1, 2] {
@@ -1034,7 +1034,7 @@ fn a_refused_change_says_nothing_of_timeouts() {
 }
 
 #[test]
-fn a_timeout_and_a_policy_change_at_once_whatever_the_kernel_can() {
+fn a_timeout_and_a_policy_change_together_on_each_kernel() {
     for layout in LAYOUTS {
         for is_old in [false, true] {
             let mut world = World::new(layout);
@@ -1055,7 +1055,7 @@ fn a_timeout_and_a_policy_change_at_once_whatever_the_kernel_can() {
 }
 
 #[test]
-fn the_networks_of_services_count_at_once_and_stay_while_unknown() {
+fn service_networks_apply_at_once_and_stay_while_unknown() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -1086,7 +1086,7 @@ fn the_networks_of_services_count_at_once_and_stay_while_unknown() {
 }
 
 #[test]
-fn node_ports_are_served_where_the_flag_says() {
+fn node_ports_are_served_at_the_addresses_of_the_flag() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.sync();
@@ -1118,7 +1118,7 @@ fn node_ports_are_served_where_the_flag_says() {
 }
 
 #[test]
-fn the_own_address_is_followed_once_an_interface_has_it() {
+fn a_new_node_address_is_served_once_an_interface_has_it() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.sync();
@@ -1142,7 +1142,7 @@ fn the_own_address_is_followed_once_an_interface_has_it() {
 }
 
 #[test]
-fn the_own_address_serves_beside_networks() {
+fn the_primary_address_serves_in_addition_to_networks() {
     for layout in LAYOUTS {
         let serving = |nets: &[&str]| {
             let addresses = ["127.0.0.1", "192.168.0.10", "10.9.0.1", "10.9.0.2"];
@@ -1165,7 +1165,7 @@ fn the_own_address_serves_beside_networks() {
 }
 
 #[test]
-fn networks_that_no_address_is_in_open_nothing_whatever_was_there() {
+fn networks_without_a_node_address_serve_no_node_ports() {
     for layout in LAYOUTS {
         let mut node = node1();
         node.node_port_addresses = NodePortAddresses::All;
@@ -1189,7 +1189,7 @@ fn networks_that_no_address_is_in_open_nothing_whatever_was_there() {
 }
 
 #[test]
-fn a_cluster_ip_that_is_a_balancers_address_keeps_its_source_ranges() {
+fn a_cluster_ip_that_equals_a_load_balancer_address_keeps_source_ranges() {
     let mut world = World::new(Layout::Upstream);
     let own = service(1).cluster_ip(IpFamily::V4).unwrap();
     world.apply(Event::ServiceApplied(balanced(1, own)));
@@ -1202,7 +1202,7 @@ fn a_cluster_ip_that_is_a_balancers_address_keeps_its_source_ranges() {
 }
 
 #[test]
-fn a_set_that_somebody_else_uses_may_stay() {
+fn a_set_used_by_a_foreign_rule_may_stay() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -1241,7 +1241,7 @@ fn a_set_that_somebody_else_uses_may_stay() {
 }
 
 #[test]
-fn an_address_goes_from_a_set_that_is_replaced() {
+fn a_removed_address_is_missing_from_the_replaced_set() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -1259,7 +1259,7 @@ fn an_address_goes_from_a_set_that_is_replaced() {
 }
 
 #[test]
-fn an_element_is_written_with_its_refused_chain() {
+fn an_element_is_written_once_its_refused_chain_is_accepted() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.kernel.state().refused = vec!["to chain external-".to_owned()];
@@ -1287,7 +1287,7 @@ fn an_element_is_written_with_its_refused_chain() {
 }
 
 #[test]
-fn dns_and_the_api_come_first_where_there_is_much() {
+fn the_api_server_and_dns_are_written_first() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=200 {
@@ -1317,7 +1317,7 @@ fn dns_and_the_api_come_first_where_there_is_much() {
 // ---- the layout `flat` ----
 
 #[test]
-fn endpoints_are_elements_and_a_change_names_them_alone() {
+fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     let mut world = World::new(Layout::Flat);
     for number in 1..=20 {
         web(&mut world, number, [1, 3]);
@@ -1396,7 +1396,7 @@ fn all_kinds(world: &mut World) {
 }
 
 #[test]
-fn from_one_layout_to_another_is_one_transaction_and_back_again() {
+fn a_layout_change_is_one_transaction_in_each_direction() {
     for is_old in [false, true] {
         let mut world = World::new(Layout::Upstream);
         world.kernel.state().is_old = is_old;
@@ -1424,7 +1424,7 @@ fn from_one_layout_to_another_is_one_transaction_and_back_again() {
 }
 
 #[test]
-fn another_layout_takes_nothing_from_services_that_are_not_known_yet() {
+fn a_layout_change_keeps_services_that_are_not_listed_yet() {
     for (before, after) in [
         (Layout::Upstream, Layout::Flat),
         (Layout::Flat, Layout::Upstream),
@@ -1489,7 +1489,7 @@ fn valid_changes_after_an_invalid_one_are_written() {
 
 /// Unwanted chains use the set and would prevent its deletion.
 #[test]
-fn a_set_of_another_kind_is_replaced_whatever_names_it() {
+fn a_set_of_another_type_is_replaced_despite_leftover_users() {
     // Unwanted chains of the other layout, and a chooser for a number of endpoints that no Service
     // has.
     for (before, set) in [
@@ -1613,7 +1613,7 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
 const VERY_MANY: u16 = 5_000;
 
 #[test]
-fn failed_writes_among_very_many_are_retried_until_done() {
+fn many_failed_writes_are_all_retried() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.sync();
@@ -1639,7 +1639,7 @@ fn failed_writes_among_very_many_are_retried_until_done() {
 }
 
 #[test]
-fn a_start_is_one_transaction_and_many_changes_are_several() {
+fn a_start_is_one_transaction_and_many_changes_are_split() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=300 {
@@ -1674,7 +1674,7 @@ fn a_transaction_too_large_for_one_send_is_split() {
 }
 
 #[test]
-fn sets_and_endpoints_of_a_transaction_are_limited_too() {
+fn a_transaction_has_a_limit_of_sets_and_endpoints() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=300 {
@@ -1871,7 +1871,7 @@ proptest! {
 
     /// After any sequence of events, the kernel's content equals that of a fresh start.
     #[test]
-    fn any_history_ends_like_a_fresh_start(
+    fn any_event_sequence_ends_in_the_state_of_a_fresh_start(
         steps in proptest::collection::vec(step(), 0..30),
         is_old in any::<bool>(),
         layout in layout(),

@@ -85,7 +85,7 @@ mod tests {
     use crate::{Event, Service};
 
     #[test]
-    fn each_option_that_is_not_heeded_is_told_with_what_is_allowed() {
+    fn each_ignored_option_is_reported_with_its_allowed_values() {
         let mut model = Model::new();
         let given = [
             ("plain", vec![]),

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_keep_their_parts() {
+    fn names_are_split_into_their_parts() {
         let name = NamespacedName::new("default", "web");
         assert_eq!((name.namespace(), name.name()), ("default", "web"));
         assert_eq!(name.to_string(), "default/web");

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn node_port_addresses_follow_the_flag() {
+    fn the_flag_selects_the_node_port_addresses() {
         assert_eq!(
             serving(NodePortAddresses::All),
             ["10.0.0.1", "192.168.0.10"]
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_address_and_networks_are_selected_together() {
+    fn the_primary_address_and_networks_are_selected_together() {
         let with_primary = |nets: &[&str]| {
             let nets = nets.iter().map(|net| net.parse().unwrap()).collect();
             NodePortAddresses::PrimaryOrWithin(nets)
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn localhost_is_named_or_among_all() {
+    fn localhost_is_selected_by_name_or_with_all_addresses() {
         let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect();
         let within = |text: &[&str]| NodePortAddresses::Within(nets(text));
         let primary = |text: &[&str]| NodePortAddresses::PrimaryOrWithin(nets(text));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_of_the_node_selects_nothing() {
+    fn unknown_node_facts_select_no_address() {
         let within = |net: &str| NodePortAddresses::Within(vec![net.parse().unwrap()]);
         let unknown = |addresses, change: fn(&mut NodeFacts)| {
             let mut node = node(addresses);

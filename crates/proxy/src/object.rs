@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_gives_back_what_it_was_made_of_and_packs_ipv4() {
+    fn an_endpoint_list_packs_ipv4_without_loss() {
         assert_eq!(size_of::<Endpoint4>(), 5);
         for addresses in [
             &["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.11"][..],
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_other_placements_is_as_if_made_with_them() {
+    fn changed_placements_equal_a_list_built_with_them() {
         let placed = |number: u8, node: u16, has_v6: bool| Endpoint {
             address: if has_v6 {
                 [0xfd00, 0, 0, 0, 0, 0, 0, number.into()].into()
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_many_states_is_not_packed() {
+    fn an_endpoint_list_with_many_placements_is_not_packed() {
         let of_nodes = |count: usize| -> Vec<Endpoint> {
             let placed = |node: usize| Endpoint {
                 placement: Arc::new(Placement {

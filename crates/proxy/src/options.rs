@@ -228,14 +228,14 @@ mod tests {
     }
 
     #[test]
-    fn a_service_without_options_keeps_one_pointer() {
+    fn a_service_without_options_costs_one_pointer() {
         assert_eq!(size_of::<Option<Box<ServiceOptions>>>(), size_of::<usize>());
         assert_eq!(read(&[]), None);
         assert_eq!(read(&[("kube-proxy-ipvs/scheduler", "")]), None);
     }
 
     #[test]
-    fn every_scheduler_is_read_and_all_else_is_wrong() {
+    fn each_scheduler_is_parsed_and_unknown_names_are_invalid() {
         for scheduler in Scheduler::ALL {
             let options = read(&[("kube-proxy-ipvs/scheduler", scheduler.name())]).unwrap();
             assert_eq!(
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn little_is_kept_of_what_is_wrong() {
+    fn invalid_options_are_kept_up_to_a_limit() {
         let long = "ü".repeat(10_000);
         let many = vec![(&*long, &*long); 100];
         let options = read(&many).unwrap();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_model_knows_who_has_options() {
+    fn the_model_lists_the_services_with_options() {
         let mut model = Model::new();
         let name = |name| NamespacedName::new("default", name);
         let give = |model: &mut Model, service, value| {
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_well_formed() {
+    fn option_rows_are_well_formed() {
         for row in ROWS {
             let name = row.annotation.strip_prefix(PREFIX).unwrap();
             assert!(!name.is_empty() && name.len() <= 63 && !row.modes.is_empty());

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_one_has_it_whoever_is_written_first() {
+    fn the_older_service_owns_an_address_regardless_of_rank() {
         let old = owner(1, "default", "web");
         let api = owner(2, "default", "kubernetes");
         let dns = owner(2, "kube-system", "kube-dns");

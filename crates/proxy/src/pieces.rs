@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn few_changes_are_one_piece_whoever_they_are_of() {
+    fn few_changes_of_several_namespaces_are_one_piece() {
         let mut world = World::new();
         let all = ["a/1", "a/2", "b/1"];
         world.told(all.map(|of| service(of, 2, &[])));
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_elsewhere_waits_for_one_large_service_at_most() {
+    fn a_change_waits_for_at_most_one_large_service() {
         let mut world = World::new();
         for of in ["a/1", "a/2", "a/3"] {
             world.told(large(of, &[]));
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn many_small_services_of_one_namespace_come_in_pieces() {
+    fn many_services_of_one_namespace_are_split_into_pieces() {
         let mut world = World::new();
         let many = (0..10_000).map(|number| service(&format!("a/{number:04}"), 1, &[]));
         world.told(many);
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_node_changes_is_one_piece() {
+    fn changes_caused_by_the_node_are_one_piece() {
         let mut world = World::new();
         world.told(large("a/1", &[]));
         world.told([service("b/1", 1, &[])]);

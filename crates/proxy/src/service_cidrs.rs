@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_networks_of_all_objects_are_told_once_and_in_order() {
+    fn the_networks_of_all_service_cidrs_are_reported_in_order() {
         let name = |name| NamespacedName::new("", name);
         let mut cidrs = ServiceCidrs::default();
         let first = nets(&["10.96.0.0/12", "fd00:96::/112"]);

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_and_a_namespace_have_a_share_each() {
+    fn each_service_and_each_namespace_has_a_share() {
         let [large, small, other] = [("a", "large"), ("a", "small"), ("b", "other")]
             .map(|(namespace, name)| NamespacedName::new(namespace, name));
         let mut shares = Shares::new(2);

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_is_counted_by_itself() {
+    fn each_subject_and_outcome_is_counted_separately() {
         let mut writes = Writes::default();
         for (number, subject) in Subject::ALL.into_iter().enumerate() {
             for fate in Fate::ALL {

@@ -92,7 +92,7 @@ fn add(model: &mut Model, service: &Service) {
 }
 
 #[test]
-fn a_cluster_ip_is_its_services_alone_whoever_came_first() {
+fn a_cluster_ip_cannot_be_another_services_external_ip() {
     let victim = service("victim", "10.96.0.10", 80, &[]);
     let thief = service("thief", "10.96.0.66", 80, &["10.96.0.10", "192.0.2.1"]);
     for first_is_thief in [true, false] {
@@ -143,7 +143,7 @@ fn a_cluster_ip_is_its_services_alone_whoever_came_first() {
 }
 
 #[test]
-fn its_own_cluster_ip_is_no_theft() {
+fn a_service_may_list_its_cluster_ip_as_external_ip() {
     let mut model = model(None, None);
     add(
         &mut model,
@@ -153,7 +153,7 @@ fn its_own_cluster_ip_is_no_theft() {
 }
 
 #[test]
-fn only_networks_that_are_allowed_are_served() {
+fn external_ips_are_served_only_in_allowed_networks() {
     let asked = service(
         "web",
         "10.96.0.10",
@@ -184,7 +184,7 @@ fn only_networks_that_are_allowed_are_served() {
 }
 
 #[test]
-fn nobody_gets_where_the_api_server_is() {
+fn no_service_gets_the_api_servers_address() {
     let thief = service("thief", "10.96.0.66", 6443, &["172.35.0.5", "172.35.0.6"]);
     let other_port = service("web", "10.96.0.10", 80, &["172.35.0.5"]);
     // The API server's addresses come from this process, and from default/kubernetes.
@@ -210,7 +210,7 @@ fn nobody_gets_where_the_api_server_is() {
 }
 
 #[test]
-fn an_address_that_the_api_server_moves_to_is_taken_back_at_once() {
+fn a_new_api_server_address_is_taken_from_services_at_once() {
     let thief = service("thief", "10.96.0.66", 6443, &["172.35.0.8"]);
     let mut model = model(None, Some("172.35.0.5:6443"));
     add(&mut model, &thief);
@@ -237,7 +237,7 @@ fn an_address_that_the_api_server_moves_to_is_taken_back_at_once() {
 }
 
 #[test]
-fn the_api_servers_address_is_served_where_it_is_named_alone() {
+fn the_api_servers_address_is_served_if_allowed_by_a_host_prefix() {
     let balanced = service("api", "10.96.0.66", 6443, &["172.35.0.5"]);
     for (allowed, is_served) in [
         (&["0.0.0.0/0"][..], false),
@@ -260,7 +260,7 @@ fn the_api_servers_address_is_served_where_it_is_named_alone() {
 
 /// Checks that equal Services are served equally, whatever the earlier events.
 #[test]
-fn the_order_of_events_does_not_matter() {
+fn the_order_of_events_does_not_change_the_served_addresses() {
     let addresses = ["10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1"];
     let of = |number: usize, seed: usize| {
         let named = |bit: usize| (seed >> bit) & 1 == 1;
@@ -331,7 +331,7 @@ fn external(model: &Model, of: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_load_balancers_address_is_no_older_services_external_ip() {
+fn a_load_balancer_address_wins_over_an_older_external_ip() {
     let mut thief = claimant("thief", 1, &[80, 443], &["192.0.2.1", "192.0.2.2"], &[]);
     thief.created = Some(1);
     let mut victim = claimant("victim", 2, &[80], &[], &["192.0.2.1"]);
@@ -392,7 +392,7 @@ fn a_load_balancers_address_is_no_older_services_external_ip() {
 }
 
 #[test]
-fn a_service_keeps_what_its_own_load_balancer_has() {
+fn a_service_may_list_its_load_balancer_address_as_external_ip() {
     let mut model = model(None, None);
     add(
         &mut model,
@@ -409,7 +409,7 @@ fn a_service_keeps_what_its_own_load_balancer_has() {
 
 /// Checks that age and order do not matter: the API server assigns a node port to one Service only.
 #[test]
-fn a_node_port_is_no_other_services_external_ip_at_this_nodes_addresses() {
+fn a_node_port_wins_over_an_external_ip_at_node_addresses() {
     let node = [ip("192.0.2.1"), ip("192.0.2.2")];
     let mut thief = claimant(
         "thief",
@@ -480,7 +480,7 @@ fn a_node_port_is_no_other_services_external_ip_at_this_nodes_addresses() {
 }
 
 #[test]
-fn a_service_may_name_its_own_node_port_and_the_same_number_of_another_protocol() {
+fn an_external_ip_may_use_its_own_services_node_port() {
     let mut model = model(None, None);
     model.serve_node_ports_at(&[ip("192.0.2.1")]);
     let mut web = claimant("web", 1, &[30080], &["192.0.2.1"], &[]);
@@ -495,7 +495,7 @@ fn a_service_may_name_its_own_node_port_and_the_same_number_of_another_protocol(
 }
 
 #[test]
-fn a_load_balancers_address_that_is_refused_takes_nothing() {
+fn a_refused_load_balancer_address_displaces_no_external_ip() {
     let mut model = model(Some(&["192.0.2.0/24"]), None);
     add(
         &mut model,
@@ -522,7 +522,7 @@ proptest! {
     /// Checks any sequence of changes of Services. An external IP is served at a port if and only
     /// if no other Service's load balancer is served there.
     #[test]
-    fn external_ips_are_served_where_no_load_balancer_is(
+    fn external_ips_are_served_if_no_load_balancer_serves_them(
         steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)
     ) {
         let addresses = ["192.0.2.1", "192.0.2.2", "10.96.0.3"];

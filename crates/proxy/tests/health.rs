@@ -74,7 +74,7 @@ fn told(events: impl IntoIterator<Item = Event>) -> [Option<usize>; 2] {
 const DUAL: [&str; 2] = ["10.96.0.1", "fd00:96::1"];
 
 #[test]
-fn only_ready_endpoints_on_this_node_count() {
+fn only_ready_endpoints_on_this_node_are_counted() {
     let endpoints = [
         "10.0.0.1@n1 ready",
         "10.0.0.2@n1 ready",
@@ -90,7 +90,7 @@ fn only_ready_endpoints_on_this_node_count() {
 }
 
 #[test]
-fn terminating_endpoints_alone_are_none() {
+fn terminating_endpoints_are_not_counted() {
     let events = [
         service(&DUAL[..1], Some(31999)),
         slice("a", Some(80), &["10.0.0.1@n1 dying"]),
@@ -99,7 +99,7 @@ fn terminating_endpoints_alone_are_none() {
 }
 
 #[test]
-fn an_address_counts_once() {
+fn an_endpoint_address_is_counted_once() {
     let events = [
         service(&DUAL[..1], Some(31999)),
         slice("a", Some(80), &["10.0.0.1@n1 ready", "10.0.0.2@n1 dying"]),
@@ -111,7 +111,7 @@ fn an_address_counts_once() {
 }
 
 #[test]
-fn each_family_counts_its_own() {
+fn endpoints_are_counted_per_ip_family() {
     let events = [
         service(&DUAL, Some(31999)),
         slice("a", Some(80), &["10.0.0.1@n1 ready", "10.0.0.2@n1 ready"]),
@@ -121,7 +121,7 @@ fn each_family_counts_its_own() {
 }
 
 #[test]
-fn endpoints_without_a_port_serve_nothing() {
+fn endpoints_without_a_port_are_not_counted() {
     let events = [
         service(&DUAL[..1], Some(31999)),
         slice("a", None, &["10.0.0.1@n1 ready"]),
@@ -130,7 +130,7 @@ fn endpoints_without_a_port_serve_nothing() {
 }
 
 #[test]
-fn a_service_without_the_port_is_not_told_of() {
+fn a_service_without_health_check_node_port_is_not_reported() {
     let events = [
         service(&DUAL, None),
         slice("a", Some(80), &["10.0.0.1@n1 ready"]),

@@ -98,7 +98,7 @@ const NONE: Excess = Excess {
 };
 
 #[test]
-fn a_service_of_500_000_frontends_has_its_first_addresses_alone() {
+fn a_service_with_500_000_frontends_keeps_its_first_addresses() {
     let given = service(100, 3, 5_000);
     let mut model = model(&given, &[]);
     // The limit allows 40 addresses: the cluster IP, three load-balancer addresses, and the first
@@ -127,7 +127,7 @@ fn a_service_of_500_000_frontends_has_its_first_addresses_alone() {
 }
 
 #[test]
-fn endpoints_count_for_each_address_whatever_comes_first() {
+fn the_destination_limit_counts_endpoints_for_each_address() {
     let slices = ["a", "b", "c"].map(|of| slice(of, 2, 1_000));
     let given = service(2, 4, 20);
     let first_service = model(&given, &slices);
@@ -155,7 +155,7 @@ fn endpoints_count_for_each_address_whatever_comes_first() {
 }
 
 #[test]
-fn ports_and_slices_are_cut_where_the_cluster_ip_alone_has_too_many() {
+fn a_cluster_ip_beyond_the_limit_loses_ports_and_slices() {
     let given = service(MAX_FRONTENDS + 10, 1, 0);
     let huge = model(&given, &[slice("a", 100, 10)]);
     assert_eq!(served(&huge), [MAX_FRONTENDS, 0, 0, 1]);
@@ -182,7 +182,7 @@ fn ports_and_slices_are_cut_where_the_cluster_ip_alone_has_too_many() {
 }
 
 #[test]
-fn source_ranges_count_for_each_load_balancer_address() {
+fn the_limit_counts_source_ranges_for_each_load_balancer_address() {
     let mut given = service(10, 5, 5);
     let nets = (0..4_000).map(|number| numbered(20, number).into());
     given.source_ranges = nets.collect();
@@ -196,7 +196,7 @@ fn source_ranges_count_for_each_load_balancer_address() {
 }
 
 #[test]
-fn a_service_of_a_usual_size_is_served_whole() {
+fn a_service_of_usual_size_is_served_completely() {
     let slices: Vec<_> = (0..50)
         .map(|number| slice(&format!("s{number}"), 3, 100))
         .collect();
@@ -215,7 +215,7 @@ fn a_service_of_a_usual_size_is_served_whole() {
 /// Checks that a Service with few addresses and ports may have many endpoints. A tenant must write
 /// each endpoint, but multiplies ports and addresses cheaply.
 #[test]
-fn a_service_of_very_many_endpoints_is_served_whole_at_its_usual_addresses() {
+fn a_service_with_very_many_endpoints_is_served_completely() {
     let slices: Vec<_> = (0..170)
         .map(|number| slice(&format!("s{number:03}"), 3, 100))
         .collect();

@@ -154,7 +154,7 @@ fn dns() -> Vec<Event> {
 }
 
 #[test]
-fn a_flow_of_a_service_that_no_serving_endpoint_answers_is_stale() {
+fn a_flow_to_a_removed_endpoint_is_stale() {
     let table = [
         ("10.96.0.10:53 10.244.1.10:5353", false, "a ready endpoint"),
         (
@@ -218,7 +218,7 @@ fn a_flow_of_a_service_that_no_serving_endpoint_answers_is_stale() {
 }
 
 #[test]
-fn a_flow_to_a_node_port_on_localhost_counts_where_it_is_served() {
+fn a_flow_to_localhost_is_stale_only_if_localhost_is_served() {
     let mut world = World::new(V4);
     world.tell(dns());
     for at in ["127.0.0.1:30053", "127.1.2.3:30053"] {
@@ -234,7 +234,7 @@ fn a_flow_to_a_node_port_on_localhost_counts_where_it_is_served() {
 }
 
 #[test]
-fn both_families_have_the_same_rule() {
+fn stale_ipv6_flows_follow_the_same_rule() {
     let mut world = World::new(V6);
     world.tell(dns());
     for at in [
@@ -250,7 +250,7 @@ fn both_families_have_the_same_rule() {
 }
 
 #[test]
-fn without_a_serving_endpoint_nobody_may_answer() {
+fn all_flows_of_a_service_without_endpoints_are_stale() {
     let mut world = World::new(V4);
     let (gone, back) = (
         "10.96.0.10:53 10.244.1.10:5353",
@@ -270,7 +270,7 @@ fn without_a_serving_endpoint_nobody_may_answer() {
 }
 
 #[test]
-fn what_the_mode_has_withdrawn_and_nobody_claims_is_stale_where_it_was_led_somewhere() {
+fn translated_flows_to_a_withdrawn_unclaimed_address_are_stale() {
     let mut world = World::new(V4);
     world.tell(dns());
     let all = ["10.96.0.10:53", "192.0.2.10:53", "172.35.0.100:30053"];
@@ -307,7 +307,7 @@ fn what_the_mode_has_withdrawn_and_nobody_claims_is_stale_where_it_was_led_somew
 }
 
 #[test]
-fn what_a_service_has_lost_is_stale_and_the_rest_is_not() {
+fn only_flows_to_lost_addresses_of_a_service_are_stale() {
     let mut world = World::new(V4);
     world.tell(dns());
     let mut less = service("dns", "10.96.0.10", "");
@@ -329,7 +329,7 @@ fn what_a_service_has_lost_is_stale_and_the_rest_is_not() {
 /// model allows. A list search for each frontend would take minutes for one Service. A change of
 /// endpoints must not search the frontends.
 #[test]
-fn very_many_frontends_cost_no_more_than_their_number() {
+fn the_cost_of_stale_flows_is_linear_in_the_frontends() {
     let address = |at: u16| {
         let [high, low] = at.to_be_bytes();
         IpAddr::from([192, 0, high, low])
@@ -383,7 +383,7 @@ fn very_many_frontends_cost_no_more_than_their_number() {
 }
 
 #[test]
-fn where_two_services_claim_an_address_the_endpoints_of_both_will_do() {
+fn flows_to_endpoints_of_either_claimant_are_not_stale() {
     let mut world = World::new(V4);
     world.tell([
         Event::ServiceApplied(service("one", "10.96.0.1", "192.0.2.1")),
@@ -403,7 +403,7 @@ fn where_two_services_claim_an_address_the_endpoints_of_both_will_do() {
 }
 
 #[test]
-fn an_external_ip_that_is_the_nodes_shares_it_with_node_ports() {
+fn a_node_address_as_external_ip_also_keeps_node_port_flows() {
     let mut world = World::new(V4);
     let mut other = service("other", "10.96.0.2", "172.35.0.100");
     other.ports.iter_mut().for_each(|port| port.port = 30053);
@@ -423,7 +423,7 @@ fn an_external_ip_that_is_the_nodes_shares_it_with_node_ports() {
 }
 
 #[test]
-fn flows_are_compared_only_when_who_serves_udp_has_changed() {
+fn flows_are_compared_only_after_a_change_of_udp_endpoints() {
     let mut world = World::new(V4);
     assert!(world.tell(dns()));
     let endpoints = |list| [Event::SliceApplied(slice("dns-1", "dns", 5353, list))];

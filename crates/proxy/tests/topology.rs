@@ -112,7 +112,7 @@ fn cluster(endpoints: &[&str]) -> Vec<u8> {
 }
 
 #[test]
-fn of_two_of_a_slice_for_one_address_the_last_counts_unless_it_is_terminating() {
+fn the_last_nonterminating_duplicate_of_an_endpoint_is_used() {
     assert_eq!(cluster(&["1 ready @n1", "1 starting @n1"]), []);
     assert_eq!(cluster(&["1 starting @n1", "1 ready @n1"]), [1]);
     assert_eq!(cluster(&["1 ready @n1", "1 dead @n1"]), [1]);
@@ -139,7 +139,7 @@ fn cluster_traffic_goes_to_ready_endpoints() {
 }
 
 #[test]
-fn hints_count_only_if_all_have_them_and_one_is_for_us() {
+fn zone_hints_apply_only_if_all_endpoints_have_them() {
     assert_eq!(cluster(&["1 ready zones:z1", "2 ready zones:z2"]), [1]);
     assert_eq!(
         cluster(&["1 ready zones:z1,z2", "2 ready zones:z2,z1"]),
@@ -178,7 +178,7 @@ fn hints_count_only_if_all_have_them_and_one_is_for_us() {
 }
 
 #[test]
-fn local_traffic_stays_on_the_node() {
+fn local_policy_traffic_stays_on_the_node() {
     let endpoints = ["1 ready @n1", "2 ready @n2", "3 dying @n1"];
     let local = |service: Service, endpoints: &[&str]| {
         resolve(service, vec![slice("a", "", 8080, endpoints)])
@@ -277,7 +277,7 @@ fn with_endpoints<R>(
 }
 
 #[test]
-fn each_endpoint_has_a_reason() {
+fn each_endpoints_verdict_has_a_reason() {
     let unasked = "the Service has no traffic of this policy";
     let reachable = || Service {
         external_local: true,
@@ -359,7 +359,7 @@ fn any_slice() -> impl Strategy<Value = (bool, u16, Vec<String>)> {
 proptest! {
     /// Checks that each endpoint's verdict agrees with the choice.
     #[test]
-    fn who_is_in_is_who_serves(
+    fn the_verdicts_agree_with_the_chosen_endpoints(
         given in prop::collection::vec(any_slice(), 0..4),
         internal_local: bool,
         external_local: bool,

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_told_by_the_rules_that_differ() {
+    fn a_changed_chain_is_reported_by_its_different_rules() {
         let told = |lines: &[&str]| {
             lines
                 .iter()

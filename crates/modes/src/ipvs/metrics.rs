@@ -141,7 +141,7 @@ mod tests {
 
     /// The test files are copies from Linux 7.2.7.
     #[test]
-    fn the_tables_are_gauges_where_the_kernel_describes_them() {
+    fn ipvs_table_sizes_are_gauges_if_the_kernel_exposes_them() {
         let root = std::env::temp_dir().join(format!("ipvs-tables-{}", std::process::id()));
         let write = |path: &str, text: &str| {
             let path = root.join(path);

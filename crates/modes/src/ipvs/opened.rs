@@ -348,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_told_by_the_line() {
+    fn changed_rules_are_previewed_line_by_line() {
         let installed = "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j RETURN\nCOMMIT\n";
         let plan = Plan {
             ops: vec![

@@ -200,7 +200,7 @@ mod tests {
 
     /// Otherwise the start and its preview could choose different shims.
     #[test]
-    fn a_preview_takes_the_kernels_word_that_sets_cannot_be_matched() {
+    fn a_preview_reports_a_missing_set_match_without_a_trial() {
         let nothing_tried = || unreachable!("nothing may be tried");
         assert!(is_missing(true, Access::Read, nothing_tried));
         for access in [Access::Read, Access::Write] {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_not_here_at_all_is_a_reason_for_another_shim() {
+    fn only_absent_iptables_selects_the_other_shim() {
         let program = || "iptables-nft-restore".to_owned();
         let failed = |kind| IptablesError::Failed {
             program: program(),

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn evictions_are_counted_where_there_is_a_relay() {
+    fn relay_evictions_are_metrics_only_if_a_relay_runs() {
         let page_with_relay = page(|| {
             Some(Evictions {
                 connections: 68,

@@ -259,7 +259,7 @@ mod tests {
     use crate::settings::ProxyMode;
 
     #[test]
-    fn who_lacks_the_right_is_told_which() {
+    fn a_missing_capability_is_named_in_the_error() {
         let open = || {
             let mut sets = rustix::thread::capabilities(None).unwrap();
             sets.effective
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_cannot_reject_so_early_has_no_flat_layout() {
+    fn the_flat_layout_needs_linux_5_9() {
         assert!(refuse_old(Layout::Upstream, (5, 8)).is_ok());
         assert!(refuse_old(Layout::Flat, (5, 9)).is_ok());
         let line = refuse_old(Layout::Flat, (5, 8)).unwrap_err().to_string();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_kernel_is_served_and_told_of() {
+    fn kernels_before_5_13_are_served_with_a_warning() {
         assert_eq!(note_of_kernel((5, 13), false), None);
         assert_eq!(note_of_kernel((6, 1), false), None);
         assert_eq!(note_of_kernel((5, 4), true), None);

@@ -84,7 +84,7 @@ mod tests {
     use crate::settings::{ProxyMode, Settings as All};
 
     #[test]
-    fn localhost_is_served_where_it_is_named_and_the_gate_is_on() {
+    fn localhost_node_ports_need_the_flag_and_the_feature_gate() {
         use LocalhostNodePorts::{Off, Refused, Served};
         let localhost = |gate: Option<bool>, addresses: &str| {
             let gates = gate.map(|on| (LOCALHOST_NODE_PORTS.to_owned(), on));

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_grows_with_the_cpus_between_two_limits() {
+    fn the_conntrack_table_size_grows_with_the_cpus() {
         for (max_per_core, min, cpus, max) in [
             (32_768, 131_072, 1, Some(131_072)),
             (32_768, 131_072, 4, Some(131_072)),

@@ -58,14 +58,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read() {
+    fn kernel_versions_are_parsed() {
         assert_eq!(version("6.1.0-13-amd64"), (6, 1));
         assert_eq!(version("5.4"), (5, 4));
         assert_eq!(version("odd"), (u32::MAX, 0));
     }
 
     #[test]
-    fn cpus_are_counted() {
+    fn ranges_of_cpus_are_counted() {
         assert_eq!(count("0"), Some(1));
         assert_eq!(count("0-3,7"), Some(5));
         assert_eq!(count("0-3,"), None);

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_survive_the_way_to_the_kernel() {
+    fn nftables_set_elements_decode_to_the_encoded_members() {
         let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
         let nets = ["10.1.0.0/16", "0.0.0.0/0", "10.1.2.3/32"];
         for ip in [v4, v6] {

@@ -464,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_and_link_local_addresses_do_not_count() {
+    fn loopback_and_link_local_addresses_are_ignored() {
         let counted = ["10.0.0.1", "169.254.0.1", "fd00::1", "2001:db8::1"];
         assert!(counted.iter().all(|text| counts(text.parse().unwrap())));
         let passed = ["127.0.0.1", "127.1.2.3", "::1", "fe80::1"];
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_landmark_is_not_tried_again() {
+    fn a_refused_landmark_address_is_not_retried() {
         let refusal = |errno| {
             Reply::Refused(Refusal {
                 errno,

@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unreadable_leftovers_are_searched_again() {
+    fn leftovers_are_searched_again_until_all_are_readable() {
         let mut known = None;
         assert_eq!(until_known(&mut known, || (1, Certainty::Some)), 1);
         assert_eq!(until_known(&mut known, || (2, Certainty::All)), 2);
@@ -299,7 +299,7 @@ mod tests {
 
     /// Only an administrator may read tables of nftables.
     #[test]
-    fn an_unanswered_question_proves_no_absence() {
+    fn leftovers_without_read_permission_are_unknown() {
         const MODES: Footprints = &[&footprint::NFTABLES];
         let look = || {
             namespace::drop_rights();

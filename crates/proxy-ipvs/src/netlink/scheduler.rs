@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scheduler_that_is_in_use_need_not_be_asked_for() {
+    fn a_scheduler_in_use_needs_no_probe() {
         let entry = |at: ServiceAddress, scheduler: &str| ServiceEntry {
             service: Service::new(
                 VirtualServerKey::from(at).into(),

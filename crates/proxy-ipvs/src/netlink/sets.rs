@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_survive_the_way_to_the_kernel() {
+    fn ipset_entries_decode_to_the_encoded_members() {
         let (ip, net) = ("fd00::1".parse().unwrap(), "fd00:1::/64".parse().unwrap());
         for there in [
             Member::Address(ip),

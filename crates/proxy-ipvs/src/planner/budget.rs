@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_is_as_long_as_the_kernel_is_fast() {
+    fn the_size_of_a_plan_follows_the_kernels_speed() {
         let most = Budget::MOST;
         assert!(!most.is_used_up(32_767) && most.is_used_up(32_768));
         // At 3 microseconds per write, the time limit allows 3,333 writes.

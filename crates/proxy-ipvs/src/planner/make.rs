@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_plan_begins_behind_the_last_virtual_server_of_each_rank() {
+    fn the_next_plan_continues_after_the_last_virtual_server_per_rank() {
         let key = |host| -> VirtualServerKey {
             ServiceAddress::new([10, 96, 0, host].into(), 80, Protocol::Tcp).into()
         };

@@ -467,7 +467,7 @@ mod tests {
 
     /// Compares the shims with all sets filled, and with only a packet's own sets filled.
     #[test]
-    fn every_packet_gets_upstreams_verdict() {
+    fn the_lean_shim_gives_each_packet_upstreams_verdict() {
         let everything: BTreeSet<Set> = Set::all().collect();
         let (mut asked, mut rejected, mut marked) = (0, 0, 0);
         for (upstream, lean) in configs() {
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_for_a_packet_to_a_cluster_ip() {
+    fn the_lean_shim_has_few_rules_for_a_cluster_ip() {
         let [_, lean] = texts(&[Set::ClusterIp, Set::IpvsIps, Set::LoopBack]);
         let text = lean.restore_text(&Rules::default());
         let lines: Vec<_> = text.lines().filter(|line| !line.starts_with(':')).collect();
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn one_shim_becomes_the_other_in_one_go() {
+    fn one_restore_replaces_upstreams_shim_by_the_lean_shim() {
         let all: Vec<_> = Set::all().collect();
         let [upstream, lean] = texts(&[Set::ClusterIp, Set::IpvsIps]);
         let jumps = |text: &str, verb: &str| -> Vec<String> {

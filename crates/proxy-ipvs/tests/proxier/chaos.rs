@@ -224,12 +224,12 @@ fn serving(snapshot: &Snapshot) -> impl PartialEq + std::fmt::Debug {
 }
 
 #[test]
-fn any_history_ends_in_the_state_of_a_fresh_start() {
+fn any_sequence_of_events_ends_in_the_state_of_a_fresh_start() {
     with_shim(ShimStyle::Upstream, 1..=SEEDS);
 }
 
 #[test]
-fn any_history_ends_in_the_state_of_a_fresh_start_with_the_nftables_shim() {
+fn the_nftables_shim_ends_in_the_state_of_a_fresh_start() {
     with_shim(ShimStyle::Nftables, SEEDS + 1..=SEEDS + SEEDS / 2);
 }
 

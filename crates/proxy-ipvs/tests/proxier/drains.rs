@@ -122,7 +122,7 @@ fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
 }
 
 #[test]
-fn a_drain_is_queried_soon_and_then_with_back_off() {
+fn a_drain_is_queried_soon_and_then_less_often() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"]);
     for other in 0..100 {
         let at = format!("default/other-{other}");
@@ -156,7 +156,7 @@ fn a_drain_is_queried_soon_and_then_with_back_off() {
 }
 
 #[test]
-fn a_later_drain_is_queried_soon_as_well() {
+fn a_later_drain_is_queried_soon_too() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
     open(&world, WEB, "10.244.2.2", 1);
     open(&world, WEB, "10.244.2.3", 1);
@@ -180,7 +180,7 @@ fn new_endpoints_cause_no_query() {
 }
 
 #[test]
-fn the_loser_of_a_conflict_drains_nothing() {
+fn a_service_that_lost_an_address_conflict_drains_no_endpoint() {
     let mut world = conflict();
     // Events of the loser and an idle endpoint of the winner have no effect.
     for pods in [
@@ -197,7 +197,7 @@ fn the_loser_of_a_conflict_drains_nothing() {
 }
 
 #[test]
-fn the_next_owner_of_an_address_drains_its_destinations() {
+fn the_next_owner_of_an_address_drains_the_old_destinations() {
     let mut world = conflict();
     open(&world, SHARED, "10.244.2.1", 1);
     world.delete_service("default/old");
@@ -221,7 +221,7 @@ fn the_next_owner_of_an_address_drains_its_destinations() {
 }
 
 #[test]
-fn a_draining_endpoint_serves_again_for_the_next_owner() {
+fn a_draining_endpoint_serves_again_under_the_next_address_owner() {
     let mut world = conflict();
     endpoints(&mut world, "default/new", &["10.244.2.1", "10.244.2.2"]);
     endpoints(&mut world, "default/old", &["10.244.2.3"]);
@@ -240,7 +240,7 @@ fn a_draining_endpoint_serves_again_for_the_next_owner() {
 }
 
 #[test]
-fn a_deleted_service_drains_nothing() {
+fn a_deleted_service_does_not_drain() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
     open(&world, WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
@@ -257,7 +257,7 @@ fn a_deleted_service_drains_nothing() {
 }
 
 #[test]
-fn a_change_of_the_service_leaves_its_drains_alone() {
+fn a_changed_service_keeps_its_drains() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
     open(&world, WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
@@ -282,7 +282,7 @@ fn a_change_of_the_service_leaves_its_drains_alone() {
 }
 
 #[test]
-fn foreign_changes_of_draining_destinations_are_undone_or_accepted() {
+fn foreign_changes_of_draining_destinations_are_repaired() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
     open(&world, WEB, "10.244.2.2", 1);
     open(&world, WEB, "10.244.2.3", 1);
@@ -318,7 +318,7 @@ fn foreign_changes_of_draining_destinations_are_undone_or_accepted() {
 }
 
 #[test]
-fn a_destination_that_is_gone_is_not_made_again_to_be_drained() {
+fn a_removed_destination_is_not_recreated_to_drain() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
     refuse(
         &world,
@@ -345,7 +345,7 @@ fn a_destination_that_is_gone_is_not_made_again_to_be_drained() {
 }
 
 #[test]
-fn while_one_destination_is_refused_others_drain_and_go() {
+fn a_refused_destination_does_not_stop_the_drains_beside_it() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
     let refused = "add destination 10.244.2.66:8080 to 10.96.0.10:80/TCP";
     refuse(&world, refused);
@@ -385,7 +385,7 @@ fn while_one_destination_is_refused_others_drain_and_go() {
 }
 
 #[test]
-fn while_one_destination_is_refused_one_of_udp_that_is_gone_gets_nothing() {
+fn a_refused_destination_does_not_stop_removals_of_udp_destinations() {
     let mut world = World::new();
     let mut dns = service("default/web", "10.96.0.10", 80);
     dns.ports[0].protocol = Protocol::Udp;
@@ -414,7 +414,7 @@ fn while_one_destination_is_refused_one_of_udp_that_is_gone_gets_nothing() {
 }
 
 #[test]
-fn a_destination_whose_weight_cannot_be_written_is_not_removed() {
+fn a_destination_whose_weight_write_fails_is_not_removed() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
     refuse(
         &world,
@@ -433,7 +433,7 @@ fn a_destination_whose_weight_cannot_be_written_is_not_removed() {
 }
 
 #[test]
-fn after_a_restart_drains_wait_until_the_sources_have_told_everything() {
+fn after_a_restart_drains_wait_for_complete_lists() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
     open(&world, WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
@@ -670,7 +670,7 @@ proptest! {
     /// Endpoints get their weight immediately. Other destinations get no new connection and lose
     /// none. In the end, no leftover and no timer remains.
     #[test]
-    fn endpoints_serve_and_leftovers_drain(steps in proptest::collection::vec(step(), 1..40)) {
+    fn endpoints_serve_and_leftover_destinations_drain(steps in proptest::collection::vec(step(), 1..40)) {
         let mut story = Story::new();
         story.tell(0);
         story.tell(1);

@@ -21,7 +21,7 @@ fn told(drift: &proxy::Drift) -> Vec<(&'static str, usize)> {
 }
 
 #[test]
-fn every_kind_of_damage_is_found_repaired_and_told() {
+fn each_kind_of_drift_is_found_repaired_and_reported() {
     type Damage = fn(&mut Snapshot) -> bool;
     /// A damage, the write that repairs it, and the number of drifted entries by kind.
     type Case = (Damage, &'static str, &'static [(&'static str, usize)]);
@@ -107,7 +107,7 @@ fn every_kind_of_damage_is_found_repaired_and_told() {
 }
 
 #[test]
-fn a_service_whose_entries_were_taken_away_is_repaired_by_name() {
+fn a_repaired_service_is_reported_by_name() {
     let mut world = web();
     world.kernel.state().snapshot.servers.clear();
     world.wait(Duration::from_mins(1));
@@ -121,7 +121,7 @@ fn a_service_whose_entries_were_taken_away_is_repaired_by_name() {
 }
 
 #[test]
-fn own_changes_are_no_drift() {
+fn changes_by_the_proxier_are_not_drift() {
     let mut world = web();
     world.slice(slice("default/web", &PAIR[..1]));
     let mut drifts = vec![world.sync().drift];
@@ -137,7 +137,7 @@ fn own_changes_are_no_drift() {
 }
 
 #[test]
-fn foreign_entries_are_no_drift() {
+fn foreign_entries_are_not_drift() {
     let mut world = web();
     let mut state = world.kernel.state();
     let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
@@ -150,7 +150,7 @@ fn foreign_entries_are_no_drift() {
 }
 
 #[test]
-fn events_go_on_during_a_check_and_are_not_taken_for_drift() {
+fn events_during_a_check_are_applied_and_are_not_drift() {
     let mut world = web();
     world.wait(Duration::from_mins(1));
     world.check();
@@ -173,7 +173,7 @@ fn events_go_on_during_a_check_and_are_not_taken_for_drift() {
 }
 
 #[test]
-fn a_check_of_much_is_made_in_pieces() {
+fn a_large_check_is_split_into_pieces() {
     let mut world = World::new();
     for number in 0..5_000u32 {
         let at = format!("default/s{number}");
@@ -200,7 +200,7 @@ fn a_check_of_much_is_made_in_pieces() {
 }
 
 #[test]
-fn a_check_that_cannot_read_a_part_compares_the_others() {
+fn a_check_with_an_unreadable_part_compares_the_readable_parts() {
     let mut world = web();
     for &part in Part::ALL {
         let damaged = || {
@@ -239,7 +239,7 @@ fn a_check_that_cannot_read_a_part_compares_the_others() {
 // ---- notifications of the kernel ----
 
 #[test]
-fn an_address_that_is_taken_away_is_back_at_once() {
+fn a_removed_service_address_is_bound_again_at_once() {
     let mut world = web();
     let address = ip("10.96.0.10");
     world.kernel.state().snapshot.bound.remove(&address);
@@ -259,7 +259,7 @@ fn an_address_that_is_taken_away_is_back_at_once() {
 }
 
 #[test]
-fn a_refused_unbinding_hides_no_loss() {
+fn a_service_address_lost_after_a_refused_unbinding_is_bound_again() {
     let mut world = web();
     let address = ip("10.96.0.10");
     let refusal = "unbind 10.96.0.10 from kube-ipvs0";
@@ -279,7 +279,7 @@ fn a_refused_unbinding_hides_no_loss() {
 }
 
 #[test]
-fn the_link_is_back_at_once_also_during_a_check() {
+fn a_deleted_link_is_created_again_even_during_a_check() {
     let mut world = web();
     world.wait(Duration::from_mins(1));
     world.check();
@@ -300,7 +300,7 @@ fn the_link_is_back_at_once_also_during_a_check() {
 }
 
 #[test]
-fn only_an_address_that_is_new_or_gone_is_worth_a_look() {
+fn only_added_or_removed_node_addresses_cause_a_read() {
     let mut world = web();
     let reads = |world: &mut World, notice: Notice| {
         world.kernel.state().work.address_reads = 0;
@@ -348,7 +348,7 @@ fn glances(world: &mut World, seconds: u64) -> (Work, Vec<Op>) {
 }
 
 #[test]
-fn virtual_servers_that_were_all_taken_away_are_noticed_at_a_glance() {
+fn the_periodic_count_notices_removed_virtual_servers() {
     for family in IpFamily::ALL {
         let (mut world, address) = glancing(family);
         let (work, _) = glances(&mut world, 20);
@@ -366,7 +366,7 @@ fn virtual_servers_that_were_all_taken_away_are_noticed_at_a_glance() {
 }
 
 #[test]
-fn virtual_servers_taken_away_before_the_first_glance_are_missed_by_it() {
+fn the_first_periodic_count_misses_earlier_removals() {
     for family in IpFamily::ALL {
         let (mut world, _) = glancing(family);
         world.kernel.state().snapshot.servers.clear();
@@ -376,7 +376,7 @@ fn virtual_servers_taken_away_before_the_first_glance_are_missed_by_it() {
 }
 
 #[test]
-fn sets_that_are_read_again_as_they_were_made_are_no_drift() {
+fn sets_that_read_back_unchanged_are_not_drift() {
     let mut world = web();
     world.kernel.state().snapshot.rules = Some(Rules::default());
     world.wait(Duration::from_mins(1));

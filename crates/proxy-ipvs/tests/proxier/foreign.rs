@@ -67,7 +67,7 @@ fn is_said_ours(world: &World, at: &str) -> bool {
 }
 
 #[test]
-fn a_foreign_virtual_server_is_left_alone_and_named() {
+fn a_foreign_virtual_server_stays_unchanged_and_is_reported() {
     let kernel = kernel();
     put(&kernel, TAKEN);
     let mut world = started(kernel, external());
@@ -105,7 +105,7 @@ fn a_foreign_virtual_server_is_left_alone_and_named() {
 /// A node is healthy if other programs have all missing virtual servers. It is not healthy if the
 /// kernel refuses the remaining ones.
 #[test]
-fn foreign_virtual_servers_everywhere_make_the_node_neither_late_nor_stuck() {
+fn foreign_virtual_servers_do_not_make_the_node_unhealthy() {
     let only = "10.96.0.10:80";
     let kernel = kernel();
     put(&kernel, only);
@@ -136,7 +136,7 @@ fn foreign_virtual_servers_everywhere_make_the_node_neither_late_nor_stuck() {
 /// The refusal of all destinations does not make the node unhealthy either. The virtual server
 /// refuses connections.
 #[test]
-fn refused_destinations_make_the_node_neither_late_nor_stuck() {
+fn refused_destinations_do_not_make_the_node_unhealthy() {
     let kernel = kernel();
     for pod in PAIR {
         let pod = pod.split('@').next().unwrap();
@@ -157,7 +157,7 @@ fn refused_destinations_make_the_node_neither_late_nor_stuck() {
 }
 
 #[test]
-fn a_service_is_served_once_the_foreign_virtual_server_is_gone() {
+fn a_service_is_served_once_the_foreign_virtual_server_is_removed() {
     let kernel = kernel();
     put(&kernel, TAKEN);
     let mut world = started(kernel, external());
@@ -174,7 +174,7 @@ fn a_service_is_served_once_the_foreign_virtual_server_is_gone() {
 }
 
 #[test]
-fn a_foreign_virtual_server_made_meanwhile_gets_no_destination() {
+fn a_foreign_virtual_server_created_later_gets_no_destination() {
     let mut world = started(kernel(), service("default/web", "10.96.0.10", 80));
     world.sync();
     put(&world.kernel, TAKEN);
@@ -191,7 +191,7 @@ fn a_foreign_virtual_server_made_meanwhile_gets_no_destination() {
 }
 
 #[test]
-fn one_at_another_port_of_a_service_address_is_never_taken_for_ours() {
+fn a_foreign_virtual_server_at_another_port_is_not_adopted() {
     let other = "10.96.0.10:81";
     let kernel = kernel();
     put(&kernel, other);
@@ -211,7 +211,7 @@ fn one_at_another_port_of_a_service_address_is_never_taken_for_ours() {
 }
 
 #[test]
-fn a_node_port_that_another_program_has_is_not_served() {
+fn a_node_port_used_by_another_program_is_not_served() {
     let taken = "192.168.99.10:30080";
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10"), ip("192.168.98.10")]);
     put(&kernel, taken);
@@ -232,7 +232,7 @@ fn a_node_port_that_another_program_has_is_not_served() {
 }
 
 #[test]
-fn a_kube_proxys_virtual_server_is_adopted_by_its_endpoints_alone() {
+fn a_virtual_server_of_kube_proxy_is_adopted_by_its_endpoints() {
     let mut made = started(kernel(), external());
     made.sync();
     let there = made.kernel.state().snapshot.servers.clone();
@@ -248,7 +248,7 @@ fn a_kube_proxys_virtual_server_is_adopted_by_its_endpoints_alone() {
 
 /// No set contains a mark. Only the flag shows the owner of its virtual server.
 #[test]
-fn a_virtual_server_of_a_mark_is_foreign_unless_it_bears_our_note() {
+fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
     let kernel = kernel();
     let of = |mark| VirtualServerKey::Mark {
         family: IpFamily::V4,

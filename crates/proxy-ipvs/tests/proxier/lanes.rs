@@ -49,7 +49,7 @@ fn serves(at: &'static str, endpoints: usize) -> impl Fn(&FakeKernel) -> bool {
 const SOON: Duration = Duration::from_millis(500);
 
 #[test]
-fn rules_and_addresses_that_hang_delay_no_endpoint() {
+fn slow_rules_and_addresses_do_not_delay_endpoints() {
     let (mut world, held) = serving();
     hold(&held, &[Part::Rules, Part::Addresses]);
     // The first external address changes the rules.
@@ -74,7 +74,7 @@ fn rules_and_addresses_that_hang_delay_no_endpoint() {
 }
 
 #[test]
-fn a_first_virtual_server_waits_for_the_rules_a_little_and_no_longer() {
+fn the_first_virtual_server_waits_a_limited_time_for_rules() {
     let held: Held = Arc::default();
     hold(&held, &[Part::Rules]);
     let mut world = World::threaded(Config::default(), kernel(), &held);
@@ -92,7 +92,7 @@ fn a_first_virtual_server_waits_for_the_rules_a_little_and_no_longer() {
 
 /// Until the rules exist, all clients could use the address.
 #[test]
-fn an_address_with_source_ranges_is_not_served_without_them() {
+fn an_address_is_not_served_before_its_source_ranges() {
     let mut world = web();
     let refusal = |world: &World| {
         let mut probe = world.kernel.state();
@@ -123,7 +123,7 @@ fn an_address_with_source_ranges_is_not_served_without_them() {
 }
 
 #[test]
-fn a_part_that_is_unreadable_at_the_start_stops_only_its_dependents() {
+fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
     for &part in Part::ALL {
         let left = web();
         {
@@ -186,7 +186,7 @@ fn a_part_that_is_unreadable_at_the_start_stops_only_its_dependents() {
 }
 
 #[test]
-fn a_part_that_becomes_unreadable_stops_nothing() {
+fn a_part_that_becomes_unreadable_blocks_no_change() {
     for &part in Part::ALL {
         let mut world = web();
         let unreadable = (part.name(), "interrupted".to_owned());
@@ -210,7 +210,7 @@ fn a_part_that_becomes_unreadable_stops_nothing() {
 }
 
 #[test]
-fn the_api_server_and_dns_are_reachable_for_pods_before_others_are_made() {
+fn the_api_server_and_dns_are_reachable_first() {
     let mut world = World::new();
     let pods: Vec<String> = (0..100).map(|n| format!("10.244.1.{n}@node2")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
@@ -275,7 +275,7 @@ fn a_change_does_not_wait_for_a_very_large_service() {
 }
 
 #[test]
-fn a_change_does_not_wait_for_very_many_services_of_another_namespace() {
+fn a_change_does_not_wait_for_many_services_of_another_namespace() {
     let mut world = World::new();
     // This Service's address sorts after all addresses of the other Services.
     world.service(service("default/web", "203.0.113.10", 80));
@@ -337,7 +337,7 @@ fn node_ports(world: &World) -> Vec<String> {
 }
 
 #[test]
-fn node_ports_stay_where_they_are_until_the_node_is_known() {
+fn node_ports_stay_unchanged_until_the_node_is_known() {
     let within = |net: &str| NodePortAddresses::Within(vec![net.parse().unwrap()]);
     let both = ["192.168.99.10:30080/TCP", "192.168.99.11:30080/TCP"];
     for (addresses, then) in [
@@ -369,7 +369,7 @@ fn node_ports_stay_where_they_are_until_the_node_is_known() {
 
 /// Upstream also reads all addresses of the node in each sync.
 #[test]
-fn service_addresses_in_a_network_of_node_ports_serve_them_as_they_come_and_go() {
+fn service_addresses_in_a_node_port_network_serve_node_ports() {
     let mut world = World::with(
         Config::default(),
         FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]),
@@ -429,7 +429,7 @@ fn hold_at(held: &Held, what: &[&'static str]) {
 }
 
 #[test]
-fn node_ports_stay_when_their_address_comes_back_before_its_end_is_booked() {
+fn node_ports_stay_if_their_address_returns_before_its_removal_ends() {
     let held: Held = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
     let mut web = service("default/web", "10.96.0.10", 80);
@@ -464,7 +464,7 @@ fn node_ports_stay_when_their_address_comes_back_before_its_end_is_booked() {
 }
 
 #[test]
-fn a_service_address_that_goes_while_it_is_being_bound_is_back_at_once() {
+fn a_service_address_removed_while_being_bound_is_bound_again() {
     let (mut world, held) = serving();
     hold_at(&held, &[WRITTEN]);
     world.service(service("default/other", "10.96.0.11", 80));
@@ -483,7 +483,7 @@ fn a_service_address_that_goes_while_it_is_being_bound_is_back_at_once() {
 }
 
 #[test]
-fn a_glance_that_has_to_wait_for_its_lane_wakes_nobody() {
+fn a_delayed_periodic_count_causes_no_wakeup() {
     let held: Held = Arc::default();
     let config = Config {
         glance_period: Some(Duration::from_secs(2)),
@@ -503,7 +503,7 @@ fn a_glance_that_has_to_wait_for_its_lane_wakes_nobody() {
 }
 
 #[test]
-fn writes_during_a_check_are_no_drift() {
+fn writes_during_a_check_are_not_drift() {
     let (mut world, held) = serving();
     a_while(&mut world);
     hold_at(&held, &[WRITTEN]);
@@ -528,7 +528,7 @@ fn writes_during_a_check_are_no_drift() {
 /// The kernel lists virtual servers by position. If one is removed during the dump, the dump skips
 /// another one.
 #[test]
-fn a_virtual_server_that_a_check_has_passed_over_is_not_made_again() {
+fn a_virtual_server_skipped_by_a_dump_is_not_recreated() {
     let mut world = web();
     world.service(service("default/other", "10.96.0.11", 80));
     world.sync();
@@ -543,7 +543,7 @@ fn a_virtual_server_that_a_check_has_passed_over_is_not_made_again() {
 /// The node gets an address that one Service has. That Service is computed again before the proxier
 /// knows the changes of other Services.
 #[test]
-fn an_address_goes_on_to_its_heir_before_anybody_is_told() {
+fn a_released_address_moves_to_its_next_owner_without_removal() {
     const OF_THE_NODE: &str = "203.0.113.9";
     let claiming = |at: &str, cluster_ip: &str, addresses: &[&str], port: u16| {
         let mut service = service(at, cluster_ip, port);

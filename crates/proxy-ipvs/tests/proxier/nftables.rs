@@ -57,7 +57,7 @@ fn position(order: &[String], begin: &str) -> usize {
 }
 
 #[test]
-fn no_program_is_ever_started() {
+fn the_nftables_shim_starts_no_program() {
     let world = web();
     let (work, _) = world.work();
     assert_eq!(work.processes, 0);
@@ -76,7 +76,7 @@ fn no_program_is_ever_started() {
 
 /// Lists all look-ups for a packet to a cluster IP.
 #[test]
-fn rules_for_a_packet_to_a_cluster_ip() {
+fn the_nftables_shim_has_few_rules_for_a_cluster_ip() {
     let world = web();
     let rules: Vec<String> = lines(&world)
         .into_iter()
@@ -106,7 +106,7 @@ fn rules_for_a_packet_to_a_cluster_ip() {
 
 /// A prefix length has a rule while source ranges use it.
 #[test]
-fn source_ranges_come_and_go_by_their_prefixes() {
+fn each_prefix_length_of_source_ranges_has_one_rule() {
     let mut world = web();
     let mut closed = service("default/closed", "10.96.0.11", 80);
     closed.kind = proxy::ServiceType::LoadBalancer;
@@ -142,7 +142,7 @@ fn source_ranges_come_and_go_by_their_prefixes() {
 /// Sets and rules of iptables serve until those of nftables do. Members of the ipsets count as
 /// evidence.
 #[test]
-fn the_shim_in_iptables_goes_once_this_one_serves() {
+fn the_iptables_shim_is_removed_once_the_nftables_shim_serves() {
     let kernel = kernel();
     {
         let mut state = kernel.state();
@@ -197,7 +197,7 @@ fn the_shim_in_iptables_goes_once_this_one_serves() {
 
 /// The shim prevents translation, so the lower-priority table no longer serves packets.
 #[test]
-fn the_nftables_mode_serves_until_all_is_made() {
+fn the_nftables_mode_is_removed_after_the_nftables_shim_serves() {
     let kernel = kernel();
     let places = [(LeftoverPlace::Nftables, Arc::default())];
     kernel.state().snapshot.leftovers = Some(places.into());
@@ -212,7 +212,7 @@ fn the_nftables_mode_serves_until_all_is_made() {
 
 /// Evidence of ownership stays while the virtual servers cannot be read.
 #[test]
-fn the_sets_of_the_other_shim_stay_while_the_virtual_servers_are_unknown() {
+fn ipsets_stay_while_the_virtual_servers_are_unknown() {
     let kernel = kernel();
     {
         let mut state = kernel.state();
@@ -237,7 +237,7 @@ fn the_sets_of_the_other_shim_stay_while_the_virtual_servers_are_unknown() {
 }
 
 #[test]
-fn this_shim_goes_once_the_one_in_iptables_serves() {
+fn the_nftables_shim_is_removed_once_the_iptables_shim_serves() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     kernel.state().snapshot.leftovers = Some([(LeftoverPlace::OwnTable, Arc::default())].into());
     let member = Member::AddressPort(ip("10.96.0.66"), Protocol::Tcp, 80);
@@ -268,7 +268,7 @@ fn this_shim_goes_once_the_one_in_iptables_serves() {
 
 /// Another program runs `nft flush ruleset`.
 #[test]
-fn a_table_that_is_gone_is_made_again() {
+fn a_deleted_table_is_created_again() {
     let mut world = web();
     let before = lines(&world);
     {

@@ -49,7 +49,7 @@ fn rr() -> (String, u32) {
 }
 
 #[test]
-fn a_service_has_its_own_scheduler_and_others_the_nodes() {
+fn the_scheduler_annotation_affects_only_its_service() {
     let mut world = named("sh");
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
@@ -66,7 +66,7 @@ fn a_service_has_its_own_scheduler_and_others_the_nodes() {
 }
 
 #[test]
-fn a_change_is_one_write_to_the_virtual_server() {
+fn a_changed_scheduler_is_one_write_to_the_virtual_server() {
     let mut world = named("sh");
     world.sync();
     world.service(with("lc"));
@@ -86,7 +86,7 @@ fn a_change_is_one_write_to_the_virtual_server() {
 }
 
 #[test]
-fn a_restart_finds_it_and_writes_and_asks_nothing() {
+fn a_restart_adopts_the_scheduler_without_a_probe() {
     for is_told_early in [false, true] {
         let mut world = named("sh");
         world.sync();
@@ -105,7 +105,7 @@ fn a_restart_finds_it_and_writes_and_asks_nothing() {
 }
 
 #[test]
-fn an_invalid_scheduler_falls_back_to_the_nodes() {
+fn an_invalid_scheduler_falls_back_to_the_nodes_scheduler() {
     let mut world = named("best");
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
@@ -115,7 +115,7 @@ fn an_invalid_scheduler_falls_back_to_the_nodes() {
 
 /// Many Services cause one query. Further queries are as rare as installations of modules.
 #[test]
-fn a_scheduler_that_the_kernel_lacks_costs_a_question() {
+fn a_missing_scheduler_costs_one_probe() {
     let mut world = named("lblc");
     for host in 20..80 {
         world.service(Service {
@@ -153,7 +153,7 @@ fn a_scheduler_that_the_kernel_lacks_costs_a_question() {
 
 /// A probe fails, for example, if another program has a virtual server at its address.
 #[test]
-fn a_scheduler_that_disappears_is_given_up() {
+fn a_scheduler_that_disappears_falls_back_to_the_nodes_scheduler() {
     let mut world = named("sh");
     world.sync();
     world.service(with(""));
@@ -190,7 +190,7 @@ fn a_scheduler_that_disappears_is_given_up() {
 }
 
 #[test]
-fn a_known_scheduler_is_not_asked_for() {
+fn a_known_scheduler_is_not_probed() {
     let lacks = Err("there is no module ip_vs_lc".to_owned());
     let config = Config {
         foreseen_schedulers: vec![

@@ -34,7 +34,7 @@ fn position(order: &[String], begin: &str) -> usize {
 }
 
 #[test]
-fn the_iptables_mode_serves_until_all_is_made_and_then_it_goes() {
+fn the_iptables_mode_is_removed_after_the_first_sync() {
     let mut world = programmed().listed();
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
@@ -50,7 +50,7 @@ fn the_iptables_mode_serves_until_all_is_made_and_then_it_goes() {
 }
 
 #[test]
-fn while_not_all_can_be_read_the_iptables_mode_goes_on_serving() {
+fn the_iptables_mode_stays_while_lists_are_incomplete() {
     let mut world = programmed();
     for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
         let is_whole = kind != Kind::Service;
@@ -73,7 +73,7 @@ fn while_not_all_can_be_read_the_iptables_mode_goes_on_serving() {
 }
 
 #[test]
-fn nothing_is_removed_before_the_shim_is_there() {
+fn the_iptables_mode_stays_until_the_shim_is_written() {
     let mut world = programmed().listed();
     let rules = {
         let mut probe = programmed().listed();
@@ -96,7 +96,7 @@ fn nothing_is_removed_before_the_shim_is_there() {
 }
 
 #[test]
-fn a_refused_removal_is_told_and_tried_again() {
+fn a_refused_removal_is_reported_and_retried() {
     let mut world = programmed().listed();
     let kernel = world.kernel.clone();
     let what = "remove 13 chains and 8 jumps of the iptables mode from iptables (legacy)";
@@ -117,7 +117,7 @@ fn a_refused_removal_is_told_and_tried_again() {
 }
 
 #[test]
-fn leftovers_that_no_rule_leads_to_do_not_hold_up_the_rules() {
+fn unreachable_leftovers_do_not_delay_the_rules() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     let leftovers = Arc::new(beside_the_shim(&[&proxy_iptables::FOOTPRINT], SAVED));
     let places = [
@@ -147,7 +147,7 @@ fn leftovers_that_no_rule_leads_to_do_not_hold_up_the_rules() {
 /// The table of the nftables mode precedes IPVS. It gets the packets of Services that IPVS does not
 /// serve yet.
 #[test]
-fn the_nftables_mode_serves_until_all_is_made() {
+fn the_nftables_mode_is_removed_after_the_first_sync() {
     let addresses = proxy_ipvs::Part::Addresses.name();
     for (place, waits) in [
         (LeftoverPlace::Nftables, true),
@@ -209,7 +209,7 @@ fn bound_otherwise() -> World {
 }
 
 #[test]
-fn the_other_vip_mode_serves_until_this_one_does() {
+fn the_other_vip_mode_serves_until_the_addresses_are_bound() {
     let mut world = bound_otherwise().listed();
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
@@ -233,7 +233,7 @@ fn the_other_vip_mode_serves_until_this_one_does() {
 
 /// The kernel sends notifications of addresses, not of routes.
 #[test]
-fn removals_in_the_other_vip_mode_hide_no_loss() {
+fn an_address_lost_after_a_change_of_vip_mode_returns() {
     let mut world = bound_otherwise().listed();
     world.sync();
     world.work();
@@ -246,7 +246,7 @@ fn removals_in_the_other_vip_mode_hide_no_loss() {
 }
 
 #[test]
-fn an_address_that_cannot_be_bound_anew_stays_as_it_is() {
+fn an_address_that_cannot_be_rebound_keeps_its_form() {
     let mut world = bound_otherwise().listed();
     let bind = "bind 10.96.0.10 to kube-ipvs0";
     let refusal = (bind.to_owned(), "no".to_owned());
@@ -269,7 +269,7 @@ fn an_address_that_cannot_be_bound_anew_stays_as_it_is() {
 }
 
 #[test]
-fn while_not_all_is_known_nothing_of_the_other_vip_mode_goes() {
+fn addresses_of_the_other_vip_mode_stay_while_lists_are_incomplete() {
     let mut world = bound_otherwise();
     world.sync();
     let order = world.written();
@@ -281,7 +281,7 @@ fn while_not_all_is_known_nothing_of_the_other_vip_mode_goes() {
 }
 
 #[test]
-fn extra_destinations_of_a_wanted_virtual_server_end_with_the_first_sync() {
+fn the_first_sync_removes_extra_destinations_of_wanted_virtual_servers() {
     let mut made = World::new();
     made.service(service("default/web", "10.96.0.10", 80));
     made.slice(slice(

@@ -3,7 +3,7 @@ use proxy::Protocol;
 use super::*;
 
 #[test]
-fn all_names_are_known_again() {
+fn names_of_base_chains_and_sets_parse_to_their_keys() {
     for layout in [Layout::Upstream, Layout::Flat] {
         for node_ports in [NodePortIps::All, NodePortIps::InSet] {
             let config = Config {
@@ -35,7 +35,7 @@ fn all_names_are_known_again() {
 /// The kernel evaluates matches in rule order. A rule that compares the source first skips the set
 /// lookup.
 #[test]
-fn the_flat_layout_has_chains_of_nat_alone() {
+fn the_flat_layout_has_only_nat_base_chains() {
     let config = Config {
         layout: Layout::Flat,
         ..Config::default()

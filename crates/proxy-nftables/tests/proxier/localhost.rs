@@ -63,7 +63,7 @@ fn listening(world: &World) -> Vec<(u16, usize)> {
 }
 
 #[test]
-fn nodeports_are_rejected_and_counted_only_with_the_gate() {
+fn localhost_node_ports_are_rejected_only_with_the_feature_gate() {
     const TCP_AND_UDP: [u8; 2] = [6, 17];
     for layout in LAYOUTS {
         let mut plain = exposing(layout, LocalhostNodePorts::Off);
@@ -109,7 +109,7 @@ fn localhost_added_later_is_served_after_a_restart() {
 }
 
 #[test]
-fn endpoints_and_policies_and_affinity_are_followed() {
+fn the_relay_follows_endpoints_policies_and_affinity() {
     let mut world = exposing(Layout::Upstream, LocalhostNodePorts::Served);
     world.made();
     world.apply(slice(1, [1]));
@@ -134,7 +134,7 @@ fn endpoints_and_policies_and_affinity_are_followed() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_told_and_all_else_goes_on() {
+fn a_localhost_port_in_use_is_reported_and_the_rest_works() {
     let mut world = World::new(Layout::Upstream);
     world.kernel.state().taken.insert(NODE_PORT + 1);
     restart_with(&mut world, LocalhostNodePorts::Served);
@@ -164,7 +164,7 @@ fn a_port_that_is_taken_is_told_and_all_else_goes_on() {
 /// Adds upstream's objects under arbitrary names: a map that leads to chains which count and
 /// reject, and a chain that looks up the map.
 #[test]
-fn leftovers_of_upstream_are_removed() {
+fn leftover_objects_of_upstream_are_removed() {
     use nftables_netlink::{Expression, LookupFor, Register, Set, SetKind, SetRef};
     for layout in LAYOUTS {
         let mut world = exposing(layout, LocalhostNodePorts::Off);

@@ -21,7 +21,7 @@ fn serves_everywhere(world: &World) -> bool {
 }
 
 #[test]
-fn without_an_own_address_node_ports_are_served_everywhere() {
+fn without_a_node_address_node_ports_are_served_at_all_addresses() {
     for node in [None, Some(without_address())] {
         let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", "192.168.0.10", "10.0.0.1"]);
         let mut world = World::unlisted(kernel, Layout::Upstream);
@@ -58,7 +58,7 @@ fn without_an_own_address_node_ports_are_served_everywhere() {
 }
 
 #[test]
-fn before_all_is_told_node_ports_are_opened_nowhere() {
+fn node_ports_stay_closed_until_the_lists_are_complete() {
     let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", "192.168.0.10"]);
     let mut world = World::unlisted(kernel, Layout::Upstream);
     web(&mut world, 1, [1]);
@@ -105,7 +105,7 @@ fn with_ports(set: &mut Set) {
 }
 
 #[test]
-fn a_set_of_clients_of_another_kind_is_replaced() {
+fn an_affinity_set_of_another_type_is_replaced() {
     let kinds: [fn(&mut Set); 3] = [
         with_ports,
         |set| set.dynamic = false,
@@ -137,7 +137,7 @@ fn a_set_of_clients_of_another_kind_is_replaced() {
 }
 
 #[test]
-fn a_set_of_another_kind_in_the_way_says_nothing_of_timeouts() {
+fn a_set_of_another_type_does_not_disable_timeout_changes() {
     let mut world = World::new(Layout::Upstream);
     world.apply(with_affinity(1, 300));
     world.apply(slice(1, [1]));
@@ -159,7 +159,7 @@ fn a_set_of_another_kind_in_the_way_says_nothing_of_timeouts() {
 }
 
 #[test]
-fn short_memory_blames_no_service_and_everything_is_retried() {
+fn enomem_blames_no_service_and_all_writes_are_retried() {
     let mut world = World::new(Layout::Upstream);
     world.kernel.state().no_memory_for = vec!["/web-3/".to_owned()];
     for number in 1..=20 {
@@ -192,7 +192,7 @@ fn reads_within(world: &mut World, time: Duration) -> usize {
 }
 
 #[test]
-fn reading_takes_a_small_part_of_the_time_whatever_others_do() {
+fn foreign_changes_cause_reads_for_a_tenth_of_the_time() {
     let mut world = World::new(Layout::Upstream);
     web(&mut world, 1, [1]);
     world.kernel.state().reading = Duration::from_millis(20);
@@ -204,7 +204,7 @@ fn reading_takes_a_small_part_of_the_time_whatever_others_do() {
 }
 
 #[test]
-fn an_unreadable_table_is_read_with_back_off_and_then_repaired() {
+fn an_unreadable_table_is_retried_with_back_off_and_then_repaired() {
     let mut world = World::new(Layout::Upstream);
     web(&mut world, 1, [1]);
     world.sync();

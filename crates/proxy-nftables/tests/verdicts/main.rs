@@ -377,7 +377,7 @@ fn packets_without_an_endpoint_are_rejected() {
 }
 
 #[test]
-fn the_same_verdict_falls_in_each_layout() {
+fn each_layout_gives_packets_the_same_verdict() {
     let configs = [
         (NodePortAddresses::All, false),
         (NodePortAddresses::Primary, true),
@@ -386,6 +386,6 @@ fn the_same_verdict_falls_in_each_layout() {
 }
 
 #[test]
-fn the_same_verdict_falls_in_each_layout_over_ipv6() {
+fn each_layout_gives_ipv6_packets_the_same_verdict() {
     compare(IpFamily::V6, &[(NodePortAddresses::Primary, false)]);
 }

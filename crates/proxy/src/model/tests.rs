@@ -24,7 +24,7 @@ fn unreadable(service: &str) -> Event {
 }
 
 #[test]
-fn a_change_concerns_the_families_that_it_is_of() {
+fn a_change_affects_only_its_ip_families() {
     let service_at = |ips: &[&str]| {
         let ips = ips.iter().map(|ip| ip.parse().unwrap());
         Event::ServiceApplied(Service::at(name("web"), ips))
@@ -93,7 +93,7 @@ fn names(model: &Model) -> Vec<&str> {
 const START: Event = Event::ListStarted(Kind::Service);
 
 #[test]
-fn external_ips_may_be_as_if_they_were_not_given() {
+fn a_setting_makes_the_model_ignore_external_ips() {
     let with = |address: &str| {
         let mut event = service("web");
         if let Event::ServiceApplied(service) = &mut event {
@@ -116,7 +116,7 @@ fn external_ips_may_be_as_if_they_were_not_given() {
 }
 
 #[test]
-fn placements_of_nodes_that_are_gone_are_dropped() {
+fn placements_of_deleted_nodes_are_dropped() {
     let mut model = Model::new();
     for generation in 0..100 {
         let endpoints = (0..100).map(|number| Endpoint {
@@ -143,7 +143,7 @@ fn placements_of_nodes_that_are_gone_are_dropped() {
 }
 
 #[test]
-fn of_other_nodes_it_is_not_kept_which_they_are() {
+fn endpoints_of_other_nodes_keep_no_node_name() {
     let placed = |node: &str, hints: &[&str]| Endpoint {
         address: [10, 244, 0, 1].into(),
         ready: true,
@@ -203,7 +203,7 @@ fn of_other_nodes_it_is_not_kept_which_they_are() {
 }
 
 #[test]
-fn a_whole_list_takes_away_what_it_does_not_name() {
+fn a_complete_list_removes_missing_objects() {
     let mut model = model([START, service("a"), service("b")]);
     assert!(!model.is_complete());
     model.apply(complete(Kind::Service, true));
@@ -219,7 +219,7 @@ fn a_whole_list_takes_away_what_it_does_not_name() {
 }
 
 #[test]
-fn what_a_list_no_longer_names_is_told_with_how_much_there_was() {
+fn objects_missing_from_a_list_are_reported_with_counts() {
     let names: Vec<_> = (0..9).map(|number| format!("s{number}")).collect();
     let mut model = model([START]);
     for name in &names {
@@ -265,7 +265,7 @@ fn what_a_list_no_longer_names_is_told_with_how_much_there_was() {
 }
 
 #[test]
-fn slices_and_the_own_node_vanish_too() {
+fn slices_and_the_node_missing_from_a_list_are_reported() {
     let slice = Event::SliceApplied(EndpointSlice {
         name: name("a-1"),
         service: name("a"),
@@ -309,7 +309,7 @@ fn slices_and_the_own_node_vanish_too() {
 }
 
 #[test]
-fn networks_of_services_are_known_once_all_are_told() {
+fn service_networks_are_known_after_the_complete_list() {
     let cidr = |name: &str, nets: &[&str]| {
         Event::ServiceCidrApplied(ServiceCidr {
             name: name.into(),
@@ -350,7 +350,7 @@ fn networks_of_services_are_known_once_all_are_told() {
 }
 
 #[test]
-fn the_own_node_is_gone_by_an_event_or_by_a_list_without_it() {
+fn the_node_is_deleted_by_an_event_or_a_list() {
     let node = || {
         Event::NodeApplied(Node {
             name: "n".into(),
@@ -378,7 +378,7 @@ fn the_own_node_is_gone_by_an_event_or_by_a_list_without_it() {
 }
 
 #[test]
-fn changes_are_counted_with_what_triggered_them() {
+fn changes_are_counted_with_their_trigger_times() {
     let at = |seconds| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
     let slice = |change_trigger| {
         Event::SliceApplied(EndpointSlice {
@@ -406,7 +406,7 @@ fn changes_are_counted_with_what_triggered_them() {
 }
 
 #[test]
-fn a_list_that_is_not_whole_takes_nothing_away_until_it_is() {
+fn an_incomplete_list_removes_no_object() {
     let mut model = model([START, service("a"), complete(Kind::Service, false)]);
     assert!(model.is_complete() && !model.is_whole());
     for event in [START, complete(Kind::Service, false)] {
@@ -419,7 +419,7 @@ fn a_list_that_is_not_whole_takes_nothing_away_until_it_is() {
 }
 
 #[test]
-fn an_unreadable_object_stays_as_it_was_known() {
+fn an_unreadable_object_keeps_its_last_known_state() {
     let mut model = model([START, service("a"), complete(Kind::Service, true)]);
     for event in [START, unreadable("a"), complete(Kind::Service, true)] {
         model.apply(event);
@@ -430,7 +430,7 @@ fn an_unreadable_object_stays_as_it_was_known() {
 }
 
 #[test]
-fn an_object_never_read_that_changes_is_still_not_read() {
+fn an_unreadable_object_stays_unknown_after_an_unreadable_change() {
     let first = [START, unreadable("a"), complete(Kind::Service, true)];
     let mut model = model(first);
     model.apply(unreadable("a"));
@@ -440,7 +440,7 @@ fn an_object_never_read_that_changes_is_still_not_read() {
 }
 
 #[test]
-fn an_object_never_read_keeps_the_model_from_being_whole() {
+fn an_unreadable_object_keeps_the_model_incomplete() {
     let first = [
         START,
         unreadable("a"),

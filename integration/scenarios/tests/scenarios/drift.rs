@@ -21,7 +21,7 @@ const DAMAGE: [&str; 11] = [
     "ip link del kube-ipvs0",
 ];
 
-pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_resync_repairs_each_kind_of_damage(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");

@@ -39,7 +39,7 @@ fn main() {
         restart: nothing_is_written_and_connections_live;
         shim: one_follows_the_other_under_traffic, nftables_and_iptables_follow_each_other_under_traffic if has_nft(), the_table_in_nftables_is_put_right if has_nft(), neither_iptables_nor_ipset if has_nft(), rules_without_their_programs_are_told_at_each_start if has_nft(), dnat_rules_of_others_get_nothing_of_services if has_nft();
         foreign: what_is_not_ours_stays;
-        drift: damage_is_repaired;
+        drift: a_resync_repairs_each_kind_of_damage;
         vip_mode: it_changes_under_open_connections, strict_arp_holds_for_routes;
         addresses: node_ports_follow, node_ports_at_an_address_that_has_moved_away_go;
         drain: an_open_connection_is_served_to_its_end, udp_moves_at_once, no_question_is_lost_by_changes;

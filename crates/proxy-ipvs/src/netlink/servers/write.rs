@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_refuses_notes_gets_the_same_without() {
+    fn virtual_servers_are_written_without_flags_that_the_kernel_refuses() {
         let mut kernel = Strict::new(Properties::PERSISTENT);
         let mut takes_notes = true;
         let outcomes = apply(&mut kernel, &mut takes_notes, &three());
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn another_programs_virtual_server_gets_no_destination() {
+    fn a_foreign_virtual_server_gets_no_destination() {
         let mut sends = Vec::new();
         let execute = |batch: &Batch| {
             let commands = (0..batch.len()).filter_map(|at| batch.get(at));
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_keeps_flags_keeps_notes() {
+    fn the_node_port_flag_is_kept_by_the_kernel() {
         let (mut kernel, mut takes_notes) = (Strict::new(u32::MAX), true);
         let outcomes = apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(outcomes, vec![Outcome::Done; 6]);
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_for_other_reasons_do_not_end_the_notes() {
+    fn unrelated_refusals_do_not_disable_the_node_port_flag() {
         let (mut kernel, mut takes_notes) = (Strict::new(u32::MAX), true);
         let mut ops = three();
         let [Op::AddServer(_, properties), Op::AddDestination(..)] = &mut ops[2..4] else {
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_returning_destination_is_found_at_once_in_the_trash() {
+    fn a_returning_destination_is_found_first_in_the_kernels_trash() {
         let target = |number: u16| Target {
             ip: [10, 244, 0, 1].into(),
             port: number,
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn each_write_gets_its_own_outcome_whatever_the_order() {
+    fn each_reordered_write_gets_its_own_outcome() {
         let mut ops = three();
         let keys: Vec<_> = ops.iter().filter_map(Op::server).copied().collect();
         ops.extend([keys[0], keys[2], keys[4]].map(Op::RemoveServer));
