@@ -12,6 +12,7 @@ use proxy::{
     Placement, Protocol, Service, ServicePort, ServiceType, Target,
 };
 
+use crate::action::Verb;
 use crate::subject::Barred;
 use crate::turnstile::{From, Front};
 
@@ -286,7 +287,7 @@ impl Cluster {
     }
 
     /// Deletes a Service.
-    pub fn service_gone(&mut self, chance: &mut Chance) -> Option<Event> {
+    fn service_gone(&mut self, chance: &mut Chance) -> Option<Event> {
         let at = chance.index(self.services.len());
         let name = self.services.keys().nth(at)?.clone();
         self.services.remove(&name);
@@ -295,7 +296,7 @@ impl Cluster {
     }
 
     /// Moves an external IP from one Service to another Service's load balancer.
-    pub fn assign(&mut self, chance: &mut Chance) -> Option<Event> {
+    fn assign(&mut self, chance: &mut Chance) -> Option<Event> {
         let all = self.services.values();
         let external: Vec<IpAddr> = all.flat_map(|of| of.external_ips.clone()).collect();
         let address = *chance.one_of(&external)?;
@@ -325,7 +326,7 @@ impl Cluster {
     }
 
     /// Deletes a slice.
-    pub fn slice_gone(&mut self, chance: &mut Chance) -> Option<Event> {
+    fn slice_gone(&mut self, chance: &mut Chance) -> Option<Event> {
         let at = chance.index(self.slices.len());
         let name = self.slices.keys().nth(at)?.clone();
         self.slices.remove(&name);
@@ -334,14 +335,14 @@ impl Cluster {
     }
 
     /// Moves the Node to another zone.
-    pub fn node(&mut self, chance: &mut Chance) -> Event {
+    fn node(&mut self, chance: &mut Chance) -> Event {
         let node = self.node_at(chance.small(2));
         self.node = Some(node.clone());
         self.apply(Event::NodeApplied(node))
     }
 
     /// Makes an object unreadable. The daemon should keep its previous version.
-    pub fn garble(&mut self, chance: &mut Chance) -> Option<Event> {
+    fn garble(&mut self, chance: &mut Chance) -> Option<Event> {
         let is_service = chance.is_one_in(2);
         let (kind, name) = if is_service {
             let at = chance.index(self.services.len());
@@ -373,6 +374,20 @@ impl Cluster {
             }
         });
         events.collect()
+    }
+
+    /// Applies a random change of this kind, if it is possible. Returns its event.
+    pub fn change(&mut self, verb: Verb, chance: &mut Chance) -> Option<Event> {
+        match verb {
+            Verb::Service => Some(self.service(chance)),
+            Verb::ServiceGone => self.service_gone(chance),
+            Verb::Assign => self.assign(chance),
+            Verb::Slice => Some(self.slice(chance)),
+            Verb::SliceGone => self.slice_gone(chance),
+            Verb::Node => Some(self.node(chance)),
+            Verb::Garbled => self.garble(chance),
+            _ => None,
+        }
     }
 
     fn some_service(&self, number: u8, chance: &mut Chance) -> Service {

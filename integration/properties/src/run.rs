@@ -536,35 +536,14 @@ impl<'a> World<'a> {
                 self.hear_all();
                 self.rest(Duration::from_secs(2))?;
             }
-            Verb::Service => {
-                let event = self.cluster.service(chance);
-                self.tell(event);
-            }
-            Verb::Assign => {
-                if let Some(event) = self.cluster.assign(chance) {
-                    self.tell(event);
-                }
-            }
-            Verb::ServiceGone => {
-                if let Some(event) = self.cluster.service_gone(chance) {
-                    self.tell(event);
-                }
-            }
-            Verb::Slice => {
-                let event = self.cluster.slice(chance);
-                self.tell(event);
-            }
-            Verb::SliceGone => {
-                if let Some(event) = self.cluster.slice_gone(chance) {
-                    self.tell(event);
-                }
-            }
-            Verb::Node => {
-                let event = self.cluster.node(chance);
-                self.tell(event);
-            }
-            Verb::Garbled => {
-                if let Some(event) = self.cluster.garble(chance) {
+            Verb::Service
+            | Verb::ServiceGone
+            | Verb::Assign
+            | Verb::Slice
+            | Verb::SliceGone
+            | Verb::Node
+            | Verb::Garbled => {
+                if let Some(event) = self.cluster.change(verb, chance) {
                     self.tell(event);
                 }
             }

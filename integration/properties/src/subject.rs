@@ -6,13 +6,14 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use chance::Chance;
+use engine::{Engine, KernelAccess, Kinds, Lanes};
 use proxy::{
     Changes, IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Protocol,
     Service,
 };
 
 use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, name, net};
-use crate::turnstile::{Front, Lane, Write};
+use crate::turnstile::{Front, Lane, Turnstile, Write};
 use crate::verdict::Verdicts;
 
 /// Time within which a sequence waits for due work.
@@ -252,10 +253,32 @@ pub struct Damage {
     pub told: Option<Notice>,
 }
 
-/// Runs a mode on this thread from its start until no immediate work is left. Returns the number of
-/// pending entries.
-pub fn run_afresh(mode: &mut dyn Mode, model: &Model) -> usize {
+/// Starts a mode on the kernel, with a turnstile before each of its `N` lanes.
+pub(crate) fn start<const N: usize, S, K>(
+    config: <S::Kinds as Kinds>::Config,
+    node: NodeFacts,
+    kernel: impl FnMut() -> K,
+    now: Instant,
+) -> (Box<dyn Mode>, Vec<Lane>)
+where
+    S: KernelAccess<Turnstile<K>> + 'static,
+    K: Send + 'static,
+{
+    let (lanes, workers) = Lane::all::<N, _>(kernel);
+    let mode = Engine::<S, _>::new(config, node, Lanes::new(workers), now);
+    (Box::new(mode), lanes)
+}
+
+/// Runs a new mode on this thread until no immediate work is left. Returns the number of pending
+/// entries.
+pub(crate) fn run_afresh<S: KernelAccess<K>, K: Send + 'static>(
+    config: <S::Kinds as Kinds>::Config,
+    node: NodeFacts,
+    kernel: impl Fn() -> K,
+    model: &Model,
+) -> usize {
     let mut now = Instant::now();
+    let mut mode = Engine::<S, _>::new(config, node, Lanes::inline(kernel), now);
     let changes = Changes {
         services: model.service_names().cloned().collect(),
         node: true,

@@ -13,13 +13,13 @@ use iptables::{Input, Kind};
 use packet_path::Xtables;
 use proxy::{IpFamily, Mode, Model, Notice, Service, Unreadable};
 use proxy_iptables::fake::{FakeKernel, State};
-use proxy_iptables::{Config, IptablesKernel, Kernel, Lanes, Proxier, Refusal, Table};
+use proxy_iptables::{Config, Iptables as Scheme, IptablesKernel, Kernel, Refusal, Table};
 
 use crate::cluster::at;
 use crate::packets;
 use crate::real::{add_bystanders, on_a_node, set_addresses};
 use crate::subject::{
-    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh,
+    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
     toggle_address,
 };
 use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
@@ -115,27 +115,13 @@ impl Iptables {
         done
     }
 
-    fn begin<K: Kernel>(
-        &self,
-        kernel: impl FnMut() -> K,
-        now: Instant,
-    ) -> (Box<dyn Mode>, Vec<Lane>) {
-        let (lanes, workers) = Lane::all::<2, _>(kernel);
-        let lanes_of = Lanes::new(workers);
-        let mode = Proxier::new(self.config.clone(), node(self.family), lanes_of, now);
-        (Box::new(mode), lanes)
-    }
-
     /// Returns a copy of the recorded state, which no process writes to.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
-            family: self.family,
             kernel,
             config: self.config.clone(),
-            theirs: Entries::new(),
-            made: 0,
             barred: self.barred.clone(),
-            real: None,
+            ..on_the_fake(self.family)
         }
     }
 
@@ -178,13 +164,13 @@ impl Subject for Iptables {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
-        match &self.real {
-            Some(real) => {
-                let programs = real.borrow().programs();
-                self.begin(|| IptablesKernel::new(self.family, programs.clone()), now)
-            }
-            None => self.begin(|| self.kernel.clone(), now),
-        }
+        let (config, node) = (self.config.clone(), node(self.family));
+        let Some(real) = &self.real else {
+            return start::<2, Scheme, _>(config, node, || self.kernel.clone(), now);
+        };
+        let programs = real.borrow().programs();
+        let kernel = || IptablesKernel::new(self.family, programs.clone());
+        start::<2, Scheme, _>(config, node, kernel, now)
     }
 
     fn barred(&self) -> &[Barred] {
@@ -290,15 +276,8 @@ impl Subject for Iptables {
         kernel.state().addresses = self.addresses();
         let refused = self.kernel.state().refused.clone();
         kernel.state().refused = refused;
-        let handle = kernel.clone();
-        let lanes = Lanes::inline(|| handle.clone());
-        let mut mode = Proxier::new(
-            self.config.clone(),
-            node(self.family),
-            lanes,
-            Instant::now(),
-        );
-        let pending = run_afresh(&mut mode, model);
+        let (config, node) = (self.config.clone(), node(self.family));
+        let pending = run_afresh::<Scheme, _>(config, node, || kernel.clone(), model);
         let subject = Box::new(self.recorded(kernel));
         Fresh { subject, pending }
     }
@@ -315,9 +294,8 @@ impl Subject for Iptables {
             real.look(&there);
             set_addresses(&there.state().addresses, &addresses);
             let programs = real.programs();
-            let lanes = Lanes::inline(|| IptablesKernel::new(family, programs.clone()));
-            let mut mode = Proxier::new(config, node, lanes, Instant::now());
-            let pending = run_afresh(&mut mode, model);
+            let kernel = || IptablesKernel::new(family, programs.clone());
+            let pending = run_afresh::<Scheme, _>(config, node, kernel, model);
             real.look(&there);
             Ok::<_, String>((there, pending))
         })?;

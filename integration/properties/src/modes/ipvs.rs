@@ -16,13 +16,15 @@ use chance::Chance;
 use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Service, ServiceAddress};
 use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
-    Config, Kernel, Lanes, LeftoverPlace, Member, Proxier, Rules, Set, ShimStyle, Snapshot,
-    VipMode, VirtualServer, VirtualServerKey,
+    Config, Ipvs as Scheme, LeftoverPlace, Member, Rules, Set, ShimStyle, Snapshot, VipMode,
+    VirtualServer, VirtualServerKey,
 };
 
 use crate::cluster::{NODE, NODE_ADDRESS, at};
 use crate::real::{add_bystanders, on_a_node};
-use crate::subject::{Damage, Entries, Fresh, Subject, detector, run_afresh, toggle_address};
+use crate::subject::{
+    Damage, Entries, Fresh, Subject, detector, run_afresh, start, toggle_address,
+};
 use crate::turnstile::{Front, Lane, Write};
 use crate::verdict::{SeenClient, Verdicts, accepted};
 use real::Real;
@@ -141,17 +143,6 @@ impl Ipvs {
         }
     }
 
-    fn begin<K: Kernel>(
-        &self,
-        kernel: impl FnMut() -> K,
-        now: Instant,
-    ) -> (Box<dyn Mode>, Vec<Lane>) {
-        let (lanes, workers) = Lane::all::<4, _>(kernel);
-        let lanes_of = Lanes::new(workers);
-        let mode = Proxier::new(self.config.clone(), self.node(), lanes_of, now);
-        (Box::new(mode), lanes)
-    }
-
     /// Returns the virtual server without destinations that drain until another one works, if the
     /// kernel rejects all others forever.
     fn without_stuck(&self, server: &VirtualServer) -> VirtualServer {
@@ -200,17 +191,11 @@ impl Ipvs {
     /// Returns a copy of the recorded state, which no process writes to.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
-            family: self.family,
             kernel,
             config: self.config.clone(),
-            foreign: BTreeMap::new(),
-            orphans: BTreeSet::new(),
-            former: Former::default(),
-            on_link: BTreeSet::new(),
-            had_link: false,
             has_forbidden: self.has_forbidden,
             asks_rules: self.asks_rules,
-            real: None,
+            ..on_the_fake(self.family, "")
         }
     }
 }
@@ -223,9 +208,10 @@ impl Subject for Ipvs {
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
         // The kernel does not report earlier changes.
         self.told();
+        let (config, node) = (self.config.clone(), self.node());
         if let Some(real) = &self.real {
             let process = real.borrow_mut().process(&self.config);
-            return self.begin(|| process.kernel(), now);
+            return start::<4, Scheme, _>(config, node, || process.kernel(), now);
         }
         {
             let mut state = self.kernel.state();
@@ -239,7 +225,7 @@ impl Subject for Ipvs {
                 BTreeMap::new()
             };
         }
-        self.begin(|| self.kernel.clone(), now)
+        start::<4, Scheme, _>(config, node, || self.kernel.clone(), now)
     }
 
     fn switch(&mut self, chance: &mut Chance) -> Option<String> {
@@ -471,10 +457,8 @@ impl Subject for Ipvs {
             state.shim = self.config.shim;
             state.forbidden.clone_from(&self.kernel.state().forbidden);
         }
-        let handle = kernel.clone();
-        let lanes = Lanes::inline(|| handle.clone());
-        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
-        let pending = run_afresh(&mut mode, model);
+        let (config, node) = (self.config.clone(), self.node());
+        let pending = run_afresh::<Scheme, _>(config, node, || kernel.clone(), model);
         let subject = Box::new(self.recorded(kernel));
         Fresh { subject, pending }
     }
@@ -491,9 +475,8 @@ impl Subject for Ipvs {
             real.look(&config, &mut there, false);
             real::set_addresses(&there.interface_addresses, &addresses);
             let process = real.process(&config);
-            let lanes = Lanes::inline(|| process.kernel());
-            let mut mode = Proxier::new(config.clone(), node, lanes, Instant::now());
-            let pending = run_afresh(&mut mode, model);
+            let kernel = || process.kernel();
+            let pending = run_afresh::<Scheme, _>(config.clone(), node, kernel, model);
             real.look(&config, &mut there, true);
             Ok::<_, String>((there, pending))
         })?;

@@ -14,15 +14,15 @@ use packet_path::nft::{InMemoryTables, Nft};
 use proxy::{IpFamily, Mode, Model, Notice, Protocol, Service, Target, Unreadable};
 use proxy_nftables::fake::{Content, FakeKernel, State, describe};
 use proxy_nftables::{
-    Blame as BlameOne, Config, Kernel, Lanes, Layout, LocalhostNodePorts, LocalhostPort,
-    NetlinkKernel, Object, Proxier, Refusal, TABLE,
+    Blame as BlameOne, Config, Kernel, Layout, LocalhostNodePorts, LocalhostPort, NetlinkKernel,
+    Nftables as Scheme, Object, Refusal, TABLE,
 };
 
 use crate::cluster::SERVICES;
 use crate::packets;
 use crate::real::{add_bystanders, on_a_node, set_addresses};
 use crate::subject::{
-    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh,
+    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
     toggle_address,
 };
 use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
@@ -118,26 +118,14 @@ impl Nftables {
         done
     }
 
-    fn begin<K: Kernel>(
-        &self,
-        kernel: impl FnMut() -> K,
-        now: Instant,
-    ) -> (Box<dyn Mode>, Vec<Lane>) {
-        let (lanes, workers) = Lane::all::<2, _>(kernel);
-        let lanes_of = Lanes::new(workers);
-        let mode = Proxier::new(self.config.clone(), node(self.family), lanes_of, now);
-        (Box::new(mode), lanes)
-    }
-
     /// Returns a copy of the recorded state, which no process writes to.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
-            family: self.family,
             kernel,
             config: self.config.clone(),
             barred: self.barred.clone(),
             has_switched: self.has_switched,
-            real: None,
+            ..on_the_fake(self.family, "")
         }
     }
 }
@@ -148,12 +136,14 @@ impl Subject for Nftables {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
+        let (config, node) = (self.config.clone(), node(self.family));
         if self.real.is_some() {
-            return self.begin(|| NetlinkKernel::new(self.family), now);
+            let kernel = || NetlinkKernel::new(self.family);
+            return start::<2, Scheme, _>(config, node, kernel, now);
         }
         // The relay ends with the process.
         self.kernel.state().listening.clear();
-        self.begin(|| self.kernel.clone(), now)
+        start::<2, Scheme, _>(config, node, || self.kernel.clone(), now)
     }
 
     fn barred(&self) -> &[Barred] {
@@ -334,15 +324,8 @@ impl Subject for Nftables {
             state.refused.clone_from(&own.refused);
             state.taken.clone_from(&own.taken);
         }
-        let handle = kernel.clone();
-        let lanes = Lanes::inline(|| handle.clone());
-        let mut mode = Proxier::new(
-            self.config.clone(),
-            node(self.family),
-            lanes,
-            Instant::now(),
-        );
-        let pending = run_afresh(&mut mode, model);
+        let (config, node) = (self.config.clone(), node(self.family));
+        let pending = run_afresh::<Scheme, _>(config, node, || kernel.clone(), model);
         let subject = Box::new(self.recorded(kernel));
         Fresh { subject, pending }
     }
@@ -358,9 +341,8 @@ impl Subject for Nftables {
             let there = FakeKernel::new(family, &[]);
             real.look(&mut there.state());
             set_addresses(&there.state().addresses, &addresses);
-            let lanes = Lanes::inline(|| NetlinkKernel::new(family));
-            let mut mode = Proxier::new(config, node, lanes, Instant::now());
-            let pending = run_afresh(&mut mode, model);
+            let kernel = || NetlinkKernel::new(family);
+            let pending = run_afresh::<Scheme, _>(config, node, kernel, model);
             real.look(&mut there.state());
             Ok::<_, String>((there, pending))
         })?;

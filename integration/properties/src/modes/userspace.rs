@@ -10,14 +10,14 @@ use hashbrown::HashSet;
 use proxy::{IpFamily, Mode, Model, Notice, Protocol, Service, Target, Unreadable};
 use proxy_userspace::fake::FakeKernel;
 use proxy_userspace::{
-    Blame as BlameOf, Config, Kernel, Lanes, Listener, Portal, Proxier, RedirectState,
-    RedirectTarget, Redirects, Refusal, SocketError,
+    Blame as BlameOf, Config, Kernel, Listener, Portal, RedirectState, RedirectTarget, Redirects,
+    Refusal, SocketError, Userspace as Scheme,
 };
 use relay::Serving;
 
 use crate::cluster::{SERVICES, at};
 use crate::subject::{
-    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh,
+    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
     toggle_address,
 };
 use crate::turnstile::{Blame, From, Front, Lane, Permit, Turnstile, Write};
@@ -57,10 +57,8 @@ impl Subject for Userspace {
             state.open.clear();
             state.next_port = 40_000;
         }
-        let (lanes, workers) = Lane::all::<2, _>(|| self.kernel.clone());
-        let lanes_of = Lanes::new(workers);
-        let mode = Proxier::new(self.config.clone(), node(self.family), lanes_of, now);
-        (Box::new(mode), lanes)
+        let (config, node) = (self.config.clone(), node(self.family));
+        start::<2, Scheme, _>(config, node, || self.kernel.clone(), now)
     }
 
     fn barred(&self) -> &[Barred] {
@@ -226,15 +224,8 @@ impl Subject for Userspace {
         kernel.state().addresses = self.addresses();
         let refused = self.kernel.state().refused.clone();
         kernel.state().refused = refused;
-        let handle = kernel.clone();
-        let lanes = Lanes::inline(|| handle.clone());
-        let mut mode = Proxier::new(
-            self.config.clone(),
-            node(self.family),
-            lanes,
-            Instant::now(),
-        );
-        let pending = run_afresh(&mut mode, model);
+        let (config, node) = (self.config.clone(), node(self.family));
+        let pending = run_afresh::<Scheme, _>(config, node, || kernel.clone(), model);
         let subject = Box::new(Self {
             family: self.family,
             kernel,
