@@ -32,7 +32,7 @@ use rustix::process::{
 };
 use rustix::system::{RebootCommand, finit_module, reboot, sethostname, uname};
 
-use crate::job::Job;
+use crate::job::{self, Job};
 use crate::signals::kill_all_others;
 
 /// Becomes the VM's init if this process is PID 1 and was started as `PROGRAM init WORKDIR`.
@@ -46,7 +46,7 @@ pub fn maybe_init() {
     }
     if let Some(dir) = dir
         .map(PathBuf::from)
-        .filter(|dir| dir.join("argv").is_file())
+        .filter(|dir| dir.join(job::FILE).is_file())
     {
         init(&dir);
     }
@@ -145,7 +145,7 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
         base.display()
     );
     attach("overlay", &new, "overlay", layers)?;
-    if let Err(error) = File::open(below(&new, &dir.join("argv"))) {
+    if let Err(error) = File::open(below(&new, &dir.join(job::FILE))) {
         // Linux 5.10 lists files of an overlay over hostfs, but cannot open them.
         eprintln!("lab: no overlay over hostfs ({error}): the root is put together instead");
         unmount(&new, UnmountFlags::DETACH).context("cannot detach the overlay")?;
@@ -290,7 +290,7 @@ fn make_dir(path: &Path) -> Result<()> {
 }
 
 fn loopback_up() -> Result<()> {
-    let path = crate::job::sane_path(None);
+    let path = job::sane_path(None);
     let status = Command::new("ip")
         .args(["link", "set", "lo", "up"])
         .env("PATH", path)
