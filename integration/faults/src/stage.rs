@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use lab::Transport;
 use scenarios::{ApiServer, Cluster, FIRST_TRY, METRICS, Service, at, get, tcp};
 
-use crate::churn::slice;
+use crate::churn::{Churn, slice};
 use crate::load::{Account, Load, Way};
 use crate::mode::Mode;
 use crate::row::Row;
@@ -222,6 +222,20 @@ impl<'a> Stage<'a> {
             Ok(dial.ask().is_ok_and(|answer| answer.who == pod))
         });
         followed.context("the daemon does not follow")
+    }
+
+    /// Changes endpoints for this time, of as many Services of the crowd and as often in a second.
+    /// Returns the number of changes, and the time until the daemon has followed them.
+    pub(crate) fn follows_changes(
+        &mut self,
+        api: &ApiServer,
+        (crowd, rate): (usize, u32),
+        lasting: Duration,
+    ) -> Result<(usize, Duration)> {
+        let churn = Churn::start(api.objects(), crowd, rate);
+        sleep(lasting);
+        let (made, _) = churn.stop()?;
+        Ok((made, self.follows(&api.objects())?))
     }
 
     // ---- the traffic ----

@@ -73,10 +73,8 @@ pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
     let busy: Running =
         s.c.node1
             .spawn(["sh", "-c", &scenarios::with_backend(script)])?;
-    let churn = Churn::start(api.objects(), s.size.pick(50, 500), 100);
-    sleep(s.size.period * s.size.pick(2, 3));
-    let (made, _) = churn.stop()?;
-    let took = s.follows(&api.objects())?;
+    let lasting = s.size.period * s.size.pick(2, 3);
+    let (made, took) = s.follows_changes(&api, (s.size.pick(50, 500), 100), lasting)?;
     drop(busy);
     s.repaired(took);
     s.did(format!(
@@ -105,10 +103,8 @@ pub(super) fn small_buffers(s: &mut Stage<'_>) -> Result<Row> {
     s.launch_on(&api, &[])?;
     let outcome = (|| -> Result<(Duration, usize, Duration)> {
         let ready = s.until_ready()?;
-        let churn = Churn::start(api.objects(), count, 300);
-        sleep(s.size.period * 2);
-        let (made, _) = churn.stop()?;
-        Ok((ready, made, s.follows(&api.objects())?))
+        let (made, took) = s.follows_changes(&api, (count, 300), s.size.period * 2)?;
+        Ok((ready, made, took))
     })();
     for (name, value) in ["rmem_default", "rmem_max", "wmem_default", "wmem_max"]
         .iter()
@@ -142,10 +138,7 @@ pub(super) fn memory_group(s: &mut Stage<'_>) -> Result<Row> {
             .parse()?;
     let limit = now + BESIDE;
     s.c.sh(&format!("echo {limit} >/tmp/group/pressed/memory.max"))?;
-    let churn = Churn::start(api.objects(), count, 300);
-    sleep(s.size.period * 2);
-    let (made, _) = churn.stop()?;
-    let took = s.follows(&api.objects())?;
+    let (made, took) = s.follows_changes(&api, (count, 300), s.size.period * 2)?;
     let (ended, _) = pressed(s, "pressed")?;
     ensure!(ended == 0, "the kernel has ended it {ended} times");
     s.repaired(took);

@@ -6,32 +6,35 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use scenarios::{METRICS, at, health};
+use scenarios::{Cluster, METRICS, at, health};
 
-use crate::churn::Churn;
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd_of_ipv4};
 
 /// Restarts the daemon behind the command `prefix`, under traffic. Then changes endpoints and
-/// checks that the daemon follows.
-fn restart_behind(s: &mut Stage<'_>, prefix: &[&str], flags: &[&str]) -> Result<(Row, Instant)> {
+/// checks that the daemon follows. `until_ready` returns the time until the daemon is ready, and a
+/// value to keep meanwhile, from which `ending` makes the end of the row's sentence.
+fn restart_behind<T>(
+    s: &mut Stage<'_>,
+    prefix: &[&str],
+    until_ready: impl FnOnce(&mut Stage<'_>) -> Result<(Duration, T)>,
+    ending: impl FnOnce(&T) -> String,
+) -> Result<Row> {
     let api = s.serve_on_api(&[])?;
     s.traffic()?;
     let began = Instant::now();
     s.c.stop()?;
-    let before = std::mem::replace(&mut s.c.prefix, prefix.iter().map(Into::into).collect());
-    s.launch_on(&api, flags)?;
-    let ready = s.until_ready()?;
-    let churn = Churn::start(api.objects(), 0, 100);
-    std::thread::sleep(Duration::from_secs(s.size.pick(1, 5)));
-    churn.stop()?;
-    let took = s.follows(&api.objects())?;
-    s.c.prefix = before;
+    s.c.prefix = prefix.iter().map(Into::into).collect();
+    s.launch_on(&api, &[])?;
+    let (ready, kept) = until_ready(s)?;
+    let lasting = Duration::from_secs(s.size.pick(1, 5));
+    let (_, took) = s.follows_changes(&api, (0, 100), lasting)?;
     s.repaired(ready);
     s.did(format!(
-        "was ready after {ready:.1?}, and applied changes within {took:.1?}"
+        "was ready after {ready:.1?}, and applied changes within {took:.1?}{}",
+        ending(&kept)
     ));
-    Ok((s.close(began, Promise::NothingFails)?, began))
+    s.close(began, Promise::NothingFails)
 }
 
 pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
@@ -40,27 +43,13 @@ pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
         cat /dev/zero >/run/full/filler 2>/dev/null
         ! (echo more >/run/full/more) 2>/dev/null || exit 1
         export TMPDIR=/run/full; cd /run/full; exec \"$@\" >log 2>&1";
-    let api = s.serve_on_api(&[])?;
-    s.traffic()?;
-    let began = Instant::now();
-    s.c.stop()?;
-    s.c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
-        .map(Into::into)
-        .to_vec();
-    s.launch_on(&api, &[])?;
-    s.c.until("it is ready", || {
-        Ok(health(s.c, "/readyz").is_ok_and(|code| code == 200))
-    })?;
-    let ready = began.elapsed();
-    let churn = Churn::start(api.objects(), 0, 100);
-    std::thread::sleep(Duration::from_secs(s.size.pick(1, 5)));
-    churn.stop()?;
-    let took = s.follows(&api.objects())?;
-    s.repaired(ready);
-    s.did(format!(
-        "was ready after {ready:.1?}, and applied changes within {took:.1?} without a log"
-    ));
-    s.close(began, Promise::NothingFails)
+    let prefix = ["unshare", "--mount", "sh", "-c", script, "sh"];
+    let is_ready = |c: &Cluster| health(c, "/readyz").is_ok_and(|code| code == 200);
+    let until_ready = |s: &mut Stage<'_>| {
+        let ready = s.c.until("it is ready", || Ok(is_ready(s.c)))?;
+        Ok((ready, ()))
+    };
+    restart_behind(s, &prefix, until_ready, |()| " without a log".to_owned())
 }
 
 pub(super) fn read_only(s: &mut Stage<'_>) -> Result<Row> {
@@ -69,40 +58,27 @@ pub(super) fn read_only(s: &mut Stage<'_>) -> Result<Row> {
         touch /run/kube-proxy-may-not 2>/dev/null && exit 3
         (echo 1 >/proc/sys/net/ipv4/ip_forward) 2>/dev/null && exit 4
         exec \"$@\"";
-    Ok(restart_behind(s, &["unshare", "--mount", "sh", "-c", script, "sh"], &[])?.0)
+    let prefix = ["unshare", "--mount", "sh", "-c", script, "sh"];
+    let until_ready = |s: &mut Stage<'_>| Ok((s.until_ready()?, ()));
+    restart_behind(s, &prefix, until_ready, |()| String::new())
 }
 
 pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
-    let api = s.serve_on_api(&[])?;
-    s.traffic()?;
-    let began = Instant::now();
-    s.c.stop()?;
-    s.c.prefix = ["prlimit", "--nofile=64:64"].map(Into::into).to_vec();
-    s.launch_on(&api, &[])?;
-    let ready = s.until_ready()?;
-    // More connections than the daemon may have.
-    let mut idle = Vec::new();
-    for _ in 0..100 {
-        let opened =
-            s.c.node1
-                .enter(|| TcpStream::connect_timeout(&at(METRICS), Duration::from_secs(1)));
-        idle.extend(opened.ok());
-    }
-    let churn = Churn::start(api.objects(), 0, 100);
-    std::thread::sleep(Duration::from_secs(s.size.pick(1, 5)));
-    churn.stop()?;
-    let took = s.follows(&api.objects())?;
-    ensure!(
-        idle.len() > 8,
-        "only {} connections could be opened",
-        idle.len()
-    );
-    s.repaired(ready);
-    s.did(format!(
-        "was ready after {ready:.1?}, and applied changes within {took:.1?} beside {} idle connections",
-        idle.len()
-    ));
-    s.close(began, Promise::NothingFails)
+    let until_ready = |s: &mut Stage<'_>| {
+        let ready = s.until_ready()?;
+        // More connections than the daemon may have.
+        let mut idle = Vec::new();
+        for _ in 0..100 {
+            let connect = || TcpStream::connect_timeout(&at(METRICS), Duration::from_secs(1));
+            idle.extend(s.c.node1.enter(connect).ok());
+        }
+        let opened = idle.len();
+        ensure!(opened > 8, "only {opened} connections could be opened");
+        Ok((ready, idle))
+    };
+    restart_behind(s, &["prlimit", "--nofile=64:64"], until_ready, |idle| {
+        format!(" beside {} idle connections", idle.len())
+    })
 }
 
 /// Creates a memory cgroup with a limit in bytes. Returns a command prefix that moves a program
@@ -153,12 +129,9 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     s.launch_on(&api, &[])?;
     let ready = s.until_ready()?;
     // During this time, a full check runs in parallel with changes.
-    let churn = Churn::start(api.objects(), 0, 100);
-    std::thread::sleep(s.size.period * 3 / 2);
-    let (made, _) = churn.stop()?;
+    let (made, _) = s.follows_changes(&api, (0, 100), s.size.period * 3 / 2)?;
     let (ended, peak) = pressed(s, "small").context("the memory group")?;
     ensure!(ended == 0, "the kernel has ended it {ended} times");
-    s.follows(&api.objects())?;
     s.repaired(ready);
     let megabytes = peak >> 20;
     s.did(format!("took over {count} Services within {ready:.0?}, and applied {made} changes in {megabytes} MB of memory"));
