@@ -33,14 +33,16 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 pub(crate) fn object(code: u16, object: &Object, accepted: Accepted) -> Response<Body> {
     let bytes = object.bytes(accepted.media).clone();
     if bytes.len() > WORTH_COMPRESSING && accepted.coding == Coding::Gzip {
-        return compressed(accepted.media, std::iter::once(bytes));
+        let all = stream::iter([bytes]);
+        return compressed(accepted.media.content_type(), all, CHUNK);
     }
     whole(code, accepted.media.content_type(), bytes)
 }
 
 pub(crate) fn list(list: List, accepted: Accepted) -> Response<Body> {
     if list.length > WORTH_COMPRESSING && accepted.coding == Coding::Gzip {
-        return compressed(accepted.media, list.chunks);
+        let chunks = stream::iter(list.chunks);
+        return compressed(accepted.media.content_type(), chunks, CHUNK);
     }
     streamed(accepted.media.content_type(), stream::iter(list.chunks))
 }
@@ -51,24 +53,7 @@ pub(crate) fn compressed_events(
     events: impl Stream<Item = Bytes> + Send + 'static,
     media: Media,
 ) -> Response<Body> {
-    let encoder = GzEncoder::new(Vec::with_capacity(CHUNK), LEVEL);
-    let state = (Box::pin(events), Some(encoder));
-    let packed = stream::unfold(state, async |(mut events, mut encoder)| {
-        // The encoder is finished after the last event.
-        let open = encoder.as_mut()?;
-        let piece = if let Some(piece) = events.next().await {
-            open.write_all(&piece).expect("a Vec takes all");
-            open.flush().expect("a Vec takes all");
-            std::mem::take(open.get_mut())
-        } else {
-            encoder.take()?.finish().expect("a Vec takes all")
-        };
-        Some((Bytes::from(piece), (events, encoder)))
-    });
-    let mut response = streamed(media.of_watch(), packed);
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-    response
+    compressed(media.of_watch(), events, 0)
 }
 
 /// Returns the uncompressed events of a watch.
@@ -111,43 +96,36 @@ fn retry_after(response: &mut Response<Body>, seconds: u64) {
     headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
 }
 
+/// Compresses chunks. Sends compressed bytes as soon as there are at least `least`; with 0, each
+/// chunk by itself.
 fn compressed(
-    media: Media,
-    chunks: impl Iterator<Item = Bytes> + Send + 'static,
+    content: &'static str,
+    chunks: impl Stream<Item = Bytes> + Send + 'static,
+    least: usize,
 ) -> Response<Body> {
-    let chunks = Compressed {
-        encoder: Some(GzEncoder::new(Vec::with_capacity(CHUNK), LEVEL)),
-        chunks,
-    };
-    let mut response = streamed(media.content_type(), stream::iter(chunks));
+    let encoder = GzEncoder::new(Vec::with_capacity(CHUNK), LEVEL);
+    let state = (Box::pin(chunks), Some(encoder), least);
+    let packed = stream::unfold(state, async |(mut chunks, mut encoder, least)| {
+        // The encoder is finished after the last chunk.
+        while let Some(open) = &mut encoder
+            && let Some(chunk) = chunks.next().await
+        {
+            open.write_all(&chunk).expect("a Vec takes all");
+            if least == 0 {
+                open.flush().expect("a Vec takes all");
+            }
+            if open.get_ref().len() >= least {
+                let piece = std::mem::take(open.get_mut());
+                return Some((Bytes::from(piece), (chunks, encoder, least)));
+            }
+        }
+        let rest = encoder.take()?.finish().expect("a Vec takes all");
+        Some((rest.into(), (chunks, encoder, least)))
+    });
+    let mut response = streamed(content, packed);
     let headers = response.headers_mut();
     headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     response
-}
-
-struct Compressed<I> {
-    /// Encoder, or `None` after the last chunk.
-    encoder: Option<GzEncoder<Vec<u8>>>,
-    chunks: I,
-}
-
-impl<I: Iterator<Item = Bytes>> Iterator for Compressed<I> {
-    type Item = Bytes;
-
-    fn next(&mut self) -> Option<Bytes> {
-        while let Some(encoder) = &mut self.encoder {
-            let Some(chunk) = self.chunks.next() else {
-                break;
-            };
-            encoder.write_all(&chunk).expect("a Vec takes all");
-            if encoder.get_ref().len() >= CHUNK {
-                let full = std::mem::replace(encoder.get_mut(), Vec::with_capacity(CHUNK));
-                return Some(full.into());
-            }
-        }
-        let rest = self.encoder.take()?.finish().expect("a Vec takes all");
-        Some(rest.into())
-    }
 }
 
 fn streamed(

@@ -40,80 +40,40 @@ pub(crate) fn page(
     let current = state.version;
     let matching = query.text("resourceVersionMatch");
     let asked = query.number("resourceVersion")?;
+    // 0: unlimited.
     let mut limit = usize::try_from(query.number("limit")?.unwrap_or(0)).unwrap_or(usize::MAX);
 
-    // Effective limit of a list of any version (0: unlimited).
-    let unpaged = |limit| match cache {
-        WatchCache::Present => 0,
-        WatchCache::Absent => limit,
-    };
     if query.flag("sendInitialEvents").is_some() {
-        return Err(Status::invalid_options(
-            "sendInitialEvents",
-            "is for watches",
-        ));
+        let why = "is for watches";
+        return Err(Status::invalid_options("sendInitialEvents", why));
     }
-    let (version, after) = match (query.text("continue"), matching) {
-        ("", "") => match asked {
-            Some(0) => {
-                limit = unpaged(limit);
-                (current, None)
+    let wrong = |why| Err(Status::invalid_options("resourceVersionMatch", why));
+    let (version, after) = match (query.text("continue"), matching, asked) {
+        ("", "Exact" | "NotOlderThan", None) => return wrong("needs a resourceVersion"),
+        ("", "Exact", Some(0)) => return wrong("Exact has no version 0"),
+        ("", "Exact", Some(version)) => (version, None),
+        // With a limit, a resource version always means exactly this version.
+        ("", "", Some(version @ 1..)) if limit > 0 => (version, None),
+        ("", "" | "NotOlderThan", asked) => {
+            if asked == Some(0) && cache == WatchCache::Present {
+                limit = 0;
             }
-            // With a limit, a resource version always means exactly this version.
-            Some(version) if limit > 0 => (version, None),
-            Some(version) if version > current => return Err(Status::too_large(version, current)),
-            _ => (current, None),
-        },
-        ("", "Exact") => match asked {
-            None => {
-                return Err(Status::invalid_options(
-                    "resourceVersionMatch",
-                    "needs a resourceVersion",
-                ));
+            if let Some(version) = asked.filter(|version| *version > current) {
+                return Err(Status::too_large(version, current));
             }
-            Some(0) => {
-                return Err(Status::invalid_options(
-                    "resourceVersionMatch",
-                    "Exact has no version 0",
-                ));
-            }
-            Some(version) => (version, None),
-        },
-        ("", "NotOlderThan") => match asked {
-            None => {
-                return Err(Status::invalid_options(
-                    "resourceVersionMatch",
-                    "needs a resourceVersion",
-                ));
-            }
-            Some(version) if version > current => return Err(Status::too_large(version, current)),
-            Some(version) => {
-                limit = if version == 0 { unpaged(limit) } else { limit };
-                (current, None)
-            }
-        },
-        ("", _) => {
-            return Err(Status::invalid_options(
-                "resourceVersionMatch",
-                "must be Exact or NotOlderThan",
-            ));
+            (current, None)
         }
-        (token, "") => {
-            if asked.is_some_and(|version| version > 0) {
-                return Err(Status::bad_request(
-                    "resourceVersion: the continue token has one already",
-                ));
-            }
+        ("", ..) => return wrong("must be Exact or NotOlderThan"),
+        (_, "", Some(1..)) => {
+            let why = "resourceVersion: the continue token has one already";
+            return Err(Status::bad_request(why));
+        }
+        (token, "", _) => {
             let (version, after) = read_token(token)
                 .ok_or_else(|| Status::bad_request(format!("continue: {token:?} is no token")))?;
             (version.unwrap_or(current), Some(after))
         }
-        _ => {
-            return Err(Status::invalid_options(
-                "resourceVersionMatch",
-                "does not go with continue",
-            ));
-        }
+        _ => return wrong("does not go with continue"),
     };
     if version > current {
         return Err(Status::too_large(version, current));

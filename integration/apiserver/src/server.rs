@@ -19,6 +19,7 @@ use crate::service::Service;
 /// [`Cluster`], which stays alive while clones of it exist.
 #[derive(Debug)]
 pub struct Server {
+    address: SocketAddr,
     service: Arc<Service>,
     stop: Option<oneshot::Sender<()>>,
     running: Option<Running>,
@@ -41,20 +42,10 @@ impl Server {
         clippy::unused_async,
         reason = "it needs a runtime, and says so by its type"
     )]
-    pub async fn start_on(cluster: Cluster, mut options: Options) -> io::Result<Self> {
-        let listener = bind(&mut options)?;
-        let service = Service::new(cluster, listener.local_addr()?, &options)?;
-        let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(
-            service
-                .clone()
-                .accept(TcpListener::from_std(listener)?, stopped),
-        );
-        Ok(Self {
-            service,
-            stop: Some(stop),
-            running: Some(Running::Task(task)),
-        })
+    pub async fn start_on(cluster: Cluster, options: Options) -> io::Result<Self> {
+        let (mut server, accept) = Self::bind(cluster, options)?;
+        server.running = Some(Running::Task(tokio::spawn(accept)));
+        Ok(server)
     }
 
     /// Serves a new cluster from a thread with a separate runtime, for callers without a runtime.
@@ -63,30 +54,47 @@ impl Server {
     }
 
     /// Starts a server for an existing cluster.
-    pub fn spawn_on(cluster: Cluster, mut options: Options) -> io::Result<Self> {
-        let listener = bind(&mut options)?;
-        let service = Service::new(cluster, listener.local_addr()?, &options)?;
-        let (stop, stopped) = oneshot::channel();
+    pub fn spawn_on(cluster: Cluster, options: Options) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let listener = {
+        let (mut server, accept) = {
             let _guard = runtime.enter();
-            TcpListener::from_std(listener)?
+            Self::bind(cluster, options)?
         };
-        let accept = service.clone().accept(listener, stopped);
         let thread = std::thread::Builder::new().name("apiserver".into());
         let thread = thread.spawn(move || runtime.block_on(accept))?;
-        Ok(Self {
-            service,
+        server.running = Some(Running::Thread(thread));
+        Ok(server)
+    }
+
+    /// Listens, inside a runtime. Returns the server and the work that serves until it stops.
+    fn bind(
+        cluster: Cluster,
+        options: Options,
+    ) -> io::Result<(Self, impl Future<Output = ()> + Send + 'static)> {
+        let service = Service::new(cluster, &options)?;
+        let listener = match options.listener {
+            Some(listener) => listener,
+            None => std::net::TcpListener::bind(options.address)?,
+        };
+        listener.set_nonblocking(true)?;
+        let (stop, stopped) = oneshot::channel();
+        let server = Self {
+            address: listener.local_addr()?,
+            service: Arc::clone(&service),
             stop: Some(stop),
-            running: Some(Running::Thread(thread)),
-        })
+            running: None,
+        };
+        Ok((
+            server,
+            service.accept(TcpListener::from_std(listener)?, stopped),
+        ))
     }
 
     /// Returns the listen address.
     pub fn address(&self) -> SocketAddr {
-        self.service.address
+        self.address
     }
 
     /// Returns the served cluster.
@@ -162,13 +170,4 @@ impl Drop for Server {
             _ = thread.join();
         }
     }
-}
-
-fn bind(options: &mut Options) -> io::Result<std::net::TcpListener> {
-    let listener = match options.listener.take() {
-        Some(listener) => listener,
-        None => std::net::TcpListener::bind(options.address)?,
-    };
-    listener.set_nonblocking(true)?;
-    Ok(listener)
 }

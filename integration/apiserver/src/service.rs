@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -55,7 +54,6 @@ type SentBody = UnsyncBoxBody<Bytes, io::Error>;
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) cluster: Cluster,
-    pub(crate) address: SocketAddr,
     cache: WatchCache,
     watches: watch::Policy,
     pub(crate) log: Log,
@@ -75,11 +73,7 @@ enum Shown {
 }
 
 impl Service {
-    pub(crate) fn new(
-        cluster: Cluster,
-        address: SocketAddr,
-        options: &Options,
-    ) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(cluster: Cluster, options: &Options) -> io::Result<Arc<Self>> {
         let watches = watch::Policy {
             watch_list: options.watch_list,
             streamed_lists: options.streamed_lists,
@@ -90,7 +84,6 @@ impl Service {
         let tokens = options.tokens.as_ref();
         Ok(Arc::new(Self {
             cluster,
-            address,
             cache: options.watch_cache,
             watches,
             log: Log::default(),

@@ -34,9 +34,12 @@ impl Status {
         }
     }
 
-    fn about(mut self, resource: &Resource, name: &str) -> Self {
-        self.details = json!({ "name": name, "group": resource.group, "kind": resource.plural });
-        self
+    fn about(kind: Kind, name: &str, code: u16, reason: &'static str, why: &str) -> Self {
+        let Resource { group, plural, .. } = kind.resource();
+        Self {
+            details: json!({ "name": name, "group": group, "kind": plural }),
+            ..Self::new(code, reason, format!("{plural} {name:?} {why}"))
+        }
     }
 
     pub(crate) fn unauthorized() -> Self {
@@ -52,61 +55,39 @@ impl Status {
     }
 
     pub(crate) fn not_found(kind: Kind, name: &str) -> Self {
-        let resource = kind.resource();
-        Self::new(
-            404,
-            "NotFound",
-            format!("{} {name:?} not found", resource.plural),
-        )
-        .about(resource, name)
+        Self::about(kind, name, 404, "NotFound", "not found")
     }
 
     pub(crate) fn already_exists(kind: Kind, name: &str) -> Self {
-        let resource = kind.resource();
-        Self::new(
-            409,
-            "AlreadyExists",
-            format!("{} {name:?} already exists", resource.plural),
-        )
-        .about(resource, name)
+        Self::about(kind, name, 409, "AlreadyExists", "already exists")
     }
 
     pub(crate) fn conflict(kind: Kind, name: &str, field: &str, given: &str, held: &str) -> Self {
-        let resource = kind.resource();
-        let message = format!(
-            "{} {name:?}: metadata.{field} is {held}, not {given}; read it again",
-            resource.plural
-        );
-        Self::new(409, "Conflict", message).about(resource, name)
+        let why = format!("has metadata.{field} {held}, not {given}; read it again");
+        Self::about(kind, name, 409, "Conflict", &why)
     }
 
     pub(crate) fn invalid(kind: Kind, name: &str, field: &str, why: &str) -> Self {
-        let resource = kind.resource();
+        let Resource { group, kind, .. } = kind.resource();
+        let message = format!("{kind} {name:?} is invalid: {field}: {why}");
         Self {
             details: json!({
-                "name": name, "group": resource.group, "kind": resource.kind,
+                "name": name, "group": group, "kind": kind,
                 "causes": [{ "reason": "FieldValueInvalid", "message": why, "field": field }],
             }),
-            ..Self::new(
-                422,
-                "Invalid",
-                format!("{} {name:?} is invalid: {field}: {why}", resource.kind),
-            )
+            ..Self::new(422, "Invalid", message)
         }
     }
 
     /// List or watch options that contradict each other, or that this server does not support.
     pub(crate) fn invalid_options(field: &str, why: &str) -> Self {
+        let message = format!("ListOptions is invalid: {field}: {why}");
         Self {
             details: json!({
                 "group": "meta.k8s.io", "kind": "ListOptions",
                 "causes": [{ "reason": "FieldValueForbidden", "message": why, "field": field }],
             }),
-            ..Self::new(
-                422,
-                "Invalid",
-                format!("ListOptions is invalid: {field}: {why}"),
-            )
+            ..Self::new(422, "Invalid", message)
         }
     }
 
@@ -128,11 +109,8 @@ impl Status {
     }
 
     pub(crate) fn method_not_allowed(method: &str, path: &str) -> Self {
-        Self::new(
-            405,
-            "MethodNotAllowed",
-            format!("{path} does not take {method}"),
-        )
+        let message = format!("{path} does not take {method}");
+        Self::new(405, "MethodNotAllowed", message)
     }
 
     pub(crate) fn not_acceptable(accept: &str) -> Self {
@@ -167,11 +145,8 @@ impl Status {
     }
 
     pub(crate) fn too_long(limit: usize) -> Self {
-        Self::new(
-            413,
-            "RequestEntityTooLarge",
-            format!("the body is longer than {limit} bytes"),
-        )
+        let message = format!("the body is longer than {limit} bytes");
+        Self::new(413, "RequestEntityTooLarge", message)
     }
 
     pub(crate) fn unsupported_media(given: &str) -> Self {

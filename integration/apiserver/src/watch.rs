@@ -83,10 +83,8 @@ pub(crate) fn start(
         (Some(_), _) if !policy.watch_list => return Err(Status::no_watch_list()),
         (Some(_), "NotOlderThan") => {}
         (Some(_), _) => {
-            return Err(Status::invalid_options(
-                "resourceVersionMatch",
-                "must be NotOlderThan with sendInitialEvents",
-            ));
+            let why = "must be NotOlderThan with sendInitialEvents";
+            return Err(Status::invalid_options("resourceVersionMatch", why));
         }
     }
     if !query.text("continue").is_empty() {
