@@ -1,6 +1,6 @@
 //! Requests to the loop, and its replies: copies of bounded size.
 //!
-//! The limits protect the loop and its clients. `run::said::tests::no_question_holds_up_the_loop`
+//! The limits protect the loop and its clients. `run::said::tests::no_api_request_blocks_the_loop`
 //! measures the cost of a turn.
 
 use std::collections::HashSet;

@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_has_one_name_on_all_nodes() {
+    fn a_conflict_event_has_the_same_name_on_all_nodes() {
         let of = |object: &str, node, time| told(&conflict(object), node, time).0;
         let name = of("192.0.2.1:80/TCP", "node1", 1);
         assert!(name.starts_with("younger."), "{name}");
@@ -518,14 +518,14 @@ mod tests {
     }
 
     #[test]
-    fn each_start_has_its_own_name() {
+    fn each_start_event_has_its_own_name() {
         let of = |time| told(&starting("node1"), "node1", time).0;
         assert_eq!(of(0x1234_5678_9abc_def0), "node1.123456789abcdef0");
         assert_ne!(of(1), of(2));
     }
 
     #[test]
-    fn lengths_are_bounded() {
+    fn the_length_of_event_fields_is_limited() {
         let (_, object) = told(&conflict(&"ü".repeat(1000)), "n", 1);
         let note = object.note.unwrap();
         assert_eq!(note, "ü".repeat(512));

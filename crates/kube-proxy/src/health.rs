@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_later_does_not_hide_how_far_it_has_come() {
+    fn later_changes_do_not_hide_the_last_completed_change() {
         let health = Health::new(Duration::from_secs(30));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_end_is_awaited_at_the_start_though_not_for_ever() {
+    fn the_start_waits_a_limited_time_for_leftovers_to_end() {
         let start = Instant::now();
         let is_served = |health: &Health, later: Duration, is_settled| {
             let standing = Standing {

@@ -359,13 +359,13 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_one_line() {
+    fn each_log_event_is_one_line() {
         let said = logged(0, || tracing::info!("the server said \"a\r\nb\n\""));
         assert_eq!(said, " INFO the server said \"a\\r\\nb\\n\"\n");
     }
 
     #[test]
-    fn json_is_kubernetes_json() {
+    fn the_json_log_has_kubernetes_format() {
         let memory = Memory::default();
         let writer = memory.clone();
         let lines = tracing_subscriber::fmt::layer()
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn every_crate_that_logs_is_heard() {
+    fn the_log_filter_includes_each_crate_that_logs() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
         for entry in std::fs::read_dir(folder).unwrap() {
             let entry = entry.unwrap();
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn verbosity_is_klogs() {
+    fn log_levels_follow_klogs_verbosity() {
         let say = || {
             tracing::info!("info");
             tracing::debug!("debug");
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_file_may_have_its_own_verbosity() {
+    fn vmodule_sets_the_verbosity_of_a_source_file() {
         let say = || tracing::debug!("debug");
         for (pattern, is_said) in [
             ("logging", true),

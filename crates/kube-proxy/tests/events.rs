@@ -109,7 +109,7 @@ fn constant(mut event: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_mode_that_is_not_given_is_a_warning_on_the_node() {
+async fn a_missing_proxy_mode_is_a_warning_event_on_the_node() {
     let (server, client) = fixture().await;
     let note = "--proxy-mode is empty".to_owned();
     Recorder::start(client, "node1").record(Event::mode_not_set("node1", note));
@@ -122,7 +122,7 @@ async fn a_mode_that_is_not_given_is_a_warning_on_the_node() {
 }
 
 #[tokio::test]
-async fn the_start_is_told_on_the_node_as_upstream_does() {
+async fn the_start_is_an_event_on_the_node_like_upstreams() {
     for (mode, note) in [
         ("ipvs", "kube-proxy starts to carry Services in ipvs mode"),
         (
@@ -147,7 +147,7 @@ async fn the_start_is_told_on_the_node_as_upstream_does() {
 }
 
 #[tokio::test]
-async fn a_conflict_is_one_event_on_the_loser_however_often_and_wherever_it_is_seen() {
+async fn an_address_conflict_is_one_event_on_the_losing_service() {
     let (server, client) = fixture().await;
     let recorders = ["node1", "node2"].map(|node| Recorder::start(client.clone(), node));
     for recorder in &recorders {
@@ -183,7 +183,7 @@ async fn a_conflict_is_one_event_on_the_loser_however_often_and_wherever_it_is_s
 }
 
 #[tokio::test]
-async fn a_health_check_port_that_is_taken_is_told_on_the_service() {
+async fn a_health_check_port_in_use_is_an_event_on_the_service() {
     let (server, client) = fixture().await;
     let recorder = Recorder::start(client, "node1");
     let service = NamespacedName::new("shop", "younger");
@@ -209,7 +209,7 @@ async fn a_health_check_port_that_is_taken_is_told_on_the_service() {
 /// A full queue for an unreachable server delays no caller. The queued events are sent once the
 /// server is reachable again.
 #[tokio::test]
-async fn a_server_that_is_away_blocks_nobody() {
+async fn an_unreachable_api_server_delays_no_event_sender() {
     let (server, client) = fixture().await;
     let (address, cluster) = (server.address(), server.cluster().clone());
     server.stop().await;
@@ -283,7 +283,7 @@ fn refusal(code: u16, cause: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn what_is_forbidden_is_said_once_with_the_rule_to_add() {
+async fn forbidden_events_are_logged_once_with_the_missing_rule() {
     let log = logged(async {
         let server = Scripted::new(|_| refusal(403, "")).await.unwrap();
         let recorder = Recorder::start(client(&server.url()).await, "node1");
@@ -300,7 +300,7 @@ async fn what_is_forbidden_is_said_once_with_the_rule_to_add() {
 }
 
 #[tokio::test]
-async fn a_namespace_that_is_being_deleted_is_no_lack_of_rights() {
+async fn events_in_a_terminating_namespace_are_not_reported_as_forbidden() {
     let log = logged(async {
         let server = Scripted::new(|_| refusal(403, "NamespaceTerminating")).await;
         let server = server.unwrap();
@@ -314,7 +314,7 @@ async fn a_namespace_that_is_being_deleted_is_no_lack_of_rights() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_well_is_asked_again_after_a_while() {
+async fn events_refused_by_an_ill_api_server_are_retried() {
     let is_well = Arc::new(AtomicBool::new(false));
     let state = Arc::clone(&is_well);
     let log = logged(async {

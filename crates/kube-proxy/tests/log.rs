@@ -30,7 +30,7 @@ fn header(line: &str) -> (char, Vec<&str>) {
 }
 
 #[test]
-fn text_is_klogs_and_goes_to_standard_error() {
+fn the_text_log_has_klogs_format_on_standard_error() {
     let (stdout, stderr) = said(&[]);
     assert_eq!(stdout, "");
     let mut severities = String::new();
@@ -54,7 +54,7 @@ fn text_is_klogs_and_goes_to_standard_error() {
 }
 
 #[test]
-fn text_that_is_split_informs_on_standard_output() {
+fn the_split_text_log_writes_info_to_standard_output() {
     let gate = "--feature-gates=LoggingAlphaOptions=true";
     let (stdout, stderr) = said(&[gate, "--log-text-split-stream"]);
     let of = |text: &str| -> Vec<char> { text.lines().map(|line| header(line).0).collect() };
@@ -71,7 +71,7 @@ fn text_that_is_split_informs_on_standard_output() {
 }
 
 #[test]
-fn json_that_is_split_has_errors_alone_on_standard_error() {
+fn the_split_json_log_writes_only_errors_to_standard_error() {
     let gate = "--feature-gates=LoggingAlphaOptions=true";
     let (stdout, stderr) = said(&[gate, "--logging-format=json", "--log-json-split-stream"]);
     let has_verbosity = |line: &str| {
@@ -88,7 +88,7 @@ fn json_that_is_split_has_errors_alone_on_standard_error() {
 }
 
 #[test]
-fn plain_is_for_people() {
+fn the_plain_log_has_readable_lines() {
     let (stdout, stderr) = said(&["--logging-format=plain"]);
     assert_eq!(stdout, "");
     for part in [

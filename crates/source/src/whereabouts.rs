@@ -374,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_tells_of_one_services_endpoints() {
+    fn endpoint_pods_of_a_service_are_found_in_manifests() {
         let folder = std::env::temp_dir().join(format!("whereabouts-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let slice = |name: &str, of: &str, address: &str| {
@@ -419,7 +419,7 @@ mod tests {
     /// Checks the time of a large folder. A folder of 1,200 Services once took 2 s, so the page had
     /// no names of pods.
     #[test]
-    fn only_text_that_may_name_the_service_is_decoded() {
+    fn only_manifests_that_contain_the_services_name_are_decoded() {
         for (text, name, wanted) in [
             ("labels: {kubernetes.io/service-name: web}", "web", true),
             ("service-name: web\n", "web", true),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_decoded_item_by_item_and_as_a_whole_where_items_do_not_stand_alone() {
+    fn a_list_with_yaml_aliases_is_decoded_as_a_whole() {
         let item = |of: &str| {
             format!(
                 "- apiVersion: discovery.k8s.io/v1\n  endpoints:\n  - addresses:\n    - 10.0.0.1\n  kind: EndpointSlice\n  \
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_that_no_pod_can_be_are_named() {
+    fn endpoints_with_invalid_addresses_are_reported() {
         let text = r#"{"items":[{"metadata":{"name":"web-a"},"endpoints":[{"addresses":["127.0.0.1"]},
             {"addresses":["10.0.0.1"]},{"addresses":["169.254.20.10"]}]}]}"#;
         let found = EndpointPlaces::from_list(text).unwrap();
@@ -488,7 +488,7 @@ mod tests {
 
     /// Checks two host-network pods of one node, each in its own slice.
     #[test]
-    fn pods_that_share_an_address_are_told_apart_by_their_ports() {
+    fn pods_that_share_an_address_are_distinguished_by_port() {
         let text = r#"{"items":[
             {"metadata":{"name":"web-8081"},"ports":[{"name":"http","port":8081}],
              "endpoints":[{"addresses":["10.0.0.1"],"targetRef":{"kind":"Pod","name":"b"}}]},
@@ -520,7 +520,7 @@ mod tests {
     /// Checks that the result is the endpoint that `proxy::Endpoints` uses, in any order of the
     /// slices.
     #[test]
-    fn of_endpoints_with_one_address_the_one_that_counts_is_named() {
+    fn the_effective_endpoint_of_a_shared_address_is_returned() {
         let slice = |name: &str, pods: &[(&str, bool)]| {
             let endpoint = |(pod, terminating): &(&str, bool)| {
                 serde_json::json!({
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn an_api_server_is_asked_for_one_services_slices() {
+    fn one_request_lists_the_slices_of_one_service() {
         let request = request(&NamespacedName::new("default", "web")).unwrap();
         assert_eq!(
             request.uri(),
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_may_have_no_endpoints() {
+    fn a_slice_without_endpoints_is_accepted() {
         let text = r#"{"kind":"EndpointSliceList","items":[{"endpoints":null},{"metadata":{"labels":null},
             "endpoints":[{"addresses":["10.0.0.1"],"conditions":{"ready":true},"nodeName":"n1"}]}]}"#;
         let found = EndpointPlaces::from_list(text).unwrap();

@@ -132,7 +132,7 @@ async fn are_survived(faults: &[Fault]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusals_are_survived() {
+async fn the_source_recovers_from_refused_requests() {
     let refuse = |code, retry_after| Fault::Refuse { code, retry_after };
     are_survived(&[
         refuse(429, Some(1)),
@@ -147,22 +147,22 @@ async fn refusals_are_survived() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connections_that_break_are_survived() {
+async fn the_source_recovers_from_broken_connections() {
     are_survived(&[Fault::Drop, Fault::CutAfter(0), Fault::CutAfter(100)]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn connections_that_say_nothing_are_survived() {
+async fn the_source_recovers_from_silent_connections() {
     are_survived(&[Fault::Silence, Fault::StallAfter(0), Fault::StallAfter(100)]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn bodies_that_end_early_are_survived() {
+async fn the_source_recovers_from_truncated_responses() {
     are_survived(&[Fault::EndAfter(0), Fault::EndAfter(100)]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_falls_silent_is_noticed() {
+async fn a_silent_watch_is_detected() {
     let (server, mut told) = well(Options::default()).await;
     listen(&mut told, Duration::from_mins(10)).await;
     server.faults().freeze();
@@ -173,7 +173,7 @@ async fn a_watch_that_falls_silent_is_noticed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_after_is_waited_for() {
+async fn the_source_waits_for_retry_after() {
     let (server, mut told) = well(Options::default()).await;
     listen(&mut told, Duration::from_secs(30)).await;
     let before = server.requests().len();
@@ -188,7 +188,7 @@ async fn retry_after_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_hour_without_the_server_costs_nothing() {
+async fn an_hour_without_the_api_server_loses_no_object() {
     let (server, mut told) = well(Options::default()).await;
     let (cluster, address) = (server.cluster().clone(), server.address());
     server.stop().await;
@@ -205,7 +205,7 @@ async fn an_hour_without_the_server_costs_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_whose_versions_begin_anew_is_caught_up_with() {
+async fn the_source_catches_up_after_resource_versions_restart() {
     for away in [Duration::ZERO, Duration::from_mins(5)] {
         let (server, mut told) = well(Options::default()).await;
         for zone in ["b", "c", "d", "e", "f", "g", "h", "i"] {
@@ -347,7 +347,7 @@ async fn caught_up(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_back_is_caught_up_with_within_seconds() {
+async fn the_source_catches_up_within_seconds_of_the_servers_return() {
     let aways = [0, 60, 300, 3600].map(Duration::from_secs);
     let comebacks = [
         Comeback::Same,
@@ -375,7 +375,7 @@ async fn a_server_that_is_back_is_caught_up_with_within_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nodes_do_not_come_back_all_at_once() {
+async fn many_nodes_reconnect_at_different_times() {
     let waits = caught_up(
         40,
         Duration::from_mins(10),
@@ -395,7 +395,7 @@ async fn nodes_do_not_come_back_all_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_refused_for_long_is_not_waited_for_longer_than_half_a_minute() {
+async fn the_longest_retry_wait_is_half_a_minute() {
     let (server, first) = well(Options::default()).await;
     let mut all = vec![first];
     for _ in 1..10 {
@@ -431,7 +431,7 @@ async fn a_server_that_refused_for_long_is_not_waited_for_longer_than_half_a_min
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_is_no_reason_to_list_anew() {
+async fn a_timeout_does_not_cause_a_new_list() {
     let (server, mut told) = well(Options::default()).await;
     listen(&mut told, Duration::from_secs(30)).await;
     let timeout = Rule::from(Fault::Refuse {
@@ -449,7 +449,7 @@ async fn a_timeout_is_no_reason_to_list_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_never_gets_anywhere_is_not_asked_for_lists_in_a_hurry() {
+async fn lists_that_keep_failing_are_requested_rarely() {
     for fault in [Fault::Ahead, Fault::Expire] {
         for options in [Options::default(), paged()] {
             let (server, mut told) = well(options).await;
@@ -465,7 +465,7 @@ async fn a_server_that_never_gets_anywhere_is_not_asked_for_lists_in_a_hurry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_whose_next_page_fails_takes_nothing_away() {
+async fn a_list_with_a_failed_page_removes_no_object() {
     for fault in [
         Fault::Expire,
         Fault::Drop,
@@ -502,7 +502,7 @@ async fn a_list_whose_next_page_fails_takes_nothing_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_comes_slowly_comes() {
+async fn a_slow_list_is_received_completely() {
     let server = Server::start(paged()).await.unwrap();
     for i in 0..60 {
         server.apply(service(&format!("s{i}"))).unwrap();
@@ -522,7 +522,7 @@ async fn a_list_that_comes_slowly_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bookmarks_alone_are_enough_to_go_on_from() {
+async fn a_watch_resumes_from_a_bookmark() {
     let options = Options {
         bookmark_interval: Duration::from_secs(10),
         ..Options::default()
@@ -543,7 +543,7 @@ async fn bookmarks_alone_are_enough_to_go_on_from() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_takes_long_and_is_lost_at_once_is_not_asked_for_in_a_hurry() {
+async fn slow_lists_that_expire_at_once_are_requested_rarely() {
     let server = Server::start(paged()).await.unwrap();
     server.apply(service("web")).unwrap();
     server.faults().add(
@@ -567,7 +567,7 @@ async fn a_list_that_takes_long_and_is_lost_at_once_is_not_asked_for_in_a_hurry(
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_own_node_is_followed() {
+async fn the_source_follows_its_own_node() {
     let (server, mut told) = well(Options::default()).await;
     let is = |told: &Told, zone: &str, address: &str| {
         let node = told.model.node().unwrap();
@@ -597,7 +597,7 @@ async fn the_own_node_is_followed() {
 }
 
 #[tokio::test]
-async fn a_token_is_used_as_soon_as_it_is_there() {
+async fn a_rotated_token_is_used_at_once() {
     let server = Server::start(Options::default()).await.unwrap();
     server.apply(service("web")).unwrap();
     let dir = std::env::temp_dir().join(format!("token-{}", std::process::id()));

@@ -132,7 +132,7 @@ async fn complaint(told: &mut Told, log: &Log) -> String {
 }
 
 #[tokio::test]
-async fn http_with_and_without_a_password() {
+async fn an_http_proxy_works_with_and_without_a_password() {
     for user in [None, Some(me())] {
         let world = World::new().await;
         let options = ProxyOptions {
@@ -147,7 +147,7 @@ async fn http_with_and_without_a_password() {
 }
 
 #[tokio::test]
-async fn https_with_and_without_a_password() {
+async fn an_https_proxy_works_with_and_without_a_password() {
     for (user, address) in [
         (None, IpAddr::from(Ipv4Addr::LOCALHOST)),
         (Some(me()), Ipv6Addr::LOCALHOST.into()),
@@ -167,7 +167,7 @@ async fn https_with_and_without_a_password() {
 }
 
 #[tokio::test]
-async fn socks_with_and_without_a_password() {
+async fn a_socks_proxy_works_with_and_without_a_password() {
     for scheme in ["socks5", "socks5h"] {
         for (wants, has) in [(None, None), (Some(me()), Some(me())), (None, Some(me()))] {
             let world = World::new().await;
@@ -185,7 +185,7 @@ async fn socks_with_and_without_a_password() {
 }
 
 #[tokio::test]
-async fn socks_over_ipv6_to_ipv6() {
+async fn a_socks_proxy_works_over_ipv6() {
     let world = World::at(Ipv6Addr::LOCALHOST.into()).await;
     let address = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
     let proxy = Proxy::start(ProxyOptions { address, ..socks() })
@@ -197,7 +197,7 @@ async fn socks_over_ipv6_to_ipv6() {
 
 /// Checks a name that no resolver knows.
 #[tokio::test]
-async fn names_are_looked_up_by_the_proxy() {
+async fn the_proxy_resolves_the_servers_name() {
     for (scheme, speaks) in [("http", Speaks::Http), ("socks5", Speaks::Socks5)] {
         let world = World::new().await;
         let names = [("api.example".to_owned(), IpAddr::from(Ipv4Addr::LOCALHOST))];
@@ -216,7 +216,7 @@ async fn names_are_looked_up_by_the_proxy() {
 }
 
 #[tokio::test]
-async fn a_proxy_is_believed_by_the_authorities_of_the_kubeconfig_for_its_own_name() {
+async fn a_proxys_certificate_is_checked_with_the_kubeconfigs_authorities() {
     let world = World::new().await;
     let other = Authority::new("company").unwrap();
     let (log, _guard) = Log::start();
@@ -265,7 +265,7 @@ async fn a_proxy_is_believed_by_the_authorities_of_the_kubeconfig_for_its_own_na
 }
 
 #[tokio::test]
-async fn an_http_proxy_that_does_not_connect_is_named_with_the_next_step() {
+async fn a_failing_http_proxy_is_logged_with_the_next_step() {
     let dead = format!("https://{}", unused_address());
     for (options, wrong, server, parts) in [
         (
@@ -310,7 +310,7 @@ async fn an_http_proxy_that_does_not_connect_is_named_with_the_next_step() {
 }
 
 #[tokio::test]
-async fn a_socks_proxy_that_does_not_connect_is_named_with_the_next_step() {
+async fn a_failing_socks_proxy_is_logged_with_the_next_step() {
     let dead = format!("https://{}", unused_address());
     let asks = ProxyOptions {
         user: Some(me()),
@@ -351,7 +351,7 @@ async fn a_socks_proxy_that_does_not_connect_is_named_with_the_next_step() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proxy_that_says_nothing_is_named() {
+async fn a_silent_proxy_is_logged_by_name() {
     let world = World::new().await;
     let (log, _guard) = Log::start();
     // One client waits for a line, the other for a response.
@@ -365,7 +365,7 @@ async fn a_proxy_that_says_nothing_is_named() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_is_away_is_awaited() {
+async fn the_source_waits_for_an_unreachable_proxy() {
     for (scheme, speaks) in [
         ("http", Speaks::Http),
         ("https", Speaks::Http),

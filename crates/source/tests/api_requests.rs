@@ -68,7 +68,7 @@ fn answered(requests: &[Request], asked: Asked, content_type: &str) -> bool {
 }
 
 #[tokio::test]
-async fn only_what_is_needed_is_watched() {
+async fn only_required_objects_are_watched() {
     let (server, _told) = well(Lists::Cached, Options::default()).await;
     let requests = server.requests();
     let mut asked: Vec<_> = requests
@@ -115,7 +115,7 @@ async fn only_what_is_needed_is_watched() {
 }
 
 #[tokio::test]
-async fn objects_come_as_protobuf_or_as_json_if_that_is_wanted() {
+async fn objects_are_requested_as_protobuf_or_as_configured() {
     for lists in [Lists::Cached, Lists::Streamed] {
         for (content_type, accept, list, watch) in [
             (
@@ -155,7 +155,7 @@ async fn objects_come_as_protobuf_or_as_json_if_that_is_wanted() {
 }
 
 #[tokio::test]
-async fn a_long_list_comes_whole_and_packed_out_of_the_watch_cache() {
+async fn a_long_list_is_read_compressed_from_the_watch_cache() {
     let server = Server::start(Options::default()).await.unwrap();
     for i in 0..1201 {
         server.apply(service(&format!("s{i}"))).unwrap();
@@ -180,7 +180,7 @@ async fn a_long_list_comes_whole_and_packed_out_of_the_watch_cache() {
 /// Checks that later lists are read from the watch cache, once it is as new as the last seen
 /// version.
 #[tokio::test(start_paused = true)]
-async fn a_list_anew_is_not_older_than_what_was_seen() {
+async fn a_new_list_is_requested_at_the_last_seen_version() {
     let (server, mut told) = well(Lists::Cached, Options::default()).await;
     server.apply(service("new")).unwrap();
     told.until_services(&["new", "web"]).await;
@@ -202,7 +202,7 @@ async fn a_list_anew_is_not_older_than_what_was_seen() {
 /// Checks that a server with lists older than the last seen version deletes no object, until it
 /// marks a list as its newest.
 #[tokio::test]
-async fn a_list_from_before_what_was_seen_takes_nothing_away() {
+async fn an_outdated_list_removes_no_object() {
     let count = Arc::new(AtomicUsize::new(0));
     let turns = Arc::clone(&count);
     let list = |kind: &str, version: &str, items: &[Value]| {
@@ -260,7 +260,7 @@ async fn a_list_from_before_what_was_seen_takes_nothing_away() {
 
 /// Checks that only an expired or too large version causes a list.
 #[tokio::test(start_paused = true)]
-async fn no_storm_of_refusals_is_a_reason_to_list_anew() {
+async fn many_refused_watches_do_not_cause_a_list() {
     let refuse = |code| Fault::Refuse {
         code,
         retry_after: Some(1),
@@ -294,7 +294,7 @@ async fn no_storm_of_refusals_is_a_reason_to_list_anew() {
 /// Checks that a streamed list is requested again when another server may have replaced one that
 /// streams no lists.
 #[tokio::test(start_paused = true)]
-async fn streaming_is_tried_again() {
+async fn a_streamed_list_is_requested_again_after_a_reconnect() {
     let options = Options {
         watch_list: false,
         ..Options::default()
@@ -338,7 +338,7 @@ async fn streaming_is_tried_again() {
 
 /// Checks that a refusal for a reason other than streaming does not cause a plain list.
 #[tokio::test(start_paused = true)]
-async fn a_refusal_that_need_not_last_is_none_of_streaming() {
+async fn a_temporary_refusal_does_not_disable_streamed_lists() {
     let server = Server::start(Options::default()).await.unwrap();
     server.apply(service("web")).unwrap();
     for code in [429, 503, 504] {
@@ -358,7 +358,7 @@ async fn a_refusal_that_need_not_last_is_none_of_streaming() {
 /// Checks compressed streamed lists, which servers send from 1.37 on: objects are read before the
 /// watch ends.
 #[tokio::test]
-async fn a_streamed_list_is_read_packed_as_it_comes() {
+async fn a_compressed_streamed_list_is_decoded_object_by_object() {
     let mut sent = Vec::new();
     for streamed_lists in [StreamedLists::Plain, StreamedLists::Compressed] {
         for content_type in [ContentType::Protobuf, ContentType::Json] {

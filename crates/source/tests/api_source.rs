@@ -154,27 +154,27 @@ fn without_watch_cache() -> Options {
 }
 
 #[tokio::test]
-async fn a_server_is_followed() {
+async fn the_source_follows_an_api_server() {
     follows_servers(Lists::Cached, Options::default, &[CACHED]).await;
 }
 
 #[tokio::test]
-async fn a_server_without_a_watch_cache_is_followed() {
+async fn the_source_follows_an_api_server_without_watch_cache() {
     follows_servers(Lists::Cached, without_watch_cache, &[CACHED]).await;
 }
 
 #[tokio::test]
-async fn a_server_that_streams_lists_is_followed() {
+async fn the_source_follows_an_api_server_with_streamed_lists() {
     follows_servers(Lists::Streamed, Options::default, &[STREAMED]).await;
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_stream_lists_is_followed() {
+async fn the_source_follows_an_api_server_without_streamed_lists() {
     follows_servers(Lists::Streamed, without_streams, &[STREAMED, CACHED]).await;
 }
 
 #[tokio::test]
-async fn a_long_list_comes_in_pages_from_a_server_without_a_watch_cache() {
+async fn a_long_list_without_watch_cache_is_read_in_pages() {
     let server = Server::start(without_watch_cache()).await.unwrap();
     for i in 0..1201 {
         server
@@ -198,7 +198,7 @@ async fn a_long_list_comes_in_pages_from_a_server_without_a_watch_cache() {
 }
 
 #[tokio::test]
-async fn a_restart_of_the_server_loses_nothing_and_is_caught_up_with() {
+async fn a_restart_of_the_api_server_loses_no_object() {
     let server = Server::start(Options::default()).await.unwrap();
     let address = server.address();
     server.apply(service("web", "10.96.0.10")).unwrap();
@@ -256,7 +256,7 @@ async fn a_restart_of_the_server_loses_nothing_and_is_caught_up_with() {
 }
 
 #[tokio::test]
-async fn a_server_that_comes_later_is_found() {
+async fn an_api_server_that_starts_later_is_found() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
     drop(listener);
@@ -275,7 +275,7 @@ async fn a_server_that_comes_later_is_found() {
 
 /// Checks that no event precedes the address of its connection, even if the server has a name.
 #[tokio::test]
-async fn a_servers_addresses_are_told_before_its_objects() {
+async fn an_api_servers_address_is_reported_before_its_objects() {
     let server = Server::start(Options::default()).await.unwrap();
     server.apply(service("web", "10.96.0.10")).unwrap();
     let at = server.address();
@@ -331,7 +331,7 @@ fn undecodable(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn an_object_that_does_not_decode_costs_neither_its_list_nor_what_was_known_of_it() {
+async fn an_invalid_object_keeps_its_last_known_state() {
     let turn = Arc::new(AtomicUsize::new(0));
     let turns = Arc::clone(&turn);
     let server = Scripted::new(move |target| {
@@ -379,7 +379,7 @@ async fn an_object_that_does_not_decode_costs_neither_its_list_nor_what_was_know
 }
 
 #[tokio::test]
-async fn an_object_without_a_name_makes_the_list_not_whole() {
+async fn an_object_without_a_name_makes_the_list_incomplete() {
     let server = Scripted::new(|target| {
         lists(
             target,
@@ -450,7 +450,7 @@ async fn keeps_what_it_knew(
 }
 
 #[tokio::test]
-async fn nonsense_takes_nothing_away_and_is_not_asked_for_in_a_hurry() {
+async fn invalid_lists_remove_no_object_and_are_requested_rarely() {
     let list = |kind: &str, version: &str| {
         json!({"kind": kind, "metadata": {"resourceVersion": version}, "items": []}).to_string()
     };
@@ -476,7 +476,7 @@ async fn nonsense_takes_nothing_away_and_is_not_asked_for_in_a_hurry() {
 }
 
 #[tokio::test]
-async fn a_list_that_breaks_off_takes_nothing_away() {
+async fn a_truncated_streamed_list_removes_no_object() {
     // The server sends streamed objects without the end of the list.
     let count = Arc::new(AtomicUsize::new(0));
     let turns = Arc::clone(&count);
@@ -507,7 +507,7 @@ async fn a_list_that_breaks_off_takes_nothing_away() {
 
 /// Checks versions that storage cannot read. Servers before 1.38 reply 500, later servers 400.
 #[tokio::test]
-async fn a_version_that_the_storage_cannot_read_is_given_up() {
+async fn a_version_that_storage_cannot_read_causes_a_new_list() {
     for code in [500, 400] {
         let is_lost = Arc::new(AtomicBool::new(false));
         let has_lost = Arc::clone(&is_lost);
@@ -540,7 +540,7 @@ async fn a_version_that_the_storage_cannot_read_is_given_up() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_not_http_are_survived() {
+async fn the_source_recovers_from_responses_that_are_not_http() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let garbage = tokio::spawn(async move {
@@ -560,7 +560,7 @@ async fn bytes_that_are_not_http_are_survived() {
 }
 
 #[tokio::test]
-async fn what_cannot_heal_is_an_error_at_once() {
+async fn a_configuration_error_fails_at_once() {
     let dir = std::env::temp_dir().join(format!("kubeconfig-{}", std::process::id()));
     std::fs::create_dir(&dir).unwrap();
     let write = |name: &str, text: &str| {
@@ -661,7 +661,7 @@ async fn what_cannot_heal_is_an_error_at_once() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_dropped_asks_no_more() {
+async fn a_dropped_stream_sends_no_request() {
     let server = Server::start(Options::default()).await.unwrap();
     let mut told = Told::by(url(&server), "node1").await;
     told.until_listed().await;

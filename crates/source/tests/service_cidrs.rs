@@ -63,7 +63,7 @@ async fn for_an_hour(told: &mut Told) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn they_are_followed_where_they_are_asked_for() {
+async fn service_cidrs_are_followed_on_request() {
     for (content_type, lists) in [
         (ContentType::Protobuf, Lists::Cached),
         (ContentType::Json, Lists::Cached),
@@ -94,7 +94,7 @@ async fn they_are_followed_where_they_are_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_asks_for_them_unasked() {
+async fn service_cidrs_are_not_requested_by_default() {
     let server = Server::start(Options::default()).await.unwrap();
     let mut told = Told::by(server.url(), "node1").await;
     told.until_watched(&server).await;
@@ -103,7 +103,7 @@ async fn nobody_asks_for_them_unasked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_tell_of_them_holds_nothing_back() {
+async fn an_api_server_without_service_cidrs_delays_no_list() {
     for (code, said) in [
         (404, "it has none, which Kubernetes has from 1.33 on"),
         (
@@ -145,7 +145,7 @@ async fn a_server_that_does_not_tell_of_them_holds_nothing_back() {
 
 /// Checks the responses to unknown paths: servers send text, from 1.37 on a Status.
 #[tokio::test]
-async fn a_path_that_the_server_does_not_know_is_told_as_text_or_as_a_status() {
+async fn unknown_paths_are_recognised_in_text_and_status_responses() {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",
         "message": "the server could not find the requested resource"});
     for said in ["404 page not found\n".to_owned(), status.to_string()] {
@@ -186,7 +186,7 @@ async fn a_path_that_the_server_does_not_know_is_told_as_text_or_as_a_status() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_known_stays_when_the_right_is_gone() {
+async fn service_cidrs_stay_known_after_permission_is_lost() {
     // The log must be captured before the first line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
@@ -207,7 +207,7 @@ async fn what_was_known_stays_when_the_right_is_gone() {
 
 /// Simulates an upgrade of the server, which also closes the other connections.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_was_away_is_asked_again_at_once() {
+async fn service_cidrs_are_requested_at_once_after_the_servers_return() {
     // The log must be captured before the first line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();

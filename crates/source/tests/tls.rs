@@ -71,7 +71,7 @@ async fn is_served(kubeconfig: &Path) {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_as_kubeadm_makes_it_and_a_token_that_rotates() {
+async fn the_kubeadm_kubeconfig_with_a_rotating_token_works() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
     let tokens = Some(vec!["first".to_owned()]);
     let options = with(&authority);
@@ -101,7 +101,7 @@ async fn a_kubeconfig_as_kubeadm_makes_it_and_a_token_that_rotates() {
 }
 
 #[tokio::test]
-async fn authorities_and_client_certificates_inline_and_in_files() {
+async fn authorities_and_client_certificates_work_inline_and_from_files() {
     let authority = Authority::new("kubernetes").unwrap();
     let mut options = with(&authority);
     options.tls.as_mut().unwrap().clients = Some(authority.certificate());
@@ -139,7 +139,7 @@ async fn authorities_and_client_certificates_inline_and_in_files() {
 }
 
 #[tokio::test]
-async fn a_server_by_another_name_or_unchecked() {
+async fn the_tls_server_name_can_be_overridden_or_unchecked() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
     let tls = Tls {
         identity: authority.server(&["api.example"]).unwrap(),
@@ -167,7 +167,7 @@ async fn a_server_by_another_name_or_unchecked() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_trusted_is_named_and_awaited() {
+async fn an_untrusted_api_server_is_logged_and_retried() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
     // Authorities of the same name with another key, and one authority with another name.
     for name in ["kubernetes", "another"] {
@@ -203,7 +203,7 @@ async fn a_server_that_is_not_trusted_is_named_and_awaited() {
 }
 
 #[tokio::test]
-async fn an_expired_certificate_is_told_as_such() {
+async fn an_expired_certificate_is_named_in_the_log() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
     let mut options = with(&authority);
     options.tls.as_mut().unwrap().identity = authority.expired_server(&NAMES).unwrap();
@@ -221,7 +221,7 @@ async fn an_expired_certificate_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn an_authority_that_rotates_is_taken_over() {
+async fn a_rotated_certificate_authority_is_used() {
     let [old, new] = ["old", "new"].map(|name| Authority::new(name).unwrap());
     let folder = Folder::new();
     let server = serve(with(&old)).await;
@@ -248,7 +248,7 @@ async fn an_authority_that_rotates_is_taken_over() {
 }
 
 #[tokio::test]
-async fn a_client_certificate_that_rotates_is_shown_on_new_connections() {
+async fn a_rotated_client_certificate_is_used_for_new_connections() {
     let [old, new] = ["old", "new"].map(|name| Authority::new(name).unwrap());
     let folder = Folder::new();
     let taking = |clients: &Authority| {
@@ -280,7 +280,7 @@ async fn a_client_certificate_that_rotates_is_shown_on_new_connections() {
 }
 
 #[tokio::test]
-async fn certificates_that_cannot_be_used_at_the_start_are_an_error_at_once() {
+async fn unusable_certificates_at_start_are_an_error() {
     let folder = Folder::new();
     let url = "https://192.0.2.1:6443";
     let nothing = folder.write("nothing", "");
@@ -321,7 +321,7 @@ async fn certificates_that_cannot_be_used_at_the_start_are_an_error_at_once() {
 }
 
 #[tokio::test]
-async fn ipv6_literals_and_a_master_that_overrides() {
+async fn the_master_flag_overrides_the_kubeconfig_with_an_ipv6_url() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
     let address = (Ipv6Addr::LOCALHOST, 0).into();
     let tokens = Some(vec!["secret".to_owned()]);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_holds_does_not_steer_the_terminal() {
+    fn control_characters_in_findings_do_not_reach_the_terminal() {
         let ill = "\x1b[2J\n".to_owned();
         let mut answer = answer(vec![Change {
             write: ill.clone(),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_reads_well_in_each_form() {
+    fn a_check_result_is_rendered_in_each_format() {
         let render = |answer: &Answer, output| answer.render(output).unwrap();
         let none = answer(Vec::new());
         assert_eq!(
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_changes_some_are_listed_and_all_are_counted() {
+    fn of_many_changes_the_first_are_listed_and_all_counted() {
         let many = answer((1..=1000).map(member).collect());
         let text = many.render(Output::Text).unwrap();
         assert_eq!(
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_cannot_be_read_or_served_fails() {
+    fn a_check_fails_if_the_node_is_unreadable_or_cannot_be_served() {
         let mut answer = answer(Vec::new());
         assert!(!answer.fails());
         answer.preflight.push(Finding::warn("ports", "taken"));

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_is_empty() {
+    fn a_diff_without_changes_is_empty() {
         assert_eq!(told(Vec::new(), Colour::Off), "");
         let json = render(&foreseen(Vec::new()), Output::Json, Colour::Off).unwrap();
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn each_entry_is_a_line_with_a_sign_both_values_and_whose_it_is() {
+    fn each_diff_line_has_a_sign_both_values_and_the_service() {
         let changes = || {
             vec![
                 Change {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_holds_does_not_steer_the_terminal() {
+    fn control_characters_in_a_diff_do_not_reach_the_terminal() {
         let ill = || "\x1b[2J\n".to_owned();
         let change = Change {
             before: Some(ill()),

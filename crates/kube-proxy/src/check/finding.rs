@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_are_marked() {
+    fn each_finding_is_marked_with_its_status() {
         let findings = [
             Finding::ok("modules", "loaded"),
             Finding::warn("ports", "taken"),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_some_are_named() {
+    fn a_long_list_of_names_is_cut_with_a_count() {
         let names = |count| (1..=count).map(|n: u8| n.to_string()).collect::<Vec<_>>();
         assert_eq!(some(&names(5)), "1, 2, 3, 4, 5");
         assert_eq!(some(&names(7)), "1, 2, 3, 4, 5 and 2 more");

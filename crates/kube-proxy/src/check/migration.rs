@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_changes_and_goes_is_counted() {
+    fn a_migration_report_counts_kept_changed_and_removed_entries() {
         assert_eq!(report(&[], "ipvs", Vec::new()), None);
         let changes = vec![
             change("rules", Action::Add, "a"),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_ipvs_or_a_process_carries_ends() {
+    fn only_connections_of_ipvs_or_userspace_end_with_a_mode_change() {
         let told = |from: &[&'static str], to| report(from, to, Vec::new()).unwrap().connections;
         for (from, to) in [
             ("ipvs", "ipvs"),

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_named_by_what_it_names() {
+    fn a_kernel_entry_is_attributed_to_its_service() {
         let names = names();
         for (text, wanted) in [
             ("10.96.0.10:80/TCP", Some("a-b/web:http")),

@@ -86,7 +86,7 @@ mod tests {
     use crate::check::tests::{change, foreseen};
 
     #[test]
-    fn writes_are_counted_and_then_told_lane_by_lane() {
+    fn a_plan_counts_writes_and_lists_them_in_order() {
         let server = |number: usize| change("virtual servers", Action::Add, &format!("{number}"));
         let rule = Change {
             lane: "rules",
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_holds_does_not_steer_the_terminal() {
+    fn control_characters_in_a_plan_do_not_reach_the_terminal() {
         let ill = "\x1b[2J\n";
         let change = Change {
             service: Some(ill.to_owned()),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_write_is_said() {
+    fn a_plan_without_writes_reports_that() {
         let text = render(&foreseen(Vec::new()), Output::Text).unwrap();
         assert_eq!(text, "warning  look\nnothing would be written\n");
         let partial = Foreseen {

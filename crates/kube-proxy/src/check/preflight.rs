@@ -340,7 +340,7 @@ mod tests {
 
     /// Querying nf_tables needs administrator rights.
     #[test]
-    fn what_cannot_be_read_is_unknown_and_not_absent() {
+    fn state_that_cannot_be_read_is_unknown() {
         let look = || {
             let none = CapabilitySet::empty();
             let sets = CapabilitySets {
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_served_is_told_by_what_only_one_mode_makes() {
+    fn the_serving_mode_is_identified_by_its_unique_objects() {
         let told = |links: &[&str], chains: &[&str], tables: &[&'static str]| {
             let chains = chains.iter();
             let traces = Traces {

@@ -47,7 +47,7 @@ pub(super) fn foreseen(changes: Vec<Change>) -> Foreseen {
 }
 
 #[test]
-fn that_nothing_differs_is_said_only_where_all_could_be_read() {
+fn no_difference_is_reported_only_if_all_state_is_readable() {
     let one = || vec![change("rules", Action::Add, "one")];
     for (changes, whole, status) in [
         (Vec::new(), true, 0),

@@ -82,7 +82,7 @@ fn bare(mut options: Options) -> Options {
 }
 
 #[test]
-fn kubeadms_file_means_the_defaults_and_warns_of_its_empty_mode() {
+fn the_kubeadm_configuration_means_defaults_with_a_warning() {
     let file = File::new(KUBEADM);
     let options = file.options("--hostname-override=Node1");
     assert_eq!(options.modes.chosen, ProxyMode::Iptables);
@@ -123,7 +123,7 @@ fn kubeadms_file_means_the_defaults_and_warns_of_its_empty_mode() {
 }
 
 #[test]
-fn an_empty_file_has_upstreams_defaults() {
+fn an_empty_configuration_file_has_upstreams_defaults() {
     let Ok(Command::Run(by_flags)) =
         command_line::parse(["kube-proxy", "--ipvs-min-sync-period=0"])
     else {
@@ -136,7 +136,7 @@ fn an_empty_file_has_upstreams_defaults() {
 
 /// The configuration file in this project's ConfigMap.
 #[test]
-fn the_file_of_our_manifests_warns_of_nothing() {
+fn the_configuration_in_our_manifests_causes_no_warning() {
     let map = include_str!("../../../../manifests/daemonset/configmap.yaml");
     let (_, file) = map.split_once("\n  config.conf: |-\n").unwrap();
     let lines = file.lines().map(|line| line.strip_prefix("    ").unwrap());
@@ -154,7 +154,7 @@ fn the_file_of_our_manifests_warns_of_nothing() {
 }
 
 #[test]
-fn the_first_document_of_a_file_counts() {
+fn only_the_first_document_of_a_configuration_file_is_used() {
     let file = File::new(&format!(
         "# kubeadm\n\n---\n{HEADER}oomScoreAdj: 7\n---\noomScoreAdj: 8\n"
     ));
@@ -165,7 +165,7 @@ fn the_first_document_of_a_file_counts() {
 
 /// Table with a row for each field that has a flag. Each row sets a value other than the default.
 #[test]
-fn every_field_reaches_its_option() {
+fn each_configuration_field_sets_its_option() {
     type Check = fn(&Options) -> bool;
     let rows: &[(&str, Check)] = &[
         ("bindAddress: fd00::1", |o| {
@@ -288,7 +288,7 @@ fn every_field_reaches_its_option() {
 }
 
 #[test]
-fn what_means_nothing_here_is_taken_with_a_warning() {
+fn ignored_configuration_fields_are_accepted_with_a_warning() {
     for (fields, parts) in [
         (
             "clientConnection: {qps: 50}",
@@ -373,7 +373,7 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
 
 /// A warning names a setting by its flag if the flag is in effect, and by its field otherwise.
 #[test]
-fn a_flag_that_wins_over_the_file_is_warned_about_as_a_flag() {
+fn a_warning_names_the_flag_that_overrides_the_file() {
     let file = File::new(&format!("{HEADER}logging: {{flushFrequency: 1s}}\n"));
     let warnings = file
         .options("--log-flush-frequency=2s")
@@ -397,7 +397,7 @@ fn a_flag_that_wins_over_the_file_is_warned_about_as_a_flag() {
 }
 
 #[test]
-fn errors_name_the_field_the_value_and_what_is_allowed() {
+fn errors_name_the_field_the_value_and_the_allowed_values() {
     for (fields, parts) in [
         (
             "mode: kernelspace",
@@ -515,7 +515,7 @@ fn errors_name_the_field_the_value_and_what_is_allowed() {
 }
 
 #[test]
-fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
+fn a_configuration_file_replaces_all_flags_except_log_and_hostname() {
     let file = File::new(&format!(
         "{HEADER}mode: ipvs\nhostnameOverride: of-file\nipvs: {{scheduler: sh}}\nlogging: {{verbosity: 2}}\n"
     ));
@@ -569,7 +569,7 @@ fn written(line: &str) -> (PathBuf, String) {
 }
 
 #[test]
-fn the_default_configuration_is_written_as_upstream_writes_it() {
+fn the_written_default_configuration_equals_upstreams() {
     let (file, text) = written("");
     assert_eq!(file, PathBuf::from("/w"));
     // The text equals upstream's file, except for a period of another mode.
@@ -602,7 +602,7 @@ fn the_default_configuration_is_written_as_upstream_writes_it() {
 }
 
 #[test]
-fn what_is_written_reads_as_what_it_was_written_from() {
+fn a_written_configuration_parses_to_the_same_options() {
     for line in [
         "--hostname-override=n",
         "--hostname-override=n --ipvs-scheduler=mh --nodeport-addresses=10.0.0.0/8,fd00::/8 --feature-gates=AllBeta=true \
@@ -623,7 +623,7 @@ fn what_is_written_reads_as_what_it_was_written_from() {
 
 /// The tree of known fields contains each field of kubeadm's file, and the path of each row.
 #[test]
-fn fields_are_where_their_paths_say() {
+fn each_configuration_field_has_its_documented_path() {
     let mut tree = Configuration::of(&Flags::defaults()).tree();
     tree.as_object_mut()
         .unwrap()
@@ -644,7 +644,7 @@ fn fields_are_where_their_paths_say() {
 }
 
 #[test]
-fn periods_are_printed_as_go_prints_them() {
+fn periods_are_formatted_as_by_go() {
     for (milliseconds, text) in [
         (0, "0s"),
         (500, "500ms"),
@@ -691,7 +691,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn only_a_file_that_says_something_else_has_changed() {
+fn only_a_file_with_different_settings_counts_as_changed() {
     runtime().block_on(async {
         let file = File::new(KUBEADM);
         assert!(
@@ -715,7 +715,7 @@ fn only_a_file_that_says_something_else_has_changed() {
 }
 
 #[test]
-fn a_config_map_that_is_mounted_changes_by_its_link() {
+fn a_change_of_a_mounted_config_map_is_noticed() {
     use std::os::unix::fs::symlink;
     runtime().block_on(async {
         let file = File::new("");
@@ -741,7 +741,7 @@ fn a_config_map_that_is_mounted_changes_by_its_link() {
 }
 
 #[test]
-fn changes_are_named_and_known_to_be_live_or_not() {
+fn changed_fields_are_reported_as_live_or_as_needing_a_restart() {
     let default = options("").said.configuration;
     for (fields, paths, change) in [
         (
@@ -819,7 +819,7 @@ fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
 }
 
 #[test]
-fn what_takes_a_new_start_waits_and_the_rest_is_applied() {
+fn changed_fields_that_need_a_restart_wait_for_one() {
     let of = |fields: &str| File::new(&format!("{HEADER}{fields}"));
     let used = of("mode: ipvs\nipvs: {scheduler: sh, strictARP: true}").options("");
     // A changed setting of a mode waits for a restart together with the mode.
@@ -865,7 +865,7 @@ fn what_takes_a_new_start_waits_and_the_rest_is_applied() {
 }
 
 #[test]
-fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
+fn a_start_uses_the_configuration_that_was_prepared_for_the_pod() {
     let file = File::new(&format!("{HEADER}mode: ipvs\nipvs: {{scheduler: sh}}"));
     let prepared = file.0.with_file_name("prepared");
     let start = |more: &str| {
@@ -950,7 +950,7 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
 /// The tables for operators name each flag and each field once. A flag and a field that are the
 /// same setting share a row. The columns about effect and change match the program.
 #[test]
-fn the_documentation_has_every_flag_and_field() {
+fn the_documentation_lists_each_flag_and_field() {
     use clap::CommandFactory as _;
     let text = include_str!("../../../../docs/flags.md");
     let (_, tables) = text.split_once("\n## Tables\n").unwrap();
@@ -1015,7 +1015,7 @@ fn configz(fields: &str) -> Value {
 /// The page equals the page of 1.36 since k/k#136044: the file with version and kind, and Go's
 /// rules for omitted fields.
 #[test]
-fn configz_is_the_file_that_says_all() {
+fn configz_contains_the_complete_configuration() {
     let fields = "mode: ipvs\nhostnameOverride: node1\nclusterCIDR: 10.10.0.0/16,fd00::/64\niptables: {masqueradeAll: true}\n\
                   ipvs: {scheduler: wrr, strictARP: true, tcpTimeout: 900s}\nlogging: {verbosity: 2}";
     let wanted = serde_json::json!({"kubeproxy.config.k8s.io": {
@@ -1073,7 +1073,7 @@ fn configz_is_the_file_that_says_all() {
 }
 
 #[test]
-fn configz_has_the_periods_of_the_mode_in_use() {
+fn configz_has_the_sync_periods_of_the_current_mode() {
     let periods = |mode: &str| {
         let configz = configz(&format!(
             "mode: '{mode}'\niptables: {{syncPeriod: 20s, minSyncPeriod: 2s}}\nipvs: {{syncPeriod: 40s, minSyncPeriod: 4s}}"
@@ -1094,13 +1094,13 @@ fn configz_has_the_periods_of_the_mode_in_use() {
 
 proptest::proptest! {
     #[test]
-    fn any_text_is_read_or_refused(text in "(\\PC|\n|: |- ){0,60}") {
+    fn no_configuration_file_causes_a_panic(text in "(\\PC|\n|: |- ){0,60}") {
         let _ = parse(&text);
         let _ = parse(&format!("{HEADER}{text}"));
     }
 
     #[test]
-    fn a_period_comes_back(nanoseconds in 0_u64..9_000_000_000_000_000_000) {
+    fn a_formatted_period_parses_to_the_same_period(nanoseconds in 0_u64..9_000_000_000_000_000_000) {
         let period = Duration::from_nanos(nanoseconds);
         proptest::prop_assert_eq!(go::duration(&Period(period).to_string()), Ok(period));
     }

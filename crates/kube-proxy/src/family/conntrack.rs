@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worker_is_told_of_udp_services_and_of_their_end() {
+    fn the_conntrack_worker_gets_added_and_removed_udp_services() {
         let flows = StaleFlows::new(IpFamily::V4, Metrics::new(), Counters::default());
         let (mut model, mut flows) = (Model::new(), flows.unwrap());
         let mut told = |event| {
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_with_very_many_stale_flows_leaves_room_for_the_others() {
+    fn a_service_with_many_stale_flows_does_not_delay_other_services() {
         let (many, few) = (
             NamespacedName::new("default", "many"),
             NamespacedName::new("default", "few"),
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_cannot_be_deleted_does_not_keep_the_others() {
+    fn a_flow_that_cannot_be_deleted_does_not_stop_other_deletions() {
         let service = NamespacedName::new("default", "dns");
         let mut pass = Pass::new(|flows: &[Flow], deleted: &mut usize| {
             let refused = flows.iter().filter(|flow| flow.original.source.port() == 1);
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_that_still_runs_is_not_taken_for_one_that_knows_what_is_withdrawn() {
+    fn a_running_conntrack_pass_does_not_cover_later_withdrawals() {
         let flows = StaleFlows::new(IpFamily::V4, Metrics::new(), Counters::default());
         let mut flows = flows.unwrap();
         let (end, running) = std::sync::mpsc::channel::<()>();
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_relay_answers_for_the_service_that_has_the_address_is_not_stale() {
+    fn flows_served_by_the_relay_are_not_stale() {
         let counters = Counters::default();
         let mut cleaner = Cleaner {
             family: IpFamily::V4,

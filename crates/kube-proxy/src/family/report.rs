@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_not_remembered_for_ever() {
+    fn old_failures_are_forgotten() {
         let mut reporter = reporter(Recorder::off());
         let mut now = Instant::now();
         let standing = Standing {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_conflict_is_an_event() {
+    fn a_new_address_conflict_causes_an_event() {
         let name = |name| ServicePortName {
             service: NamespacedName::new("default", name),
             port: "".into(),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_that_cannot_be_read_is_remembered_by_itself() {
+    fn each_unreadable_part_is_reported_separately() {
         let mut reporter = reporter(Recorder::off());
         let mut told = |unreadable: &[&'static str], readable: &[&'static str]| {
             let unreadable = unreadable.iter().map(|part| Unreadable {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_drifted_is_listed_with_the_first_names() {
+    fn a_drift_report_lists_counts_and_first_names() {
         let mut drift = Drift::default();
         drift.add("link", || "kube-ipvs0".to_owned());
         assert_eq!(list(&drift), "1 link (kube-ipvs0)");

@@ -160,7 +160,7 @@ mod tests {
     const ONE: (Subject, Fate, usize) = (Subject::Destinations, Fate::Done, 1);
 
     #[test]
-    fn one_service_is_named_and_several_are_counted() {
+    fn the_sync_log_names_one_service_or_counts_several() {
         let mut story = Story::new(IpFamily::V4);
         let now = Instant::now();
         story.booked(&report(&["web"], &[ONE]));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn housekeeping_is_not_of_services() {
+    fn a_sync_without_service_writes_is_logged_as_such() {
         let mut story = Story::new(IpFamily::V4);
         let now = Instant::now();
         story.booked(&report(&[], &[(Subject::Table, Fate::Done, 1)]));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn services_that_were_in_order_are_no_part_of_the_next_line() {
+    fn services_of_a_sync_without_writes_are_not_logged_later() {
         let mut story = Story::new(IpFamily::V4);
         story.booked(&report(&["web", "db"], &[]));
         story.booked(&report(&["cache"], &[ONE]));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_one_line_a_second() {
+    fn many_syncs_cause_one_log_line_per_second() {
         let mut story = Story::new(IpFamily::V4);
         let start = Instant::now();
         let mut lines = Vec::new();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_nothing_is_not_told() {
+    fn a_sync_without_completed_writes_is_not_logged() {
         let mut story = Story::new(IpFamily::V4);
         story.booked(&report(&["web"], &[(Subject::Sets, Fate::Refused, 3)]));
         story.synced(Duration::from_millis(2));

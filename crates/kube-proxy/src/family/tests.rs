@@ -167,7 +167,7 @@ fn settled(services: &[&str]) -> Report {
 }
 
 #[tokio::test]
-async fn what_is_refused_as_a_whole_is_neither_ready_nor_healthy() {
+async fn a_node_with_only_refused_writes_is_neither_ready_nor_healthy() {
     let mut world = World::new();
     world.told([service("web", None)]);
     let start = Some(world.now);
@@ -198,7 +198,7 @@ async fn what_is_refused_as_a_whole_is_neither_ready_nor_healthy() {
 }
 
 #[tokio::test]
-async fn a_change_is_measured_when_its_service_is_in_the_kernel() {
+async fn programming_latency_is_measured_once_the_service_is_written() {
     let mut world = World::new();
     world.told([
         service("web", None),
@@ -221,7 +221,7 @@ async fn a_change_is_measured_when_its_service_is_in_the_kernel() {
 }
 
 #[tokio::test]
-async fn a_change_is_measured_by_our_own_clock_once_all_is_served() {
+async fn service_programming_is_measured_from_the_received_event() {
     let mut world = World::new();
     let series = "kubeproxy_service_programming_duration_seconds";
     let count = |world: &World| world.metric(&format!("{series}_count{{ip_family=\"IPv4\"}}"));
@@ -253,7 +253,7 @@ async fn a_change_is_measured_by_our_own_clock_once_all_is_served() {
 
 /// Otherwise a queued change of the other family would seem to wait forever.
 #[tokio::test]
-async fn a_change_that_needs_no_write_is_complete() {
+async fn a_change_without_a_write_completes_at_once() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.stands(None, true);
@@ -275,7 +275,7 @@ async fn a_change_that_needs_no_write_is_complete() {
 }
 
 #[tokio::test]
-async fn what_the_mode_is_not_told_yet_is_pending() {
+async fn changes_not_yet_passed_to_the_mode_are_pending() {
     let mut world = World::new();
     world.turn(0).await;
     world.script.set_ready(false);
@@ -307,7 +307,7 @@ async fn what_the_mode_is_not_told_yet_is_pending() {
 }
 
 #[tokio::test]
-async fn what_stays_because_an_object_cannot_be_read_is_late() {
+async fn removals_blocked_by_an_unreadable_object_count_as_late() {
     let mut world = World::new();
     let complete = |is_whole| {
         [Kind::Service, Kind::EndpointSlice].map(|kind| Event::ListComplete { kind, is_whole })
@@ -335,7 +335,7 @@ async fn what_stays_because_an_object_cannot_be_read_is_late() {
 }
 
 #[tokio::test]
-async fn health_checks_follow_each_service_by_itself() {
+async fn each_service_gets_its_health_check_port_independently() {
     let port = || {
         let any = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
         any.local_addr().unwrap().port()
@@ -360,7 +360,7 @@ async fn health_checks_follow_each_service_by_itself() {
 }
 
 #[tokio::test]
-async fn a_look_that_writes_nothing_is_no_sync_of_rules_unless_it_was_asked() {
+async fn a_read_without_a_write_is_not_counted_as_a_sync() {
     let mut world = World::new();
     world.turn(0).await;
     assert_eq!(world.syncs(), 0, "nothing was done");
@@ -395,7 +395,7 @@ async fn a_look_that_writes_nothing_is_no_sync_of_rules_unless_it_was_asked() {
 }
 
 #[tokio::test]
-async fn another_mode_takes_over_once_nothing_is_under_way() {
+async fn a_new_mode_takes_over_once_the_old_mode_is_idle() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.turn(0).await;
@@ -428,7 +428,7 @@ async fn another_mode_takes_over_once_nothing_is_under_way() {
 }
 
 #[tokio::test]
-async fn where_changes_come_without_end_what_is_written_is_told() {
+async fn completed_writes_are_reported_despite_endless_changes() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.turn(0).await;
@@ -456,7 +456,7 @@ async fn where_changes_come_without_end_what_is_written_is_told() {
 }
 
 #[tokio::test]
-async fn what_waits_for_a_kernel_that_hangs_has_its_limit() {
+async fn changes_waiting_for_a_slow_kernel_are_limited() {
     let mut world = World::new();
     for family in [IpFamily::V4, IpFamily::V6] {
         let trigger = Trigger {
@@ -484,7 +484,7 @@ async fn what_waits_for_a_kernel_that_hangs_has_its_limit() {
 }
 
 #[test]
-fn changes_that_are_not_written_for_long_are_not_kept_for_ever() {
+fn the_number_of_remembered_change_times_is_limited() {
     let mut triggers = Triggers::default();
     let trigger = |number: usize| Trigger {
         service: name(&format!("s{}", number % 7)),

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ready_is_all_that_was_first_known_in_every_family() {
+    async fn readyz_waits_for_the_first_sync_of_each_family() {
         let world = World::new();
         assert_eq!(world.codes().await, [200, 200, 503]);
         let (_, body) = world.ask("/readyz").await;
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_loop_that_hangs_neither_lives_nor_is_ready() {
+    async fn a_hung_loop_fails_livez_and_readyz() {
         let world = World::new();
         world.status.expect([IpFamily::V4].into());
         world.note(IpFamily::V4, None, None);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_bodies_are_upstreams() {
+    async fn the_health_response_bodies_equal_upstreams() {
         let world = World::new();
         let (_, body) = get(&world.server, "GET /livez").await;
         let now = Timestamp::now().to_string();
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_goes_is_not_to_be_sent_to_but_lives() {
+    async fn a_node_being_deleted_fails_healthz_but_not_livez() {
         let world = World::new();
         let mut model = Model::new();
         let mut told = |event| {

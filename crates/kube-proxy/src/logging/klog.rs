@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_as_klog_writes_it() {
+    fn the_log_header_has_klogs_format() {
         let header = Header {
             level: Level::INFO,
             at: "2026-01-22T09:05:01.000056789".parse().unwrap(),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_local() {
+    fn log_times_are_in_local_time() {
         let zone = TimeZone::fixed(jiff::tz::offset(5));
         let hour = zone.to_datetime(Timestamp::now()).hour();
         let text = logged(Klog { process: 1, zone }, || tracing::info!("now"));
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn severities_are_letters() {
+    fn log_severities_are_klogs_letters() {
         let text = said(|| {
             tracing::error!("e");
             tracing::warn!("w");
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn parsers_of_the_ecosystem_find_the_parts() {
+    fn klog_parsers_can_parse_the_log() {
         let text = said(|| {
             tracing::error!(
                 family = "IPv4", count = 3_u8, ratio = 0.5, is_new = true, error = %"ENOENT: \"a\nb\"",
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_quoted_as_go_quotes_them() {
+    fn log_values_are_quoted_as_by_go() {
         for (text, quoted) in [
             ("", r#""""#),
             ("plain 'text'", r#""plain 'text'""#),
@@ -378,7 +378,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_event_is_one_line_that_reads_back(message in "(\\PC|\\pC){0,20}", value in "(\\PC|\\pC){0,20}") {
+        fn each_log_event_is_one_line_that_can_be_parsed(message in "(\\PC|\\pC){0,20}", value in "(\\PC|\\pC){0,20}") {
             let text = said(|| tracing::info!(value, "{message}"));
             let line = text.strip_suffix('\n').unwrap();
             prop_assert!(!line.contains(['\n', '\r']));

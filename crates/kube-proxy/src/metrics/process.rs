@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_a_program_may_be_anything() {
+    fn process_statistics_are_parsed_for_any_program_name() {
         let after = "R 1 2 3 0 -1 4194304 95 0 0 0 7 5 0 0 20 0 1 0 8801 2990080 396 1844";
         let stat = Stat {
             cpu_ticks: 12,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn network_bytes_are_found_by_name() {
+    fn network_byte_counters_are_found_by_name() {
         let text =
             "TcpExt: A B\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets OutOctets\nIpExt: 0 34 56\n";
         assert_eq!(octets(text), Some((34, 56)));

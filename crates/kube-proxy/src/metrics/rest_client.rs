@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn answers_and_their_absence_are_counted() {
+    async fn api_responses_and_failed_requests_are_counted() {
         let metrics = Metrics::new();
         let transport = service_fn(async |request: Request<Full<Bytes>>| {
             if request.uri().path() == "/away" {

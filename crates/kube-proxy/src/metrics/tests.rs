@@ -226,7 +226,7 @@ fn busy_in(mode: ProxyMode) -> Metrics {
 }
 
 #[test]
-fn names_kinds_labels_and_help_are_upstreams() {
+fn metric_names_types_labels_and_help_equal_upstreams() {
     let described = |(name, family): (&String, &Scraped)| {
         let labels: BTreeSet<_> = family
             .samples
@@ -274,7 +274,7 @@ fn names_kinds_labels_and_help_are_upstreams() {
 /// The alert `KubeVersionMismatch` reads `git_version`. The alert compares major and minor version,
 /// and expects one value in a cluster.
 #[test]
-fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
+fn the_build_info_metric_has_the_matching_kubernetes_version() {
     let families = scrape(&Metrics::new().classic());
     let of = |name: &str| match families[name].samples.as_slice() {
         [sample] => sample.labels.clone(),
@@ -295,7 +295,7 @@ fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
 /// The metrics contain all gates of Kubernetes 1.37 with their given values, as its kube-proxy's
 /// metrics do.
 #[test]
-fn feature_gates_are_told_as_they_are() {
+fn each_feature_gate_is_a_metric() {
     let told = |gates: &str| {
         let gates = format!("--feature-gates={gates}");
         let Ok(Command::Run(options)) = command_line::parse(["kube-proxy", &*gates]) else {
@@ -334,7 +334,7 @@ fn feature_gates_are_told_as_they_are() {
 }
 
 #[test]
-fn bounds_are_written_as_go_does() {
+fn histogram_bounds_are_formatted_as_by_go() {
     let bounds = |name: &str| {
         let text = busy().classic();
         let start = format!("{name}_bucket{{");
@@ -379,7 +379,7 @@ fn bounds_are_written_as_go_does() {
 }
 
 #[test]
-fn samples_say_what_happened() {
+fn metric_samples_match_the_recorded_events() {
     let families = scrape(&busy().classic());
     let value = |name: &str, labels: &str| {
         let family = families.values().flat_map(|family| &family.samples);
@@ -418,7 +418,7 @@ fn samples_say_what_happened() {
 }
 
 #[test]
-fn iptables_mode_counts_rules_and_tells_partial_syncs_apart() {
+fn iptables_mode_metrics_distinguish_partial_from_full_syncs() {
     let of = |full: bool| {
         let metrics = of_mode(ProxyMode::Iptables);
         let report = |written, failed_restores| Report {
@@ -468,7 +468,7 @@ fn iptables_mode_counts_rules_and_tells_partial_syncs_apart() {
 }
 
 #[test]
-fn only_changes_since_the_start_are_measured() {
+fn changes_before_the_start_are_not_measured() {
     let metrics = Metrics::new();
     let second = Duration::from_secs(1);
     assert!(!metrics.measures(SystemTime::UNIX_EPOCH));
@@ -477,7 +477,7 @@ fn only_changes_since_the_start_are_measured() {
 }
 
 #[test]
-fn the_time_of_the_last_sync_never_goes_back() {
+fn the_last_sync_timestamp_never_decreases() {
     let metrics = Metrics::new();
     let at = |offset| metrics.started + Duration::from_secs(offset);
     let told = |before| {
@@ -489,7 +489,7 @@ fn the_time_of_the_last_sync_never_goes_back() {
 }
 
 #[test]
-fn what_drifts_is_counted_by_kind_from_the_start() {
+fn drift_is_counted_by_kind_from_zero() {
     let metrics = Metrics::new();
     metrics.begins(IpFamily::V6);
     let mut report = Report::default();
@@ -508,7 +508,7 @@ fn what_drifts_is_counted_by_kind_from_the_start() {
 }
 
 #[test]
-fn how_a_family_stands_is_told_in_the_numbers_of_status() {
+fn each_ip_familys_state_metrics_equal_the_status() {
     let metrics = Metrics::new();
     metrics.begins(IpFamily::V4);
     let value = |name: &str| {
@@ -540,7 +540,7 @@ fn how_a_family_stands_is_told_in_the_numbers_of_status() {
 }
 
 #[test]
-fn a_histogram_is_there_before_its_first_value() {
+fn histograms_are_exported_before_their_first_value() {
     let metrics = Metrics::new();
     metrics.begins(IpFamily::V6);
     let text = metrics.classic();
@@ -553,7 +553,7 @@ fn a_histogram_is_there_before_its_first_value() {
 }
 
 #[test]
-fn openmetrics_says_the_same() {
+fn openmetrics_output_has_the_same_samples() {
     let metrics = busy();
     let text = metrics.openmetrics();
     assert!(text.ends_with("# EOF\n"));
@@ -565,7 +565,7 @@ fn openmetrics_says_the_same() {
 }
 
 #[test]
-fn nothing_has_happened_yet() {
+fn sync_metrics_are_absent_before_the_first_sync() {
     let families = scrape(&Metrics::new().classic());
     assert!(!families.contains_key("kubeproxy_sync_proxy_rules_duration_seconds"));
     assert!(families.contains_key("kubeproxy_sync_proxy_rules_service_changes_total"));
@@ -579,7 +579,7 @@ struct Policies {
 }
 
 #[test]
-fn services_without_an_endpoint_here_are_counted() {
+fn services_without_a_local_endpoint_are_counted() {
     let (mut model, metrics) = (Model::new(), Metrics::new());
     let mut counted = NoLocalEndpoints::new(IpFamily::V4, "here");
     let mut told = |policies: Policies, endpoints: &[(&str, bool)]| {
@@ -675,7 +675,7 @@ fn slice(endpoints: &[(&str, bool)]) -> Event {
 /// As in upstream, the start sets the time of both families, and a change sets the time of its own
 /// family.
 #[test]
-fn what_is_queued_is_queued_by_family() {
+fn the_last_queued_timestamp_is_kept_per_ip_family() {
     let metrics = Metrics::new();
     let series = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds";
     let queued = |family: &str| {

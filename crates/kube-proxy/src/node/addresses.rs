@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_told_by_what_they_mean() {
+    fn address_events_are_translated_to_notices() {
         let node = ip("192.168.0.1");
         let (new, gone) = (Notice::AddressAdded(node), Notice::AddressRemoved(node));
         assert_eq!(told(&[added(2, "192.168.0.1")]), [new]);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn of_links_only_the_end_of_ours_and_whether_it_is_up_matter() {
+    fn only_the_state_of_our_link_causes_notices() {
         let (down, up) = (link(7, LinkState::Down), link(7, LinkState::Up));
         let (other, gone) = (link(8, LinkState::Up), Event::LinkRemoved(down.clone()));
         assert_eq!(told(slice::from_ref(&gone)), [Notice::ServiceLink]);
@@ -292,13 +292,13 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_found_by_its_name() {
+    fn a_network_link_is_found_by_name() {
         assert_eq!(link_named("lo").unwrap().index, 1);
         assert_eq!(link_named("no-such-link"), None);
     }
 
     #[test]
-    fn what_is_too_much_is_anything() {
+    fn too_many_notices_become_one_full_resync_notice() {
         let told = QueuedNotices {
             notices: Mutex::new(Ok(Vec::new())),
             wake: Notify::new(),

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_of_one_family_are_told_where_both_are_in_use() {
+    fn single_family_networks_cause_a_warning_on_dual_stack() {
         let (v4, v6, both) = (IpFamily::V4, IpFamily::V6, IpFamily::ALL);
         let quiet = [
             (
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_told_once_and_when_its_family_is_first_used() {
+    fn a_single_family_warning_appears_once_per_setting() {
         let settings = options(&["--proxy-mode=ipvs", "--cluster-cidr=10.244.0.0/16"]).modes;
         let (mut watch, mut model) = (Watch::default(), Model::new());
         let mut after = |name: &str, ip: &str| {

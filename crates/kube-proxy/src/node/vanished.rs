@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_comes_back_empty_leaves_a_line_and_a_figure() {
+    async fn objects_lost_by_the_api_server_are_logged_and_counted() {
         let options = || Options {
             kubernetes_service: true,
             ..Options::default()
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_told_and_many_are_warned_of() {
+    fn many_lost_objects_cause_a_warning() {
         let vanished = |kind, count, known, first: &[NamespacedName]| Changes {
             vanished: vec![MissingObjects {
                 kind,

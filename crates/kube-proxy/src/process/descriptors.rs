@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_for_want_of_descriptors_has_a_next_step() {
+    fn a_missing_file_descriptor_error_has_a_next_step() {
         let told = |errno: i32| {
             let error = std::io::Error::from_raw_os_error(errno);
             with_next_step(format!("cannot subscribe to address changes: {error}"))
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn the_soft_limit_becomes_the_hard_one() {
+    fn the_soft_file_limit_is_raised_to_the_hard_limit() {
         let limit = getrlimit(Resource::Nofile);
         let lower = limit.current.map(|current| current - 1);
         let current = lower;

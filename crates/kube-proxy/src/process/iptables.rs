@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_names_without_a_backend_are_iptables() {
+    fn only_iptables_names_without_a_backend_are_redirected() {
         for (called, expected) in [
             ("iptables", Some("iptables-nft")),
             ("/usr/sbin/iptables-save", Some("iptables-nft-save")),

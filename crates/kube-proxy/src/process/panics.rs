@@ -41,7 +41,7 @@ mod tests {
 
     /// Test code of the child process: its main thread continues after the panic of another thread.
     #[test]
-    fn a_panic_on_a_kernel_thread_ends_the_process() {
+    fn a_panic_on_a_kernel_thread_terminates_the_process() {
         if var_os(PANICS).is_some() {
             end_the_process();
             let worker = Worker::spawn("services", || Ok::<_, io::Error>(())).unwrap();
@@ -49,7 +49,7 @@ mod tests {
             sleep(Duration::from_mins(1));
             return;
         }
-        let name = "process::panics::tests::a_panic_on_a_kernel_thread_ends_the_process";
+        let name = "process::panics::tests::a_panic_on_a_kernel_thread_terminates_the_process";
         let ended = Command::new(current_exe().unwrap())
             .args(["--exact", name, "--nocapture"])
             .env(PANICS, "1")

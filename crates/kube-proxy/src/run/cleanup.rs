@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_there_is_told_apart_from_what_was_removed() {
+    fn a_cleanup_reports_absent_and_removed_parts_separately() {
         let mut cleanup = Cleanup {
             absent: vec!["IPVS: this kernel has not loaded it".to_owned()],
             ..Cleanup::default()

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn service_cidrs_are_awaited_for_a_moment_and_hold_nothing_back() {
+    async fn the_start_waits_only_briefly_for_service_cidrs() {
         let node = proxy::Node {
             name: "n".into(),
             ..proxy::Node::default()

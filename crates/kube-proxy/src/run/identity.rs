@@ -65,7 +65,7 @@ mod tests {
     use crate::tests::options;
 
     #[test]
-    fn it_says_who_this_is() {
+    fn the_start_line_names_version_mode_and_node() {
         let options = options(&[]);
         let uses = Uses {
             forms: vec!["scheduler rr".to_owned(), "shim lean".to_owned()],

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_is_tried_again_later_and_later() {
+    async fn a_failed_mode_change_is_retried_with_back_off() {
         let mut renewal = Renewal::default();
         let (start, longest) = (Instant::now(), Duration::from_secs(3));
         assert_eq!(renewal.next_due(), None);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_wanted_before_does_not_count() {
+    async fn a_superseded_mode_change_is_discarded() {
         let mut renewal = Renewal::default();
         renewal.want(options("wrr"), Modes::Anew);
         renewal.task = Some(task(Ok(prepared())));

@@ -37,7 +37,7 @@ fn slice(number: usize) -> Event {
 }
 
 #[tokio::test]
-async fn a_start_goes_on_without_a_node_that_cannot_be_listed() {
+async fn a_start_continues_without_a_readable_node_object() {
     let (told, received) = mpsc::channel(10);
     for kind in [Kind::Service, Kind::EndpointSlice] {
         let complete = Event::ListComplete {
@@ -71,7 +71,7 @@ pub(super) fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
 }
 
 #[tokio::test]
-async fn a_kernel_thread_that_is_gone_ends_the_daemon() {
+async fn a_dead_kernel_thread_stops_the_daemon() {
     let (mode, script) = Scripted::mode(IpFamily::V6);
     let mut daemon = daemon_of(options(&[]), vec![mode]);
     daemon.turn(Instant::now()).await.unwrap();
@@ -86,7 +86,7 @@ async fn a_kernel_thread_that_is_gone_ends_the_daemon() {
 /// The loop notices finished short writes at its second check. The metric and the log line must
 /// contain the duration of the writes, and not end at the start of the turn.
 #[tokio::test]
-async fn a_sync_within_one_turn_took_its_time() {
+async fn the_sync_duration_covers_writes_within_one_turn() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&[]), vec![mode]);
     daemon.turn(Instant::now()).await.unwrap();
@@ -105,7 +105,7 @@ async fn a_sync_within_one_turn_took_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_waits_for_what_has_begun_and_not_for_what_hangs() {
+async fn shutdown_waits_a_limited_time_for_running_writes() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let daemon = daemon_of(options(&[]), vec![mode]);
     let began = tokio::time::Instant::now();
@@ -119,7 +119,7 @@ async fn the_end_waits_for_what_has_begun_and_not_for_what_hangs() {
 }
 
 #[tokio::test]
-async fn who_asks_is_answered_while_the_loop_computes() {
+async fn requests_are_answered_while_the_loop_computes() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let computes_for = Duration::from_secs(2);
     script.state().computes_for = computes_for;
@@ -157,7 +157,7 @@ async fn who_asks_is_answered_while_the_loop_computes() {
 }
 
 #[tokio::test]
-async fn one_family_does_not_wait_for_the_other() {
+async fn one_ip_family_does_not_wait_for_the_other_family() {
     let ((four, of_four), (six, of_six)) =
         (Scripted::mode(IpFamily::V4), Scripted::mode(IpFamily::V6));
     let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=0s"]), vec![four, six]);
@@ -177,7 +177,7 @@ async fn one_family_does_not_wait_for_the_other() {
 }
 
 #[tokio::test]
-async fn a_family_that_was_busy_is_told_all_that_the_model_knows() {
+async fn a_busy_ip_family_later_gets_all_changes() {
     let ((four, of_four), (six, of_six)) =
         (Scripted::mode(IpFamily::V4), Scripted::mode(IpFamily::V6));
     let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=10s"]), vec![four, six]);
@@ -200,7 +200,7 @@ async fn a_family_that_was_busy_is_told_all_that_the_model_knows() {
 }
 
 #[tokio::test]
-async fn where_no_family_is_ready_nothing_is_due() {
+async fn changes_cause_no_wakeup_while_no_family_is_ready() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=0s"]), vec![mode]);
     daemon.turn(Instant::now()).await.unwrap();
@@ -213,7 +213,7 @@ async fn where_no_family_is_ready_nothing_is_due() {
 }
 
 #[tokio::test]
-async fn changes_wait_for_the_least_sync_period() {
+async fn changes_wait_for_the_minimum_sync_period() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=10s"]), vec![mode]);
     let start = Instant::now();
@@ -229,7 +229,7 @@ async fn changes_wait_for_the_least_sync_period() {
 }
 
 #[tokio::test]
-async fn options_that_cannot_be_used_change_nothing_that_is_told() {
+async fn a_failed_change_of_options_keeps_the_reported_options() {
     let (mode, _) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&["--ipvs-scheduler=rr"]), vec![mode]);
     let other = options(&["--ipvs-scheduler=wrr", "--ipvs-sync-period=7s"]);
@@ -250,7 +250,7 @@ async fn options_that_cannot_be_used_change_nothing_that_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_cannot_listen_is_an_event() {
+async fn a_server_that_cannot_listen_causes_an_event() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
     let healthz = (
@@ -284,7 +284,7 @@ async fn a_server_that_cannot_listen_is_an_event() {
 }
 
 #[tokio::test]
-async fn all_that_is_told_at_once_is_one_update() {
+async fn events_that_arrive_together_are_one_update() {
     let (told, received) = mpsc::channel(300);
     tokio::spawn(async move {
         for number in 0..1000 {

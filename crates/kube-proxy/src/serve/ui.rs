@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_and_each_of_its_files_are_served_under_a_strict_policy() {
+    fn the_ui_is_served_with_a_strict_content_security_policy() {
         assert_eq!(got("/ui/").headers()[header::CONTENT_TYPE], HTML);
         for file in &FILES {
             let answer = got(&format!("/ui/{}", file.name));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_of_the_folder_is_one_of_the_page_and_every_module_that_is_imported_is_there() {
+    fn each_ui_file_is_served_and_each_import_exists() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/serve/ui");
         let mut there: Vec<_> = std::fs::read_dir(folder)
             .unwrap()
@@ -194,7 +194,7 @@ mod tests {
     /// The browser's policy would block a violation. This test finds the violation before a
     /// release.
     #[test]
-    fn nothing_is_loaded_from_elsewhere_and_nothing_is_put_in_as_markup() {
+    fn the_ui_loads_no_external_content_and_inserts_no_markup() {
         for file in &FILES {
             let content = std::str::from_utf8(file.content).unwrap();
             let name = file.name;
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_the_browser_has_is_not_sent_again() {
+    fn a_cached_ui_file_is_not_sent_again() {
         let tag = got("/ui/app.js").headers()[header::ETAG]
             .to_str()
             .unwrap()
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_found_and_nothing_is_written() {
+    fn unknown_ui_paths_return_not_found() {
         assert_eq!(got("/ui").headers()[header::LOCATION], "ui/");
         assert_eq!(got("/ui/../Cargo.toml").status(), StatusCode::NOT_FOUND);
         for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_accepted_decides_the_form() {
+    fn the_accept_header_selects_the_page_format() {
         let json = "application/json;v=v1beta1;g=config.k8s.io;as=Flagz";
         for (accept, form) in [
             ("", Some(Form::Text)),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_says_since_when_and_which() {
+    fn statusz_reports_start_time_and_version() {
         let started = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_500);
         let pages = Zpages::new(&Gates::default(), [], started);
         let (lines, fields) = pages.status(started + Duration::from_secs(3_725));

@@ -19,7 +19,7 @@ fn definitions() -> impl Iterator<Item = &'static dyn Definition> {
 }
 
 #[test]
-fn modes_are_the_ones_that_their_names_choose() {
+fn each_mode_name_selects_its_mode() {
     for mode in ProxyMode::ALL {
         let flags = Flags {
             proxy_mode: mode.name().to_owned(),
@@ -31,7 +31,7 @@ fn modes_are_the_ones_that_their_names_choose() {
 }
 
 #[test]
-fn what_a_mode_alone_hears_can_be_given() {
+fn each_mode_specific_flag_and_field_exists() {
     let mut command = Flags::command();
     command.build();
     let flags: Vec<_> = command
@@ -78,7 +78,7 @@ fn what_a_mode_alone_hears_can_be_given() {
 
 /// With a shared setting, one mode would restore the other mode's value.
 #[test]
-fn no_kernel_setting_is_of_two_modes() {
+fn each_kernel_setting_belongs_to_one_mode() {
     let mut all = sysctls(None);
     assert!(all.iter().all(|wanted| wanted.value.is_none()));
     all.extend(conntrack::settings(Conntrack::default(), Machine::this()));
@@ -89,7 +89,7 @@ fn no_kernel_setting_is_of_two_modes() {
 }
 
 #[test]
-fn only_the_mode_that_is_chosen_wants_kernel_settings() {
+fn only_the_chosen_mode_changes_kernel_settings() {
     for mode in ProxyMode::ALL {
         let mut options = options(&["--ipvs-strict-arp"]);
         options.modes.chosen = mode;
@@ -110,7 +110,7 @@ fn only_the_mode_that_is_chosen_wants_kernel_settings() {
 }
 
 #[test]
-fn a_mode_is_opened_anew_only_for_what_it_reads() {
+fn a_mode_is_reopened_only_for_settings_that_it_reads() {
     for (mode, same) in [("ipvs", true), ("iptables", false)] {
         let settings = |more: &[&str]| {
             let mode = format!("--proxy-mode={mode}");
@@ -125,7 +125,7 @@ fn a_mode_is_opened_anew_only_for_what_it_reads() {
 }
 
 #[test]
-fn options_of_services_name_modes_that_there_are_and_are_documented() {
+fn service_options_name_existing_modes_and_are_documented() {
     let names = ProxyMode::ALL.map(ProxyMode::name);
     let document = include_str!("../../../../docs/service-options.md");
     for row in proxy::options::ROWS {

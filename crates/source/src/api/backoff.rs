@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_what_the_failure_costs() {
+    fn retry_waits_double_up_to_a_limit_per_failure() {
         let (mut backoff, now) = (Backoff::default(), Instant::now());
         let mut longest = |cost| backoff.longest(cost, now).as_millis();
         let mut of = |cost| [(); 8].map(|()| longest(cost));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_of_long_ago_is_forgotten() {
+    fn an_old_failure_does_not_lengthen_retry_waits() {
         let (mut backoff, start) = (Backoff::default(), Instant::now());
         for _ in 0..9 {
             backoff.longest(Cost::Something, start);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_spread_over_half_of_their_length() {
+    fn retry_waits_are_spread_randomly_over_half_their_length() {
         let now = Instant::now();
         let waits: Vec<_> = (0..1000)
             .map(|_| Backoff::default().next(Cost::Nothing, now))

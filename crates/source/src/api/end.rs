@@ -78,7 +78,7 @@ mod tests {
     use crate::decode::json;
 
     #[test]
-    fn a_version_that_is_still_to_come_is_told_from_other_timeouts() {
+    fn a_too_large_resource_version_is_distinguished_from_timeouts() {
         let is_ahead = |code: u16, rest: &str| {
             let text = format!(r#"{{"kind":"Status","code":{code},"reason":"Timeout",{rest}}}"#);
             let status = json::status(text.as_bytes()).unwrap();

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_is_chosen_as_in_go() {
+    fn the_http_proxy_is_chosen_as_by_go() {
         let server = "https://10.0.0.1:6443";
         let https = ("HTTPS_PROXY", "http://proxy:3128");
         let no = |list| [https, ("NO_PROXY", list)];
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxys_url_is_read_as_in_go() {
+    fn proxy_urls_are_parsed_as_by_go() {
         let read = |text: &str| {
             let proxy = Proxy::parse(text).unwrap();
             format!("{proxy} at {}", proxy.url)
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxys_user_is_decoded_and_never_shown() {
+    fn proxy_credentials_are_decoded_and_never_displayed() {
         let user = |url: &str| Proxy::parse(url).unwrap().user;
         let is = |name: &str, password: &str| Some((name.to_owned(), password.to_owned()));
         assert_eq!(user("http://proxy:3128"), None);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_socks_proxy_cannot_be_told_is_said_at_once() {
+    fn socks_credentials_that_are_too_long_are_rejected() {
         let with = |length| {
             chosen(
                 Some(&format!("socks5://me:{}@s", "x".repeat(length))),

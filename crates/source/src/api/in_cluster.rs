@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_says_where() {
+    fn the_in_cluster_configuration_comes_from_the_environment() {
         let of = |host: &str, port: &str| {
             kubeconfig(Path::new("/mount"), |name| match name {
                 "KUBERNETES_SERVICE_HOST" => Some(host.to_owned()),

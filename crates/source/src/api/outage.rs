@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_said_once_and_its_end_once() {
+    fn an_outage_is_logged_once_and_its_end_once() {
         let outage = Arc::new(Outage::new("http://a".into()));
         let refused = |text: &str| Failure::Unreachable(text.into());
         let line = outage
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn another_failure_is_news() {
+    fn a_different_failure_is_logged_again() {
         let outage = Outage::new("http://a".into());
         let status = |code| Failure::Refused {
             code,

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_of_tls_is_found_in_what_carries_it() {
+    fn a_tls_error_is_found_in_its_wrapping_errors() {
         use std::io::Error;
         let reason = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
         let carried = Error::other(Error::other(reason.clone()));

@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_has_a_port() {
+    fn a_tunnel_target_has_a_port() {
         let of = |url: &str| shown(&with_port(url.parse().unwrap()));
         assert_eq!(of("https://a:6443/x"), "a:6443");
         assert_eq!(of("https://[fd00::1]/x"), "[fd00::1]:443");

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_go_reads_them() {
+    fn addresses_are_parsed_as_by_go() {
         let read = |text| ip(text).map(|ip| ip.to_string());
         assert_eq!(read("10.96.0.1").as_deref(), Some("10.96.0.1"));
         assert_eq!(read("010.096.000.001").as_deref(), Some("10.96.0.1"));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pod_has_an_address_of_its_own_host_or_link() {
+    fn loopback_and_link_local_endpoint_addresses_are_rejected() {
         for (text, why) in [
             ("10.244.1.10", None),
             ("fd44::1", None),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_lose_their_host_bits() {
+    fn parsed_networks_lose_their_host_bits() {
         let read = |text| net(text).map(|net| net.to_string());
         assert_eq!(read("10.1.2.3/8").as_deref(), Some("10.0.0.0/8"));
         assert_eq!(read("010.0.0.0/8").as_deref(), Some("10.0.0.0/8"));

@@ -55,7 +55,7 @@ fn ips(ips: &[IpAddr]) -> Vec<String> {
 }
 
 #[test]
-fn a_full_service_is_read() {
+fn a_service_with_all_fields_is_decoded() {
     let service = served(web_with(
         json!({
             "type": "LoadBalancer",
@@ -123,7 +123,7 @@ fn a_full_service_is_read() {
 }
 
 #[test]
-fn the_api_servers_defaults_are_filled_in() {
+fn missing_service_fields_get_the_api_servers_defaults() {
     let service = served(web(
         json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}),
     ));
@@ -152,7 +152,7 @@ fn the_api_servers_defaults_are_filled_in() {
 }
 
 #[test]
-fn options_are_read_and_other_annotations_are_skipped() {
+fn option_annotations_are_parsed_and_unrelated_annotations_ignored() {
     let read = |annotations: Value| {
         let metadata = json!({"metadata": {"name": "web", "annotations": annotations}});
         served(web_with(json!({"clusterIP": "10.96.0.10"}), metadata)).options
@@ -185,7 +185,7 @@ fn options_are_read_and_other_annotations_are_skipped() {
 }
 
 #[test]
-fn services_of_others_are_ignored() {
+fn services_for_other_proxies_are_ignored() {
     let ignored = |content: (Content, Vec<String>)| match content {
         (Content::Ignored(why), problems) => (why.split(':').next().unwrap_or(why), problems.len()),
         other => panic!("{other:?}"),
@@ -211,7 +211,7 @@ fn services_of_others_are_ignored() {
 }
 
 #[test]
-fn external_policy_local_counts_only_where_there_is_external_traffic() {
+fn external_policy_local_applies_only_to_services_with_external_traffic() {
     let local = |mut spec: Value| {
         spec["clusterIP"] = json!("10.96.0.1");
         spec["externalTrafficPolicy"] = json!("Local");
@@ -229,7 +229,7 @@ fn external_policy_local_counts_only_where_there_is_external_traffic() {
 }
 
 #[test]
-fn a_source_range_of_all_opens_its_family_only() {
+fn a_source_range_of_all_addresses_opens_only_its_ip_family() {
     let ranges = |ranges: Value| {
         let service = of(web_with(
             json!({"type": "LoadBalancer", "clusterIPs": ["10.96.0.1", "fd00::1"], "loadBalancerSourceRanges": ranges}),
@@ -262,7 +262,7 @@ fn a_source_range_of_all_opens_its_family_only() {
 
 /// Checks that each invalid part affects only itself, and is reported with its value.
 #[test]
-fn a_wrong_part_of_a_service_is_left_out_and_named() {
+fn an_invalid_field_of_a_service_is_ignored_and_reported() {
     for (spec, named, check) in [
         (
             json!({"clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv4"]}),
@@ -360,7 +360,7 @@ fn a_wrong_part_of_a_service_is_left_out_and_named() {
 /// Checks old spellings. Objects may be older than the validation that requires one spelling and a
 /// letter first.
 #[test]
-fn stored_objects_of_old_are_read_as_their_canonical_form() {
+fn old_spellings_in_stored_objects_are_normalized() {
     let spec = |ips: &[&str], external: &str, range: &str, names: [&str; 2]| {
         let [name, port] = names;
         json!({
@@ -416,7 +416,7 @@ fn stored_objects_of_old_are_read_as_their_canonical_form() {
 }
 
 #[test]
-fn a_service_without_any_usable_address_is_unusable() {
+fn a_service_without_a_valid_address_is_unusable() {
     let (content, problems) =
         web(json!({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1"], "ipFamilies": ["IPv4"]}));
     assert_eq!(content, Content::Unusable);
@@ -429,7 +429,7 @@ fn a_service_without_any_usable_address_is_unusable() {
 }
 
 #[test]
-fn an_object_that_does_not_decode_still_has_its_name() {
+fn an_object_that_cannot_be_decoded_is_reported_by_name() {
     let object = json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": "http"}]}});
     let decoded = decode(Kind::Service, &object);
     assert_eq!(
@@ -475,7 +475,7 @@ fn read_slice(object: Value) -> (EndpointSlice, Vec<String>) {
 }
 
 #[test]
-fn a_full_slice_is_read() {
+fn a_slice_with_all_fields_is_decoded() {
     let (slice, problems) = read_slice(json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {
@@ -535,7 +535,7 @@ fn a_full_slice_is_read() {
 }
 
 #[test]
-fn slices_of_others_are_ignored() {
+fn slices_for_other_consumers_are_ignored() {
     let ignored = |labels: Value, kind: &str| match slice(
         json!({"metadata": {"name": "a", "labels": labels}, "addressType": kind}),
     ) {
@@ -564,7 +564,7 @@ fn slices_of_others_are_ignored() {
 }
 
 #[test]
-fn a_wrong_part_of_a_slice_is_left_out_and_named() {
+fn an_invalid_field_of_a_slice_is_ignored_and_reported() {
     let (slice, problems) = read_slice(json!({
         "metadata": {"name": "a", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv6",
@@ -594,7 +594,7 @@ fn a_wrong_part_of_a_slice_is_left_out_and_named() {
 }
 
 #[test]
-fn a_node_is_read() {
+fn a_node_is_decoded() {
     let decoded = decode(
         Kind::Node,
         &json!({
@@ -635,7 +635,7 @@ fn a_node_is_read() {
 }
 
 #[test]
-fn a_service_cidr_is_read() {
+fn a_service_cidr_is_decoded() {
     let decoded = decode(
         Kind::ServiceCidr,
         &json!({
@@ -661,7 +661,7 @@ fn a_service_cidr_is_read() {
 }
 
 #[test]
-fn a_node_leaves_when_it_is_deleted_or_when_the_autoscaler_says_so() {
+fn a_node_leaves_on_deletion_or_on_the_autoscalers_taint() {
     let is_leaving = |metadata: Value, spec: Value| {
         let node = json!({"metadata": metadata, "spec": spec});
         let decoded = from_json(Kind::Node, &node.to_string()).unwrap();
@@ -688,7 +688,7 @@ fn a_node_leaves_when_it_is_deleted_or_when_the_autoscaler_says_so() {
 
 /// Generates JSON of any shape with the field names in use, so that it reaches the converters.
 #[test]
-fn an_event_is_read_with_its_object_if_both_are_as_usual() {
+fn a_usual_event_is_decoded_together_with_its_object() {
     let object = |port: Value| json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]}});
     let event = |kind: &str, object: &Value| {
         json::applied(
@@ -804,7 +804,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn any_json_is_decoded_or_refused(value in any_json()) {
+    fn no_json_object_causes_a_panic(value in any_json()) {
         for kind in Kind::ALL {
             let text = value.to_string();
             if let Ok(decoded) = from_json(kind, &text) {
@@ -820,7 +820,7 @@ proptest! {
     }
 
     #[test]
-    fn any_spec_and_status_is_decoded_or_refused(spec in any_json(), status in any_json(), parts in any_json()) {
+    fn no_spec_or_status_causes_a_panic(spec in any_json(), status in any_json(), parts in any_json()) {
         let labels = json!({"kubernetes.io/service-name": "web"});
         let object = json!({
             "metadata": {"name": "web", "labels": labels}, "spec": spec, "status": status,
@@ -835,7 +835,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_decoded_or_refused(text in "\\PC*") {
+    fn no_text_causes_a_panic_in_the_decoder(text in "\\PC*") {
         let _ = from_json(Kind::Service, &text);
     }
 }

@@ -337,7 +337,7 @@ mod tests {
         "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1}\n";
 
     #[test]
-    fn documents_keep_their_lines() {
+    fn manifest_documents_keep_their_line_numbers() {
         let text = format!("# one\n---\n{SERVICE}---\n\n# two\n--- # three\n{SERVICE}...\n");
         assert_eq!(
             objects(&text),
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn other_kinds_may_hold_anything() {
+    fn manifests_of_unrelated_kinds_may_have_any_fields() {
         let text = "apiVersion: apps/v1\nkind: Deployment\nspec: {ports: x, clusterIP: [1]}\nstatus: 5\n---\n\
                     apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: x}\nspec: 7\n---\n\
                     apiVersion: v1\nkind: ConfigMap\n---\n";
@@ -368,7 +368,7 @@ mod tests {
 
     /// Checks that a manifest of kind `Servise` is not ignored silently.
     #[test]
-    fn a_kind_that_is_meant_otherwise_is_told() {
+    fn a_misspelled_kind_is_reported() {
         let told = |text: &str| -> Vec<String> {
             let located = read(text.as_bytes()).unwrap().into_iter();
             located
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_wherever_their_kind_stands() {
+    fn manifest_lists_are_parsed_with_kind_before_or_after_items() {
         let list = "items:\n- metadata: {name: web}\n  apiVersion: v1\n  kind: Service\n\
                     - {apiVersion: v1, kind: ConfigMap, spec: 5}\n\
                     - {apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Node, metadata: {name: n}}]}\n\
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_read() {
+    fn json_manifests_are_parsed() {
         let json = "{\n\t\"kind\": \"Service\",\n\t\"apiVersion\": \"v1\",\n\t\"metadata\": {\n\t\t\"name\": \"web\"\n\t},\n\
                     \t\"spec\": {\"clusterIP\": \"10.96.0.1\", \"ports\": [{\"port\": 80, \"name\": \"\\u0061\"}]}\n}\n";
         assert_eq!(objects(json), ["1 Service default/web"]);
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_at_its_place_in_the_file() {
+    fn a_manifest_error_has_its_line_and_column() {
         let at = |broken: ParseError| (broken.line, broken.column);
         let typed = "spec:\n  clusterIP: 10.96.0.1\n  ports:\n  - port: http\n";
         let text =
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alias_bomb_is_refused() {
+    fn a_yaml_alias_bomb_is_rejected() {
         let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for i in 1..12 {
             let alias = vec![format!("*a{}", i - 1); 10].join(", ");
@@ -460,12 +460,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "(\\PC|\n|---\n|kind: List\n|apiVersion: v1\n|items:\n|- ){0,40}") {
+        fn no_manifest_text_causes_a_panic(text in "(\\PC|\n|---\n|kind: List\n|apiVersion: v1\n|items:\n|- ){0,40}") {
             let _ = read(text.as_bytes());
         }
 
         #[test]
-        fn any_damage_to_a_manifest_is_survived(at in 0..SERVICE.len(), with in "\\PC{0,3}") {
+        fn no_damaged_manifest_causes_a_panic(at in 0..SERVICE.len(), with in "\\PC{0,3}") {
             let mut text = SERVICE.to_owned();
             text.replace_range(at..=at, &with);
             let _ = read(text.as_bytes());

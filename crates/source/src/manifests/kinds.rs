@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_are_counted_in_letters() {
+    fn the_edit_distance_counts_letters() {
         for (one, other, wanted) in [
             ("service", "service", 0),
             ("servise", "service", 1),
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn other_kinds_are_ignored_without_a_word() {
+    fn unrelated_kinds_are_ignored_silently() {
         for (version, kind) in [
             ("v1", "ServiceAccount"),
             ("v1", "Pod"),

@@ -97,7 +97,7 @@ fn look(folder: &mut Folder) -> FolderUpdate {
 }
 
 #[test]
-fn adding_editing_and_deleting_files_changes_what_is_served() {
+fn added_edited_and_deleted_manifests_cause_events() {
     let dir = Temporary::new();
     dir.write(
         "a.yaml",
@@ -130,7 +130,7 @@ fn adding_editing_and_deleting_files_changes_what_is_served() {
 }
 
 #[test]
-fn other_kinds_and_only_the_own_node_are_read() {
+fn manifests_of_unrelated_kinds_and_other_nodes_are_ignored() {
     let dir = Temporary::new();
     dir.write(
         "a.json",
@@ -172,7 +172,7 @@ fn other_kinds_and_only_the_own_node_are_read() {
 }
 
 #[test]
-fn a_broken_file_is_named_with_its_line_and_keeps_what_it_held() {
+fn an_invalid_manifest_is_reported_and_keeps_its_previous_objects() {
     let dir = Temporary::new();
     dir.write("a.yaml", &service("a", "10.96.0.1"));
     let mut folder = Folder::new(&dir.0, "node1");
@@ -199,7 +199,7 @@ fn a_broken_file_is_named_with_its_line_and_keeps_what_it_held() {
 }
 
 #[test]
-fn a_file_that_is_broken_from_the_start_makes_the_list_not_whole() {
+fn an_invalid_manifest_at_start_makes_the_list_incomplete() {
     for heal in [true, false] {
         let dir = Temporary::new();
         dir.write("a.yaml", &service("a", "10.96.0.1"));
@@ -235,7 +235,7 @@ fn a_file_that_is_broken_from_the_start_makes_the_list_not_whole() {
 }
 
 #[test]
-fn an_unusable_object_keeps_what_it_was_while_its_file_goes_on() {
+fn an_invalid_object_in_a_manifest_keeps_its_previous_state() {
     let dir = Temporary::new();
     dir.write(
         "a.yaml",
@@ -257,7 +257,7 @@ fn an_unusable_object_keeps_what_it_was_while_its_file_goes_on() {
 }
 
 #[test]
-fn of_two_files_with_one_object_the_first_wins() {
+fn the_first_of_two_manifests_of_an_object_is_used() {
     let dir = Temporary::new();
     dir.write("b.yaml", &service("a", "10.96.0.2"));
     let mut folder = Folder::new(&dir.0, "node1");
@@ -289,7 +289,7 @@ fn of_two_files_with_one_object_the_first_wins() {
 }
 
 #[test]
-fn what_is_no_manifest_is_left_out() {
+fn files_that_are_not_manifests_are_ignored() {
     let dir = Temporary::new();
     for name in [
         ".hidden.yaml",
@@ -315,7 +315,7 @@ fn what_is_no_manifest_is_left_out() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_watched_is_an_error_with_a_next_step() {
+fn a_manifest_folder_that_cannot_be_watched_is_an_error() {
     let dir = Temporary::new();
     dir.write("file", "");
     for (path, advice) in [
@@ -355,7 +355,7 @@ impl Watched {
 }
 
 #[tokio::test]
-async fn changes_are_watched() {
+async fn changes_of_manifests_are_noticed() {
     let dir = Temporary::new();
     dir.write("a.yaml", &service("a", "10.96.0.1"));
     let mut watched = Watched::new(&dir.0).await;
@@ -380,7 +380,7 @@ async fn changes_are_watched() {
 /// Checks that a Service which is split in two in one file is never missing: all events arrive
 /// together.
 #[tokio::test]
-async fn all_of_a_change_is_there_at_once() {
+async fn all_events_of_a_manifest_change_arrive_together() {
     let folder = Temporary::new();
     let file = |names: &str| -> String {
         let one = |number| service(&format!("{names}-{number}"), "10.96.0.1");
@@ -405,7 +405,7 @@ async fn all_of_a_change_is_there_at_once() {
 }
 
 #[tokio::test]
-async fn a_config_map_changes_at_once() {
+async fn a_mounted_config_map_of_manifests_changes_at_once() {
     let dir = Temporary::new();
     for (version, ip) in [("..1", "10.96.0.1"), ("..2", "10.96.0.2")] {
         fs::create_dir(dir.0.join(version)).unwrap();
@@ -420,7 +420,7 @@ async fn a_config_map_changes_at_once() {
 }
 
 #[tokio::test]
-async fn half_a_file_is_not_read() {
+async fn a_partly_written_manifest_is_not_read() {
     use std::io::Write;
     let dir = Temporary::new();
     dir.write(
@@ -440,7 +440,7 @@ async fn half_a_file_is_not_read() {
 }
 
 #[tokio::test]
-async fn a_folder_that_is_removed_keeps_what_it_held_until_it_is_back() {
+async fn a_removed_manifest_folder_keeps_its_objects_until_recreated() {
     let outer = Temporary::new();
     let dir = outer.0.join("x/manifests");
     fs::create_dir_all(&dir).unwrap();
@@ -460,7 +460,7 @@ async fn a_folder_that_is_removed_keeps_what_it_held_until_it_is_back() {
 }
 
 #[test]
-fn the_model_deletes_nothing_that_a_broken_file_may_hold() {
+fn the_model_keeps_objects_that_an_invalid_manifest_may_contain() {
     let dir = Temporary::new();
     dir.write("a.yaml", &service("a", "10.96.0.1"));
     dir.write("b.yaml", "kind: [\n");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_in_the_way_are_named_with_their_services() {
+    fn conflicting_addresses_are_reported_with_their_services() {
         let web = || service("web", "10.96.0.10", &["192.0.2.1"]);
         let api = || service("api", "10.96.0.11", &["192.0.2.1"]);
         let around = [("10.97.0.0/16", "eth1"), ("fd00::/64", "eth1")];

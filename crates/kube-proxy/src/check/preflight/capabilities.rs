@@ -48,7 +48,7 @@ mod tests {
     use crate::check::finding::Status;
 
     #[test]
-    fn what_is_missing_fails_where_it_is_needed() {
+    fn a_missing_capability_fails_only_if_needed() {
         let statuses = |effective, backend| {
             let findings = judge(effective, backend).into_iter();
             findings.map(|finding| finding.status).collect::<Vec<_>>()

@@ -126,7 +126,7 @@ mod tests {
 
     /// The text is the output of `cat /proc/net/tcp /proc/net/tcp6` on an amd64 machine.
     #[test]
-    fn sockets_are_read() {
+    fn listening_sockets_are_parsed() {
         let text = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
                     \x20  0: 0100007F:2809 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0\n\
                     \x20  1: 0100007F:2809 0100007F:8000 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0\nodd\n";
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_of_a_socket_is_found() {
+    fn the_process_of_a_listening_socket_is_found() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let root = Path::new("/");

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_there_to_be_loaded_missing_or_unknown() {
+    fn modules_are_loaded_loadable_missing_or_unknown() {
         let wanted = [
             module("ip_vs", ModuleNeed::All),
             module("xt_set", ModuleNeed::Some),
@@ -225,7 +225,7 @@ mod tests {
 
     /// Test scenario: a pod on a kernel with every module built in, and an empty `modules.builtin`.
     #[test]
-    fn the_kernel_knows_better_than_lists() {
+    fn the_kernels_answer_overrides_the_module_lists() {
         let wanted = [
             module("nf_tables", ModuleNeed::All),
             module("nft_numgen", ModuleNeed::Some),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lists_of_modules_are_read() {
+    fn module_lists_are_parsed() {
         let line = "kernel/net/netfilter/ipvs/ip_vs.ko.xz: kernel/lib/libcrc32c.ko.xz";
         assert_eq!(module_of(line).as_deref(), Some("ip_vs"));
         let built_in = "kernel/net/netfilter/nf-conntrack.ko";

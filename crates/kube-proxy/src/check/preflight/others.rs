@@ -120,7 +120,7 @@ mod tests {
     use crate::check::finding::Status;
 
     #[test]
-    fn other_proxies_are_known_by_what_they_make() {
+    fn other_proxies_are_detected_by_their_objects() {
         let links = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let told = |names: &[&str], foreign: &[Foreign], changes: &[Change]| {
             let found: BTreeSet<String> = links(names);

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn mixed_backends_are_told() {
+    fn mixed_iptables_backends_are_reported() {
         let statuses = |chosen: Option<Result<Backend, String>>, chains: &[(Backend, &str)]| {
             let findings = judge(chosen.as_ref(), &traces(chains)).into_iter();
             findings.map(|finding| finding.status).collect::<Vec<_>>()

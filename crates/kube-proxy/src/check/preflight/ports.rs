@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_are_taken_are_told_with_who_has_them() {
+    fn ports_in_use_are_reported_with_their_process() {
         let (retry, fail) = (WhenTaken::Retry, WhenTaken::Fail);
         let free = told(&[listener("0.0.0.0:22", 1)], &[], fail);
         assert_eq!(

@@ -61,7 +61,7 @@ mod tests {
     /// The text is the output of `cat /proc/net/route` on an amd64 machine after `ip route add
     /// 10.96.0.0/12 dev eth1`.
     #[test]
-    fn routes_are_read() {
+    fn routing_tables_are_parsed() {
         let text = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
                     eth0\t00000000\t010011AC\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
                     eth1\t0000600A\t00000000\t0001\t0\t0\t0\t0000F0FF\t0\t0\t0\nodd\n";

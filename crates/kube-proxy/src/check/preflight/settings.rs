@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_fails_only_for_what_a_mode_cannot_do_without() {
+    fn a_start_fails_only_for_settings_that_the_mode_requires() {
         let statuses = |pending: &[Pending], has_served| {
             let findings = judge(pending, has_served).into_iter();
             findings.map(|finding| finding.status).collect::<Vec<_>>()

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn given_flags_are_kept() {
+    fn flags_on_the_command_line_are_kept() {
         for text in [
             "kube-proxy",
             "kube-proxy --cleanup",
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_process_1_are_taken_if_none_are_given() {
+    fn the_flags_of_process_1_are_the_default() {
         let first = Some("/usr/local/bin/kube-proxy --config=/c --hostname-override=n");
         let completed = outcome("kube-proxy diff -o json", None, first).unwrap();
         let wanted = "kube-proxy diff -o json --config=/c --hostname-override=n";
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn without_any_flags_the_error_says_how_to_give_them() {
+    fn the_error_for_missing_flags_shows_an_example() {
         for first in [None, Some("kube-proxy check -o json")] {
             let error = outcome("kube-proxy diff --output yaml", Some(""), first).unwrap_err();
             assert!(
@@ -180,13 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_form_is_reported_before_missing_flags() {
+    fn an_invalid_output_format_is_reported_before_missing_flags() {
         let error = outcome("kube-proxy plan -o toml", None, None).unwrap_err();
         assert!(error.contains("'toml' for '--output'"), "{error}");
     }
 
     #[test]
-    fn flags_of_process_1_are_taken_only_from_this_program_file() {
+    fn flags_of_process_1_are_used_only_for_the_same_program_file() {
         let folder = env::temp_dir().join(format!("first-{}", std::process::id()));
         for name in ["1", "self"] {
             fs::create_dir_all(folder.join(name)).unwrap();

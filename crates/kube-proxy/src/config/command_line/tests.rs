@@ -49,7 +49,7 @@ fn error(line: &str) -> String {
 }
 
 #[test]
-fn the_defaults_are_upstreams() {
+fn defaults_without_flags_equal_upstreams() {
     let mut defaults = options("");
     assert!(!defaults.process.node_name.is_empty());
     defaults.process.node_name.clear();
@@ -210,7 +210,7 @@ const UPSTREAM: [(&str, &str); 61] = [
 ];
 
 #[test]
-fn every_flag_of_upstream_is_taken_with_its_default() {
+fn each_flag_of_upstream_is_accepted_with_its_default() {
     let mut command = Flags::command();
     command.build();
     for (name, default) in UPSTREAM {
@@ -251,7 +251,7 @@ fn every_flag_of_upstream_is_taken_with_its_default() {
 }
 
 #[test]
-fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
+fn deprecated_or_ignored_flags_are_accepted_with_a_warning() {
     for (line, parts) in [
         (
             "--healthz-port=10257",
@@ -385,7 +385,7 @@ fn an_empty_mode_is_iptables_with_a_warning() {
 
 /// A cleanup covers the entries of all modes.
 #[test]
-fn a_cleanup_says_nothing_of_a_mode_that_is_not_given() {
+fn a_cleanup_does_not_warn_about_a_missing_proxy_mode() {
     let Ok(Command::Cleanup(options)) = parse(["kube-proxy", "--cleanup"]) else {
         panic!("it is a cleanup");
     };
@@ -397,7 +397,7 @@ fn a_cleanup_says_nothing_of_a_mode_that_is_not_given() {
 }
 
 #[test]
-fn a_gate_that_will_be_gone_is_said_as_upstream_says_it() {
+fn a_deprecated_feature_gate_causes_upstreams_warning() {
     let options = options("--proxy-mode=ipvs --feature-gates=AllowServiceExternalIPs=false");
     assert_eq!(options.said.warnings_beside_mode(), Vec::<String>::new());
     assert_eq!(
@@ -411,7 +411,7 @@ fn a_gate_that_will_be_gone_is_said_as_upstream_says_it() {
 /// From 1.40, upstream needs the gate for IPVS mode. The start also succeeds with `AllAlpha` and
 /// `AllBeta`.
 #[test]
-fn gates_of_later_releases_do_not_end_the_start() {
+fn feature_gates_of_later_releases_do_not_stop_the_start() {
     let with = |gates: &str| options(&format!("--proxy-mode=ipvs --feature-gates={gates}"));
     let ipvs = with("KubeProxyIPVS=true");
     assert_eq!(ipvs.modes.chosen, ProxyMode::Ipvs);
@@ -442,7 +442,7 @@ fn gates_of_later_releases_do_not_end_the_start() {
 
 /// Table with a row for each flag: several spellings of the flag, and the expected option.
 #[test]
-fn every_flag_reaches_its_option() {
+fn each_flag_sets_its_option() {
     type Check = fn(&Options) -> bool;
     let rows: &[(&[&str], Check)] = &[
         (&["--manifests=/m", "--manifests /m"], |o| {
@@ -787,7 +787,7 @@ fn every_flag_reaches_its_option() {
 
 /// Errors name the invalid value and the allowed values.
 #[test]
-fn errors_name_the_flag_the_value_and_what_is_allowed() {
+fn errors_name_the_flag_the_value_and_the_allowed_values() {
     for (line, parts) in [
         (
             "--ipvs-strict-arpp",
@@ -1077,7 +1077,7 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
 
 /// Upstream's log lines, from `kube-proxy -v=4` of 1.30.5, for flags in several spellings.
 #[test]
-fn flags_are_told_as_upstream_tells_them() {
+fn flags_are_logged_like_upstream() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
@@ -1113,7 +1113,7 @@ fn flags_are_told_as_upstream_tells_them() {
 }
 
 #[test]
-fn help_and_version_are_printed() {
+fn help_has_a_short_and_a_long_form() {
     let printed = |line| match read(line) {
         Ok(Command::Print(text)) => text,
         other => panic!("{other:?}"),
@@ -1140,7 +1140,7 @@ fn help_and_version_are_printed() {
 }
 
 #[test]
-fn every_shell_completes_commands_and_flags() {
+fn completion_scripts_contain_commands_and_flags() {
     for shell in ["bash", "zsh", "fish"] {
         let Ok(Command::Print(script)) = read(&format!("completion {shell}")) else {
             panic!("{shell}");
@@ -1158,7 +1158,7 @@ fn every_shell_completes_commands_and_flags() {
 }
 
 #[test]
-fn man_pages_come_from_the_same_tree() {
+fn the_man_page_contains_commands_and_flags() {
     let mut page = Vec::new();
     clap_mangen::Man::new(tree()).render(&mut page).unwrap();
     let page = String::from_utf8(page).unwrap();
@@ -1177,7 +1177,7 @@ fn man_pages_come_from_the_same_tree() {
 
 /// Help names the mode if a flag has an effect in only one mode.
 #[test]
-fn help_is_true_in_each_mode() {
+fn help_names_the_mode_of_mode_specific_flags() {
     let command = Flags::command();
     let about = command.get_about().unwrap().to_string();
     for mode in ProxyMode::ALL {
@@ -1199,7 +1199,7 @@ fn help_is_true_in_each_mode() {
 /// The version is one line, such as `Kubernetes v1.37.0`. Scripts parse its second word, or the
 /// text after the first word.
 #[test]
-fn the_version_reads_as_upstreams() {
+fn the_version_has_upstreams_format() {
     let Ok(Command::Print(told)) = read("--version") else {
         panic!();
     };
@@ -1211,7 +1211,7 @@ fn the_version_reads_as_upstreams() {
 }
 
 #[test]
-fn every_flag_has_a_test_row_and_help() {
+fn each_flag_has_a_test_row_and_help() {
     let tests = include_str!("tests.rs");
     for flag in Flags::command().get_arguments() {
         let name = flag.get_long().unwrap();
@@ -1221,7 +1221,7 @@ fn every_flag_has_a_test_row_and_help() {
 }
 
 #[test]
-fn a_detector_is_of_one_family() {
+fn a_local_traffic_detector_has_one_ip_family() {
     let net = |text: &str| text.parse().unwrap();
     let by_cluster = DetectLocal::ClusterCidr(vec![net("10.244.0.0/16")]);
     assert_eq!(
@@ -1249,13 +1249,13 @@ fn a_detector_is_of_one_family() {
 
 proptest::proptest! {
     #[test]
-    fn any_command_line_is_read_or_refused(words in proptest::collection::vec("(--?[a-z-]{1,12}=?)?\\PC{0,8}", 0..5)) {
+    fn no_command_line_causes_a_panic(words in proptest::collection::vec("(--?[a-z-]{1,12}=?)?\\PC{0,8}", 0..5)) {
         let _ = parse(["kube-proxy".to_owned()].into_iter().chain(words));
     }
 }
 
 #[test]
-fn what_to_do_is_read_besides_what_is_meant() {
+fn a_subcommand_and_its_daemon_flags_are_both_parsed() {
     let read = |line: &str| parse(line.split(' '));
     for (line, wanted, form) in [
         ("check --manifests=/m", Question::Check, Output::Text),

@@ -141,7 +141,7 @@ impl World {
 /// Compares with a response of upstream 1.36.2, except for the order of headers and the header
 /// `Connection`.
 #[tokio::test]
-async fn the_answer_is_upstreams() {
+async fn the_health_check_response_equals_upstreams() {
     let world = World::new("").await;
     for request in ["GET /", "GET /healthz?a=b", "POST /"] {
         assert_eq!(
@@ -167,7 +167,7 @@ async fn the_answer_is_upstreams() {
 }
 
 #[tokio::test]
-async fn a_node_without_endpoints_or_that_lags_is_unavailable() {
+async fn the_health_check_fails_without_local_endpoints_or_when_late() {
     let mut world = World::new("").await;
     world.endpoints(&["node2"]);
     world.update(&[]).await;
@@ -192,7 +192,7 @@ async fn a_node_without_endpoints_or_that_lags_is_unavailable() {
 }
 
 #[tokio::test]
-async fn what_changed_is_told_once_it_is_in_the_kernel() {
+async fn the_health_check_changes_once_the_service_is_written() {
     let mut world = World::new("").await;
     world.endpoints(&["node1"]);
     world.checks.update(&world.model, &[], None).await;
@@ -202,7 +202,7 @@ async fn what_changed_is_told_once_it_is_in_the_kernel() {
 }
 
 #[tokio::test]
-async fn the_port_is_closed_when_it_or_its_service_goes() {
+async fn the_health_check_port_closes_with_its_service() {
     let mut world = World::new("").await;
     let before = mem::replace(&mut world.port, free_port());
     world.service(Some(world.port));
@@ -219,7 +219,7 @@ async fn the_port_is_closed_when_it_or_its_service_goes() {
 
 /// Closing a server also closes idle connections of load balancers.
 #[tokio::test]
-async fn a_server_takes_its_connections_with_it() {
+async fn a_closed_health_check_server_closes_its_connections() {
     let mut world = World::new("").await;
     let mut stream = TcpStream::connect(("127.0.0.1", world.port)).await.unwrap();
     stream
@@ -235,7 +235,7 @@ async fn a_server_takes_its_connections_with_it() {
 
 /// Load balancers receive responses even while other clients keep silent connections open.
 #[tokio::test]
-async fn who_connects_and_says_nothing_keeps_no_balancer_out() {
+async fn silent_connections_do_not_block_health_checks() {
     let world = World::new("").await;
     let mut idle = Vec::new();
     for _ in 0..300 {
@@ -249,7 +249,7 @@ async fn who_connects_and_says_nothing_keeps_no_balancer_out() {
 }
 
 #[tokio::test]
-async fn a_taken_port_is_tried_again() {
+async fn a_health_check_port_in_use_is_retried() {
     let mut world = World::new("").await;
     world.port = free_port();
     let other = std::net::TcpListener::bind(("0.0.0.0", world.port)).unwrap();
@@ -272,7 +272,7 @@ async fn a_taken_port_is_tried_again() {
 }
 
 #[tokio::test]
-async fn two_services_may_swap_their_ports() {
+async fn two_services_can_swap_health_check_ports() {
     let mut world = World::new("").await;
     let other = NamespacedName::new("default", "other");
     let service = |world: &World| world.model.view(&name()).unwrap().service.clone();
@@ -299,7 +299,7 @@ async fn two_services_may_swap_their_ports() {
 }
 
 #[tokio::test]
-async fn only_the_addresses_of_node_ports_are_listened_on() {
+async fn health_check_servers_listen_only_on_node_port_addresses() {
     let mut world = World::new("--nodeport-addresses=127.0.0.0/8").await;
     let is_open = async |world: &World, address| world.get(address, "GET /").await.is_ok();
     assert!(is_open(&world, "127.0.0.1").await);
@@ -312,7 +312,7 @@ async fn only_the_addresses_of_node_ports_are_listened_on() {
 }
 
 #[tokio::test]
-async fn other_node_port_addresses_are_followed() {
+async fn health_check_servers_follow_changed_node_port_addresses() {
     let mut world = World::new("").await;
     let is_open = async |world: &World, address| world.get(address, "GET /").await.is_ok();
     assert!(is_open(&world, "127.0.0.1").await && is_open(&world, "127.0.0.2").await);
@@ -327,7 +327,7 @@ async fn other_node_port_addresses_are_followed() {
 }
 
 #[test]
-fn a_network_that_holds_all_addresses_selects_none() {
+fn a_network_of_all_addresses_means_listening_on_any_address() {
     let within = |nets: &[&str]| {
         NodePortAddresses::Within(nets.iter().map(|net| net.parse().unwrap()).collect())
     };

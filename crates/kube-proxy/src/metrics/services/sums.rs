@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sum_never_falls() {
+    fn a_service_counter_never_decreases() {
         let at = |port| {
             Source::At(At {
                 address: [10, 96, 0, 1].into(),

@@ -153,7 +153,7 @@ impl World {
 const LABELS: &str = "namespace=\"default\",service=\"web\",port_name=\"http\",protocol=\"TCP\"";
 
 #[test]
-fn a_port_is_the_sum_over_its_addresses_which_never_falls() {
+fn a_ports_counter_is_the_sum_over_its_addresses() {
     let mut world = World::new(Detail::Ports, 10);
     world.apply(service("web", 1, Some(30_080)));
     let cluster_ip = at([10, 96, 0, 1], 80);
@@ -198,7 +198,7 @@ fn a_port_is_the_sum_over_its_addresses_which_never_falls() {
 }
 
 #[test]
-fn only_the_busiest_are_told() {
+fn only_the_busiest_services_have_metrics() {
     let mut world = World::new(Detail::Endpoints, 2);
     for last in 1..=5 {
         world.apply(service(&format!("s{last}"), last, None));
@@ -224,7 +224,7 @@ fn only_the_busiest_are_told() {
 }
 
 #[test]
-fn a_service_that_is_gone_is_not_told() {
+fn a_deleted_service_has_no_metrics() {
     let mut world = World::new(Detail::Ports, 10);
     world.apply(service("web", 1, Some(30_080)));
     world.apply(service("older", 1, None));
@@ -244,7 +244,7 @@ fn a_service_that_is_gone_is_not_told() {
 }
 
 #[test]
-fn what_cannot_be_read_is_not_told_as_nothing() {
+fn unreadable_counters_are_missing_instead_of_zero() {
     let mut world = World::new(Detail::Ports, 10);
     world.apply(service("web", 1, None));
     world.holds(&[(at([10, 96, 0, 1], 80), 1)]);
@@ -262,7 +262,7 @@ fn what_cannot_be_read_is_not_told_as_nothing() {
 }
 
 #[test]
-fn a_look_that_fails_makes_no_jump() {
+fn a_failed_read_does_not_change_the_counters() {
     let mut world = World::new(Detail::Endpoints, 10);
     world.apply(service("web", 1, None));
     let series = |name: &str, more: &str, value: u64| {
@@ -288,7 +288,7 @@ fn a_look_that_fails_makes_no_jump() {
 }
 
 #[test]
-fn a_port_that_others_outdo_for_a_while_goes_on_from_its_sum() {
+fn a_port_that_returns_to_the_busiest_keeps_its_sum() {
     let mut world = World::new(Detail::Endpoints, 1);
     world.apply(service("web", 1, None));
     world.apply(service("dns", 2, None));
@@ -341,7 +341,7 @@ impl ReadCounters for Relay {
 }
 
 #[test]
-fn listening_ports_are_added_up_in_whatever_order_they_are_told() {
+fn counters_of_listening_ports_are_summed_in_any_order() {
     let mut world = World::new(Detail::Endpoints, 10);
     world.apply(service("web", 1, None));
     let (cluster, local, local_again) = (1, 2, 3);
@@ -366,7 +366,7 @@ fn listening_ports_are_added_up_in_whatever_order_they_are_told() {
 }
 
 #[test]
-fn names_kinds_and_labels_are_those_that_are_listed() {
+fn service_metrics_match_the_documented_list() {
     let mut world = World::new(Detail::Endpoints, 10);
     world.apply(service("web", 1, None));
     world.holds(&[(at([10, 96, 0, 1], 80), 1)]);
@@ -396,7 +396,7 @@ fn names_kinds_and_labels_are_those_that_are_listed() {
 }
 
 #[test]
-fn where_nothing_is_asked_for_nothing_is_kept() {
+fn no_service_counters_are_kept_if_disabled() {
     let none = Settings {
         detail: Detail::None,
         most: 1_000,

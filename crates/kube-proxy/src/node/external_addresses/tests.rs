@@ -7,7 +7,7 @@ use proxy::{AddressRules, Event as Told, ServiceOptions};
 use super::*;
 
 #[test]
-fn a_service_that_is_too_large_is_told_once_by_name() {
+fn an_oversized_service_is_reported_once() {
     let name = NamespacedName::new("tenant", "big");
     let service = |addresses: u8, cluster_ip: IpAddr| {
         let hosts = (0..40).flat_map(|net| (0..addresses).map(move |host| (net, host)));
@@ -47,7 +47,7 @@ fn a_service_that_is_too_large_is_told_once_by_name() {
 }
 
 #[test]
-fn an_option_that_is_not_heeded_is_a_line_and_an_event_once() {
+fn an_ignored_option_is_logged_and_reported_once() {
     let (recorder, mut recorded) = Recorder::queued();
     let now = Instant::now();
     let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts(), now);
@@ -120,7 +120,7 @@ fn port(number: u16) -> proxy::ServicePort {
 }
 
 #[test]
-fn what_is_near_this_node_is_told_with_service_and_field() {
+fn risky_external_addresses_are_reported_with_service_and_field() {
     let mut model = Model::new();
     let name = |name| NamespacedName::new("default", name);
     let ips = |ips: &[&str]| ips.iter().map(|ip| ip.parse().unwrap()).collect();
@@ -182,7 +182,7 @@ fn what_is_near_this_node_is_told_with_service_and_field() {
 }
 
 #[test]
-fn refused_addresses_hide_no_others_and_all_are_reported_in_time() {
+fn many_refused_addresses_are_all_reported_over_time() {
     let node: IpAddr = [192, 0, 2, 1].into();
     let mut model = Model::new().with_address_rules(AddressRules {
         allowed: Some(vec!["192.0.2.0/24".parse().unwrap()]),

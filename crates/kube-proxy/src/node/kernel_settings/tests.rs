@@ -74,7 +74,7 @@ fn refusal(root: &Path, facts: &Facts) -> String {
 }
 
 #[test]
-fn only_what_differs_is_written() {
+fn only_different_kernel_settings_are_written() {
     let (root, mut facts) = kernel("differs", (6, 1));
     fs::write(root.join("proc/sys/net/ipv4/ip_forward"), "1\n").unwrap();
     let told: Vec<String> = differences(&root, &facts.wanted())
@@ -98,7 +98,7 @@ fn only_what_differs_is_written() {
 }
 
 #[test]
-fn connection_tracking_is_set_as_the_flags_say() {
+fn conntrack_settings_follow_the_flags() {
     let (root, mut facts) = kernel("conntrack", (6, 1));
     written(&root, &facts);
     let hash_size = root.join("sys/module/nf_conntrack/parameters/hashsize");
@@ -147,7 +147,7 @@ const ARP: [&str; 2] = [
 ];
 
 #[test]
-fn what_this_process_wrote_is_set_back_and_what_others_did_is_said() {
+fn own_kernel_settings_are_restored_and_foreign_changes_reported() {
     let (root, mut facts) = kernel("origins", (6, 1));
     let mut origins = Origins::new();
     let found = || ARP.map(|path| fs::read_to_string(root.join(path)).unwrap());
@@ -184,7 +184,7 @@ fn what_this_process_wrote_is_set_back_and_what_others_did_is_said() {
 }
 
 #[test]
-fn what_cannot_be_set_ends_a_start_if_the_mode_would_make_things_worse() {
+fn a_failed_required_kernel_setting_ends_the_start() {
     for (step, worst, has_served, ends) in [
         (Step::Prepare, Need::Comfort, true, true),
         (Step::Start, Need::Comfort, false, false),
@@ -232,7 +232,7 @@ fn what_cannot_be_set_ends_a_start_if_the_mode_would_make_things_worse() {
 }
 
 #[test]
-fn an_error_names_the_setting_and_the_next_step() {
+fn a_kernel_setting_error_names_the_setting_and_next_step() {
     let (root, mut facts) = kernel("missing", (6, 1));
     let error_without = |folder: &str, facts: &Facts| {
         fs::remove_dir_all(root.join(folder)).unwrap();

@@ -96,7 +96,7 @@ async fn get(inspect: &Arc<Inspect>, path: &str) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn a_status_is_how_the_loop_stands() {
+async fn the_status_api_reports_the_state_of_the_loop() {
     let (mut daemon, inspect) = daemon(3, 2);
     let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
     let ((code, status), ..) = asked.await;
@@ -117,7 +117,7 @@ async fn first_family(daemon: &mut Daemon, inspect: &Arc<Inspect>) -> Value {
 }
 
 #[tokio::test]
-async fn a_change_that_waits_is_pending() {
+async fn a_change_delayed_by_the_sync_period_is_pending() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=30s"]), vec![mode]);
     let inspect = Arc::clone(&daemon.observed.inspect);
@@ -154,7 +154,7 @@ async fn a_change_that_waits_is_pending() {
 }
 
 #[tokio::test]
-async fn services_are_listed_in_pages_and_one_by_one() {
+async fn the_api_lists_services_in_pages_and_individually() {
     let (mut daemon, inspect) = daemon(150, 3);
     let path = "/api/v1/services?limit=100&search=web-1";
     let ((code, list), ..) = serve(&mut daemon, get(&inspect, path)).await;
@@ -191,7 +191,7 @@ async fn services_are_listed_in_pages_and_one_by_one() {
 /// machine with 2 cores. The asserted limit is much higher, because the test is also compiled
 /// without optimization.
 #[tokio::test]
-async fn no_question_holds_up_the_loop() {
+async fn no_api_request_blocks_the_loop() {
     const SERVICES: usize = 50_000;
     let (mut daemon, inspect) = daemon(SERVICES, 5);
     for from in [0, 20_000, 47_500] {
@@ -227,7 +227,7 @@ async fn no_question_holds_up_the_loop() {
 }
 
 #[tokio::test]
-async fn services_with_many_endpoints_are_told_a_few_at_a_time() {
+async fn services_with_many_endpoints_are_returned_in_small_batches() {
     let (daemon, _) = daemon(5, 10_000);
     let all: Vec<NamespacedName> = daemon.model.service_names().cloned().collect();
     let told = services(&daemon.model, &all);
@@ -241,7 +241,7 @@ async fn services_with_many_endpoints_are_told_a_few_at_a_time() {
 
 /// The test prints the time, and asserts a much higher limit.
 #[tokio::test]
-async fn whose_an_address_is_does_not_hold_up_the_loop() {
+async fn address_lookups_do_not_block_the_loop() {
     let (mut daemon, inspect) = daemon(50_000, 1);
     let find = async |address: [u8; 4], port| {
         let found = inspect.claimants(address.into(), port).await.unwrap();

@@ -43,7 +43,7 @@ fn server_with(flags: &[&str]) -> Server {
 }
 
 #[tokio::test]
-async fn pages_are_upstreams() {
+async fn http_pages_equal_upstreams() {
     let server = server();
     for (page, wanted) in [("/proxyMode", "ipvs"), ("/healthz", "ok"), ("/configz", "")] {
         let (head, body) = get(&server, &format!("GET {page}")).await;
@@ -67,7 +67,7 @@ async fn pages_are_upstreams() {
 }
 
 #[tokio::test]
-async fn flags_and_status_are_told_where_their_gates_are_on() {
+async fn flagz_and_statusz_need_their_feature_gates() {
     let server = server();
     let (head, body) = get(&server, "GET /flagz").await;
     assert!(head.starts_with("HTTP/1.1 200 OK\n"), "{head}");
@@ -100,7 +100,7 @@ async fn flags_and_status_are_told_where_their_gates_are_on() {
 }
 
 #[tokio::test]
-async fn any_method_will_do() {
+async fn http_pages_accept_any_method() {
     let server = server();
     for method in ["POST", "PUT", "OPTIONS"] {
         let (head, body) = get(&server, &format!("{method} /proxyMode")).await;
@@ -116,7 +116,7 @@ async fn any_method_will_do() {
 }
 
 #[tokio::test]
-async fn slis_are_of_health_checks() {
+async fn sli_metrics_cover_health_checks() {
     let server = server();
     let slis = async || get(&server, "GET /metrics/slis").await.1;
     assert_eq!(slis().await, "");
@@ -138,7 +138,7 @@ kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"}
 }
 
 #[tokio::test]
-async fn openmetrics_is_for_those_who_ask() {
+async fn openmetrics_is_sent_only_if_accepted() {
     let server = server();
     let prometheus =
         "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1";

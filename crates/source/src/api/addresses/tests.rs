@@ -46,7 +46,7 @@ fn last(receiver: &mut UnboundedReceiver<Vec<SocketAddr>>) -> Option<Vec<String>
 }
 
 #[tokio::test]
-async fn an_address_that_is_given_is_known_from_the_start() {
+async fn an_api_server_ip_in_the_url_is_known_at_start() {
     for (url, at) in [
         ("https://172.35.0.9:6443", "172.35.0.9:6443"),
         ("https://172.35.0.9", "172.35.0.9:443"),
@@ -61,7 +61,7 @@ async fn an_address_that_is_given_is_known_from_the_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_is_followed_and_its_last_addresses_outlive_the_resolver() {
+async fn resolved_api_server_addresses_outlive_a_failing_resolver() {
     let world = World::default();
     let addresses = world.addresses(&["https://api.example:6443"]);
     let mut known = addresses.subscribe();
@@ -97,7 +97,7 @@ async fn a_name_is_followed_and_its_last_addresses_outlive_the_resolver() {
 }
 
 #[tokio::test]
-async fn the_way_is_cleared_before_a_connection_and_a_peer_is_known_while_it_lives() {
+async fn a_server_address_is_reported_before_its_connection() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     let world = World::default();

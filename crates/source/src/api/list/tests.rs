@@ -81,7 +81,7 @@ fn json(kind: Kind, body: impl AsRef<[u8]>) -> Result<(Meta, Objects), End> {
 }
 
 #[test]
-fn upstreams_lists_say_the_same_in_either_form() {
+fn json_and_protobuf_lists_of_upstream_decode_equally() {
     for (kind, json, protobuf) in SAME {
         let (meta, objects) = read(kind, Format::Json, in_pieces(json, json.len())).unwrap();
         for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
@@ -124,7 +124,7 @@ fn watched(
 }
 
 #[test]
-fn upstreams_watches_say_the_same_in_either_form() {
+fn json_and_protobuf_watches_of_upstream_decode_equally() {
     let (json, protobuf) = (vector!("services.watch.json"), vector!("services.watch.pb"));
     let events = watched(Kind::Service, Format::Json, in_pieces(json, 100));
     assert_eq!(events.len(), 6);
@@ -157,7 +157,7 @@ fn upstreams_watches_say_the_same_in_either_form() {
 
 /// Checks that each flushed event can be read before the next event is sent.
 #[test]
-fn a_packed_watch_is_read_as_it_comes() {
+fn a_compressed_watch_is_decoded_event_by_event() {
     for (format, event) in [
         (
             Format::Json,
@@ -187,7 +187,7 @@ fn a_packed_watch_is_read_as_it_comes() {
 }
 
 #[test]
-fn a_list_that_breaks_off_is_none() {
+fn a_truncated_list_is_rejected() {
     for (kind, json, protobuf) in SAME {
         for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
             // JSON ends in a line feed, and the envelope in fields that the reader skips.
@@ -214,7 +214,7 @@ fn a_list_that_breaks_off_is_none() {
 }
 
 #[test]
-fn a_list_of_another_kind_is_none() {
+fn a_list_of_another_kind_is_rejected() {
     for (kind, json, protobuf) in SAME {
         for other in Kind::ALL {
             for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
@@ -227,7 +227,7 @@ fn a_list_of_another_kind_is_none() {
 
 /// Checks that a claimed length of 4 GB allocates no memory.
 #[test]
-fn a_length_that_lies_costs_nothing() {
+fn a_wrong_protobuf_length_allocates_no_memory() {
     let mut list = vector!("empty.pb")[..4].to_vec();
     list.extend_from_slice(b"\x0a\x0d\x12\x0bServiceList\x12\xff\xff\xff\xff\x0f\x12");
     for length in [
@@ -257,7 +257,7 @@ fn service(name: &str, port: &Value) -> Value {
 }
 
 #[test]
-fn an_object_that_does_not_decode_costs_no_other() {
+fn an_invalid_object_does_not_affect_other_objects() {
     let right = |name| service(name, &80.into());
     let wrong = service("b", &"http".into());
     let read = page(&json!([right("a"), wrong, {}, right("c")]));
@@ -275,7 +275,7 @@ fn an_object_that_does_not_decode_costs_no_other() {
 }
 
 #[test]
-fn what_is_not_json_is_no_list() {
+fn a_list_that_is_not_json_is_rejected() {
     let text = r#"{"kind":"ServiceList","metadata":{},"items":[{"metadata":{"name":"a","labels":{"x":"?"}}}]}"#;
     assert!(json(Kind::Service, text).is_ok());
     let no_text: Vec<u8> = text
@@ -300,7 +300,7 @@ fn what_is_not_json_is_no_list() {
 }
 
 #[test]
-fn an_empty_list_has_a_kind() {
+fn an_empty_list_needs_a_kind() {
     for items in [json!([]), Value::Null] {
         assert_eq!(page(&items).1.len(), 0);
     }
@@ -310,7 +310,7 @@ fn an_empty_list_has_a_kind() {
 
 /// Checks long objects among short objects, cut at any byte.
 #[test]
-fn objects_of_any_length_are_read() {
+fn objects_of_any_length_are_decoded() {
     let long = |name: &str, length: usize| {
         let mut service = service(name, &80.into());
         service["metadata"]["annotations"] = json!({"note": "ü".repeat(length)});
@@ -340,7 +340,7 @@ fn objects_of_any_length_are_read() {
 
 proptest! {
     #[test]
-    fn a_list_that_is_damaged_is_read_or_refused(
+    fn no_damaged_list_causes_a_panic(
         which in 0..SAME.len(), is_json: bool, at: prop::sample::Index, bytes: Vec<u8>, length in 1..200_usize,
     ) {
         let (kind, json, protobuf) = SAME[which];
@@ -354,7 +354,7 @@ proptest! {
     }
 
     #[test]
-    fn a_watch_that_is_damaged_is_read_or_refused(at: prop::sample::Index, bytes: Vec<u8>, length in 1..200_usize) {
+    fn no_damaged_watch_causes_a_panic(at: prop::sample::Index, bytes: Vec<u8>, length in 1..200_usize) {
         for (format, body) in [(Format::Json, vector!("services.watch.json")), (Format::Protobuf, vector!("services.watch.pb"))] {
             let at = at.index(body.len());
             let rest = body.get(at + bytes.len()..).unwrap_or_default();

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use super::*;
 
 #[test]
-fn watches_do_not_end_in_step() {
+fn watches_have_random_lengths() {
     let lengths: BTreeSet<_> = (0..1000).map(|_| any_of(WATCH_SECONDS)).collect();
     assert!(lengths.iter().all(|length| WATCH_SECONDS.contains(length)));
     assert!(lengths.len() > 50, "{lengths:?}");
@@ -11,7 +11,7 @@ fn watches_do_not_end_in_step() {
 }
 
 #[test]
-fn a_list_from_before_what_was_seen_is_none() {
+fn a_list_older_than_the_last_seen_version_is_rejected() {
     let age = |version: &str| Age::NotOlderThan(version.to_owned());
     assert!(is_older(&age("10"), Some("9")));
     for (age, version) in [

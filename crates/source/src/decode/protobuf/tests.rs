@@ -426,14 +426,14 @@ fn framed(what: &str, object: &[u8]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn json_and_protobuf_come_to_the_same((kind, object) in any_kind()) {
+    fn json_and_protobuf_objects_decode_equally((kind, object) in any_kind()) {
         let bytes = encoded(schema(kind), &object);
         let text = as_json(kind, object);
         prop_assert_eq!(item(kind, &bytes), from_json(kind, &text), "{}", text);
     }
 
     #[test]
-    fn so_do_events((kind, object) in any_kind(), what in prop::sample::select(vec!["ADDED", "MODIFIED", "DELETED", "BOOKMARK"])) {
+    fn json_and_protobuf_events_decode_equally((kind, object) in any_kind(), what in prop::sample::select(vec!["ADDED", "MODIFIED", "DELETED", "BOOKMARK"])) {
         let frame = framed(what, &envelope(kind_name(kind), &encoded(schema(kind), &object)));
         let object: Value = serde_json::from_str(&as_json(kind, object)).unwrap();
         let line = json!({"type": what, "object": object}).to_string();
@@ -444,7 +444,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
+    fn no_protobuf_bytes_cause_a_panic(bytes: Vec<u8>) {
         for kind in Kind::ALL {
             let _ = item(kind, &bytes);
             let _ = event(kind, &bytes);
@@ -454,7 +454,7 @@ proptest! {
     }
 
     #[test]
-    fn any_mutation_is_read_or_refused((kind, object) in any_kind(), at: prop::sample::Index, byte: u8, end: prop::sample::Index) {
+    fn no_mutated_protobuf_object_causes_a_panic((kind, object) in any_kind(), at: prop::sample::Index, byte: u8, end: prop::sample::Index) {
         let mut bytes = encoded(schema(kind), &object);
         let place = at.index(bytes.len());
         bytes[place] = byte;
@@ -469,7 +469,7 @@ proptest! {
 }
 
 #[test]
-fn a_message_that_is_wrong_costs_no_more_than_itself() {
+fn an_invalid_protobuf_message_affects_only_its_own_object() {
     let mut service = encoded(
         SERVICE,
         &json!({"metadata": {"name": "web", "namespace": "a"}}),
@@ -501,7 +501,7 @@ fn a_message_that_is_wrong_costs_no_more_than_itself() {
 }
 
 #[test]
-fn an_object_of_another_kind_is_left_out() {
+fn an_object_of_another_kind_is_ignored() {
     let node = encoded(NODE, &json!({"metadata": {"name": "node1"}}));
     let read = event(Kind::Service, &framed("ADDED", &envelope("Node", &node)));
     let Ok(WatchEvent::Applied(Ok(decoded))) = read else {
@@ -511,7 +511,7 @@ fn an_object_of_another_kind_is_left_out() {
 }
 
 #[test]
-fn a_status_is_read() {
+fn an_api_status_is_decoded() {
     for (bytes, json) in [
         (
             &include_bytes!("../../../tests/data/vectors/too-large.pb")[..],

@@ -96,7 +96,7 @@ async fn code(inspect: &Arc<Inspect>, path: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn the_busiest_are_ranked_where_nobody_waits() {
+async fn busiest_services_are_ranked_outside_the_loop() {
     let (mut daemon, inspect) = daemon(50_000, 1);
     daemon
         .observed
@@ -111,7 +111,7 @@ async fn the_busiest_are_ranked_where_nobody_waits() {
 }
 
 #[tokio::test]
-async fn what_is_explained_is_worked_out_where_nobody_waits() {
+async fn explanations_are_computed_outside_the_loop() {
     let (mut daemon, inspect) = daemon(1, 20_000);
     let path = "/api/v1/explain?to=ns-0/web-0:http&from=node";
     let (_, took) = beside(&mut daemon, code(&inspect, path)).await;
@@ -120,7 +120,7 @@ async fn what_is_explained_is_worked_out_where_nobody_waits() {
 }
 
 #[tokio::test]
-async fn who_asks_and_goes_keeps_a_place_until_it_has_ended() {
+async fn a_cancelled_request_keeps_its_slot_until_its_work_ends() {
     let (mut daemon, inspect) = daemon(10, 1);
     let (kernel, begins, go_on) = Kernel::closed();
     daemon.observed.counters.asked.set(Box::new(kernel));
@@ -141,7 +141,7 @@ async fn who_asks_and_goes_keeps_a_place_until_it_has_ended() {
 }
 
 #[tokio::test]
-async fn a_status_waits_for_nobody_who_has_the_kernel_read() {
+async fn a_status_request_does_not_wait_for_kernel_reads() {
     let (mut daemon, inspect) = daemon(10, 1);
     let (kernel, begins, go_on) = Kernel::closed();
     daemon.observed.counters.asked.set(Box::new(kernel));
@@ -162,7 +162,7 @@ async fn a_status_waits_for_nobody_who_has_the_kernel_read() {
 }
 
 #[tokio::test]
-async fn a_page_ends_by_what_is_listed_on_it() {
+async fn a_page_of_services_ends_at_its_endpoint_limit() {
     let (mut daemon, inspect) = daemon(300, 100);
     let path = "/api/v1/services?limit=5000&endpoints=true";
     let ((_, list), ..) = serve(&mut daemon, get(&inspect, path)).await;
@@ -179,7 +179,7 @@ async fn a_page_ends_by_what_is_listed_on_it() {
 }
 
 #[tokio::test]
-async fn of_a_small_page_the_kernel_is_asked_for_its_addresses_alone() {
+async fn a_small_page_reads_only_its_own_addresses() {
     let (mut daemon, inspect) = daemon(2_000, 1);
     let kernel = Kernel::of(4_000);
     let looks = Arc::clone(&kernel.looks);

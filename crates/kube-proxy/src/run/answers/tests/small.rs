@@ -88,7 +88,7 @@ async fn diff(kernel: &Kernel) -> String {
 }
 
 #[tokio::test]
-async fn a_new_mode_is_shown_and_diffed() {
+async fn a_minimal_mode_supports_show_and_diff() {
     let kernel = Kernel::default();
     assert_eq!(diff(&kernel).await, "IPv4 sockets\n+ 10.96.0.1:80\n");
     assert!(kernel.lock().unwrap().open.is_empty());
@@ -106,7 +106,7 @@ async fn a_new_mode_is_shown_and_diffed() {
 }
 
 #[test]
-fn a_new_mode_is_explained_and_cleaned_up() {
+fn a_minimal_mode_supports_explain_and_cleanup() {
     let explained = || {
         let asked = Asked::parse("10.96.0.1:80/tcp", "node", "default").unwrap();
         let objects = Objects::default();
