@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lab::{Answer, Place, Running};
+use scenarios::{VirtualServer, VirtualServers, virtual_servers};
 use serde_json::Value;
 
 /// Limit for the daemon to program a node.
@@ -187,47 +188,9 @@ pub(crate) fn start(
     node.spawn(argv)
 }
 
-/// Returns the virtual servers of a node with their real servers, in the format of `ipvsadm -S`.
-pub(crate) fn virtual_servers(node: &Place) -> Result<BTreeMap<String, VirtualServer>, lab::Error> {
-    let mut servers = BTreeMap::<String, VirtualServer>::new();
-    for line in node.read(["ipvsadm", "-Sn"])?.lines() {
-        let mut words = line.split_whitespace();
-        match (words.next(), words.next(), words.next()) {
-            (Some("-A"), Some(_), Some(at)) => {
-                servers.entry(at.to_owned()).or_default().properties =
-                    words.collect::<Vec<_>>().join(" ");
-            }
-            (Some("-a"), Some(_), Some(at)) => {
-                let real = words.skip(1).collect::<Vec<_>>().join(" ");
-                servers.entry(at.to_owned()).or_default().reals.push(real);
-            }
-            _ => {}
-        }
-    }
-    for server in servers.values_mut() {
-        server.reals.sort();
-    }
-    Ok(servers)
-}
-
-/// Virtual server: `-s rr`, and `192.167.1.123:80 -m -w 1` for each real server.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct VirtualServer {
-    pub(crate) properties: String,
-    pub(crate) reals: Vec<String>,
-}
-
-/// Returns the members of one set in the format of `ipset save`, sorted.
-pub(crate) fn members(node: &Place, set: &str) -> Result<Vec<String>, lab::Error> {
-    let saved = node.read(["ipset", "save", set])?;
-    let mut members: Vec<_> = saved
-        .lines()
-        .filter_map(|line| line.strip_prefix("add "))
-        .filter_map(|line| line.split_once(' '))
-        .map(|(_, member)| member.trim().to_owned())
-        .collect();
-    members.sort();
-    Ok(members)
+/// Returns a virtual server by its address and TCP port.
+pub(crate) fn tcp<'a>(servers: &'a VirtualServers, at: &str) -> Option<&'a VirtualServer> {
+    servers.get(&format!("TCP {at}"))
 }
 
 /// Waits until `is_so` accepts the node's virtual servers. The timeout error contains the daemon's
@@ -235,7 +198,7 @@ pub(crate) fn members(node: &Place, set: &str) -> Result<Vec<String>, lab::Error
 pub(crate) fn wait_for(
     node: &Place,
     daemon: &mut Running,
-    is_so: impl Fn(&BTreeMap<String, VirtualServer>) -> bool,
+    is_so: impl Fn(&VirtualServers) -> bool,
 ) -> Result<Duration> {
     let started = Instant::now();
     loop {

@@ -1,5 +1,6 @@
 //! A VM without the programs of iptables and ipset, and otherwise unchanged.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -86,20 +87,18 @@ pub(crate) fn claim_that_iptables_is_unused(account: &mut Account, node: &Place)
     Ok(())
 }
 
-/// Returns the members of one set of the nftables shim in the format of `ipset save`, sorted.
-pub(crate) fn members(node: &Place, set: &str) -> Result<Vec<String>, lab::Error> {
+/// Returns the members of one set of the nftables shim in the format of `ipset save`.
+pub(crate) fn members(node: &Place, set: &str) -> Result<BTreeSet<String>> {
     let listed = node.read(["nft", "list", "set", "ip", "kube-proxy-ipvs", set])?;
     let elements = listed.split_once("elements = {");
     let elements = elements.and_then(|(_, rest)| rest.split_once('}'));
     let elements = elements.map_or("", |(elements, _)| elements);
-    let mut members: Vec<_> = elements
+    Ok(elements
         .split(',')
         .map(str::trim)
         .filter(|element| !element.is_empty())
         .map(as_member)
-        .collect();
-    members.sort();
-    Ok(members)
+        .collect())
 }
 
 /// Formats `10.96.0.1 . tcp . 80` as `10.96.0.1,tcp:80`.

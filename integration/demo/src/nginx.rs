@@ -5,17 +5,18 @@ use std::time::Duration;
 
 use anyhow::Result;
 use lab::World;
+use scenarios::{members, virtual_servers};
 
-use crate::account::{Account, count, members, start, tally, virtual_servers, wait_for};
+use crate::account::{Account, count, start, tally, wait_for};
 use crate::{Arguments, bare};
 
 const VIRTUAL_SERVERS: [&str; 6] = [
-    "10.103.1.234:80",
-    "10.96.98.173:80",
-    "10.97.229.148:80",
-    "172.35.0.100:30781",
-    "172.35.0.100:30915",
-    "172.35.0.200:80",
+    "TCP 10.103.1.234:80",
+    "TCP 10.96.98.173:80",
+    "TCP 10.97.229.148:80",
+    "TCP 172.35.0.100:30781",
+    "TCP 172.35.0.100:30915",
+    "TCP 172.35.0.200:80",
 ];
 const PODS: [&str; 3] = ["192.167.1.123", "192.167.2.206", "192.167.2.231"];
 const REQUESTS: usize = 9;
@@ -63,10 +64,10 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
         keys == VIRTUAL_SERVERS,
         &keys.join(" "),
     );
-    let reals: Vec<String> = PODS.iter().map(|pod| format!("{pod}:80 -m -w 1")).collect();
+    let reals = PODS.map(|pod| format!("{pod}:80*1"));
     let are_equal = found
         .values()
-        .all(|server| server.properties == "-s rr" && server.reals == reals);
+        .all(|server| server.properties == "rr" && server.weights() == reals);
     account.claim(
         "each rr, with three Masq real servers of weight 1",
         are_equal,
@@ -92,8 +93,8 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
         };
         account.claim(
             &format!("{set} holds exactly these"),
-            found == wanted,
-            &found.join(" "),
+            found.iter().eq(wanted),
+            &Vec::from_iter(found).join(" "),
         );
     }
 
@@ -101,7 +102,7 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
         bare::claim_that_iptables_is_unused(account, &node)?;
     }
     for server in VIRTUAL_SERVERS {
-        let to = server.parse()?;
+        let to = server.trim_start_matches("TCP ").parse()?;
         let answers: Result<Vec<_>, _> = (0..REQUESTS)
             .map(|_| client.ask_tcp(to, Duration::from_secs(5)))
             .collect();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use lab::{Answer, Failure, Place, World};
 
-use crate::account::{Account, copy, count, cut, start, tally, wait_for};
+use crate::account::{Account, copy, count, cut, start, tally, tcp, wait_for};
 use crate::{Arguments, bare};
 
 const CLUSTER_IP: &str = "10.200.1.201:9000";
@@ -56,9 +56,7 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
     }
     for (node, daemon) in nodes.iter().zip(&mut daemons) {
         wait_for(node, daemon, |servers| {
-            servers
-                .get(CLUSTER_IP)
-                .is_some_and(|server| server.reals.len() == 3)
+            tcp(servers, CLUSTER_IP).is_some_and(|server| server.reals.len() == 3)
         })?;
     }
     account.say("kube-proxy runs on node1 to node4; pod1 to pod3 (10.10.1.2, 10.10.2.2, 10.10.3.3) on the first three.");
@@ -117,9 +115,7 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
     )?;
     let daemon = daemons.first_mut().context("the daemon of node1")?;
     let took = wait_for(&node1, daemon, |servers| {
-        servers
-            .get(CLUSTER_IP)
-            .is_some_and(|server| server.properties.contains("-p 10800"))
+        tcp(servers, CLUSTER_IP).is_some_and(|server| server.properties.contains("-p 10800"))
     })?;
     let answers = ask(&client, CLUSTER_IP, 20)?;
     let counts = count(&answers);
@@ -134,7 +130,7 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
 
     fs::remove_file(&file)?;
     let daemon = daemons.first_mut().context("the daemon of node1")?;
-    wait_for(&node1, daemon, |servers| !servers.contains_key(CLUSTER_IP))?;
+    wait_for(&node1, daemon, |servers| tcp(servers, CLUSTER_IP).is_none())?;
     let gone = client.ask_tcp(CLUSTER_IP.parse()?, Duration::from_secs(2));
     account.claim(
         "svc-clusterip.yaml is removed, and nobody answers any more",

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use lab::{Connection, Crew, Node, Place, Running, World};
 
 use crate::Arguments;
-use crate::account::{copy, start, wait_for};
+use crate::account::{copy, start, tcp, wait_for};
 use page::Page;
 
 /// Folders of the manifests, and of their next version for `plan`.
@@ -98,7 +98,7 @@ impl Stage {
         let flags = ["--cluster-cidr=10.10.0.0/16"];
         let mut daemon = start(&arguments.kube_proxy, &node1, "node1", manifests, &flags)?;
         wait_for(&node1, &mut daemon, |servers| {
-            let has = |at: &str, count| servers.get(at).is_some_and(|of| of.reals.len() == count);
+            let has = |at: &str, count| tcp(servers, at).is_some_and(|of| of.reals.len() == count);
             has(CLUSTER, 3) && has(DRAINED, 2) && has("172.36.0.103:80", 3)
         })?;
         Ok(Self {
@@ -137,9 +137,8 @@ impl Stage {
         let rest = leaving.and_then(|at| text.get(..at));
         fs::write(&file, rest.context("drained.yaml has no web-3")?)?;
         wait_for(&self.node1, &mut self.daemon, |servers| {
-            servers
-                .get(DRAINED)
-                .is_some_and(|server| server.reals.iter().any(|real| real.ends_with("-w 0")))
+            tcp(servers, DRAINED)
+                .is_some_and(|server| server.reals.values().any(|weight| *weight == 0))
         })?;
         Ok(kept)
     }
@@ -160,9 +159,7 @@ impl Stage {
         // The daemon checks once per sync period of 30 s.
         for _ in 0..3 {
             let is_mended = wait_for(&self.node1, &mut self.daemon, |servers| {
-                servers
-                    .get(CLUSTER)
-                    .is_some_and(|server| server.reals.len() == 3)
+                tcp(servers, CLUSTER).is_some_and(|server| server.reals.len() == 3)
             });
             if is_mended.is_ok() {
                 return Ok(());

@@ -1,10 +1,7 @@
 //! The API server fixture in a place of the world, and a server that returns invalid bodies.
 
-use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsFd as _;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,7 +9,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use apiserver::{Cluster, Kind, Options, Request, Server, Tls};
 use lab::{Crew, Place};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
 fn with_node1() -> Result<Cluster> {
@@ -120,9 +116,8 @@ impl ApiServer {
 
     /// Starts the server on its previous port.
     pub fn start(&mut self) -> Result<()> {
-        let listener = Some(listen(&self.place, self.address)?);
         let options = Options {
-            listener,
+            listener: Some(self.listen()?),
             watch_list: self.watch_list,
             tls: self.tls.as_ref().map(|(tls, _)| tls.clone()),
             tokens: self.tls.as_ref().map(|(_, token)| vec![token.clone()]),
@@ -168,7 +163,13 @@ impl ApiServer {
     /// Starts a server on the same port that returns these bodies as JSON, in turn. The API server
     /// must be stopped.
     pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<Nonsense> {
-        Nonsense::start(listen(&self.place, self.address)?, bodies)
+        Nonsense::start(self.listen()?, bodies)
+    }
+
+    fn listen(&self) -> Result<TcpListener> {
+        let (place, address) = (&self.place, self.address);
+        let made = place.enter(|| TcpListener::bind(address));
+        made.with_context(|| format!("{} cannot listen on {address}", place.name()))
     }
 }
 
@@ -219,17 +220,4 @@ fn http(body: &str) -> String {
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
         body.len()
     )
-}
-
-/// Returns a socket that listens in a place. A temporary thread enters the namespace to create it.
-fn listen(place: &Place, address: SocketAddr) -> Result<TcpListener> {
-    let name = Path::new("/run/netns").join(place.netns_name());
-    let listen = move || {
-        move_into_link_name_space(File::open(name)?.as_fd(), Some(LinkNameSpaceType::Network))?;
-        TcpListener::bind(address)
-    };
-    let made: io::Result<TcpListener> = std::thread::spawn(listen)
-        .join()
-        .unwrap_or_else(|_| Err(io::Error::other("the thread panicked")));
-    made.with_context(|| format!("{} cannot listen on {address}", place.name()))
 }

@@ -37,7 +37,7 @@ impl VirtualServer {
 }
 
 /// Returns the virtual servers of a place.
-pub(crate) fn virtual_servers(place: &Place) -> Result<VirtualServers> {
+pub fn virtual_servers(place: &Place) -> Result<VirtualServers> {
     let mut servers = VirtualServers::new();
     for line in place.read(["ipvsadm", "-Sn"])?.lines() {
         let mut words = line.split_whitespace();
@@ -65,7 +65,7 @@ pub(crate) fn virtual_servers(place: &Place) -> Result<VirtualServers> {
 }
 
 /// Returns the members of a set. Empty without the set.
-pub(crate) fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
+pub fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
     let saved = place.run(["ipset", "save", set])?.stdout;
     let members = saved
         .lines()

@@ -32,7 +32,7 @@ pub use api::{ApiServer, Nonsense};
 pub use asking::{ask, ask_json};
 pub use cluster::{Cluster, SOON, at, kube_proxy, with_backend};
 pub use faults::{Fault, Faults};
-pub use kernel::{VirtualServer, VirtualServers};
+pub use kernel::{VirtualServer, VirtualServers, members, virtual_servers};
 pub use modules::{Modprobe, is_module};
 pub use object::{Port, Service, sctp, tcp, udp};
 pub use pages::{HEALTH, METRICS, get, health, metric, programmed};
