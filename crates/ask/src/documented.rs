@@ -127,7 +127,7 @@ fn text() -> String {
 }
 
 #[test]
-fn status_is_as_documented() {
+fn the_status_api_matches_its_documentation() {
     let status = Status {
         node: text(),
         mode: text(),
@@ -203,7 +203,7 @@ fn status_is_as_documented() {
 }
 
 #[test]
-fn services_are_as_documented() {
+fn the_services_api_matches_its_documentation() {
     let endpoint = Endpoint {
         at: text(),
         pod: Some(text()),
@@ -302,7 +302,7 @@ fn step() -> Step {
 }
 
 #[test]
-fn explanations_are_as_documented() {
+fn the_explain_api_matches_its_documentation() {
     let explanation = Explanation {
         to: text(),
         mode: Some(text()),
@@ -332,7 +332,7 @@ fn explanations_are_as_documented() {
 }
 
 #[test]
-fn top_is_as_documented() {
+fn the_top_api_matches_its_documentation() {
     let rate = Rate {
         connections: 0.5,
         packets_in: 0.5,
@@ -368,7 +368,7 @@ fn top_is_as_documented() {
 }
 
 #[test]
-fn answers_without_a_daemon_are_as_documented() {
+fn output_without_a_daemon_matches_its_documentation() {
     let text = under("Where no daemon answers");
     let (status, services) = text.split_once("| field of `services`").unwrap();
     compare(&printed(&Leftovers::full()), status, &[""], &[]);

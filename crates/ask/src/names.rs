@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kind_in_front_of_a_name_is_removed() {
+    fn a_kubectl_resource_prefix_is_removed_from_a_name() {
         for (text, name) in [
             ("svc/web", "web"),
             ("service/web:http", "web:http"),
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_service_is_looked_for_as_a_namespace_and_in_other_namespaces() {
+    fn a_missing_service_is_searched_in_other_namespaces() {
         let of = |namespace: &str| ServiceName {
             namespace: namespace.to_owned(),
             name: "web".to_owned(),

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_has_a_status_and_a_body() {
+    fn an_http_response_is_split_into_status_and_body() {
         let answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}";
         assert_eq!(split(answer), Some((404, &b"{}"[..])));
         for wrong in ["", "HTTP/1.1", "HTTP/1.1 200 OK\r\n", "x\r\n\r\n{}"] {
@@ -111,7 +111,7 @@ mod tests {
 
     /// Test scenario: a stopped daemon, for which the kernel accepts connections and requests.
     #[test]
-    fn a_silent_daemon_is_an_error_with_advice() {
+    fn a_daemon_that_does_not_respond_causes_an_error_with_advice() {
         let folder = Path::new("/run/kube-proxy/test-nobody");
         let name = format!("kube-proxy-ipvs/silent-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_daemon_is_an_error_of_its_own() {
+    fn a_missing_daemon_is_a_separate_error() {
         let nobody = Places::of(
             Path::new("/run/kube-proxy/test-nobody"),
             "kube-proxy-ipvs/nobody",

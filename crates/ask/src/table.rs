@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
+    fn table_columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::new(["NAME", "STATE"]);
         table.row(["a-long-name".into(), Cell::of("synced", Tone::Good)]);
         table.row(["é".into(), "x".into(), "more".into()]);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_ends_with_a_blank_or_has_escape_codes() {
+    fn table_lines_have_no_trailing_blank_and_no_escape_codes() {
         let mut table = Table::new(["NAME", ""]);
         table.row(["a".into(), "".into()]);
         table.row(["b ".into()]);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_numbers_are_short() {
+    fn times_and_numbers_are_abbreviated() {
         for (seconds, wanted) in [
             (0.0, "0s"),
             (0.25, "250ms"),

@@ -23,7 +23,7 @@ fn only_subcommands_of_this_crate_are_run() {
 }
 
 #[test]
-fn help_is_no_error_and_wrong_usage_is_2() {
+fn help_exits_with_0_and_wrong_usage_with_2() {
     for (line, code) in [
         ("kube-proxy status --help", EXIT_WELL),
         ("kube-proxy services --help", EXIT_WELL),
@@ -40,7 +40,7 @@ fn help_is_no_error_and_wrong_usage_is_2() {
 }
 
 #[test]
-fn wrong_usage_is_one_line_with_the_next_step() {
+fn a_usage_error_is_one_line_with_the_next_step() {
     for (line, parts) in [
         (
             "services --nonsense",

@@ -121,7 +121,7 @@ mod tests {
     }];
 
     #[test]
-    fn only_what_is_known_to_be_ours_goes() {
+    fn only_virtual_servers_proven_ours_are_removed() {
         let there = [
             ("10.96.0.1:443", 0),
             // This virtual server belongs to another program, because the sets name all virtual

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_said_once() {
+    fn an_absent_part_is_reported_once() {
         let mut cleanup = Cleanup::default();
         cleanup.miss("IPVS");
         cleanup.miss("IPVS");

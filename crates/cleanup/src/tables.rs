@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_are_read_as_members_of_ipsets() {
+    fn nftables_elements_decode_to_ipset_entries() {
         let key = [10, 96, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0];
         let named = Entry::IpPort {
             ip: "10.96.0.1".parse().unwrap(),
@@ -165,7 +165,7 @@ mod tests {
 
     /// Querying the kernel needs administrator rights.
     #[test]
-    fn what_cannot_be_read_is_not_taken_for_absent() {
+    fn an_unreadable_table_is_not_reported_as_absent() {
         const MODE: &Footprint = &Footprint {
             nft_tables: &["kube-proxy-ipvs"],
             sets: |_| {

@@ -545,7 +545,7 @@ COMMIT
 ";
 
     #[test]
-    fn rules_go_that_lead_the_address_elsewhere_and_no_others() {
+    fn only_rules_that_redirect_the_given_address_are_removed() {
         let modes: Footprints = &[&proxy_iptables::FOOTPRINT];
         let found = leading(modes, &["192.0.2.1:443".parse().unwrap()], SAVED);
         let commands: Vec<&str> = found

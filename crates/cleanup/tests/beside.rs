@@ -97,7 +97,7 @@ fn said(cleanup: &Cleanup) -> String {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn beside_nftables_mode_rules_of_iptables_go_and_its_table_stays() {
+fn the_nftables_mode_removes_iptables_rules_and_keeps_its_table() {
     on_a_node(|| {
         let nftables = serving(&NFTABLES, None);
         let foreseen = said(&foresee_beside(MODES, &nftables, &[]));
@@ -111,7 +111,7 @@ fn beside_nftables_mode_rules_of_iptables_go_and_its_table_stays() {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn beside_iptables_mode_the_table_of_nftables_mode_goes_and_its_rules_stay() {
+fn the_iptables_mode_removes_the_nftables_table_and_keeps_its_rules() {
     on_a_node(|| {
         let used = Iptables::choose(Some(Backend::Nft)).unwrap();
         let iptables = serving(&proxy_iptables::FOOTPRINT, Some(used));
@@ -149,7 +149,7 @@ fn redirect() {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn what_leads_to_a_process_that_has_ended_is_passed_by_and_nothing_else() {
+fn only_redirects_to_an_ended_process_are_disabled() {
     on_a_node(|| {
         redirect();
         assert_eq!(said(&disarm_ended(MODES, "userspace")), "");
@@ -198,7 +198,7 @@ fn owner() -> Child {
 /// If the cleanup continued, the table would send packets to deleted virtual servers.
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn where_a_table_cannot_be_emptied_nothing_of_its_mode_goes() {
+fn a_table_that_cannot_be_emptied_keeps_its_whole_mode() {
     on_a_node(|| {
         sh(
             // Some kernels lack some of these features.
@@ -231,7 +231,7 @@ fn where_a_table_cannot_be_emptied_nothing_of_its_mode_goes() {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn beside_redirects_of_iptables_those_of_nftables_go() {
+fn iptables_redirects_replace_nftables_redirects_of_userspace_mode() {
     on_a_node(|| {
         redirect();
         let used = Iptables::choose(Some(Backend::Nft)).unwrap();

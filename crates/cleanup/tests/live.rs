@@ -158,7 +158,7 @@ fn expect_all_gone(cleanup: &Cleanup) {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn of_the_ipvs_mode_nothing_stays_and_of_others_everything() {
+fn a_cleanup_removes_the_ipvs_mode_and_keeps_foreign_state() {
     on_a_node(|| {
         // The first cleanup loads the tables, which later saves then contain.
         leave_ipvs_mode();
@@ -190,7 +190,7 @@ fn of_the_ipvs_mode_nothing_stays_and_of_others_everything() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn service_addresses_that_are_routes_go_too() {
+fn service_addresses_bound_as_routes_are_removed() {
     on_a_node(|| {
         let routes = "ip route show table local proto 107; ip -6 route show table local proto 107";
         sh("ip link add kube-ipvs0 up type dummy
@@ -223,7 +223,7 @@ fn service_addresses_that_are_routes_go_too() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn of_both_modes_at_once_nothing_stays() {
+fn a_cleanup_removes_two_modes_at_once() {
     on_a_node(|| {
         leave_iptables_mode();
         leave_ipvs_mode();
@@ -254,7 +254,7 @@ fn of_both_modes_at_once_nothing_stays() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn what_others_hold_on_to_is_told_and_the_rest_goes() {
+fn entries_used_by_foreign_rules_are_reported_and_kept() {
     on_a_node(|| {
         leave_ipvs_mode();
         sh("iptables-$backend -t nat -A OTHER -j KUBE-MARK-MASQ
@@ -287,7 +287,7 @@ fn what_others_hold_on_to_is_told_and_the_rest_goes() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn sets_that_a_crash_has_left_while_others_grew_go_too() {
+fn temporary_ipsets_left_by_a_crash_are_removed() {
     on_a_node(|| {
         // Earlier builds used the first name for both families.
         for family in ["inet", "inet6"] {
@@ -304,7 +304,7 @@ fn sets_that_a_crash_has_left_while_others_grew_go_too() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_link_that_is_no_dummy_stays_without_service_addresses() {
+fn a_link_that_is_not_a_dummy_only_loses_service_addresses() {
     on_a_node(|| {
         sh("ip link add kube-ipvs0 type veth peer name other
             ip addr add 10.96.0.10/32 dev kube-ipvs0; ip addr add 10.1.0.1/24 dev kube-ipvs0
@@ -324,7 +324,7 @@ fn a_link_that_is_no_dummy_stays_without_service_addresses() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn of_nftables_only_the_tables_of_kube_proxy_go() {
+fn a_cleanup_removes_only_kube_proxys_nftables_tables() {
     on_a_node(|| {
         // Some kernels have no nftables for IP.
         let has_nft = sh("nft add table ip kube-proxy 2>/dev/null && echo yes || true") == "yes\n";
@@ -355,7 +355,7 @@ fn of_nftables_only_the_tables_of_kube_proxy_go() {
 /// Sets in the nftables table are evidence for virtual servers, like ipsets.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn of_the_shim_in_nftables_nothing_stays() {
+fn a_cleanup_removes_the_nftables_shim() {
     on_a_node(|| {
         // Some kernels have no nftables for IP.
         if sh("nft add table ip kube-proxy-ipvs 2>/dev/null && echo yes || true") != "yes\n" {

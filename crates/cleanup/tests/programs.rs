@@ -18,7 +18,7 @@ const ENDED: &Footprint = &Footprint {
 /// The cleanup also searches `/usr/sbin` for programs. The mounts of a child process hide that
 /// folder.
 #[test]
-fn what_they_hold_is_told_as_unknown() {
+fn state_behind_failing_programs_is_reported_as_unknown() {
     const IS_INSIDE: &str = "WITH_PROGRAMS_THAT_FAIL";
     if std::env::var_os(IS_INSIDE).is_none() {
         let folder = std::env::temp_dir().join(format!("programs-{}", std::process::id()));
@@ -39,7 +39,7 @@ fn what_they_hold_is_told_as_unknown() {
         };
         if inside("true") {
             assert!(inside(
-                "exec \"$1\" --exact what_they_hold_is_told_as_unknown"
+                "exec \"$1\" --exact state_behind_failing_programs_is_reported_as_unknown"
             ));
         } else {
             eprintln!("there are no user namespaces here");

@@ -55,7 +55,7 @@ fn flows(
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn a_dump_holds_what_was_asked_for() {
+fn a_dump_contains_only_the_requested_flows() {
     let mut conntrack = new_namespace();
     assert_eq!(flows(&mut conntrack, IpFamily::V4, Protocol::Udp), []);
     udp(40000);
@@ -106,7 +106,7 @@ fn a_dump_holds_what_was_asked_for() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn a_flow_is_found_by_its_answers() {
+fn a_flow_is_found_by_its_reply_tuple() {
     let mut conntrack = new_namespace();
     udp(40000);
     tool("-I -p udp -s fd44:1::99 --sport 40002 -d fd96::10 --dport 53 -t 600");
@@ -128,7 +128,7 @@ fn a_flow_is_found_by_its_answers() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn the_flows_that_are_named_are_deleted_and_no_others() {
+fn only_the_given_flows_are_deleted() {
     let mut conntrack = new_namespace();
     udp(40000);
     udp(40001);
@@ -158,7 +158,7 @@ fn the_flows_that_are_named_are_deleted_and_no_others() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn zones_tell_flows_with_one_tuple_apart() {
+fn zones_distinguish_flows_with_the_same_tuple() {
     let mut conntrack = new_namespace();
     let in_zone = |zone: &str, answerer: &str| {
         let made = Command::new("conntrack")
@@ -200,7 +200,7 @@ fn zones_tell_flows_with_one_tuple_apart() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn a_flow_with_another_id_stays() {
+fn a_flow_with_a_different_id_is_not_deleted() {
     let mut conntrack = new_namespace();
     udp(40000);
     let flows = flows(&mut conntrack, IpFamily::V4, Protocol::Udp);
@@ -216,7 +216,7 @@ fn a_flow_with_another_id_stays() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn thousands_of_flows_in_one_call() {
+fn thousands_of_flows_are_deleted_in_one_call() {
     const COUNT: u16 = 3000;
     let mut conntrack = new_namespace();
     // conntrack reads flows from standard input since 1.4.7.
@@ -244,7 +244,7 @@ fn thousands_of_flows_in_one_call() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn without_the_right_to_it_the_capability_is_named() {
+fn conntrack_errors_name_the_missing_capability() {
     let mut conntrack = new_namespace();
     udp(40000);
     let flow = flows(&mut conntrack, IpFamily::V4, Protocol::Udp);

@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_is_read_from_the_query_that_it_makes() {
+    fn a_question_parses_from_its_own_query_string() {
         let read = Asked::read_query;
         let same = Asked::parse("shop/web:http", "pod,10.0.0.1,node", "").unwrap();
         assert_eq!(read(&same.query("pod,10.0.0.1,node")), Ok(same.clone()));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn services_are_named_as_kubectl_names_them() {
+    fn service_arguments_are_parsed_as_by_kubectl() {
         let name = |port: &str| Some(PortOf::Name(port.to_owned()));
         for (text, meant) in [
             ("shop/web", service("shop", "web", None)),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_have_a_port_and_perhaps_a_protocol() {
+    fn an_address_argument_has_a_port_and_an_optional_protocol() {
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         for (text, address, protocol) in [
             ("10.96.0.1:80", "10.96.0.1:80", None),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_told_with_what_to_give() {
+    fn an_ambiguous_argument_causes_an_error_with_advice() {
         let told = |text| to(text).unwrap_err().to_string();
         assert_eq!(
             told("10.96.0.1"),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn senders_are_a_list() {
+    fn senders_are_parsed_as_a_list() {
         let from = |text| Asked::parse("10.96.0.1:80", text, "default");
         assert_eq!(from("").unwrap().from, []);
         assert_eq!(
@@ -350,7 +350,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_typed_is_read_or_refused(text in ".{0,40}", from in ".{0,20}") {
+        fn no_arguments_of_explain_cause_a_panic(text in ".{0,40}", from in ".{0,20}") {
             let _ = Asked::parse(&text, &from, "default");
         }
     }

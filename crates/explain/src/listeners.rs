@@ -141,7 +141,7 @@ mod tests {
     /// The text is the output of `cat /proc/net/tcp /proc/net/tcp6` on a little-endian machine.
     #[test]
     #[cfg(target_endian = "little")]
-    fn addresses_are_as_the_machine_has_them() {
+    fn socket_addresses_are_parsed_in_native_byte_order() {
         assert_eq!(socket("0100007F:1F90"), Some(at("127.0.0.1:8080")));
         assert_eq!(
             socket("B80D0120000000000000000001000000:0050"),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_is_found_and_who_is_connected_is_not() {
+    fn only_listening_sockets_are_found() {
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_of_sctp_have_all_of_their_addresses() {
+    fn an_sctp_endpoint_listens_on_all_its_addresses() {
         let line = " e1 s1 2 10 28 36422 0 26412 10.0.0.1 10.0.0.2 ".to_owned();
         let has = |text| takes_sctp(&mut std::iter::once(Ok(line.clone())), at(text)).unwrap();
         assert!(has("10.0.0.2:36422"));
@@ -177,7 +177,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_there_is_read_or_passed_over(text in ".{0,80}") {
+        fn no_socket_table_causes_a_panic(text in ".{0,80}") {
             let _ = socket(&text);
             let line = || std::iter::once(Ok(text.clone()));
             let _ = takes(&mut line(), at("10.0.0.1:80"), None);

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_mode_is_explained_by_its_footprint_alone() {
+    fn a_minimal_mode_is_explained_by_its_footprint() {
         const TABLE: Space<'static> = Space::Nftables("small");
         const SMALL: Footprint = Footprint {
             nft_tables: &["small"],
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_comes_from_a_field_of_its_service() {
+    fn each_step_names_the_service_field_behind_the_rule() {
         let web = "Service default/web, port http: ";
         assert_eq!(
             known(
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_others_is_called_so() {
+    fn foreign_rules_are_named_as_foreign() {
         assert_eq!(
             unknown("filter DOCKER-USER", "-A DOCKER-USER -j DROP"),
             "not kube-proxy's: chain DOCKER-USER"
@@ -412,7 +412,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_in_the_kernel_is_read(
+        fn no_kernel_entry_panics_the_origin_lookup(
             place in "(nat |table ip |IPVS|)?.{0,30}(, chain .{0,30})?",
             entry in "(-j |comment \"?|)?.{0,40}",
             member in ".{0,20}",
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_kernels_has_none() {
+    fn steps_of_the_kernel_itself_have_no_origin() {
         assert_eq!(unknown("routing", "by eth0"), "");
         assert_eq!(
             unknown("routing", "local 10.96.0.10 dev kube-ipvs0"),

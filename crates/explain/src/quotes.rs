@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_others_are_named_and_not_quoted() {
+    fn foreign_rules_are_named_but_not_quoted() {
         let mut told = walks();
         assert!(Quotes::Own.leave_out(&mut told));
         assert_eq!(told[0].steps.remove(0), walks()[0].steps[0]);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn root_is_told_all() {
+    fn root_sees_foreign_rules_quoted() {
         let mut told = walks();
         assert!(!Quotes::All.leave_out(&mut told));
         assert_eq!(told, walks());

@@ -94,7 +94,7 @@ fn explained(ports: u16, ways: u16) -> Explanation {
 }
 
 #[test]
-fn every_journey_has_its_ways_and_a_sentence() {
+fn each_explanation_has_packet_paths_and_a_verdict() {
     let explanation = explained(2, 2);
     assert_eq!(explanation.mode.as_deref(), Some("ipvs"));
     let [first, _] = &*explanation.journeys else {
@@ -112,7 +112,7 @@ fn every_journey_has_its_ways_and_a_sentence() {
 }
 
 #[test]
-fn what_an_answer_holds_is_bounded() {
+fn the_size_of_an_explanation_is_limited() {
     let many = explained(300, 1);
     assert_eq!(many.journeys.len(), JOURNEYS_MAX);
     assert!(
@@ -133,7 +133,7 @@ fn what_an_answer_holds_is_bounded() {
 }
 
 #[test]
-fn the_exit_status_says_whether_all_arrive() {
+fn the_exit_status_of_explain_reports_lost_packets() {
     let with = |fate| {
         let mut explanation = explained(2, 1);
         explanation.journeys[1].walks[0].fate = fate;
@@ -152,7 +152,7 @@ fn the_exit_status_says_whether_all_arrive() {
 }
 
 #[test]
-fn what_fails_for_certain_outweighs_what_is_not_known() {
+fn a_certain_failure_outweighs_an_unknown_outcome() {
     let journey = |walk: Walk| Journey {
         walks: vec![walk],
         ..Journey::default()

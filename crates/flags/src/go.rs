@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn booleans() {
+    fn booleans_are_parsed_as_by_go() {
         for yes in ["1", "t", "T", "true", "TRUE", "True"] {
             assert_eq!(bool(yes), Ok(true), "{yes}");
         }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn integers() {
+    fn integers_are_parsed_as_by_go() {
         for (text, value) in [
             ("14", 14),
             ("-1", -1),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
+    fn durations_are_parsed_as_by_go() {
         for (text, milliseconds) in [
             ("0", 0),
             ("0s", 0),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities() {
+    fn kubernetes_quantities_are_validated() {
         for text in ["0", "64Ki", "1.5M", "1e3", "12E", "-1"] {
             assert_eq!(quantity(text), Ok(text.to_owned()), "{text}");
         }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_servers() {
+    fn listen_addresses_are_parsed_like_upstream() {
         let at = |text| listen(text, 10256).map(|at| at.map(|at| at.to_string()));
         for (text, place) in [
             ("0.0.0.0:10256", Some("0.0.0.0:10256")),
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn only_flag_names_are_normalised() {
+    fn only_flag_names_get_hyphens_for_underscores() {
         let normal = |text: &str| normalise(text.into()).into_string().unwrap();
         assert_eq!(normal("--proxy_mode=a_b"), "--proxy-mode=a_b");
         assert_eq!(normal("--proxy_mode"), "--proxy-mode");
@@ -334,13 +334,13 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_parsed_or_rejected(text in "\\PC*") {
+        fn no_flag_value_causes_a_panic(text in "\\PC*") {
             let _ = (bool(&text), int(&text), duration(&text), ip(&text), gate(&text), quantity(&text), listen(&text, 1));
             normalise(text.into());
         }
 
         #[test]
-        fn whole_seconds_keep_their_value(seconds in 0_u64..9_000_000_000) {
+        fn durations_in_seconds_keep_their_value(seconds in 0_u64..9_000_000_000) {
             proptest::prop_assert_eq!(
                 duration(&format!("{seconds}s")),
                 Ok(Duration::from_secs(seconds))

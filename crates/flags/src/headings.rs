@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_flag_is_in_one_group() {
+    fn each_flag_is_in_one_help_group() {
         let mut grouped: Vec<&str> = HEADINGS
             .iter()
             .flat_map(|(_, names)| *names)
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_the_last_group_say_that_they_have_no_effect() {
+    fn help_of_ignored_flags_says_that_they_have_no_effect() {
         let command = Flags::command();
         for flag in command.get_arguments() {
             let name = flag.get_long().unwrap();

@@ -73,7 +73,7 @@ fn left_of(saved: &str) -> String {
 }
 
 #[test]
-fn of_the_iptables_mode_only_the_kubelets_chain_stays() {
+fn removing_the_iptables_mode_keeps_only_the_kubelets_chain() {
     let left = left_of(UPSTREAM);
     let kube: Vec<_> = left.lines().filter(|line| line.contains("KUBE")).collect();
     assert!(
@@ -87,7 +87,7 @@ fn of_the_iptables_mode_only_the_kubelets_chain_stays() {
 }
 
 #[test]
-fn of_the_shim_nothing_stays() {
+fn removing_the_shim_leaves_no_rule() {
     for family in proxy::IpFamily::ALL {
         let shim = Shim {
             family,
@@ -102,7 +102,7 @@ fn of_the_shim_nothing_stays() {
 }
 
 #[test]
-fn beside_the_shim_goes_what_it_does_not_share() {
+fn the_shim_keeps_only_rules_it_shares_with_leftovers() {
     let shim = Shim {
         family: proxy::IpFamily::V4,
         filled: Set::all().collect(),
@@ -152,7 +152,7 @@ fn beside_the_shim_goes_what_it_does_not_share() {
 }
 
 #[test]
-fn beside_the_shim_a_chain_that_others_hold_is_emptied_once() {
+fn a_leftover_chain_used_by_foreign_rules_is_emptied_once() {
     let saved = "*nat\n:CNI-X - [0:0]\n:KUBE-NODEPORTS - [0:0]\n-A CNI-X -j KUBE-NODEPORTS\n\
                  -A CNI-X -j KUBE-MARK-MASQ\n-A KUBE-NODEPORTS -j RETURN\nCOMMIT\n";
     let found = beside_the_shim(saved);
@@ -165,7 +165,7 @@ fn beside_the_shim_a_chain_that_others_hold_is_emptied_once() {
 }
 
 #[test]
-fn what_is_of_others_stays() {
+fn foreign_chains_and_rules_are_not_leftovers() {
     let foreign = "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\n:KUBE-SERVICES - [0:0]\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n\
                    *raw\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n\
                    *filter\n:KUBE-POD-FW-X - [0:0]\n:KUBE-SVC-X - [0:0]\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-POD-FW-X\n\
@@ -176,7 +176,7 @@ fn what_is_of_others_stays() {
 }
 
 #[test]
-fn a_chain_that_others_use_stays_empty() {
+fn a_chain_used_by_foreign_rules_stays_empty() {
     let saved = "*nat\n:CNI-X - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n-A POSTROUTING -j KUBE-MARK-MASQ\n\
                  -A CNI-X -s 10.0.0.1/32 -g KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n";
     let found = all(saved);
@@ -193,7 +193,7 @@ fn a_chain_that_others_use_stays_empty() {
 }
 
 #[test]
-fn beside_iptables_mode_goes_what_it_does_not_share() {
+fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
     let shim = Shim {
         family: proxy::IpFamily::V4,
         filled: Set::all().collect(),
@@ -231,7 +231,7 @@ fn beside_iptables_mode_goes_what_it_does_not_share() {
 
 proptest! {
     #[test]
-    fn foreign_text_never_panics(saved in "(\\*nat\n|:KUBE-SVC-A - \\[0:0\\]\n|-A [A-Z \"\\\\-]*\n|.*\n){0,8}") {
+    fn no_saved_rules_panic_the_leftover_search(saved in "(\\*nat\n|:KUBE-SVC-A - \\[0:0\\]\n|-A [A-Z \"\\\\-]*\n|.*\n){0,8}") {
         let found = all(&saved);
         let _ = (found.restore_text(), found.held().count(), found.counts());
     }

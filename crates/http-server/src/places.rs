@@ -321,7 +321,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_client_has_its_share_of_each_server_and_loses_its_own() {
+    fn a_client_above_its_share_loses_its_own_oldest_connection() {
         let places = places(100, 2);
         let [one, two] = [places.server(), places.server()];
         let admit = |server, from: &str| places.admit(server, peer(from), &"tests");
@@ -348,7 +348,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_busy_stays_and_who_was_busy_last_goes_last() {
+    async fn the_longest_idle_connection_is_evicted_first() {
         let places = places(100, 3);
         let server = places.server();
         let admit = || places.admit(server, peer("10.0.0.1"), &"tests");
@@ -369,7 +369,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn when_all_places_are_taken_who_has_most_loses_one() {
+    fn a_full_server_evicts_from_the_largest_client() {
         let places = places(6, 5);
         let server = places.server();
         let admit = |from: &str| places.admit(server, peer(from), &"tests");
@@ -401,13 +401,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_is_on_this_node_is_one_client() {
+    fn all_loopback_addresses_are_one_client() {
         let same = ["127.0.0.1", "127.200.3.4", "::1", "::ffff:127.0.0.9"];
         assert!(same.iter().all(|text| peer(text) == Client::Loopback));
     }
 
     #[test]
-    fn who_may_not_ask_takes_no_place_of_who_may() {
+    fn unprivileged_clients_do_not_evict_privileged_clients() {
         let places = places(8, 3);
         let server = places.server();
         let admit = |client| places.admit(server, client, &"tests");
@@ -419,7 +419,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ipv6_clients_are_networks() {
+    fn an_ipv6_client_is_its_64_bit_network() {
         let of = |text: &str| peer(text).to_string();
         assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
         assert_eq!(of("::2"), "::/64");

@@ -19,7 +19,7 @@ fn echo(head: &Parts) -> Answer {
 }
 
 #[tokio::test]
-async fn an_unspecified_address_is_both_families() {
+async fn the_unspecified_address_listens_on_both_ip_families() {
     let server = start(
         TEST,
         (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -108,7 +108,7 @@ async fn is_probed(to: SocketAddr) {
 }
 
 #[tokio::test]
-async fn idle_connections_of_one_client_or_many_keep_no_probe_out() {
+async fn idle_connections_do_not_block_health_probes() {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;
     setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
@@ -143,7 +143,7 @@ async fn idle_connections_of_one_client_or_many_keep_no_probe_out() {
 }
 
 #[tokio::test]
-async fn all_servers_together_hold_so_many_connections() {
+async fn the_connection_limit_covers_all_servers_together() {
     let places = places::tests::places(4, 3);
     let (first, _) = small(Arc::clone(&places));
     let (second, _) = small(Arc::clone(&places));
@@ -166,7 +166,7 @@ async fn all_servers_together_hold_so_many_connections() {
 }
 
 #[tokio::test]
-async fn no_head_is_waited_for_longer_than_some_seconds() {
+async fn a_slow_request_head_times_out() {
     let (to, _server) = small(places::tests::as_in_the_daemon());
     let mut silent = connect_from([127, 0, 0, 2], to).await;
     let mut slow = connect_from([127, 0, 0, 2], to).await;
@@ -205,7 +205,7 @@ async fn no_head_is_waited_for_longer_than_some_seconds() {
 }
 
 #[tokio::test]
-async fn a_connection_is_kept_for_minutes_between_requests() {
+async fn an_idle_keep_alive_connection_closes_after_minutes() {
     let (to, _server) = small(places::tests::as_in_the_daemon());
     let mut stream = connect_from([127, 0, 0, 2], to).await;
     tokio::time::pause();
@@ -218,7 +218,7 @@ async fn a_connection_is_kept_for_minutes_between_requests() {
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_takes_is_not_held_for_ever() {
+async fn an_unread_response_times_out() {
     let (to, _server) = small(places::tests::as_in_the_daemon());
     let mut stream = connect_from([127, 0, 0, 2], to).await;
     stream
@@ -240,7 +240,7 @@ async fn an_answer_that_nobody_takes_is_not_held_for_ever() {
 }
 
 #[tokio::test]
-async fn a_taken_address_is_fatal_or_tried_again() {
+async fn a_listen_address_in_use_is_fatal_or_retried() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
     let error = start(TEST, at, WhenTaken::Fail, echo)

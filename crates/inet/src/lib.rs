@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn protocol_numbers_are_iana() {
+    fn protocol_numbers_are_ianas() {
         for protocol in Protocol::ALL {
             assert_eq!(Protocol::from_number(protocol.number()), Some(protocol));
             assert_eq!(Protocol::from_lower(protocol.lower()), Some(protocol));

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_this_node_are_heard() {
+    fn only_host_headers_of_this_node_are_accepted() {
         for (host, is_heard) in [
             ("localhost", true),
             ("LOCALHOST:10249", true),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_from_elsewhere_is_not_heard() {
+    fn requests_from_foreign_web_pages_are_rejected() {
         let from = |path: &str, site: &str| {
             let mut head = head(path, "localhost:10249");
             head.headers.insert(SITE, site.parse().unwrap());

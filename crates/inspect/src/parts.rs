@@ -230,13 +230,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_that_is_not_made_yet_is_not_told_as_one_of_no_slots() {
+    fn a_connection_table_of_size_0_is_reported_as_missing() {
         assert_eq!(connection_table(4096), "connection table of 4096 slots");
         assert!(connection_table(0).starts_with("no connection table before"));
     }
 
     #[test]
-    fn a_limit_is_near_from_nine_tenths_on() {
+    fn a_limit_is_near_from_nine_tenths_of_its_value() {
         let is_near = |used, most| limit(String::new(), used, most).near;
         assert!(!is_near(89, 100));
         assert!(is_near(90, 100));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_tracking_is_told_where_it_is() {
+    fn conntrack_usage_is_reported_if_conntrack_is_loaded() {
         let folder = std::env::temp_dir().join(format!("parts-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         assert_eq!(conntrack(&folder), None);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_of_ipvs_are_limited_where_the_kernel_limits_them() {
+    fn ipvs_connection_limits_are_reported_if_the_kernel_has_them() {
         let root = std::env::temp_dir().join(format!("parts-ipvs-{}", std::process::id()));
         let write = |path: &str, text: &str| {
             let path = root.join(path);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn open_files_are_counted() {
+    fn open_file_descriptors_are_counted() {
         let told = open_files().unwrap();
         assert!(told.used >= 3 && told.used <= told.limit, "{told:?}");
     }

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_read_and_others_are_refused() {
+    fn unknown_query_parameters_are_rejected() {
         let all = "?namespace=default&search=We%2Fb&after=a/b&limit=5000&endpoints=true&counters=1";
         let query = read(all).unwrap();
         assert_eq!(
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_is_in_namespace_and_name() {
+    fn a_search_matches_namespace_and_name() {
         let matches = |query: &str, namespace: &str, name: &str| {
             read(query)
                 .unwrap()

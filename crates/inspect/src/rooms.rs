@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_takes_nothing_keeps_others_of_the_same_kind_from_large_answers_alone() {
+    async fn unread_large_responses_delay_only_other_large_responses() {
         let trims = Trims::new(|| {});
         let [anyone, root] = [Room::new(&trims), Room::new(&trims)];
         let large = || vec![0; 6 << 20];
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn memory_is_given_back_once_for_all_answers_of_a_second() {
+    async fn freed_memory_is_returned_once_per_second() {
         let trims = Trims::new(|| {});
         let room = Room::new(&trims);
         let is_due = || trims.is_due.load(Ordering::Relaxed);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_status_waits_for_no_other_question() {
+    async fn a_status_request_does_not_wait_for_other_requests() {
         let room = Room::new(&Trims::new(|| {}));
         let _others = [room.turn().await.unwrap(), room.turn().await.unwrap()];
         assert!(matches!(room.turn().await, Err(Unanswered::Busy)));

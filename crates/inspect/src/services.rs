@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn affinity_that_outlasts_its_timeout_is_noted() {
+    fn session_affinity_that_outlasts_its_timeout_is_noted() {
         assert!(
             affinity_note("ipvs", Some(5))
                 .unwrap()
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_follow_each_other_by_namespace_and_name() {
+    fn pages_of_services_are_sorted_by_namespace_and_name() {
         let all = ["a/x", "a-b/x", "b/a", "a/w", "b/b"];
         let all = all.map(|text| {
             let (namespace, name) = text.split_once('/').unwrap();

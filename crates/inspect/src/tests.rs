@@ -48,7 +48,7 @@ async fn asked(inspect: &Arc<Inspect>, method: &str, path: &str) -> (u16, Value)
 }
 
 #[tokio::test]
-async fn while_it_starts_the_status_says_what_is_awaited() {
+async fn the_status_of_a_starting_daemon_names_awaited_parts() {
     let (inspect, _questions) = starting();
     inspect.comes_from(Origin {
         from: "manifests in /m".to_owned(),
@@ -69,7 +69,7 @@ async fn while_it_starts_the_status_says_what_is_awaited() {
 }
 
 #[tokio::test]
-async fn only_what_is_there_is_answered_and_nothing_is_taken() {
+async fn unknown_paths_and_write_methods_are_rejected() {
     let (inspect, _questions) = starting();
     for (method, path, wanted) in [
         ("GET", "/api/v1/nothing", 404),

@@ -76,7 +76,7 @@ const FOUR: Family = Family::Inet;
 const SIX: Family = Family::Inet6;
 
 #[test]
-fn every_type_and_family() {
+fn each_set_type_works_in_each_ip_family() {
     let mut ipset = new_namespace();
     assert_eq!(ipset.protocol(), 7);
     let cases: &[(SetType, Family, &[&str])] = &[
@@ -171,7 +171,7 @@ fn every_type_and_family() {
 }
 
 #[test]
-fn twenty_thousand_entries_in_one_call() {
+fn twenty_thousand_entries_are_written_in_one_call() {
     let mut ipset = new_namespace();
     ipset
         .create("many", &Definition::new(SetType::HashIpPort, FOUR))
@@ -194,7 +194,7 @@ fn twenty_thousand_entries_in_one_call() {
 }
 
 #[test]
-fn a_refused_entry_is_named_and_the_others_are_in() {
+fn a_refused_entry_is_reported_and_the_rest_is_written() {
     let mut ipset = new_namespace();
     ipset
         .create(
@@ -246,7 +246,7 @@ fn a_refused_entry_is_named_and_the_others_are_in() {
 }
 
 #[test]
-fn a_full_set_says_so_for_each_entry_that_is_out() {
+fn a_full_set_is_reported_for_each_refused_entry() {
     let mut ipset = new_namespace();
     let definition = Definition::new(SetType::HashIpPort, FOUR).with_maxelem(2000);
     ipset.create("full", &definition).unwrap();
@@ -275,7 +275,7 @@ fn a_full_set_says_so_for_each_entry_that_is_out() {
 }
 
 #[test]
-fn create_tells_an_equal_set_from_another() {
+fn create_distinguishes_an_equal_set_from_a_different_one() {
     let mut ipset = new_namespace();
     let wanted = Definition::new(SetType::HashIpPort, FOUR);
     assert!(ipset.create("set", &wanted).unwrap());
@@ -331,7 +331,7 @@ fn create_tells_an_equal_set_from_another() {
 }
 
 #[test]
-fn many_sets_in_one_call() {
+fn many_sets_are_changed_in_one_call() {
     let mut ipset = new_namespace();
     let names: Vec<String> = (0..40).map(|n| format!("set-{n}")).collect();
     for name in &names {
@@ -470,7 +470,7 @@ fn an_entry_of_another_type_or_family_is_refused() {
 }
 
 #[test]
-fn rename_swap_and_sets_in_use() {
+fn sets_are_renamed_swapped_and_refused_removal_while_used() {
     let mut ipset = new_namespace();
     let definition = Definition::new(SetType::HashIpPort, FOUR);
     ipset.create("one", &definition).unwrap();
@@ -537,7 +537,7 @@ fn rename_swap_and_sets_in_use() {
 }
 
 #[test]
-fn a_change_is_one_message_whatever_happened_to_the_set() {
+fn a_change_is_one_message_even_for_a_recreated_set() {
     let mut ipset = new_namespace();
     let set = Definition::new(SetType::HashIpPort, FOUR);
     ipset.create("s", &set).unwrap();

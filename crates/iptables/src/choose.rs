@@ -344,7 +344,7 @@ mod tests {
 
     /// Checks an unreadable backend. It must not look empty, or the other backend would be chosen.
     #[test]
-    fn a_backend_of_which_nothing_can_be_read_is_not_taken_for_empty() {
+    fn an_unreadable_iptables_backend_does_not_count_as_empty() {
         let slow = || IptablesError::TimedOut {
             program: "iptables-nft-save".to_owned(),
             limit: SAVE_LIMIT,
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_tell_backend_and_age() {
+    fn the_version_text_gives_backend_and_age() {
         let read = |text| version(text);
         assert_eq!(
             read("iptables-save v1.8.9 (legacy)\n"),
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_count_more_than_chains_and_chains_more_than_rules() {
+    fn backend_hints_outweigh_chains_and_chains_outweigh_rules() {
         let of = |saved: &str| {
             let mut evidence = Evidence::default();
             saved.lines().for_each(|line| evidence.add(line));

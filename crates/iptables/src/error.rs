@@ -429,7 +429,7 @@ mod tests {
         "*nat\n:KUBE-X - [0:0]\n-A KUBE-X -m set --match-set NOPE dst -j RETURN\nCOMMIT\n";
 
     #[test]
-    fn the_line_that_iptables_blames_is_shown() {
+    fn the_refused_line_is_part_of_the_error() {
         let said = said_of(
             "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n\
              Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n",
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_modules_are_suspected_where_the_kernel_refuses_a_table() {
+    fn a_refused_table_is_reported_with_modules_to_load() {
         for stderr in [
             "Warning: Extension physdev revision 0 not supported, missing kernel module?\niptables-restore: line 4 failed\n",
             "iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'\nError occurred at line: 1\n",
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn other_refusals_have_their_own_next_step() {
+    fn lock_and_permission_refusals_have_their_own_advice() {
         let lock = "Can't lock /run/xtables.lock: Resource temporarily unavailable\n\
              Another app is currently holding the xtables lock. Stopped waiting after 5s.\n";
         assert!(said_of(lock, INPUT).contains("fuser"));
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_has_a_kind_and_names_its_line() {
+    fn a_failure_has_a_kind_and_its_line_number() {
         let of = |stderr: &str| {
             let Explanation { kind, line, .. } = explained(stderr, INPUT);
             (kind, line)

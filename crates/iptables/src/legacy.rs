@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_ignores_counters_and_nothing_else() {
+    fn a_table_digest_ignores_only_counters() {
         for (family, head, next) in [(IpFamily::V4, 112, 90), (IpFamily::V6, 168, 142)] {
             let mut entry = vec![7_u8; head + 40];
             let length = u16::try_from(entry.len()).unwrap();
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_are_told_by_what_they_begin_with() {
+    fn user_chains_are_found_by_their_head_entries() {
         for (family, head, target) in [(IpFamily::V4, 112, 88), (IpFamily::V6, 168, 140)] {
             let entry = |of: &str, chain: &str| {
                 let mut entry = vec![0_u8; head + 64];
@@ -424,13 +424,13 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_without_length_ends_nowhere() {
+    fn an_entry_of_length_0_is_invalid() {
         assert!(of(&[0; 224], IpFamily::V4).is_some());
         assert_eq!(of(&[0; 200], IpFamily::V4), None);
     }
 
     #[test]
-    fn a_table_of_policies_is_untouched() {
+    fn a_table_with_only_policies_is_untouched() {
         let info = |entries| LegacyTable {
             name: "nat".to_owned(),
             hooks: 0b11011,

@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_a_chain_are_told_once_all_are_printed() {
+    fn a_chains_rules_are_returned_only_if_all_are_printed() {
         let mut printed = PrintedTables::default();
         let mut told = Vec::new();
         let text =
@@ -478,7 +478,7 @@ mod tests {
     // Output of iptables 1.8.9.
 
     #[test]
-    fn a_table_that_was_not_printed_is_a_gap() {
+    fn a_table_missing_in_the_output_is_a_gap() {
         let text = "# Table `nat' is incompatible, use 'nft' tool.\n\
              # Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n\
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn base_chains_that_were_not_printed_are_a_gap() {
+    fn base_chains_missing_in_the_output_are_a_gap() {
         let text = "# Table `filter' contains incompatible base-chains, use 'nft' tool to list them.\n\
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
         let gaps = printed(text).gaps(&["filter"]);
@@ -498,14 +498,14 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_an_end_is_cut_short() {
+    fn a_table_without_commit_line_is_truncated() {
         let whole = "*nat\n:A - [0:0]\nCOMMIT\n";
         assert_eq!(printed(whole).cut_short(), None);
         assert_eq!(printed("*nat\n:A - [0:0]\n").cut_short(), Some("nat"));
     }
 
     #[test]
-    fn counters_move_to_the_front() {
+    fn counters_are_moved_to_the_front_of_a_rule() {
         let of = |line| counted(line).unwrap();
         assert_eq!(of("-A A -c 12 720 -j B"), "[12:720] -A A -j B");
         assert_eq!(of("-A A -c 1 2"), "[1:2] -A A");
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chain_that_is_blamed_is_found() {
+    fn the_incompatible_chain_is_read_from_the_error() {
         let error = |said: &str| IptablesError::Failed {
             program: String::new(),
             kind: crate::Kind::Refused,

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_gets_its_input_and_gives_both_streams() {
+    fn a_program_gets_input_and_returns_both_output_streams() {
         let shell = Program::find("sh").unwrap();
         let script = [
             "-c",
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_hangs_is_killed_with_its_children() {
+    fn a_program_that_exceeds_its_timeout_is_killed_with_children() {
         let shell = Program::find("sh").unwrap();
         let started = Instant::now();
         let limit = Duration::from_millis(100);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_falls_silent_is_killed_before_its_time_is_over() {
+    fn a_program_without_output_is_killed_early() {
         let shell = Program::find("sh").unwrap();
         let limit = Limit {
             whole: Duration::from_mins(2),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_need_not_read_its_input() {
+    fn a_program_may_ignore_its_input() {
         let program = Program::find("true").unwrap();
         let long = "x".repeat(1 << 20);
         let finished = program.run(&[], &long, Duration::from_secs(20)).unwrap();

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_writes_after_the_other() {
+    fn iptables_calls_run_one_after_another() {
         let readings = Readings::default();
         let order = Mutex::new(Vec::new());
         let say = |what| order.lock().unwrap().push(what);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_does_not_end_is_not_waited_for() {
+    fn the_wait_for_a_hung_iptables_call_is_limited() {
         let readings = Readings::default();
         let hung = readings.turn();
         let began = Instant::now();

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_written_command_by_command() {
+    fn restore_text_has_a_line_for_each_command() {
         let text = restore_text(|restore| {
             restore.begin(Table::Nat)?;
             restore.declare("A")?;

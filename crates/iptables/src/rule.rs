@@ -458,7 +458,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probabilities_are_the_kernels() {
+    fn rule_probabilities_equal_the_kernels_rounding() {
         let shown = |count| format!("{:.11}", probability(count));
         assert_eq!(shown(2), "0.50000000000");
         assert_eq!(shown(3), "0.33333333349");
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_stand_as_iptables_prints_them() {
+    fn a_rule_is_formatted_as_by_iptables_save() {
         let net = |net: &str| net.parse::<IpNet>().unwrap();
         let rule = Rule::new(
             [
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_stand_in_iptables_order() {
+    fn lists_in_rules_have_the_order_of_iptables_save() {
         use FlowState::{Dnat, Established, Related};
         let unordered = Match::NotState(&[Dnat, Established, Related]);
         assert_eq!(
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_is_one_line() {
+    fn a_jump_is_formatted_as_one_rule() {
         let jump = Jump::new(Table::Filter, "INPUT", "KUBE-X", "why");
         assert_eq!(
             jump.of_first_packets().line(),

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_iptables_words() {
+    fn rule_words_are_split_and_unquoted_as_by_iptables() {
         assert_eq!(
             words(r#"-A X --comment "a \"b\" -j c" "" -j D"#),
             ["-A", "X", "--comment", r#"a "b" -j c"#, "", "-j", "D"]
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_a_comment_is_no_option() {
+    fn options_within_a_comment_are_not_parsed() {
         let text = "-A X -m comment --comment -j -m set --match-set A dst -m comment --comment \"-j Y\" -g Z";
         let rule = RuleLine::parse(text).unwrap();
         assert_eq!(rule.chain, "X");
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_stand_before_a_rule() {
+    fn counters_before_a_rule_are_parsed() {
         let counted = CountedRule::parse("[12:720] -A A -j B").unwrap();
         assert_eq!(counted.packets, 12);
         assert_eq!(Some(counted.rule), RuleLine::parse("-A A -j B"));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_begin_and_end() {
+    fn each_saved_line_belongs_to_its_table() {
         let saved = "# x\n*nat\n:A - [0:0]\n-A A -j B\nCOMMIT\n:C - [0:0]\n*raw\n:D - [0:0]\n*filter\n:E - [0:0]\n";
         let found: Vec<_> = entries(saved).collect();
         let rule = RuleLine::parse("-A A -j B").unwrap();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_with_rules_of_nft_are_named() {
+    fn chains_with_native_nft_rules_are_found() {
         let saved = "*nat\n-A A -j B\n-A P [nft] -j B\n-A P [nft]\nCOMMIT\n*raw\n-A Q [nft]\n\
              -A A -m comment --comment \"[nft]\" -j B\nCOMMIT\n";
         let chains: Vec<_> = native_chains(saved).into_iter().collect();
@@ -319,7 +319,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_text_never_panics(saved in "(\\*nat\n|:KUBE-SVC-A - \\[0:0\\]\n|-A [A-Z \"\\\\ä-]*\n|.*\n){0,8}") {
+        fn no_text_panics_the_saved_rules_parser(saved in "(\\*nat\n|:KUBE-SVC-A - \\[0:0\\]\n|-A [A-Z \"\\\\ä-]*\n|.*\n){0,8}") {
             for (_, entry) in entries(&saved) {
                 if let Entry::Rule(rule) = entry {
                     let _ = (rule.target(), rule.comment(), rule.asks_set("A"), rule.words().count());

@@ -46,7 +46,7 @@ fn rules(iptables: &Iptables, table: Option<Table>) -> Vec<String> {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn a_table_with_rules_of_nft_is_read() {
+fn a_table_with_native_nft_rules_is_read() {
     in_namespace(|| {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
@@ -78,7 +78,7 @@ fn a_table_with_rules_of_nft_is_read() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn counters_are_read_beside_rules_of_nft() {
+fn counters_are_read_despite_native_nft_rules() {
     in_namespace(|| {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
@@ -100,7 +100,7 @@ fn counters_are_read_beside_rules_of_nft() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn a_rule_of_nft_in_a_chain_of_a_kube_proxy_is_told_as_such() {
+fn a_native_nft_rule_in_a_kube_proxy_chain_is_marked() {
     in_namespace(|| {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
@@ -114,7 +114,7 @@ fn a_rule_of_nft_in_a_chain_of_a_kube_proxy_is_told_as_such() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn rules_that_only_look_like_those_of_iptables_hide_no_table() {
+fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
     in_namespace(|| {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
@@ -158,7 +158,7 @@ fn rules_that_only_look_like_those_of_iptables_hide_no_table() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn rules_of_a_base_chain_that_iptables_does_not_print_are_read() {
+fn rules_of_an_unprintable_base_chain_are_read() {
     in_namespace(|| {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
@@ -173,7 +173,7 @@ fn rules_of_a_base_chain_that_iptables_does_not_print_are_read() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn a_chain_that_nft_made_with_another_priority_is_named() {
+fn a_base_chain_with_a_foreign_priority_is_named() {
     in_namespace(|| {
         nft("add table ip filter");
         nft("add chain ip filter FORWARD { type filter hook forward priority 10; }");
@@ -198,7 +198,7 @@ fn a_chain_that_nft_made_with_another_priority_is_named() {
 /// and the first try writes a table before it fails.
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn rules_behind_one_that_iptables_cannot_read_are_removed() {
+fn rules_after_an_unreadable_rule_are_removed() {
     in_namespace(|| {
         let iptables = iptables();
         let filter = "*filter\n:KUBE-X - [0:0]\n-A INPUT -j KUBE-X\nCOMMIT\n";
@@ -231,7 +231,7 @@ fn rules_behind_one_that_iptables_cannot_read_are_removed() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn a_chain_of_a_kube_proxy_that_nft_made_a_base_chain_is_named() {
+fn a_kube_proxy_chain_turned_into_a_base_chain_is_named() {
     in_namespace(|| {
         nft("add table ip nat");
         nft("add chain ip nat KUBE-SERVICES { type nat hook prerouting priority -90; }");
@@ -260,7 +260,7 @@ fn a_chain_of_a_kube_proxy_that_nft_made_a_base_chain_is_named() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn a_table_that_nft_has_switched_off_is_named() {
+fn a_dormant_table_is_named() {
     in_namespace(|| {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
@@ -281,7 +281,7 @@ fn a_table_that_nft_has_switched_off_is_named() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn the_built_in_chains_of_iptables_are_not_taken() {
+fn built_in_chains_of_iptables_are_not_reported_as_foreign() {
     in_namespace(|| {
         let iptables = iptables();
         let mut declared = 0;

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_family_says_what_to_run() {
+    fn the_error_without_ipvs_names_the_modprobe_command() {
         let refused = |errno| {
             Err(Refusal {
                 errno,

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fifteen_bytes_fit() {
+    fn scheduler_names_have_at_most_fifteen_bytes() {
         for text in ["rr", "wlc", "fifteen-letters", "größe"] {
             assert_eq!(text.parse::<Name>().unwrap().as_str(), text);
         }

@@ -145,7 +145,7 @@ mod tests {
         Stats thread ests:\t0\n";
 
     #[test]
-    fn the_kernels_file_is_read_and_other_lines_are_kept() {
+    fn the_ipvs_status_file_is_parsed_and_unknown_lines_kept() {
         let status = Status::parse(SERVING).unwrap();
         assert_eq!((status.connections, status.services), (Some(300), Some(1)));
         let table = &status.connection_table;
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_line_without_its_number_is_an_error_and_an_unknown_one_is_not() {
+    fn only_known_status_lines_need_a_valid_number() {
         for wrong in [
             "Conns:",
             "Conns: -1",
@@ -197,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn other_lines_are_bounded() {
+    fn the_number_of_unknown_status_lines_is_limited() {
         let text = "Other: 1\n".repeat(1000);
         assert_eq!(Status::parse(&text).unwrap().others.len(), OTHERS_MAX);
     }
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "(Conns|Conn buckets|Service buckets len-[0-9]{1,12}|\\PC{0,9}):?\\PC*\n?") {
+        fn no_status_text_causes_a_panic(text in "(Conns|Conn buckets|Service buckets len-[0-9]{1,12}|\\PC{0,9}):?\\PC*\n?") {
             let _ = Status::parse(&text);
         }
     }

@@ -277,7 +277,7 @@ fn attributes(payload: &[u8]) -> Vec<(u16, u16, &[u8])> {
 }
 
 #[test]
-fn we_say_what_ipvsadm_says() {
+fn requests_equal_those_of_ipvsadm() {
     let family = Family::from_id(26);
     let acts = acts();
     let requests = captured(REQUESTS);
@@ -327,7 +327,7 @@ fn we_say_what_ipvsadm_says() {
 }
 
 #[test]
-fn we_understand_what_the_kernel_says() {
+fn kernel_replies_decode_to_the_requested_services() {
     let mut checked = 0;
     for (command, act) in acts() {
         match act {
@@ -358,7 +358,7 @@ fn we_understand_what_the_kernel_says() {
 
 /// Three connections of 16 bytes each: two were closed in the meantime, and one is open.
 #[test]
-fn counters_and_connections() {
+fn counters_and_connections_are_decoded() {
     let command = "three connections";
     let service = ServiceEntry::decode(&reply("service", command)).unwrap();
     let destination =
@@ -408,7 +408,7 @@ fn rebuilt(payload: &[u8], keep: impl Fn(&mut Writer<'_>, u16, &[u8])) -> Vec<u8
 }
 
 #[test]
-fn old_kernels_have_32_bit_counters_and_name_no_family() {
+fn replies_of_old_kernels_are_decoded() {
     for what in ["service", "destination"] {
         let old = rebuilt(&reply(what, "three connections"), |nest, kind, payload| {
             if kind != STATS64 && (what, kind) != ("destination", 11) {
@@ -428,7 +428,7 @@ fn old_kernels_have_32_bit_counters_and_name_no_family() {
 }
 
 #[test]
-fn unknown_attributes_are_passed_over() {
+fn unknown_netlink_attributes_are_ignored() {
     let payload = reply("service", "-A -t [fd00::2]:80");
     let longer = rebuilt(&payload, |nest, kind, payload| {
         nest.attr(kind, payload);
@@ -442,7 +442,7 @@ fn unknown_attributes_are_passed_over() {
 
 /// Every known attribute has a fixed size. An empty one is an error that names the attribute.
 #[test]
-fn short_attributes_are_errors() {
+fn truncated_netlink_attributes_are_errors() {
     for what in ["service", "destination"] {
         let payload = reply(what, "three connections");
         for (_, victim, _) in attributes(&payload) {
@@ -469,7 +469,7 @@ fn short_attributes_are_errors() {
 }
 
 #[test]
-fn what_identifies_must_be_there() {
+fn missing_identifying_attributes_are_errors() {
     for (what, needed) in [
         ("service", [1, 2, 3, 4, 6].as_slice()),
         ("destination", &[1, 2, 3, 4]),
@@ -548,7 +548,7 @@ proptest! {
     /// A request and a response have the same attributes, so the decoder can read every encoded
     /// request.
     #[test]
-    fn services_survive(service in any_service()) {
+    fn encoded_virtual_servers_decode_to_the_same_values(service in any_service()) {
         let mut batch = Batch::new();
         Family::from_id(26).new_service(&mut batch, &service);
         let entry = ServiceEntry::decode(batch.get(0).unwrap().payload).unwrap();
@@ -556,7 +556,7 @@ proptest! {
     }
 
     #[test]
-    fn destinations_survive(service in any_service(), destination in any_destination()) {
+    fn encoded_destinations_decode_to_the_same_values(service in any_service(), destination in any_destination()) {
         let mut batch = Batch::new();
         Family::from_id(26).new_destination(&mut batch, &service.key, &destination);
         let payload = batch.get(0).unwrap().payload;
@@ -565,14 +565,14 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_never_panic(payload: Vec<u8>) {
+    fn no_bytes_panic_the_ipvs_decoder(payload: Vec<u8>) {
         let _ = ServiceEntry::decode(&payload);
         let _ = DestinationEntry::decode(&payload, IpFamily::V6);
     }
 
     /// Damaged responses get deeper into the decoder than random bytes.
     #[test]
-    fn damaged_answers_never_panic(
+    fn no_damaged_reply_panics_the_ipvs_decoder(
         which: prop::sample::Index,
         cut: prop::sample::Index,
         damage: Vec<(prop::sample::Index, u8)>,

@@ -89,7 +89,7 @@ fn hashed(mut service: Service) -> Service {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn info() {
+fn the_kernel_reports_its_ipvs_version() {
     on_ipvs(|mut ipvs| {
         let info = ipvs.info().unwrap();
         assert!(info.version >= 0x01_02_00, "{info:?}");
@@ -108,7 +108,7 @@ fn info() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn services_of_every_kind() {
+fn virtual_servers_of_each_kind_are_created_and_listed() {
     on_ipvs(|mut ipvs| {
         let mut wanted = vec![
             service(key(Protocol::TCP, "10.0.0.1:80"), "rr"),
@@ -201,7 +201,7 @@ fn services_of_every_kind() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn destinations_of_every_kind() {
+fn destinations_of_each_kind_are_created_and_listed() {
     on_ipvs(|mut ipvs| {
         let web = key(Protocol::TCP, "10.0.0.1:80");
         let web6 = key(Protocol::TCP, "[fd00::1]:80");
@@ -275,7 +275,7 @@ fn destinations_of_every_kind() {
 /// A refused change fails alone. The reply has its index.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn refusals() {
+fn each_refused_change_fails_alone() {
     on_ipvs(|mut ipvs| {
         let web = key(Protocol::TCP, "10.0.0.1:80");
         let nowhere = key(Protocol::TCP, "10.9.9.9:80");
@@ -385,7 +385,7 @@ fn timeouts() {
 /// Writes 3,000 services with two destinations each in one batch.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn thousands() {
+fn thousands_of_virtual_servers_are_written_in_one_batch() {
     on_ipvs(|mut ipvs| {
         let keys: Vec<_> = (0..3_000_u32)
             .map(|index| {

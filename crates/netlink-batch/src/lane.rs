@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_does_one_job_after_another() {
+    fn a_lane_runs_one_job_after_another() {
         for mut lane in lanes() {
             for expected in 1..4 {
                 assert!(lane.is_free());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_its_thread_is_what_a_job_comes_to() {
+    fn a_job_fails_if_its_thread_ends() {
         let [mut lane, _] = lanes();
         lane.start(|_| panic!("on purpose"));
         block_on(poll_fn(|context| lane.poll(context)));

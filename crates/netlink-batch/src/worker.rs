@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_calls_in_order_on_a_value_that_cannot_move_between_threads() {
+    fn a_worker_runs_calls_in_order() {
         let worker = Worker::spawn("count", || Ok::<_, io::Error>(Rc::new(Cell::new(0)))).unwrap();
         let calls: Vec<_> = (0..100)
             .map(|_| worker.call(|n| n.replace(n.get() + 1)))
@@ -171,19 +171,19 @@ mod tests {
     }
 
     #[test]
-    fn failure_to_build_is_the_callers() {
+    fn an_error_of_the_constructor_is_returned_to_the_caller() {
         let failed = Worker::<()>::spawn("fails", || Err(io::Error::other("no socket")));
         assert_eq!(failed.unwrap_err().to_string(), "no socket");
     }
 
     #[test]
     #[should_panic(expected = "built on sand")]
-    fn panic_while_building_is_the_callers() {
+    fn a_panic_of_the_constructor_reaches_the_caller() {
         let _ = Worker::<()>::spawn("panics", || -> io::Result<()> { panic!("built on sand") });
     }
 
     #[test]
-    fn a_panic_leaves_no_caller_hanging() {
+    fn a_panic_on_the_worker_fails_all_waiting_callers() {
         let worker = Worker::spawn("panics", || Ok::<_, io::Error>(())).unwrap();
         let first = worker.call(|()| panic!("on purpose"));
         let second = worker.call(|()| 2);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_the_queue_runs_when_the_test_runs_it() {
+    fn queued_jobs_can_be_run_by_a_test() {
         let (worker, mut jobs) = Worker::<u32>::handing_out();
         assert!(jobs.next_job().is_none());
         let (first, second) = (worker.call(|n| *n + 1), worker.call(|n| *n + 2));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_it_finishes_what_was_queued() {
+    fn a_dropped_worker_finishes_its_queued_calls() {
         let done = Arc::new(AtomicU32::new(0));
         let counter = Arc::clone(&done);
         let worker = Worker::spawn("drops", || Ok::<_, io::Error>(counter)).unwrap();

@@ -75,7 +75,7 @@ fn exercise(attributes: Attributes<'_>, depth: usize) {
 
 proptest! {
     #[test]
-    fn written_objects_are_read_back(header in vec(any::<u8>(), 0..20), trees in vec(tree(), 0..6)) {
+    fn written_attributes_decode_to_the_same_values(header in vec(any::<u8>(), 0..20), trees in vec(tree(), 0..6)) {
         let payload = written(|writer| {
             writer.bytes(&header);
             write(writer, &trees);
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_never_panic(payload: Vec<u8>) {
+    fn no_bytes_panic_the_attribute_decoder(payload: Vec<u8>) {
         exercise(Attributes::new(&payload), 3);
         let errors = Attributes::new(&payload).filter(Result::is_err).count();
         prop_assert!(errors <= 1);
@@ -94,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn numbers_and_text(a: u8, b: u16, c: u32, d: u64, text in "[^\0]{0,20}") {
+    fn numbers_and_text_decode_to_the_same_values(a: u8, b: u16, c: u32, d: u64, text in "[^\0]{0,20}") {
         let payload = written(|writer| {
             writer.attr_u8(1, a);
             writer.attr_u16(2, b);
@@ -124,7 +124,7 @@ proptest! {
 }
 
 #[test]
-fn bytes_as_the_kernel_has_them() {
+fn encoded_bytes_equal_the_kernels_layout() {
     let mut batch = Batch::new();
     assert!(batch.is_empty());
     let index = batch.push(0x1234, 0x0400, |writer| {
@@ -156,7 +156,7 @@ fn bytes_as_the_kernel_has_them() {
 }
 
 #[test]
-fn a_message_may_write_itself() {
+fn a_message_may_be_written_in_place() {
     let payload = written(|writer| {
         writer.zeroed(6).copy_from_slice(&[1, 2, 3, 4, 5, 6]);
         writer.attr_u8(3, 7);
@@ -168,7 +168,7 @@ fn a_message_may_write_itself() {
 }
 
 #[test]
-fn the_messages_of_a_datagram() {
+fn a_datagram_is_split_into_its_messages() {
     let header = |length: u32, kind: u16| {
         let mut header = [0; 16];
         header[..4].copy_from_slice(&length.to_ne_bytes());
@@ -195,7 +195,7 @@ fn the_messages_of_a_datagram() {
 }
 
 #[test]
-fn malformed_lengths() {
+fn malformed_attribute_lengths_are_errors() {
     for (payload, length) in [([3, 0, 1, 0], 3), ([0, 0, 1, 0], 0), ([5, 0, 1, 0], 5)] {
         assert_eq!(
             Attributes::new(&payload).collect::<Vec<_>>(),
@@ -217,7 +217,7 @@ fn malformed_lengths() {
 }
 
 #[test]
-fn an_attribute_of_exactly_the_largest_length_fits() {
+fn an_attribute_of_the_maximum_length_is_accepted() {
     assert_eq!(
         written(|writer| writer.attr(1, &vec![9; 65_531])).len(),
         65_536

@@ -118,12 +118,12 @@ fn each_message_has_its_own_reply() {
 }
 
 #[test]
-fn an_empty_batch_is_nothing() {
+fn an_empty_batch_returns_no_replies() {
     in_namespace(|| assert_eq!(open().execute(&Batch::new()).unwrap(), []));
 }
 
 #[test]
-fn two_thousand_messages() {
+fn two_thousand_messages_each_get_a_reply() {
     in_namespace(|| {
         let mut connection = open();
         let mut batch = Batch::new();
@@ -151,7 +151,7 @@ fn two_thousand_messages() {
 }
 
 #[test]
-fn lost_answers_are_unknown_and_the_connection_lives() {
+fn lost_replies_are_unknown_and_the_connection_stays_usable() {
     in_namespace(|| {
         let mut connection = Connection::open_with(
             Protocol::Route,
@@ -186,7 +186,7 @@ fn lost_answers_are_unknown_and_the_connection_lives() {
 }
 
 #[test]
-fn a_small_send_buffer_is_lived_with() {
+fn a_small_send_buffer_is_sufficient() {
     in_namespace(|| {
         let mut connection = Connection::open_with(
             Protocol::Route,
@@ -209,7 +209,7 @@ fn a_small_send_buffer_is_lived_with() {
 }
 
 #[test]
-fn requests_and_refused_dumps() {
+fn requests_get_replies_and_refused_dumps_fail() {
     in_namespace(|| {
         let mut connection = open();
         let get = |name: &'static str| {
@@ -240,7 +240,7 @@ fn requests_and_refused_dumps() {
 }
 
 #[test]
-fn without_rights_each_message_is_refused() {
+fn without_permission_each_message_is_refused() {
     in_namespace(|| {
         let mut connection = open();
         namespace::drop_rights();
@@ -276,7 +276,7 @@ fn without_rights_each_message_is_refused() {
 }
 
 #[test]
-fn a_worker_carries_a_connection() {
+fn a_worker_runs_requests_on_its_connection() {
     in_namespace(|| {
         let build = || Ok::<_, io::Error>(Connection::open(Protocol::Route).unwrap());
         let worker = Worker::spawn("rtnetlink", build).unwrap();

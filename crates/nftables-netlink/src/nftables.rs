@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_of_the_first_change_alone_may_concern_all() {
+    fn a_refused_first_change_may_be_a_refused_transaction() {
         for errno in [libc::ENOMEM, libc::EINVAL, libc::EOPNOTSUPP] {
             let told = told(&[(1, errno)]);
             assert!(

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_told_once_and_then_who_touched_it() {
+    fn an_event_names_the_table_once_and_the_process() {
         let all = datagram(&[
             (command::NEW_CHAIN, &[(1, b"t\0"), (3, b"c\0")]),
             (command::NEW_RULE, &[(1, b"t\0"), (2, b"c\0")]),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_message_may_be_any_change() {
+    fn an_unreadable_notification_counts_as_lost_events() {
         assert_eq!(events(b"nonsense"), [Event::Lost]);
         let no_number = datagram(&[(command::NEW_GENERATION, &[])]);
         assert_eq!(events(&no_number), [Event::Lost]);
@@ -268,12 +268,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_bytes_never_panic(datagram in proptest::collection::vec(any::<u8>(), 0..128)) {
+        fn no_datagram_panics_the_event_decoder(datagram in proptest::collection::vec(any::<u8>(), 0..128)) {
             let _ = events(&datagram);
         }
 
         #[test]
-        fn changed_bytes_never_panic(at in 0_usize..200, to in any::<u8>()) {
+        fn no_damaged_datagram_panics_the_event_decoder(at in 0_usize..200, to in any::<u8>()) {
             let mut datagram = datagram(&[
                 (command::NEW_CHAIN, &[(1, b"t\0"), (3, b"c\0")]),
                 (command::NEW_GENERATION, &[(1, &[0, 0, 0, 7]), (3, b"nft\0")]),

@@ -308,7 +308,7 @@ fn upstream_rulesets_are_recreated() {
 }
 
 #[test]
-fn each_expression_and_object_is_made_again() {
+fn each_expression_and_object_is_recreated() {
     same_in_another_namespace(Path::new(concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/tests/data/all.nft"
@@ -318,7 +318,7 @@ fn each_expression_and_object_is_made_again() {
 /// Compares the listings by the installed `nft`, or by the versions in `NFTS` (paths separated by
 /// spaces).
 #[test]
-fn each_version_lists_the_same() {
+fn each_nft_version_lists_the_same_ruleset() {
     let programs = std::env::var("NFTS").unwrap_or_else(|_| "nft".to_owned());
     let each = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/all.nft");
     let mut files = files();

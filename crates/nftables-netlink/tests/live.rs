@@ -131,7 +131,7 @@ fn transaction(changes: Vec<Change>) -> Transaction {
 }
 
 #[test]
-fn written_objects_are_read_back() {
+fn objects_written_to_the_kernel_read_back_unchanged() {
     in_namespace(|mut nftables| {
         let before = nftables.generation().unwrap();
         let after = nftables
@@ -151,7 +151,7 @@ fn written_objects_are_read_back() {
 }
 
 #[test]
-fn a_refused_change_is_named_and_nothing_is_done() {
+fn a_refused_change_is_reported_and_the_transaction_has_no_effect() {
     in_namespace(|mut nftables| {
         let mut changes = service();
         changes.insert(2, Change::DeleteChain(name("none")));
@@ -235,7 +235,7 @@ fn a_dormant_table_is_activated() {
 }
 
 #[test]
-fn another_generation_is_told() {
+fn a_commit_fails_if_the_generation_has_changed() {
     in_namespace(|mut nftables| {
         let generation = nftables.generation().unwrap();
         let found = nftables.commit(&transaction(service()), None).unwrap();
@@ -270,7 +270,7 @@ fn told(subscription: &Subscription) -> Vec<Event> {
 }
 
 #[test]
-fn a_change_is_told_with_its_table_and_its_maker() {
+fn a_notification_names_the_table_and_the_process() {
     in_namespace(|mut nftables| {
         let mut subscription = Subscription::open(1 << 20).unwrap();
         let touched = |table: &str| Event::Touched {
@@ -358,7 +358,7 @@ fn changes_of_all_own_sockets_are_ignored() {
 }
 
 #[test]
-fn lost_messages_are_told() {
+fn lost_notifications_are_reported() {
     in_namespace(|mut nftables| {
         let subscription = Subscription::open(4096).unwrap();
         for number in 0..200 {
@@ -377,7 +377,7 @@ fn lost_messages_are_told() {
 }
 
 #[test]
-fn this_kernel_has_all_that_is_needed() {
+fn this_kernel_has_all_required_features() {
     in_namespace(|mut nftables| {
         let generation = nftables.generation().unwrap();
         for family in [Family::Ip, Family::Ip6] {
@@ -394,7 +394,7 @@ fn this_kernel_has_all_that_is_needed() {
 }
 
 #[test]
-fn each_of_many_writers_sees_the_others() {
+fn concurrent_writers_detect_each_others_commits() {
     const WRITERS: u32 = 4;
     const EACH: u32 = 25;
     in_namespace(|mut nftables| {
@@ -435,7 +435,7 @@ fn each_of_many_writers_sees_the_others() {
 }
 
 #[test]
-fn changes_of_other_tables_do_not_disturb_a_read() {
+fn changes_of_other_tables_do_not_restart_a_read() {
     in_namespace(|mut nftables| {
         let chain = |number: u16| Chain {
             name: name(&format!("c{number}")),
@@ -483,7 +483,7 @@ fn changes_of_other_tables_do_not_disturb_a_read() {
 }
 
 #[test]
-fn clients_that_rules_have_put_into_a_set_are_not_read() {
+fn elements_added_by_rules_are_not_read() {
     in_namespace(|mut nftables| {
         nft(&["add", "table", "ip", "t"]);
         let set = "add set ip t clients { type ipv4_addr; flags dynamic,timeout; timeout 1h; }";
@@ -501,7 +501,7 @@ fn clients_that_rules_have_put_into_a_set_are_not_read() {
 }
 
 #[test]
-fn without_the_capability_it_says_so() {
+fn the_nftables_error_names_the_missing_capability() {
     in_namespace(|_| {
         let mut sets = rustix::thread::capabilities(None).unwrap();
         sets.effective
@@ -513,7 +513,7 @@ fn without_the_capability_it_says_so() {
 }
 
 #[test]
-fn a_check_changes_nothing() {
+fn a_dry_run_of_a_transaction_has_no_effect() {
     in_namespace(|mut nftables| {
         let generation = nftables.generation().unwrap();
         let subscription = Subscription::open(1 << 20).unwrap();
@@ -542,7 +542,7 @@ fn a_check_changes_nothing() {
 }
 
 #[test]
-fn nothing_to_do_is_no_transaction() {
+fn a_transaction_without_changes_is_not_sent() {
     in_namespace(|mut nftables| {
         let generation = nftables.generation().unwrap();
         for changes in [
@@ -573,7 +573,7 @@ fn a_prepared_transaction_can_be_committed_repeatedly() {
 }
 
 #[test]
-fn many_endpoints_are_read_in_their_order() {
+fn many_endpoints_are_read_in_map_order() {
     // 2,000 elements exceed the limit of requests by key, so they need a dump.
     for count in [1, 300, 2_000] {
         in_namespace(move |mut nftables| {

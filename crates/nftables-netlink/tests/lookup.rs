@@ -47,7 +47,7 @@ table netdev n {
 "#;
 
 #[test]
-fn an_element_is_found_by_a_key_that_is_in_it() {
+fn an_element_is_found_by_a_key_within_its_range() {
     in_namespace(|mut nftables| {
         load(RULES);
         let mut find = |set: &str, key: &[u8]| {
@@ -87,7 +87,7 @@ fn an_element_is_found_by_a_key_that_is_in_it() {
 }
 
 #[test]
-fn an_element_leads_to_where_the_kernel_leads() {
+fn a_lookup_returns_the_verdict_that_the_kernel_uses() {
     in_namespace(|mut nftables| {
         load(RULES);
         let key = |last| {
@@ -130,7 +130,7 @@ fn an_element_leads_to_where_the_kernel_leads() {
 }
 
 #[test]
-fn sets_and_base_chains_are_found() {
+fn sets_and_base_chains_are_found_by_name() {
     in_namespace(|mut nftables| {
         load(RULES);
         let found = nftables.set(Family::Ip, "t", "ranges").unwrap().unwrap();
@@ -156,7 +156,7 @@ fn sets_and_base_chains_are_found() {
 }
 
 #[test]
-fn expressions_of_others_are_known() {
+fn expressions_of_foreign_rules_are_decoded() {
     in_namespace(|mut nftables| {
         load(RULES);
         let rules = nftables.rules_of_chain(Family::Ip, "t", "c").unwrap();

@@ -72,7 +72,7 @@ fn pod() -> Sender {
 
 #[test]
 #[ignore = "needs root and a network namespace"]
-fn routes_are_the_kernels() {
+fn routes_equal_the_kernels() {
     node();
     let live = Live::open().unwrap();
     let asked = |to: [u8; 4], from: Option<([u8; 4], &str)>| {
@@ -134,7 +134,7 @@ fn routes_are_the_kernels() {
 
 #[test]
 #[ignore = "needs root and iptables"]
-fn rules_and_sets_are_read() {
+fn iptables_rules_and_ipsets_are_read() {
     node();
     run("ipset create KUBE-X hash:ip,port,net");
     run("ipset add KUBE-X 192.168.99.10,tcp:30080,10.244.1.0/24");
@@ -175,7 +175,7 @@ fn rules_and_sets_are_read() {
 
 #[test]
 #[ignore = "needs root and IPVS"]
-fn virtual_servers_are_asked_for_by_key() {
+fn virtual_servers_are_read_by_key() {
     node();
     run("ip link add kube-ipvs0 type dummy");
     run("ip addr add 10.96.0.10/32 dev kube-ipvs0");

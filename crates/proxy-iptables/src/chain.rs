@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_upstreams() {
+    fn chain_hashes_equal_upstreams() {
         let port = Hash::of_port("default/web", Protocol::Tcp);
         assert_eq!(port.to_string(), "LOLE4ISW44XBNF3G");
         let endpoint = |endpoint: &str| {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn names_read_back() {
+    fn chain_names_parse_to_their_chains() {
         for purpose in Purpose::ALL {
             let hash = Hash::of_port("a/b:c", Protocol::Udp);
             let chain = Chain { purpose, hash };

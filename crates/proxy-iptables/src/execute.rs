@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_piece_is_isolated() {
+    fn a_refused_part_is_isolated() {
         let mut kernel = FakeKernel::new(&[]);
         kernel.state().refused = vec!["--dport 3 ".to_owned()];
         let together = plan().apply(&mut kernel, Manner::Together);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn without_its_base_nothing_is_tried() {
+    fn no_service_is_written_without_the_base_chains() {
         let mut kernel = FakeKernel::new(&[]);
         kernel.state().refused = vec!["-A INPUT".to_owned()];
         let verdicts = plan().apply(&mut kernel, Manner::Apart);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_general_failure_ends_the_search() {
+    fn a_general_failure_ends_the_search_for_refused_parts() {
         let mut kernel = FakeKernel::new(&[]);
         kernel.state().held = Some("somebody writes".to_owned());
         let verdicts = Plan {

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_fit_the_kernel() {
+    fn counter_names_fit_the_kernels_limit() {
         for counter in Counter::ALL {
             // NFACCT_NAME_MAX includes the final NUL byte.
             assert!(counter.name().len() < 32, "{counter:?}");
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_big_endian_and_garbage_is_no_panic() {
+    fn packet_counters_are_decoded_as_big_endian() {
         let answer = [
             &HEADER[..],
             &[6, 0, 1, 0, b'x', 0, 0, 0],

@@ -174,7 +174,7 @@ COMMIT
 "#;
 
     #[test]
-    fn connections_are_told_by_service_port() {
+    fn connections_are_counted_by_service_port() {
         let served = |at: &str| ServedAddress {
             at: at.parse().unwrap(),
             protocol: Protocol::Tcp,
@@ -194,7 +194,7 @@ COMMIT
 
     proptest! {
         #[test]
-        fn foreign_text_never_panics(saved in "(\\[1:2\\] -A KUBE-(SERVICES|SEP-A{16}|SVC-A{16}) (-d|-p|-j|--dport|[a-z0-9./:]*| )*\n|.*\n){0,8}") {
+        fn no_saved_rules_panic_the_counter_parser(saved in "(\\[1:2\\] -A KUBE-(SERVICES|SEP-A{16}|SVC-A{16}) (-d|-p|-j|--dport|[a-z0-9./:]*| )*\n|.*\n){0,8}") {
             let _ = counted(IpFamily::V4, &saved);
         }
     }

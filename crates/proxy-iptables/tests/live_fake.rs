@@ -143,7 +143,7 @@ fn compare(family: IpFamily, backend: Backend) {
 
 #[test]
 #[ignore = "needs iptables, and the right to make network namespaces"]
-fn the_fake_refuses_what_iptables_refuses_and_holds_what_it_holds() {
+fn the_fake_ends_in_iptables_state_with_the_same_refusals() {
     for family in IpFamily::ALL {
         for backend in [Backend::Nft, Backend::Legacy] {
             in_namespace(|| compare(family, backend));

@@ -327,7 +327,7 @@ fn lines_with(text: &str, part: &str) -> usize {
 }
 
 #[test]
-fn a_start_is_one_look_and_one_restore_and_a_second_start_is_none() {
+fn a_restart_reads_once_and_writes_nothing() {
     let mut world = World::new();
     world.apply(Event::ServiceApplied(service(1)));
     world.apply(slice(1, [1, 2]));
@@ -345,7 +345,7 @@ fn a_start_is_one_look_and_one_restore_and_a_second_start_is_none() {
 }
 
 #[test]
-fn a_change_costs_the_same_among_few_and_among_many() {
+fn the_cost_of_a_change_does_not_depend_on_the_services() {
     let cost = |services| {
         let mut world = serving(services);
         world.apply(slice(1, [1, 2, 3]));
@@ -376,7 +376,7 @@ fn a_change_costs_the_same_among_few_and_among_many() {
 }
 
 #[test]
-fn many_large_services_of_one_namespace_come_after_the_others_in_pieces() {
+fn large_services_of_one_namespace_are_written_last_in_pieces() {
     let tenant = |number: u8| {
         let port = |port: u16| (Arc::<str>::from(format!("p{port}")), port);
         let ports: Vec<(Arc<str>, u16)> = (1..=50).map(port).collect();
@@ -461,7 +461,7 @@ fn rules_of_a_service_are_removed_with_it() {
 }
 
 #[test]
-fn flushed_tables_are_noticed_by_the_canary_alone() {
+fn flushed_tables_are_noticed_by_the_canary_chain() {
     let mut world = serving(2);
     let held = world.kernel.saved();
     world.tick(Duration::from_secs(5));
@@ -474,7 +474,7 @@ fn flushed_tables_are_noticed_by_the_canary_alone() {
 }
 
 #[test]
-fn a_look_for_the_canary_that_hangs_delays_no_change() {
+fn a_slow_canary_check_delays_no_change() {
     let hangs = Arc::new(AtomicBool::new(true));
     let mut world = World::threaded(&hangs);
     world.apply(Event::ServiceApplied(service(1)));
@@ -503,7 +503,7 @@ fn a_look_for_the_canary_that_hangs_delays_no_change() {
 }
 
 #[test]
-fn manual_changes_are_repaired_once_a_period() {
+fn manual_changes_are_repaired_each_sync_period() {
     let mut world = serving(2);
     let held = world.holds();
     let foreign = "-A KUBE-SERVICES -s 9.9.9.9/32 -j ACCEPT".to_owned();
@@ -523,7 +523,7 @@ fn manual_changes_are_repaired_once_a_period() {
 }
 
 #[test]
-fn a_base_that_is_put_off_is_not_taken_for_written_with_what_is_in_disorder() {
+fn a_refused_base_chain_repair_is_not_recorded_as_written() {
     let mut world = serving(2);
     let held = world.holds();
     world.kernel.state().refused = vec!["-j MASQUERADE".to_owned()];
@@ -546,7 +546,7 @@ fn a_base_that_is_put_off_is_not_taken_for_written_with_what_is_in_disorder() {
 }
 
 #[test]
-fn without_nfacct_packets_go_the_same_way_uncounted() {
+fn without_nfacct_rules_are_equal_except_for_counting() {
     let held = |has_counters| {
         let mut world = World::new();
         let config = Config {
@@ -603,7 +603,7 @@ fn without_nfacct_packets_go_the_same_way_uncounted() {
 }
 
 #[test]
-fn rules_of_others_stay() {
+fn foreign_iptables_rules_stay() {
     let kernel = FakeKernel::new(&[]);
     let foreign = "*nat\n:CNI-X - [0:0]\n-A POSTROUTING -j CNI-X\n-A CNI-X -s 10.0.0.1/32 -j RETURN\nCOMMIT\n\
                    *filter\n-A INPUT -j ACCEPT\nCOMMIT\n";
@@ -617,7 +617,7 @@ fn rules_of_others_stay() {
 }
 
 #[test]
-fn a_chain_that_a_foreign_rule_leads_to_makes_the_node_neither_late_nor_stuck() {
+fn a_chain_held_by_a_foreign_rule_does_not_make_the_node_unhealthy() {
     let kernel = FakeKernel::new(&[]);
     let stale = "KUBE-SVC-AAAAAAAAAAAAAAAA";
     let foreign = format!("*nat\n:{stale} - [0:0]\n:MINE - [0:0]\n-A MINE -j {stale}\nCOMMIT\n");
@@ -641,7 +641,7 @@ fn a_chain_that_a_foreign_rule_leads_to_makes_the_node_neither_late_nor_stuck() 
 }
 
 #[test]
-fn writes_apart_after_a_passing_refusal_are_complete() {
+fn separate_writes_after_a_temporary_refusal_are_complete() {
     let mut world = World::new();
     world.kernel.state().refused = vec!["-j MASQUERADE".to_owned()];
     for number in 1..=3 {
@@ -678,7 +678,7 @@ fn writes_apart_after_a_passing_refusal_are_complete() {
 }
 
 #[test]
-fn a_service_that_is_refused_stands_alone() {
+fn a_refused_service_does_not_affect_other_services() {
     let mut world = World::new();
     world.kernel.state().refused = vec!["-m recent".to_owned()];
     for number in 1..=20 {
@@ -714,7 +714,7 @@ fn a_service_that_is_refused_stands_alone() {
 }
 
 #[test]
-fn a_held_lock_is_said_once_and_tried_again() {
+fn a_held_iptables_lock_is_reported_once_and_retried() {
     let mut world = serving(3);
     world.kernel.state().held = Some("somebody holds the lock".to_owned());
     for number in 1..=3 {
@@ -730,7 +730,7 @@ fn a_held_lock_is_said_once_and_tried_again() {
 }
 
 #[test]
-fn after_a_lock_that_is_lost_between_two_tables_rules_are_read_before_they_are_written() {
+fn rules_are_read_again_after_a_partly_written_restore() {
     let mut world = serving(2);
     let of_service = |world: &World| {
         let rules = world.chain(Table::Filter, "KUBE-SERVICES");
@@ -764,7 +764,7 @@ fn after_a_lock_that_is_lost_between_two_tables_rules_are_read_before_they_are_w
 }
 
 #[test]
-fn the_chain_of_an_endpoint_is_written_with_what_leads_to_it() {
+fn an_endpoint_chain_is_written_together_with_its_jump() {
     let mut world = serving(2);
     world.kernel.state().refused = vec!["--to-destination 10.244.0.3:8080".to_owned()];
     world.apply(slice(1, [1, 2, 3]));
@@ -790,7 +790,7 @@ fn the_chain_of_an_endpoint_is_written_with_what_leads_to_it() {
 }
 
 #[test]
-fn rules_that_cannot_be_read_are_said_once_and_stop_no_change() {
+fn unreadable_rules_are_reported_once_and_block_no_change() {
     let mut world = serving(3);
     world.kernel.state().unreadable = Some("no process to be had".to_owned());
     let first = world.tick(Duration::from_secs(30)).unreadable;
@@ -815,7 +815,7 @@ fn rules_that_cannot_be_read_are_said_once_and_stop_no_change() {
 }
 
 #[test]
-fn at_a_start_rules_that_cannot_be_read_are_late_and_not_gone() {
+fn unreadable_rules_at_start_are_unknown_and_late() {
     let held = serving(2);
     held.kernel.state().unreadable = Some("it hangs".to_owned());
     let mut world = World::on(held.kernel.clone(), true);
@@ -837,7 +837,7 @@ fn at_a_start_rules_that_cannot_be_read_are_late_and_not_gone() {
 }
 
 #[test]
-fn a_node_on_which_every_service_is_refused_is_stuck() {
+fn a_node_with_only_refused_services_is_stuck() {
     let mut world = World::new();
     world.kernel.state().refused = vec!["default/".into()];
     for number in 1..=3 {
@@ -981,7 +981,7 @@ fn only_added_or_removed_node_addresses_cause_a_read() {
 }
 
 #[test]
-fn an_address_that_changes_while_addresses_are_read_is_read_again() {
+fn an_address_change_during_a_read_causes_another_read() {
     let old: IpAddr = [192, 168, 0, 10].into();
     let new: IpAddr = [192, 168, 0, 11].into();
     for (address, is_there) in [(old, true), (new, false)] {
@@ -1038,7 +1038,7 @@ fn the_older_of_two_services_keeps_a_shared_address() {
 /// Checks that a younger load balancer's source ranges, endpoints or lack of endpoints do not
 /// affect an address and port of an older Service.
 #[test]
-fn only_the_older_of_two_load_balancers_at_one_address_has_rules() {
+fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
     let balanced = |number: u8, ranges: &[&str]| Service {
         ingress_ips: vec!["198.51.100.7".parse().unwrap()],
         source_ranges: ranges.iter().map(|net| net.parse().unwrap()).collect(),
@@ -1092,7 +1092,7 @@ fn only_the_older_of_two_load_balancers_at_one_address_has_rules() {
 }
 
 #[test]
-fn removals_wait_until_everything_is_known() {
+fn removals_wait_for_complete_lists() {
     let held = serving(2);
     let mut world = World::on(held.kernel.clone(), false);
     world.apply(Event::ServiceApplied(service(2)));
@@ -1118,7 +1118,7 @@ fn removals_wait_until_everything_is_known() {
 }
 
 #[test]
-fn endpoints_of_this_node_go_on_to_be_served_before_everything_is_known() {
+fn local_endpoints_stay_served_until_the_lists_are_complete() {
     let mut local = service(1);
     local.external_local = true;
     local.ports[0].node_port = Some(30_001);
@@ -1162,7 +1162,7 @@ fn endpoints_of_this_node_go_on_to_be_served_before_everything_is_known() {
 }
 
 #[test]
-fn with_very_many_endpoints_comments_are_short() {
+fn rule_comments_are_short_with_many_endpoints() {
     let mut world = serving(1);
     world.apply(slice(1, 1..=1001));
     world.sync();
@@ -1186,7 +1186,7 @@ fn with_very_many_endpoints_comments_are_short() {
 }
 
 #[test]
-fn leftovers_of_ipvs_mode_are_removed_once_this_mode_serves() {
+fn leftovers_of_ipvs_mode_are_removed_once_iptables_mode_serves() {
     let kernel = FakeKernel::new(&[]);
     kernel.load(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-LOAD-BALANCER - [0:0]\n:KUBE-NODE-PORT - [0:0]\n\
@@ -1262,7 +1262,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
 }
 
 #[test]
-fn a_shared_chain_in_disorder_is_pending_until_it_is_written() {
+fn a_shared_chain_with_drift_is_pending_until_written() {
     let mut world = serving(2);
     let held = world.holds();
     world.damage(Table::Nat, "KUBE-SERVICES", |rules| {
@@ -1290,7 +1290,7 @@ fn a_shared_chain_in_disorder_is_pending_until_it_is_written() {
 }
 
 #[test]
-fn a_kernel_that_is_as_wanted_is_not_written() {
+fn a_kernel_without_drift_is_not_written() {
     let mut world = serving(2);
     world.sync();
     world.tick(Duration::from_mins(1));
@@ -1345,7 +1345,7 @@ proptest! {
     /// Checks that the kernel's rules after any steps equal those of a fresh start with the same
     /// objects.
     #[test]
-    fn steps_lead_where_a_start_leads(steps in proptest::collection::vec(step(), 1..25)) {
+    fn any_sequence_of_changes_ends_like_a_fresh_start(steps in proptest::collection::vec(step(), 1..25)) {
         let mut world = World::new();
         let mut services = BTreeMap::new();
         let mut slices = BTreeMap::new();

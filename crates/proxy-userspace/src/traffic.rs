@@ -126,7 +126,7 @@ mod tests {
     use crate::port::{ListenerKind, Scope, Sources};
 
     #[test]
-    fn each_opening_of_a_listening_port_is_told_apart() {
+    fn each_reopened_listening_port_is_counted_separately() {
         let traffic = Traffic::default();
         let serving = Arc::<Serving>::default();
         let listener = |scope| Listener {

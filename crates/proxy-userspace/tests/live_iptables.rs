@@ -34,25 +34,25 @@ fn kernel(family: IpFamily, relay: Relay) -> UserspaceKernel {
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn packets_find_their_way_by_iptables() {
+fn iptables_redirects_reach_the_endpoints() {
     on_a_node(|| packets_find_their_way(kernel));
 }
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn packets_find_their_way_by_ip6tables() {
+fn ip6tables_redirects_reach_the_endpoints() {
     on_a_node(|| packets_find_their_way_over_ipv6(kernel));
 }
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn rules_that_tell_pods_apart_read_back() {
+fn iptables_rules_that_detect_pods_read_back_unchanged() {
     rules_that_detect_pods_read_back(kernel, "true");
 }
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn a_process_that_comes_after_another_takes_over() {
+fn a_new_process_takes_over_the_redirects() {
     on_a_node(|| {
         one_process_comes_after_another(kernel);
         let saved = iptables().save(IpFamily::V4).unwrap();
@@ -66,12 +66,12 @@ fn a_process_that_comes_after_another_takes_over() {
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn endpoints_of_the_node_itself_are_reached_by_iptables() {
+fn iptables_redirects_reach_endpoints_on_the_node_itself() {
     on_a_node(|| endpoints_of_the_node_itself_are_reached(kernel));
 }
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn very_many_are_served_at_once() {
+fn thousands_of_services_are_served() {
     on_a_node(|| very_many_are_served(kernel, 3_000));
 }

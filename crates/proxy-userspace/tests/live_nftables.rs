@@ -27,20 +27,20 @@ fn kernel(family: IpFamily, relay: Relay) -> UserspaceKernel {
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn packets_find_their_way_by_nftables() {
+fn nftables_redirects_reach_the_endpoints() {
     on_a_node(|| packets_find_their_way(kernel));
 }
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn packets_find_their_way_by_nftables_over_ipv6() {
+fn nftables_redirects_reach_the_endpoints_over_ipv6() {
     on_a_node(|| packets_find_their_way_over_ipv6(kernel));
 }
 
 /// Checks that rules which `nft` lists and rewrites equal this mode's rules, byte by byte.
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn rules_that_tell_pods_apart_read_back() {
+fn nftables_rules_that_detect_pods_read_back_unchanged() {
     let again = "nft list ruleset > /tmp/listed.$$; nft flush ruleset
                  nft -f /tmp/listed.$$; rm /tmp/listed.$$";
     rules_that_detect_pods_read_back(kernel, again);
@@ -48,13 +48,13 @@ fn rules_that_tell_pods_apart_read_back() {
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn a_process_that_comes_after_another_takes_over() {
+fn a_new_process_takes_over_the_redirects() {
     on_a_node(|| one_process_comes_after_another(kernel));
 }
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn nft_lists_the_table_and_what_others_change_of_it_is_repaired() {
+fn nft_lists_the_table_and_drift_is_repaired() {
     on_a_node(|| {
         let mut world = World::new(IpFamily::V4, kernel);
         let endpoints = world.endpoints("192.0.2.2", &["a"]);
@@ -100,12 +100,12 @@ fn nft_lists_the_table_and_what_others_change_of_it_is_repaired() {
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn endpoints_of_the_node_itself_are_reached_by_nftables() {
+fn nftables_redirects_reach_endpoints_on_the_node_itself() {
     on_a_node(|| endpoints_of_the_node_itself_are_reached(kernel));
 }
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn very_many_are_served_at_once() {
+fn thousands_of_services_are_served() {
     on_a_node(|| very_many_are_served(kernel, 3_000));
 }

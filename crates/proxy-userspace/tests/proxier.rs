@@ -207,7 +207,7 @@ fn balanced(name: &str, address: &str) -> Service {
 }
 
 #[test]
-fn a_port_is_opened_and_then_redirected_to() {
+fn a_port_is_opened_before_its_redirect() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.endpoints("web", &["10.244.1.2", "10.244.2.3"]);
@@ -237,7 +237,7 @@ fn a_port_is_opened_and_then_redirected_to() {
 }
 
 #[test]
-fn an_endpoint_that_comes_or_goes_writes_no_rule() {
+fn a_changed_endpoint_writes_no_rule() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.endpoints("web", &["10.244.1.2"]);
@@ -251,7 +251,7 @@ fn an_endpoint_that_comes_or_goes_writes_no_rule() {
 }
 
 #[test]
-fn a_port_is_closed_once_nothing_leads_to_it() {
+fn a_port_is_closed_after_its_redirect_is_removed() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.apply(service("other", "10.96.0.2"));
@@ -274,7 +274,7 @@ fn a_port_is_closed_once_nothing_leads_to_it() {
 }
 
 #[test]
-fn removals_wait_until_all_is_listed() {
+fn removals_of_redirects_wait_for_complete_lists() {
     let mut world = World::new();
     world.apply(service("web", "10.96.0.1"));
     world.sync();
@@ -304,7 +304,7 @@ fn every_address_of_a_service_leads_to_its_port() {
 }
 
 #[test]
-fn policies_and_source_ranges_have_ports_of_their_own() {
+fn policies_and_source_ranges_have_separate_ports() {
     let detector = LocalDetector::SourceNet("10.244.1.0/24".parse().unwrap());
     let config = Config {
         detector,
@@ -350,7 +350,7 @@ fn policies_and_source_ranges_have_ports_of_their_own() {
 }
 
 #[test]
-fn node_ports_are_served_where_they_are_to_be() {
+fn node_ports_are_redirected_at_the_configured_addresses() {
     let within = NodePortAddresses::Within(vec!["192.0.2.0/24".parse().unwrap()]);
     let kernel = FakeKernel::new(&[NODE, "198.51.100.9"]);
     let mut world = World::with(Config::default(), within, kernel).listed();
@@ -368,7 +368,7 @@ fn node_ports_are_served_where_they_are_to_be() {
 }
 
 #[test]
-fn a_node_that_has_another_address_is_redirected_there() {
+fn a_changed_node_address_changes_the_redirect_target() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.sync();
@@ -383,7 +383,7 @@ fn a_node_that_has_another_address_is_redirected_there() {
 }
 
 #[test]
-fn rules_of_an_earlier_process_are_adopted_and_its_ports_avoided() {
+fn redirects_of_an_earlier_process_are_adopted() {
     let kernel = FakeKernel::new(&[NODE]);
     let before = RedirectTarget {
         name: "default/web".into(),
@@ -446,7 +446,7 @@ fn drift_is_repaired_and_reported() {
 }
 
 #[test]
-fn a_redirect_that_is_refused_takes_nothing_away_where_all_is_written_anew() {
+fn a_refused_redirect_does_not_block_a_complete_rewrite() {
     let mut world = of_nine_services();
     world.sync();
     world.apply(service("bad", "10.96.0.10"));
@@ -470,7 +470,7 @@ fn a_redirect_that_is_refused_takes_nothing_away_where_all_is_written_anew() {
 }
 
 #[test]
-fn one_redirect_that_is_refused_harms_no_other() {
+fn a_refused_redirect_does_not_affect_other_redirects() {
     let mut world = of_nine_services();
     let bad = portal(Some("10.96.0.5"), 80);
     world.kernel.state().refused.insert(bad);
@@ -488,7 +488,7 @@ fn one_redirect_that_is_refused_harms_no_other() {
 }
 
 #[test]
-fn a_port_that_cannot_be_opened_is_told_and_tried_again() {
+fn a_port_that_cannot_be_opened_is_reported_and_retried() {
     let mut world = World::new().listed();
     world.apply(service("before", "10.96.0.9"));
     assert_eq!(world.sync().settled.len(), 1);
@@ -516,7 +516,7 @@ fn a_port_that_cannot_be_opened_is_told_and_tried_again() {
 }
 
 #[test]
-fn an_address_that_cannot_be_served_does_not_lead_to_a_service_that_is_gone() {
+fn an_unservable_address_does_not_lead_to_a_deleted_service() {
     let mut world = World::new().listed();
     world.apply(service("gone", "10.96.0.1"));
     world.apply(service("stays", "10.96.0.3"));
@@ -546,7 +546,7 @@ fn an_address_that_cannot_be_served_does_not_lead_to_a_service_that_is_gone() {
 }
 
 #[test]
-fn a_failed_port_stops_further_tries_of_its_protocol() {
+fn a_failed_port_stops_further_attempts_for_its_protocol() {
     let mut world = World::new().listed();
     world.kernel.state().exhausted = Some("address already in use".to_owned());
     for at in 1..=100 {
@@ -563,7 +563,7 @@ fn a_failed_port_stops_further_tries_of_its_protocol() {
 }
 
 #[test]
-fn sctp_is_told_and_nothing_waits_for_it() {
+fn sctp_is_reported_as_not_supported_and_blocks_nothing() {
     let mut world = World::new().listed();
     let mut sctp = service("signal", "10.96.0.7");
     sctp.ports[0].protocol = Protocol::Sctp;
@@ -593,7 +593,7 @@ fn the_older_of_two_services_has_a_shared_address() {
 }
 
 #[test]
-fn an_address_goes_over_once_its_new_service_serves() {
+fn an_address_moves_once_its_new_service_serves() {
     let mut world = World::new().listed();
     world.apply(service("older", "10.96.0.1"));
     world.endpoints("older", &["10.244.1.2"]);
@@ -620,7 +620,7 @@ fn an_address_goes_over_once_its_new_service_serves() {
 }
 
 #[test]
-fn an_address_goes_over_while_its_former_service_loses_its_endpoints() {
+fn an_address_moves_while_its_old_service_loses_endpoints() {
     let mut world = World::new().listed();
     let shared: IpAddr = "198.51.100.1".parse().unwrap();
     let claiming = |mut service: Service| {
@@ -658,7 +658,7 @@ fn an_address_goes_over_while_its_former_service_loses_its_endpoints() {
 }
 
 #[test]
-fn two_services_that_swap_addresses_and_lose_their_endpoints_wait_for_nobody() {
+fn two_services_can_swap_addresses_without_endpoints() {
     let mut world = World::new().listed();
     let claiming = |mut service: Service, at: &str| {
         service.external_ips = vec![at.parse().unwrap()];
@@ -681,7 +681,7 @@ fn two_services_that_swap_addresses_and_lose_their_endpoints_wait_for_nobody() {
 }
 
 #[test]
-fn a_restart_opens_the_ports_that_rules_lead_to() {
+fn a_restart_reopens_the_ports_of_existing_redirects() {
     let mut world = World::new().listed();
     for (name, at) in [("web", "10.96.0.1"), ("other", "10.96.0.2")] {
         world.apply(balanced(name, at));
@@ -753,7 +753,7 @@ fn the_oldest_services_keep_scarce_ports_after_a_restart() {
 }
 
 #[test]
-fn without_knowing_the_rules_nothing_is_opened() {
+fn no_port_is_opened_while_the_redirects_are_unreadable() {
     let kernel = FakeKernel::new(&[NODE]);
     kernel.state().unreadable = Some("busy".to_owned());
     let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
@@ -766,7 +766,7 @@ fn without_knowing_the_rules_nothing_is_opened() {
 }
 
 #[test]
-fn without_knowing_the_addresses_what_is_redirected_keeps_its_address() {
+fn redirects_keep_their_address_while_node_addresses_are_unknown() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.endpoints("web", &["10.244.1.2"]);
@@ -798,7 +798,7 @@ fn without_knowing_the_addresses_what_is_redirected_keeps_its_address() {
 }
 
 #[test]
-fn a_preview_writes_nothing() {
+fn a_preview_makes_no_write() {
     let mut world = World::new().listed();
     world.apply(balanced("web", "10.96.0.1"));
     block_on(world.mode.read(&world.model, world.now)).unwrap();
@@ -812,7 +812,7 @@ fn a_preview_writes_nothing() {
 }
 
 #[test]
-fn ten_thousand_are_one_write_and_one_more_is_one_redirect() {
+fn ten_thousand_redirects_are_one_write_and_a_change_one_redirect() {
     let mut world = World::new().listed();
     for number in 0..10_000_u32 {
         let [_, _, high, low] = number.to_be_bytes();

@@ -188,12 +188,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_of_a_set_is_three_words() {
+    fn a_row_without_a_value_takes_three_words() {
         assert_eq!(size_of::<Row<(), Arc<u8>>>(), 24);
     }
 
     #[test]
-    fn the_actual_value_survives_changes_of_claims() {
+    fn the_actual_value_stays_when_claims_change() {
         let mut row = Row::of_claim(1, 'a');
         row.set_actual(Some('a'));
         assert!(row.set_claim(&1, Some('b')));

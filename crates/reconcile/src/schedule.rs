@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_reads_back_off() {
+    fn failed_reads_are_retried_with_back_off() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut look = ReadSchedule::new(start, Duration::from_secs(4));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_requests_have_to_wait() {
+    fn repeated_read_requests_wait_for_a_pause() {
         let (now, pause) = (Instant::now(), Duration::from_millis(100));
         let mut look = ReadSchedule::new(now, Duration::from_secs(4));
         look.ask_apart(now, pause);

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn each_endpoint_has_its_turn() {
+    fn each_endpoint_is_picked_equally_often() {
         let mut balance = Balance::new(serving(&[1, 2, 3], None));
         let mut counts = BTreeMap::new();
         for _ in 0..30 {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_keeps_its_endpoint_until_its_time_is_over_or_the_endpoint_gone() {
+    fn a_client_keeps_its_endpoint_until_the_affinity_timeout() {
         let mut balance = Balance::new(serving(&[1, 2, 3], Some(10)));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_that_are_not_named_are_not_admitted() {
+    fn sources_outside_the_ranges_are_not_admitted() {
         let serving = Serving {
             sources: Some(["192.0.2.0/29".parse().unwrap()].into()),
             ..Serving::default()

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reserved_ports_do_not_count() {
+    fn reserved_ports_do_not_count_as_ephemeral() {
         assert_eq!(Range::parse("32768\t60999\n", "\n"), Some(DEFAULT));
         let count = |range, reserved| Range::parse(range, reserved).map(|range| range.count);
         assert_eq!(count("40000 40099", "30000,40000-40009,40099"), Some(89));

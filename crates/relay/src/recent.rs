@@ -171,7 +171,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     #[test]
-    fn used_entries_stay_and_unused_ones_expire() {
+    fn used_cache_entries_stay_and_unused_ones_expire() {
         let (mut recent, start) = (Recent::new(TTL, 100), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         recent.insert("a", 1, start);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn above_the_limit_the_longest_idle_entry_is_evicted() {
+    fn a_full_cache_evicts_the_longest_idle_entry() {
         let (mut recent, start) = (Recent::new(TTL, 3), Instant::now());
         for (at, key) in ["a", "b", "c"].into_iter().enumerate() {
             recent.insert(key, at, start);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn map_and_queue_are_bounded() {
+    fn the_memory_of_the_cache_is_bounded() {
         let (mut recent, start) = (Recent::new(TTL, 64), Instant::now());
         for number in 0..100_000_u32 {
             let now = start + Duration::from_millis(u64::from(number));

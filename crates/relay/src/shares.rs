@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_half_and_loses_its_own_idle_ones() {
+    fn a_client_above_half_loses_its_own_idle_connections() {
         let mut tried = Tried::new(100);
         for number in 0..50 {
             tried.admit(number, "web", "10.0.0.1");
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_has_three_quarters_and_its_biggest_client_makes_room() {
+    fn a_service_above_three_quarters_evicts_its_largest_client() {
         let mut tried = Tried::new(100);
         for number in 0..75 {
             let client = if number < 40 { "10.0.0.1" } else { "10.0.0.2" };
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_with_few_places_keep_them_when_all_are_taken() {
+    fn a_full_relay_keeps_clients_with_few_connections() {
         let mut tried = Tried::new(60);
         for number in 0..60 {
             let client = if number < 30 {
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_ends_leaves_nothing() {
+    fn an_ended_connection_leaves_no_accounting() {
         let mut tried = Tried::new(1_000);
         tried.admit(0, "web", "10.0.0.1");
         for number in 1..10_000 {

@@ -34,7 +34,7 @@ fn worked(stat: &File) -> u64 {
 }
 
 #[test]
-fn without_descriptors_nothing_spins_and_all_goes_on_once_there_are_some() {
+fn a_relay_without_free_descriptors_waits_and_recovers() {
     let with = Limits {
         // The relay assumes that enough descriptors are free.
         descriptors: Some(1_000_000),

@@ -23,7 +23,7 @@ use support::{
 };
 
 #[test]
-fn each_endpoint_has_its_turn() {
+fn connections_rotate_over_the_endpoints() {
     let world = World::tcp(&[named("a"), named("b"), named("c")]);
     let mut counts = BTreeMap::new();
     for _ in 0..30 {
@@ -34,7 +34,7 @@ fn each_endpoint_has_its_turn() {
 }
 
 #[test]
-fn a_client_keeps_its_endpoint_for_a_while() {
+fn a_client_keeps_its_endpoint_for_the_affinity_timeout() {
     let serving = Serving {
         affinity: Some(Duration::from_secs(3)),
         ..by(&[named("a"), named("b"), named("c")])
@@ -49,7 +49,7 @@ fn a_client_keeps_its_endpoint_for_a_while() {
 }
 
 #[test]
-fn an_endpoint_that_refuses_is_passed_over() {
+fn an_endpoint_that_refuses_connections_is_skipped() {
     let world = World::tcp(&[nobody(), nobody(), named("a"), nobody(), nobody(), nobody()]);
     let start = Instant::now();
     for _ in 0..10 {
@@ -59,7 +59,7 @@ fn an_endpoint_that_refuses_is_passed_over() {
 }
 
 #[test]
-fn an_endpoint_that_hangs_is_passed_over_in_time() {
+fn an_endpoint_that_does_not_answer_is_skipped_after_a_timeout() {
     // The endpoint's queue is full, so a client gets no reply.
     let hangs = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     hangs.bind(&ANY.into()).unwrap();
@@ -122,7 +122,7 @@ fn a_client_that_was_not_redirected_is_reset() {
 }
 
 #[test]
-fn the_end_of_one_direction_leaves_the_other_open() {
+fn a_half_closed_connection_still_carries_replies() {
     // The endpoint replies after the client has ended, and still reads after its own end.
     let at = endpoint(|mut connection| {
         let mut told = Vec::new();
@@ -192,7 +192,7 @@ fn write_until_full(connection: &mut TcpStream) -> usize {
 }
 
 #[test]
-fn a_slow_reader_delays_the_writer_and_loses_nothing() {
+fn a_slow_reader_delays_the_writer_without_data_loss() {
     let all = [Carriage::Copy, Carriage::Splice, Carriage::Adaptive].map(|one| (one, 1_024));
     // The same bytes arrive even without room for large reads.
     for (carriage, waiting) in [&all[..], &[(Carriage::Copy, 0), (Carriage::Adaptive, 0)]].concat()
@@ -236,7 +236,7 @@ fn resident() -> usize {
 }
 
 #[test]
-fn much_is_carried_both_ways_at_once() {
+fn large_transfers_work_in_both_directions_at_once() {
     for carriage in [Carriage::Copy, Carriage::Splice, Carriage::Adaptive] {
         let with = Limits {
             carriage,
@@ -288,7 +288,7 @@ fn clients_wait_for_a_free_descriptor() {
 
 /// Checks that no port opens without a free descriptor, and that existing ports continue.
 #[test]
-fn a_listening_port_takes_a_descriptor_and_gives_it_back() {
+fn a_closed_listening_port_frees_its_descriptor() {
     let with = Limits {
         descriptors: Some(3),
         ..limits()
@@ -307,7 +307,7 @@ fn a_listening_port_takes_a_descriptor_and_gives_it_back() {
 }
 
 #[test]
-fn connections_above_the_limit_wait() {
+fn connections_beyond_the_limit_wait() {
     let with = Limits {
         connections: 1,
         ..limits()
@@ -327,7 +327,7 @@ fn connections_above_the_limit_wait() {
 
 /// Checks that bytes are copied without a free pipe or its descriptors.
 #[test]
-fn without_a_pipe_bytes_are_carried_all_the_same() {
+fn without_a_free_pipe_bytes_are_copied() {
     let none = Limits {
         pipes: 0,
         ..limits()
@@ -350,7 +350,7 @@ fn without_a_pipe_bytes_are_carried_all_the_same() {
 
 /// Checks that spare pipes are closed for new connections.
 #[test]
-fn spare_pipes_keep_nobody_waiting() {
+fn spare_pipes_are_closed_for_new_connections() {
     let with = Limits {
         descriptors: Some(5),
         carriage: Carriage::Splice,
@@ -365,7 +365,7 @@ fn spare_pipes_keep_nobody_waiting() {
 }
 
 #[test]
-fn a_closed_port_accepts_nobody_and_its_connections_go_on_for_a_while() {
+fn a_closed_ports_connections_continue_for_the_drain_time() {
     let with = Limits {
         drain: Duration::from_millis(600),
         ..limits()
@@ -386,7 +386,7 @@ fn a_closed_port_accepts_nobody_and_its_connections_go_on_for_a_while() {
 }
 
 #[test]
-fn connections_to_an_endpoint_that_serves_no_more_go_on() {
+fn connections_to_a_removed_endpoint_continue() {
     let world = World::tcp(&[named("a")]);
     let mut client = world.connect();
     client.read_exact(&mut [0; 1]).unwrap();
@@ -399,7 +399,7 @@ fn connections_to_an_endpoint_that_serves_no_more_go_on() {
 }
 
 #[test]
-fn the_end_waits_for_connections_but_not_for_ever() {
+fn shutdown_waits_a_limited_time_for_connections() {
     let world = World::tcp(&[named("a")]);
     let mut client = world.connect();
     client.read_exact(&mut [0; 1]).unwrap();
@@ -443,7 +443,7 @@ fn udp(limits: Limits, endpoints: &[SocketAddr]) -> World {
 }
 
 #[test]
-fn a_flow_of_datagrams_has_one_endpoint_until_it_is_idle() {
+fn a_udp_flow_keeps_its_endpoint_until_idle() {
     // Longer than the delay of a reply on a loaded machine.
     let with = Limits {
         udp_idle: Duration::from_secs(2),
@@ -515,7 +515,7 @@ fn traffic_is_counted_by_endpoint() {
 }
 
 #[test]
-fn a_flow_to_an_endpoint_that_serves_no_more_ends() {
+fn a_udp_flow_to_a_removed_endpoint_ends() {
     let with = Limits {
         udp_idle: LONG,
         ..limits()
@@ -533,7 +533,7 @@ fn a_flow_to_an_endpoint_that_serves_no_more_ends() {
 }
 
 #[test]
-fn flows_are_bounded_and_the_one_gives_way_that_was_idle_for_longest() {
+fn the_longest_idle_udp_flow_is_evicted_at_the_limit() {
     let with = Limits {
         udp_idle: LONG,
         // A client may have half of the flows.
@@ -549,7 +549,7 @@ fn flows_are_bounded_and_the_one_gives_way_that_was_idle_for_longest() {
 }
 
 #[test]
-fn an_endpoint_that_is_gone_loses_a_datagram_and_then_the_flow() {
+fn an_unreachable_endpoint_ends_its_udp_flow() {
     let with = Limits {
         udp_idle: LONG,
         ..limits()
@@ -567,7 +567,7 @@ fn an_endpoint_that_is_gone_loses_a_datagram_and_then_the_flow() {
 }
 
 #[test]
-fn a_relay_that_nobody_holds_accepts_until_another_has_taken_over() {
+fn a_dropped_relay_accepts_connections_until_the_next_takes_over() {
     let with = Limits {
         linger: Duration::from_millis(500),
         ..limits()
@@ -579,7 +579,7 @@ fn a_relay_that_nobody_holds_accepts_until_another_has_taken_over() {
 }
 
 #[test]
-fn all_that_a_relay_has_ends_with_its_last_handle() {
+fn a_relay_closes_its_ports_with_its_last_handle() {
     let at = {
         let world = World::tcp(&[named("a")]);
         assert_eq!(world.who(), "a");

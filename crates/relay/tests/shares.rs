@@ -120,7 +120,7 @@ fn half_of_the_ephemeral_ports_are_left_to_the_node() {
 
 #[test]
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
-fn one_client_does_not_hold_all_connections() {
+fn one_client_cannot_use_all_connections() {
     on_a_node(|| {
         let limits = Limits {
             connections: 64,
@@ -148,7 +148,7 @@ fn one_client_does_not_hold_all_connections() {
 
 #[test]
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
-fn one_service_does_not_hold_all_connections() {
+fn one_service_cannot_use_all_connections() {
     on_a_node(|| {
         let limits = Limits {
             connections: 64,
@@ -180,7 +180,7 @@ fn one_service_does_not_hold_all_connections() {
 
 #[test]
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
-fn the_largest_holder_makes_room_when_descriptors_run_short() {
+fn the_largest_client_is_evicted_when_descriptors_run_short() {
     on_a_node(|| {
         let limits = Limits {
             // Descriptors for the listening ports and 40 connections.
@@ -206,7 +206,7 @@ fn the_largest_holder_makes_room_when_descriptors_run_short() {
 
 #[test]
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
-fn one_client_does_not_hold_all_udp_flows() {
+fn one_client_cannot_use_all_udp_flows() {
     on_a_node(|| {
         // The endpoint reports the source port of each flow.
         let endpoint = UdpSocket::bind(ANY).unwrap();

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_end_of_a_point_to_point_link_counts() {
+    fn the_local_address_of_a_point_to_point_link_is_used() {
         let (own, other) = ([10, 0, 0, 1], [10, 0, 0, 2]);
         let both = payload(&[(IFA_ADDRESS, &other), (IFA_LOCAL, &own)]);
         let expected = Address {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_may_be_anything() {
+    fn unused_address_attributes_may_be_invalid() {
         let (label, cache) = ((libc::IFA_LABEL, &[0xff, 0xfe][..]), (6, &[1][..]));
         let address = payload(&[label, cache, (IFA_LOCAL, &[10, 0, 0, 1])]);
         assert!(Address::parse(&address).unwrap().is_some());
@@ -143,7 +143,7 @@ mod tests {
 
     /// Checks `struct ifaddrmsg` and its attributes against the layout in linux/if_addr.h.
     #[test]
-    fn bytes_are_the_kernels() {
+    fn address_requests_have_the_kernels_layout() {
         let mut batch = Batch::new();
         Address::host(7, [10, 96, 0, 1].into()).push_new(&mut batch);
         Address::host(7, [127, 107, 0, 1].into()).push_del(&mut batch);
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(
+        fn written_addresses_decode_to_the_same_addresses(
             link: u32, six: bool, bits: u128, prefix: u8,
         ) {
             let address = match u32::try_from(bits >> 96) {
@@ -198,7 +198,7 @@ mod tests {
         }
 
         #[test]
-        fn foreign_bytes_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn no_bytes_panic_the_address_decoder(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = Address::parse(&payload);
         }
     }

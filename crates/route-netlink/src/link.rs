@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_has_a_number_a_state_and_a_kind() {
+    fn a_link_has_an_index_a_state_and_a_kind() {
         let hardware = Link {
             index: 7,
             state: LinkState::Down,
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_may_be_anything() {
+    fn unused_link_attributes_may_be_invalid() {
         let odd = payload(1, |message| {
             message.attr(libc::IFLA_IFNAME, &[0xff, 0xfe]);
             message.attr(libc::IFLA_MTU, &[0; 8]);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_end_is_cut_where_it_is_no_name_any_more() {
+    fn a_too_long_link_name_is_cut_to_an_invalid_length() {
         let message = named(&"x".repeat(100_000));
         let LinkAttribute::IfName(name) = &message.attributes[0] else {
             panic!("{message:?}");
@@ -167,12 +167,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_bytes_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn no_bytes_panic_the_link_decoder(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = Link::parse(&payload);
         }
 
         #[test]
-        fn foreign_parts_never_panic(part in proptest::collection::vec(any::<u8>(), 0..32)) {
+        fn no_link_info_panics_the_link_decoder(part in proptest::collection::vec(any::<u8>(), 0..32)) {
             let _ = Link::parse(&payload(0, |message| message.attr(IFLA_LINKINFO, &part)));
         }
     }

@@ -153,7 +153,7 @@ mod tests {
 
     /// Checks `struct rtmsg` and its attributes against the layout in linux/rtnetlink.h.
     #[test]
-    fn bytes_are_the_kernels() {
+    fn lookup_requests_have_the_kernels_layout() {
         let lookup = Lookup {
             destination: [10, 96, 0, 1].into(),
             source: Some([10, 0, 0, 2].into()),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_answers_or_errors() {
+    fn route_refusals_are_distinguished_from_errors() {
         let refused = |errno| Refusal {
             errno,
             message: None,
@@ -196,7 +196,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_bytes_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn no_bytes_panic_the_lookup_decoder(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = PacketRoute::parse(&payload);
         }
     }

@@ -116,7 +116,7 @@ mod tests {
 
     /// Checks `struct rtmsg` and its attributes against the layout in linux/rtnetlink.h.
     #[test]
-    fn bytes_are_the_kernels() {
+    fn route_requests_have_the_kernels_layout() {
         let route = |address| LocalRoute {
             link: 7,
             address,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_for_counts() {
+    fn routes_of_another_protocol_or_family_are_ignored() {
         let route = LocalRoute {
             link: 7,
             address: [10, 96, 0, 1].into(),
@@ -163,12 +163,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_bytes_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn no_bytes_panic_the_route_decoder(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = LocalRoute::parse(&payload, Family::Inet, 107);
         }
 
         #[test]
-        fn foreign_attributes_never_panic(rest in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn no_attributes_panic_the_route_decoder(rest in proptest::collection::vec(any::<u8>(), 0..64)) {
             let payload = [&[10, 128, 0, 0, 255, 107, 0, 2, 0, 0, 0, 0][..], &rest].concat();
             let _ = LocalRoute::parse(&payload, Family::Inet6, 107);
         }

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn each_message_of_a_datagram_is_told() {
+    fn each_message_of_a_datagram_is_an_event() {
         let datagram = [
             datagram(7, "10.96.0.1"),
             removed(2, "192.168.0.1"),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_may_be_anything() {
+    fn an_unreadable_message_counts_as_lost_events() {
         assert_eq!(events(b"nonsense"), [Event::Lost]);
         let mut lying = link(RTM_NEWLINK, 8, 1);
         lying[..4].copy_from_slice(&u32::MAX.to_ne_bytes());
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_leaves_out_what_a_link_is_given() {
+    fn the_socket_filter_drops_events_of_the_given_link() {
         // The kernel runs filters on any kind of socket.
         let (sender, receiver) = UnixDatagram::pair().unwrap();
         receiver.set_nonblocking(true).unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_many_messages() {
+    fn the_receive_buffer_has_room_for_many_messages() {
         const ROOM: usize = 8 << 20;
         let subscription = Subscription::open(ROOM).unwrap();
         let usual = std::fs::read_to_string("/proc/sys/net/core/rmem_default").unwrap();
@@ -258,12 +258,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_bytes_never_panic(datagram in proptest::collection::vec(any::<u8>(), 0..128)) {
+        fn no_datagram_panics_the_event_decoder(datagram in proptest::collection::vec(any::<u8>(), 0..128)) {
             let _ = events(&datagram);
         }
 
         #[test]
-        fn foreign_messages_never_panic(
+        fn no_message_panics_the_event_decoder(
             kind in 16_u16..22, payload in proptest::collection::vec(any::<u8>(), 0..128),
         ) {
             let mut batch = netlink_batch::Batch::new();

@@ -83,7 +83,7 @@ fn routes(rtnetlink: &mut Rtnetlink, link: u32, family: Family, protocol: u8) ->
 }
 
 #[test]
-fn the_loopback_device_is_found_and_others_are_not() {
+fn only_existing_links_are_found() {
     in_namespace(|mut rtnetlink| {
         let lo = rtnetlink.link("lo").unwrap().unwrap();
         assert_eq!((lo.index, lo.state), (LOOPBACK, LinkState::Down));
@@ -100,7 +100,7 @@ fn the_loopback_device_is_found_and_others_are_not() {
 }
 
 #[test]
-fn a_name_that_is_too_long_is_refused() {
+fn a_link_name_that_is_too_long_is_refused() {
     in_namespace(|mut rtnetlink| {
         for length in [16, 100_000] {
             let created = rtnetlink.create_dummy(&"x".repeat(length));
@@ -110,7 +110,7 @@ fn a_name_that_is_too_long_is_refused() {
 }
 
 #[test]
-fn addresses_come_and_go_each_with_its_answer() {
+fn each_added_or_removed_address_gets_a_reply() {
     in_namespace(|mut rtnetlink| {
         let mut batch = Batch::new();
         let one = Address::host(LOOPBACK, ip("10.0.0.1"));
@@ -139,7 +139,7 @@ fn addresses_come_and_go_each_with_its_answer() {
 }
 
 #[test]
-fn what_the_kernel_makes_for_an_address_is_a_route_of_its_own() {
+fn routes_created_by_the_kernel_have_a_different_protocol() {
     in_namespace(|mut rtnetlink| {
         rtnetlink.set_link_state("lo", LinkState::Up).unwrap();
         let address = ip("10.96.0.1");
@@ -168,7 +168,7 @@ fn what_the_kernel_makes_for_an_address_is_a_route_of_its_own() {
 
 #[test]
 #[ignore = "needs dummy links"]
-fn a_dummy_link_lives_from_creation_to_deletion() {
+fn a_dummy_link_is_created_and_deleted() {
     in_namespace(|mut rtnetlink| {
         rtnetlink.create_dummy(DUMMY).unwrap();
         assert_eq!(refused(rtnetlink.create_dummy(DUMMY)), EEXIST);
@@ -188,7 +188,7 @@ fn a_dummy_link_lives_from_creation_to_deletion() {
 
 #[test]
 #[ignore = "needs dummy links and IPv6"]
-fn a_link_gets_an_address_of_its_own_or_none() {
+fn the_address_generation_mode_decides_a_links_own_address() {
     load_ipv6();
     in_namespace(|mut rtnetlink| {
         for (name, generation, expected) in [
@@ -207,7 +207,7 @@ fn a_link_gets_an_address_of_its_own_or_none() {
 
 #[test]
 #[ignore = "needs dummy links and IPv6"]
-fn thousands_of_addresses_and_routes() {
+fn thousands_of_addresses_and_routes_are_written_at_once() {
     const COUNT: u32 = 2_000;
     load_ipv6();
     in_namespace(|mut rtnetlink| {
@@ -277,7 +277,7 @@ fn told(subscription: &Subscription, is_enough: impl Fn(&[Event]) -> bool) -> Ve
 }
 
 #[test]
-fn addresses_are_told_and_those_of_one_link_left_out() {
+fn address_events_exclude_the_given_link() {
     in_namespace(|mut rtnetlink| {
         let subscription = Subscription::open(ROOM).unwrap();
         assert_eq!(
@@ -301,7 +301,7 @@ fn addresses_are_told_and_those_of_one_link_left_out() {
 }
 
 #[test]
-fn an_address_whose_label_is_no_text_is_read_and_told() {
+fn an_address_with_an_invalid_label_is_read() {
     in_namespace(|mut rtnetlink| {
         let subscription = Subscription::open(ROOM).unwrap();
         let mut batch = Batch::new();
@@ -320,7 +320,7 @@ fn an_address_whose_label_is_no_text_is_read_and_told() {
 }
 
 #[test]
-fn what_was_lost_is_told() {
+fn lost_address_events_are_reported() {
     in_namespace(|mut rtnetlink| {
         let subscription = Subscription::open(4_096).unwrap();
         let mut batch = Batch::new();
@@ -343,7 +343,7 @@ fn what_was_lost_is_told() {
 
 #[test]
 #[ignore = "needs dummy links"]
-fn links_are_told() {
+fn link_events_are_received() {
     in_namespace(|mut rtnetlink| {
         let subscription = Subscription::open(ROOM).unwrap();
         rtnetlink.create_dummy(DUMMY).unwrap();
@@ -363,7 +363,7 @@ fn links_are_told() {
 
 #[test]
 #[ignore = "needs dummy links"]
-fn a_link_whose_name_is_no_text_is_told() {
+fn events_of_a_link_with_an_invalid_name_are_received() {
     in_namespace(|mut rtnetlink| {
         let subscription = Subscription::open(ROOM).unwrap();
         let named = |message: &mut Writer<'_>| {

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_served_at_all_addresses_of_its_service_and_at_the_node() {
+    fn a_port_is_served_at_service_addresses_and_node_port() {
         let protocol = Protocol::Udp;
         let port = |number, node_port| ServicePort {
             name: "".into(),

@@ -19,7 +19,7 @@ impl ReadCounters for NamedReader {
 }
 
 #[test]
-fn of_modes_that_follow_each_other_while_one_is_read_the_last_is_read_next() {
+fn the_last_mode_set_during_a_read_is_read_next() {
     let counters = Counters::default();
     let (go_on, waits) = mpsc::channel();
     counters.set(Box::new(NamedReader("first", Some(waits))));
@@ -43,7 +43,7 @@ fn of_modes_that_follow_each_other_while_one_is_read_the_last_is_read_next() {
 }
 
 #[test]
-fn who_reads_apart_does_not_wait() {
+fn separate_readers_do_not_wait_for_each_other() {
     let apart = Apart::default();
     let named = || -> Box<dyn ReadCounters> { Box::new(NamedReader("mode", None)) };
     apart.set([(); 4].map(|()| named()));

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_steers_and_all_else_is_as_it_was() {
+    fn only_control_characters_are_replaced_in_displayed_text() {
         assert_eq!(shown("é a-b/c:http ←"), "é a-b/c:http ←");
         let all = shown("a\x1b[2J\u{9b}\n\u{202e}\u{2067}\u{200b}z");
         assert_eq!(all, "a\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}z");

@@ -71,7 +71,7 @@ fn web() -> Service {
 }
 
 #[test]
-fn a_list_has_a_line_for_each_port() {
+fn a_service_list_has_a_line_for_each_port() {
     let list = ServiceList {
         items: vec![web()],
         total: 1,
@@ -91,7 +91,7 @@ fn a_list_has_a_line_for_each_port() {
 }
 
 #[test]
-fn one_service_has_its_addresses_and_endpoints() {
+fn the_view_of_a_service_lists_its_addresses_and_endpoints() {
     let mut service = web();
     service.errors.push("IPv4: cannot add".to_owned());
     let text = render_one(&service, false, false);

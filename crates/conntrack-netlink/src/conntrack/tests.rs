@@ -9,7 +9,7 @@ fn refusal(errno: i32) -> Refusal {
 }
 
 #[test]
-fn a_flow_that_is_gone_is_no_refusal() {
+fn deletion_of_a_missing_flow_is_not_a_refusal() {
     let busy = refusal(16);
     assert_eq!(Outcome::from(Reply::Done), Outcome::Deleted);
     assert_eq!(Outcome::from(Reply::Refused(refusal(2))), Outcome::Absent);
@@ -21,7 +21,7 @@ fn a_flow_that_is_gone_is_no_refusal() {
 }
 
 #[test]
-fn a_kernel_without_conntrack_says_what_to_run() {
+fn the_error_without_conntrack_names_the_modprobe_command() {
     let error = refused(refusal(errno::EINVAL).into());
     assert!(
         error

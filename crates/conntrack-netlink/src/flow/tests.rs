@@ -28,7 +28,7 @@ fn key(flow: &Flow) -> Vec<u8> {
 }
 
 #[test]
-fn flows_are_read_as_they_were_made() {
+fn decoded_flows_equal_the_created_ones() {
     let (client, service) = ("10.244.1.99:40000", "10.96.0.10:53");
     let udp = Flow {
         protocol: Protocol::Udp,
@@ -89,7 +89,7 @@ fn flows_are_read_as_they_were_made() {
 }
 
 #[test]
-fn the_tuple_and_zones_of_a_delete_are_those_that_conntrack_sends() {
+fn a_delete_request_equals_the_conntrack_tools_request() {
     for (reply, request) in replies().iter().zip(requests()) {
         let Some(flow) = Flow::decode(reply).unwrap() else {
             continue;
@@ -127,12 +127,12 @@ fn a_flow_without_a_required_attribute_is_malformed() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_without_panic(bytes in vec(any::<u8>(), 0..300)) {
+    fn no_bytes_panic_the_flow_decoder(bytes in vec(any::<u8>(), 0..300)) {
         let _ = Flow::decode(&bytes);
     }
 
     #[test]
-    fn damaged_flows_are_read_without_panic(
+    fn no_damaged_flow_panics_the_decoder(
         which in 0..7_usize,
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         end in any::<prop::sample::Index>(),

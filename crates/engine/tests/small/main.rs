@@ -101,7 +101,7 @@ impl World {
 }
 
 #[test]
-fn what_is_wanted_is_opened_and_told_once_it_is() {
+fn a_service_is_reported_once_its_entry_is_written() {
     let mut world = World::new().listed();
     world.service("web", 1, "10.96.0.1");
     let report = world.sync();
@@ -115,7 +115,7 @@ fn what_is_wanted_is_opened_and_told_once_it_is() {
 }
 
 #[test]
-fn that_a_service_needs_no_write_is_told_without_an_event() {
+fn a_service_without_a_write_is_reported_without_an_event() {
     let mut world = World::new().listed();
     world.service("a", 1, "10.96.0.1");
     world.sync();
@@ -133,7 +133,7 @@ fn that_a_service_needs_no_write_is_told_without_an_event() {
 }
 
 #[test]
-fn nothing_is_closed_before_all_is_listed() {
+fn no_entry_is_removed_before_the_lists_are_complete() {
     let mut world = World::new();
     world.service("web", 1, "10.96.0.1");
     world.sync();
@@ -148,7 +148,7 @@ fn nothing_is_closed_before_all_is_listed() {
 }
 
 #[test]
-fn what_is_refused_is_tried_again_later_and_its_service_is_not_settled() {
+fn a_refused_entry_is_retried_and_keeps_its_service_unsettled() {
     let mut world = World::new().listed();
     let at: SocketAddr = "10.96.0.1:80".parse().unwrap();
     world.kernel.lock().unwrap().refuses.insert(at);
@@ -168,7 +168,7 @@ fn what_is_refused_is_tried_again_later_and_its_service_is_not_settled() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_and_read_again() {
+fn an_unreadable_kernel_is_reported_and_read_again() {
     let mut world = World::new().listed();
     world.kernel.lock().unwrap().is_unreadable = true;
     world.service("web", 1, "10.96.0.1");
@@ -191,7 +191,7 @@ fn what_cannot_be_read_is_told_and_read_again() {
 }
 
 #[test]
-fn of_two_that_want_the_same_the_older_has_it() {
+fn the_older_of_two_services_gets_a_contested_entry() {
     let mut world = World::new().listed();
     world.service("younger", 2, "10.96.0.1");
     world.service("older", 1, "10.96.0.1");
@@ -206,7 +206,7 @@ fn of_two_that_want_the_same_the_older_has_it() {
 }
 
 #[test]
-fn very_many_conflicts_of_one_namespace_are_counted_and_hide_no_others() {
+fn many_conflicts_of_one_namespace_do_not_hide_other_conflicts() {
     const MANY: i64 = 1_000;
     let mut world = World::new().listed();
     for created in 1..=MANY {
@@ -228,7 +228,7 @@ fn very_many_conflicts_of_one_namespace_are_counted_and_hide_no_others() {
 }
 
 #[test]
-fn a_preview_writes_nothing() {
+fn a_preview_makes_no_write() {
     let mut world = World::new().listed();
     world.service("web", 1, "10.96.0.1");
     block_on(world.mode.read(&world.model, world.now)).unwrap();

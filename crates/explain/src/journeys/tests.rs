@@ -103,7 +103,7 @@ fn told(to: &str, from: &str, objects: &Objects) -> Vec<String> {
 }
 
 #[test]
-fn a_service_is_asked_in_every_way_that_makes_sense() {
+fn explain_covers_each_address_and_sender_of_a_service() {
     let objects = objects(&[], vec![endpoint("10.244.2.5:8080", false)]);
     assert_eq!(
         told("web", "", &objects),
@@ -125,7 +125,7 @@ fn a_service_is_asked_in_every_way_that_makes_sense() {
 }
 
 #[test]
-fn an_endpoint_of_this_node_also_asks_itself() {
+fn a_local_endpoint_is_also_explained_as_its_own_client() {
     let endpoints = vec![
         endpoint("10.244.2.5:8080", false),
         endpoint("10.244.1.253:8080", true),
@@ -142,7 +142,7 @@ fn an_endpoint_of_this_node_also_asks_itself() {
 }
 
 #[test]
-fn source_ranges_are_asked_from_within_and_from_without() {
+fn source_ranges_are_explained_for_clients_inside_and_outside() {
     let without = "outside 203.0.113.7, in none of loadBalancerSourceRanges";
     let within = |address: &str| format!("outside {address}, within loadBalancerSourceRanges");
     for (ranges, wanted) in [
@@ -177,7 +177,7 @@ fn source_ranges_are_asked_from_within_and_from_without() {
 }
 
 #[test]
-fn who_is_named_is_known_by_where_he_is() {
+fn a_named_sender_is_classified_by_its_address() {
     let objects = objects(&[], vec![endpoint("10.244.1.5:8080", true)]);
     let asked = told(
         "10.96.0.10:80",
@@ -198,7 +198,7 @@ fn who_is_named_is_known_by_where_he_is() {
 /// A load balancer sends probes from its Service's address. In IPVS mode, the node also has this
 /// address.
 #[test]
-fn who_has_a_services_address_comes_from_outside() {
+fn a_sender_with_a_service_address_comes_from_outside() {
     let objects = objects(&[], vec![endpoint("10.244.1.5:8080", true)]);
     let asked = Asked::parse("172.35.0.100:30080", "192.0.2.20", "default").unwrap();
     let journeys = plan(&asked, &objects, &Node);
@@ -212,7 +212,7 @@ fn who_has_a_services_address_comes_from_outside() {
 
 /// The rules do not treat this sender as a pod, and the Service has externalTrafficPolicy: Local.
 #[test]
-fn a_pod_that_is_not_known_as_one_is_told_with_the_flag() {
+fn an_undetected_pod_is_reported_with_the_flag_to_set() {
     let stranger = |mode: &str, detector: LocalDetector| {
         let mut objects = objects(&[], Vec::new());
         objects.mode = Some(mode.to_owned());
@@ -242,7 +242,7 @@ fn a_pod_that_is_not_known_as_one_is_told_with_the_flag() {
 }
 
 #[test]
-fn without_a_daemon_an_address_is_asked_as_it_is() {
+fn without_a_daemon_only_the_given_address_is_explained() {
     let nothing = Objects::default();
     assert_eq!(
         told("10.96.0.10:80", "", &nothing),
@@ -260,7 +260,7 @@ fn without_a_daemon_an_address_is_asked_as_it_is() {
 }
 
 #[test]
-fn each_protocol_that_a_service_has_there_is_asked() {
+fn each_protocol_of_a_service_address_is_explained() {
     let mut objects = objects(&[], Vec::new());
     let mut udp = objects.services[0].ports[0].clone();
     udp.protocol = "UDP".to_owned();
@@ -272,7 +272,7 @@ fn each_protocol_that_a_service_has_there_is_asked() {
 }
 
 #[test]
-fn the_end_of_a_network_is_within_it() {
+fn an_example_address_is_within_its_network() {
     let net = |text: &str| text.parse::<IpNet>().unwrap();
     assert_eq!(
         from_end(&net("10.0.0.4/30"), 2),
@@ -304,7 +304,7 @@ impl Routing for Alone {
 }
 
 #[test]
-fn where_networks_are_not_known_a_pod_and_a_host_beside_the_node_are_taken() {
+fn without_known_networks_example_senders_are_near_the_node() {
     let mut objects = objects(&[], Vec::new());
     objects.node = OwnNode {
         addresses: vec!["172.35.0.100".parse().unwrap()],
@@ -331,7 +331,7 @@ fn where_networks_are_not_known_a_pod_and_a_host_beside_the_node_are_taken() {
 }
 
 #[test]
-fn a_neighbour_is_a_host() {
+fn the_neighbour_of_an_address_is_a_valid_host() {
     for (own, beside) in [
         ("172.35.0.100", "172.35.0.101"),
         ("172.35.0.1", "172.35.0.3"),

@@ -59,7 +59,7 @@ fn two() -> Explanation {
 }
 
 #[test]
-fn what_ways_have_in_common_is_told_once() {
+fn common_steps_of_packet_paths_are_printed_once() {
     let text = render(&two(), Style::default());
     let wanted = "\
 pod 10.244.1.9 on this node → 10.96.0.9:80/TCP, clusterIP of default/web
@@ -78,7 +78,7 @@ note: so it is
 }
 
 #[test]
-fn wide_shows_all_rules_and_all_ways() {
+fn wide_output_shows_all_rules_and_paths() {
     let wide = Style {
         is_wide: true,
         ..Style::default()
@@ -111,7 +111,7 @@ fn wide_shows_all_rules_and_all_ways() {
 }
 
 #[test]
-fn colours_are_for_terminals_and_nobody_else_may_send_any() {
+fn only_explain_itself_sends_colours_to_a_terminal() {
     let colours = Style {
         has_colours: true,
         ..Style::default()
@@ -126,7 +126,7 @@ fn colours_are_for_terminals_and_nobody_else_may_send_any() {
 }
 
 #[test]
-fn a_long_place_has_a_line_of_its_own_and_a_way_that_fails_its_word() {
+fn a_long_chain_name_and_a_failed_path_are_printed_readably() {
     let mut two = two();
     let place = "table ip kube-proxy, chain service-SUSTUHLJ-default/web/tcp/http";
     two.journeys[0].walks[0].steps[1].place = place.to_owned();
@@ -138,14 +138,14 @@ fn a_long_place_has_a_line_of_its_own_and_a_way_that_fails_its_word() {
 }
 
 #[test]
-fn it_is_shown_whatever_is_missing() {
+fn an_explanation_with_missing_parts_is_printed() {
     let text = render(&explanation(Vec::new()), Style::default());
     assert!(text.contains("FAILS"), "nothing is known of it: {text}");
     assert_eq!(render(&Explanation::default(), Style::default()), "");
 }
 
 #[test]
-fn an_answer_is_told_where_it_is_lost_or_all_is_asked_for() {
+fn reply_steps_are_printed_if_lost_or_in_wide_output() {
     let with_answer = || Walk {
         answer: vec![step("filter FORWARD", "goes through KUBE-FORWARD")],
         ..walk(1.0, "10.0.0.1:80", vec![step("routing", "by eth0")])

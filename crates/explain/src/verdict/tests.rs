@@ -49,7 +49,7 @@ fn pod(of: Option<Place<'_>>) -> Planned<'_> {
 const MASQUERADED: &str = "masqueraded, to an address of this node";
 
 #[test]
-fn endpoints_are_named_with_their_shares() {
+fn a_verdict_names_endpoints_with_their_shares() {
     let told = |walks: &[Walk]| verdict(&pod(None), walks);
     assert_eq!(
         told(&[
@@ -80,7 +80,7 @@ fn endpoints_are_named_with_their_shares() {
 }
 
 #[test]
-fn a_pod_may_reach_itself() {
+fn a_verdict_says_if_a_pod_reaches_itself() {
     let told = verdict(
         &pod(None),
         &[
@@ -124,7 +124,7 @@ fn objects(policy: &str, lost_to: Option<&str>, endpoints: Vec<Endpoint>) -> Obj
 }
 
 #[test]
-fn what_fails_says_where_and_why() {
+fn a_failure_verdict_says_where_and_why() {
     let endpoint = |ready, local| Endpoint {
         at: "10.244.1.5:8080".to_owned(),
         ready,
@@ -183,7 +183,7 @@ fn what_fails_says_where_and_why() {
 }
 
 #[test]
-fn ways_that_differ_are_told_each_with_its_chance() {
+fn a_verdict_lists_different_outcomes_with_their_probabilities() {
     let mut lost = delivered("10.244.2.7:8080", 0.25, "kept");
     lost.unanswered =
         Some("it sees 10.96.0.9, which is an address of its own node, too".to_owned());
@@ -204,7 +204,7 @@ fn ways_that_differ_are_told_each_with_its_chance() {
 }
 
 #[test]
-fn what_no_service_takes_is_told_as_well() {
+fn a_verdict_covers_packets_that_match_no_service() {
     let told = |fate| verdict(&pod(None), &[failed(fate, 1.0, "routing", "", "")]);
     assert_eq!(
         told(Fate::Forwarded),
@@ -225,7 +225,7 @@ fn what_no_service_takes_is_told_as_well() {
 }
 
 #[test]
-fn endpoints_whose_answers_fare_alike_are_told_together() {
+fn a_verdict_groups_endpoints_with_the_same_reply_outcome() {
     let lost = |at: &str, chance| Walk {
         unanswered: Some("its answer is dropped by filter FORWARD".to_owned()),
         ..delivered(at, chance, "kept")
@@ -248,7 +248,7 @@ fn endpoints_whose_answers_fare_alike_are_told_together() {
 }
 
 #[test]
-fn an_address_that_ipvs_mode_has_taken_is_told_with_its_service() {
+fn an_address_bound_by_ipvs_mode_is_reported_with_its_service() {
     let mut planned = pod(None);
     let names = ["Service default/nginx (spec.externalIPs)".to_owned()];
     planned.named_by = &names;
@@ -260,7 +260,7 @@ fn an_address_that_ipvs_mode_has_taken_is_told_with_its_service() {
 }
 
 #[test]
-fn what_routing_does_is_told_with_what_to_do() {
+fn a_routing_failure_verdict_has_advice() {
     let told = |fate, says: &str, has_service_address| {
         let mut planned = pod(None);
         planned.sender.has_service_address = has_service_address;

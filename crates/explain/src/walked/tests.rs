@@ -123,7 +123,7 @@ fn walk(packet: &Packet, fate: Found, way: Way) -> Walk {
 }
 
 #[test]
-fn what_was_sent_on_is_delivered() {
+fn a_forwarded_packet_counts_as_delivered() {
     let packet = packet("10.244.1.9", "10.244.2.7:8080");
     let walk = walk(&packet, Found::Delivered, from_pod("10.244.1.9"));
     assert_eq!(walk.fate, Fate::Delivered);
@@ -137,7 +137,7 @@ fn what_was_sent_on_is_delivered() {
 }
 
 #[test]
-fn whom_the_endpoint_sees_is_told() {
+fn the_source_address_seen_by_the_endpoint_is_reported() {
     let mut packet = packet("10.244.1.9", "10.244.2.7:8080");
     packet.translate_source(SourceNat::Masquerade(None));
     let seen = walk(&packet, Found::Delivered, from_pod("10.244.1.9"));
@@ -149,7 +149,7 @@ fn whom_the_endpoint_sees_is_told() {
 }
 
 #[test]
-fn answers_that_do_not_come_back_are_told() {
+fn lost_replies_are_reported() {
     // From a service address, to an endpoint on this node and to an endpoint on another node.
     let objects = |kind| Objects {
         services: vec![Service {
@@ -201,7 +201,7 @@ fn answers_that_do_not_come_back_are_told() {
 }
 
 #[test]
-fn the_daemon_goes_on_with_what_comes_to_its_ports() {
+fn packets_to_relay_ports_continue_to_an_endpoint() {
     let packet = packet("10.244.1.9", "127.0.0.1:40000");
     let plan = planned(from_pod("10.244.1.9"));
     let portal = |packet: &Packet| packet_path::Walk {
@@ -251,7 +251,7 @@ fn the_daemon_goes_on_with_what_comes_to_its_ports() {
 }
 
 #[test]
-fn what_is_not_understood_says_so_once() {
+fn an_unsupported_rule_is_reported_once() {
     let mut riddle = followed(&packet("10.244.1.9", "10.244.2.7:8080"), Found::Unknown);
     riddle.why = "a riddle".to_owned();
     let walk = walks(&riddle, &planned(from_pod("10.244.1.9")), None).remove(0);
@@ -260,7 +260,7 @@ fn what_is_not_understood_says_so_once() {
 }
 
 #[test]
-fn what_no_service_takes_is_refused_unless_a_process_listens() {
+fn a_local_packet_without_service_needs_a_listening_process() {
     let local = |port: u16| {
         let at = SocketAddr::new("10.96.0.9".parse().unwrap(), port);
         let mut packet = Packet::new(6, "10.244.1.9".parse().unwrap(), at.ip(), at.port());
@@ -277,7 +277,7 @@ fn what_no_service_takes_is_refused_unless_a_process_listens() {
 }
 
 #[test]
-fn an_answer_that_goes_by_another_node_is_not_known() {
+fn the_fate_of_a_reply_through_another_node_is_unknown() {
     let packet = packet("203.0.113.7", "10.244.2.7:8080");
     let followed = followed(&packet, Found::Delivered);
     let outside = Planned {

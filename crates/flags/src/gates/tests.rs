@@ -32,7 +32,7 @@ fn history(known: &KnownGate) -> String {
 }
 
 #[test]
-fn every_line_is_a_gate() {
+fn each_line_of_the_list_is_a_feature_gate() {
     let lines = include_str!("kubernetes.txt").lines();
     let lines = lines.filter(|line| !line.starts_with('#'));
     for line in lines.clone() {
@@ -52,7 +52,7 @@ fn every_line_is_a_gate() {
 
 /// The list of 1.36.2 itself has 241 gates.
 #[test]
-fn each_release_has_its_own_gates() {
+fn each_kubernetes_release_has_its_own_feature_gates() {
     let count = |at: usize| {
         KNOWN
             .iter()
@@ -82,7 +82,7 @@ fn each_release_has_its_own_gates() {
 }
 
 #[test]
-fn the_gates_that_are_read_are_known() {
+fn each_feature_gate_in_use_is_known() {
     let rows = WITHOUT_EFFECT.iter().map(|(name, ..)| *name);
     for name in OF_KUBE_PROXY.iter().copied().chain(rows) {
         assert!(KnownGate::of(name).is_some(), "{name}");
@@ -92,7 +92,7 @@ fn the_gates_that_are_read_are_known() {
 
 /// The table for operators contains the gates that kube-proxy reads, with the stages of each gate.
 #[test]
-fn the_documentation_has_every_gate_that_is_read() {
+fn the_documentation_lists_each_feature_gate_in_use() {
     let text = include_str!("../../../../docs/flags.md");
     let (_, text) = text.split_once("\n## Feature gates\n").unwrap();
     let (text, _) = text.split_once("\n## ").unwrap();
@@ -120,7 +120,7 @@ fn the_documentation_has_every_gate_that_is_read() {
 
 /// docs/versions.md states this number.
 #[test]
-fn of_the_gates_that_are_read_one_has_another_default_in_1_38() {
+fn one_feature_gate_in_use_has_another_default_in_1_38() {
     let read = KNOWN.iter().filter(|gate| is_of_kube_proxy(gate.name));
     let differs = |gate: &&KnownGate| {
         let default = |minor: usize| gate.specs[minor - FIRST].map(|spec| spec.default);
@@ -133,7 +133,7 @@ fn of_the_gates_that_are_read_one_has_another_default_in_1_38() {
 }
 
 #[test]
-fn a_gate_that_is_not_given_has_its_default() {
+fn an_unset_feature_gate_has_its_default() {
     let default = gates("");
     assert_eq!(default, Gates::default());
     for (name, is_on) in [
@@ -151,7 +151,7 @@ fn a_gate_that_is_not_given_has_its_default() {
 }
 
 #[test]
-fn a_stage_is_switched_but_for_the_gates_that_are_given() {
+fn a_stage_switch_does_not_affect_explicitly_set_gates() {
     let of = |given: &str, name: &str| gates(given).is_on(name);
     assert!(!of("AllBeta=false", FLAGZ));
     assert!(of("AllBeta=false,ComponentFlagz=true", FLAGZ));
@@ -171,7 +171,7 @@ fn a_stage_is_switched_but_for_the_gates_that_are_given() {
 
 /// An upstream kube-proxy of some release rejects each of these gates.
 #[test]
-fn foreign_unknown_and_locked_gates_are_warnings() {
+fn foreign_unknown_and_locked_feature_gates_cause_warnings() {
     assert_eq!(gates("AllAlpha=true,AllBeta=true").warnings(), [""; 0]);
     for (given, part) in [
         (
@@ -208,7 +208,7 @@ fn foreign_unknown_and_locked_gates_are_warnings() {
 }
 
 #[test]
-fn gates_that_will_be_removed_are_noted() {
+fn deprecated_feature_gates_are_noted() {
     let given = "AllowServiceExternalIPs=false,ClientsAllowCARotation=false,ComponentFlagz=false";
     let [external] = &gates(given).notes()[..] else {
         panic!("{:?}", gates(given).notes());

@@ -107,7 +107,7 @@ fn ground() -> Ground {
 }
 
 #[test]
-fn a_service_is_told_with_its_addresses_reasons_errors_and_counters() {
+fn a_service_object_has_addresses_reasons_errors_and_counters() {
     let count = |connections| Count {
         connections,
         ..Count::default()
@@ -211,7 +211,7 @@ fn a_service_is_told_with_its_addresses_reasons_errors_and_counters() {
 }
 
 #[test]
-fn a_mode_that_counts_by_name_or_for_any_address_is_told_at_the_port() {
+fn counters_without_an_address_are_shown_at_the_port() {
     let count = Count {
         connections: 3,
         ..Count::default()
@@ -241,7 +241,7 @@ fn a_mode_that_counts_by_name_or_for_any_address_is_told_at_the_port() {
 }
 
 #[test]
-fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
+fn draining_endpoints_outside_the_slices_are_listed() {
     let since = Instant::now();
     let now = since + Duration::from_secs(12);
     let target = |last: u8| proxy::Target {
@@ -338,7 +338,7 @@ fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
 
 /// Another program, such as keepalived, has a virtual server at an address of a Service.
 #[test]
-fn what_another_program_has_at_an_address_is_none_of_the_services() {
+fn counters_of_foreign_virtual_servers_are_not_attributed_to_services() {
     let mut counted = Counted::default();
     let of = OfAddress {
         scheduler: Some("wrr".to_owned()),
@@ -374,7 +374,7 @@ fn what_another_program_has_at_an_address_is_none_of_the_services() {
 }
 
 #[test]
-fn what_the_relay_still_carries_is_listed() {
+fn endpoints_with_open_relay_connections_are_listed() {
     let mut counted = Counted::default();
     for (last, active) in [(1, 4), (3, 1), (7, 2), (8, 0)] {
         let count = Count {

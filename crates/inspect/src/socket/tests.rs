@@ -66,7 +66,7 @@ async fn ask(places: &Places, path: &str) -> io::Result<String> {
 }
 
 #[tokio::test]
-async fn who_runs_the_daemon_is_answered() {
+async fn the_daemons_own_user_gets_a_response() {
     let own = Own::new("answered");
     assert!(own.places.connect().unwrap().is_none());
     let _server = start(own.places.clone(), echo);
@@ -76,7 +76,7 @@ async fn who_runs_the_daemon_is_answered() {
 }
 
 #[tokio::test]
-async fn a_daemon_beside_a_folder_that_is_a_link_is_asked_by_the_abstract_name() {
+async fn a_symlinked_socket_folder_is_replaced_by_the_abstract_socket() {
     let own = Own::new("link");
     fs::create_dir(own.root.join("elsewhere")).unwrap();
     let link = own.root.join("inspect");
@@ -88,7 +88,7 @@ async fn a_daemon_beside_a_folder_that_is_a_link_is_asked_by_the_abstract_name()
 }
 
 #[tokio::test]
-async fn without_a_folder_the_abstract_name_is_served() {
+async fn without_a_socket_folder_the_abstract_socket_is_used() {
     let own = Own::abstract_only("abstract");
     let _server = start(own.places.clone(), echo);
     // The client runs the same program as the server.
@@ -98,7 +98,7 @@ async fn without_a_folder_the_abstract_name_is_served() {
 }
 
 #[tokio::test]
-async fn another_program_at_the_abstract_name_is_named_and_not_asked() {
+async fn a_foreign_program_at_the_abstract_socket_is_named() {
     let own = Own::abstract_only("impostor");
     let address = std_unix::SocketAddr::from_abstract_name(own.name()).unwrap();
     let listener = std_unix::UnixListener::bind_addr(&address).unwrap();
@@ -143,7 +143,7 @@ fn listen_words(places: &Places) -> String {
 }
 
 #[tokio::test]
-async fn a_folder_that_others_can_write_to_is_not_believed() {
+async fn a_world_writable_socket_folder_is_rejected() {
     use std::os::unix::fs::PermissionsExt as _;
     let own = Own::new("folder");
     let _server = start(own.places.clone(), echo);
@@ -162,7 +162,7 @@ async fn a_folder_that_others_can_write_to_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_socket_that_a_killed_daemon_has_left_is_replaced() {
+async fn a_socket_left_by_a_killed_daemon_is_replaced() {
     let own = Own::new("killed");
     drop(listen(&own.places).unwrap());
     drop(std_unix::UnixListener::bind(own.places.file().unwrap()).unwrap());
@@ -172,7 +172,7 @@ async fn a_socket_that_a_killed_daemon_has_left_is_replaced() {
 }
 
 #[tokio::test]
-async fn whoever_else_is_told_so() {
+async fn unauthorized_users_get_an_error() {
     let own = Own::new("refused");
     // Simulates a daemon whose user is neither root nor the client's user.
     let mut local = listen(&own.places).unwrap();
@@ -202,7 +202,7 @@ async fn whoever_else_is_told_so() {
 }
 
 #[tokio::test]
-async fn of_two_daemons_the_second_answers_once_the_first_has_ended() {
+async fn a_second_daemon_answers_once_the_first_has_ended() {
     let own = Own::new("two");
     let answers = |what: &'static str| move |_: &Parts| text(StatusCode::OK, what);
     let first = start(own.places.clone(), answers("first"));

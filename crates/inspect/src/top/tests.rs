@@ -105,7 +105,7 @@ fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> vie
 
 #[test]
 #[allow(clippy::float_cmp, reason = "whole numbers")]
-fn the_busiest_port_is_first_with_what_came_at_all_its_addresses() {
+fn the_busiest_port_is_first_with_counts_of_all_addresses() {
     let fake = Fake::default();
     for at in [
         "10.96.0.1:80",
@@ -151,7 +151,7 @@ fn the_busiest_port_is_first_with_what_came_at_all_its_addresses() {
 
 #[test]
 #[allow(clippy::float_cmp, reason = "whole numbers")]
-fn no_more_are_listed_than_are_asked_for_and_one_that_began_anew_has_no_negative_rate() {
+fn top_respects_its_limit_and_shows_no_negative_rate() {
     let fake = Fake::default();
     for number in 1..=20 {
         fake.set(&format!("10.96.0.{number}:80"), 100);
@@ -170,7 +170,7 @@ fn no_more_are_listed_than_are_asked_for_and_one_that_began_anew_has_no_negative
 }
 
 #[test]
-fn who_asks_within_a_second_is_answered_from_the_same_looks() {
+fn requests_within_a_second_share_a_counter_sample() {
     let fake = Fake::default();
     fake.set("10.96.0.1:80", 1);
     let (counters, looks, began) = (fake.counters(), Looks::new(|| {}), Instant::now());
@@ -187,7 +187,7 @@ fn who_asks_within_a_second_is_answered_from_the_same_looks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_minute_after_the_last_question_nothing_is_kept() {
+async fn counter_samples_are_dropped_after_a_minute() {
     let fake = Fake::default();
     fake.set("10.96.0.1:80", 1);
     let looks = Looks::new(|| {});
@@ -202,7 +202,7 @@ async fn a_minute_after_the_last_question_nothing_is_kept() {
 }
 
 #[test]
-fn the_loop_looks_through_its_services_piece_by_piece() {
+fn the_loop_scans_its_services_in_pieces() {
     let names: Vec<_> = (0..LOOKED_AT_A_TURN + 10)
         .map(|number| {
             (
@@ -232,7 +232,7 @@ fn the_loop_looks_through_its_services_piece_by_piece() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused() {
+fn invalid_top_queries_are_rejected() {
     let read = |query: &str| Asked::read(&format!("/api/v1/top{query}").parse().unwrap());
     assert_eq!(
         read("").unwrap(),
@@ -254,7 +254,7 @@ fn what_cannot_be_meant_is_refused() {
 }
 
 #[test]
-fn two_who_list_different_ports_have_the_same_rates() {
+fn clients_that_list_different_ports_see_the_same_rates() {
     let fake = Fake::default();
     let (one, other) = ("10.96.0.1:80", "10.96.0.2:80");
     let set = |connections| {
@@ -299,7 +299,7 @@ impl ReadCounters for Waits {
 }
 
 #[tokio::test]
-async fn to_forget_later_waits_for_nobody_who_reads() {
+async fn dropping_counter_samples_does_not_wait_for_a_read() {
     let (began, begins) = mpsc::channel();
     let (go_on, goes_on) = mpsc::channel();
     let counters = Counters::default();

@@ -43,18 +43,18 @@ fn decode(bytes: &[u8], set_type: SetType) -> Result<Option<Entry>, Malformed> {
 
 proptest! {
     #[test]
-    fn written_rules_read_back(entry in entries()) {
+    fn written_entries_decode_to_the_same_entries(entry in entries()) {
         prop_assert_eq!(decode(&bytes(&entry), entry.set_type()), Ok(Some(entry)));
         prop_assert_eq!(Entry::parse(&entry.to_string(), entry.set_type()), Ok(entry));
     }
 
     #[test]
-    fn foreign_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80), of in 0..5_usize) {
+    fn no_bytes_panic_the_entry_decoder(bytes in proptest::collection::vec(any::<u8>(), 0..80), of in 0..5_usize) {
         let _ = Entry::decode(Attributes::new(&bytes), SetType::ALL[of]);
     }
 
     #[test]
-    fn damaged_bytes_never_panic(entry in entries(), at in 0..60_usize, byte: u8) {
+    fn no_damaged_entry_panics_the_decoder(entry in entries(), at in 0..60_usize, byte: u8) {
         let mut bytes = bytes(&entry);
         if let Some(there) = bytes.get_mut(at) {
             *there = byte;
@@ -65,13 +65,13 @@ proptest! {
     }
 
     #[test]
-    fn foreign_text_never_panics(text: String, of in 0..5_usize) {
+    fn no_text_panics_the_entry_parser(text: String, of in 0..5_usize) {
         let _ = Entry::parse(&text, SetType::ALL[of]);
     }
 }
 
 #[test]
-fn notation() {
+fn entries_are_written_in_ipset_notation() {
     for (text, set_type) in [
         ("10.0.0.1", SetType::HashIp),
         ("fd00::1,sctp:9999", SetType::HashIpPort),
@@ -113,7 +113,7 @@ fn notation() {
 }
 
 #[test]
-fn fits_its_own_type_and_family_only() {
+fn an_entry_fits_only_its_own_set_type_and_family() {
     let four = Entry::parse("10.0.0.1,tcp:80,10.0.0.1", SetType::HashIpPortIp).unwrap();
     assert!(four.fits(SetType::HashIpPortIp, Some(Family::Inet)));
     assert!(!four.fits(SetType::HashIpPortIp, Some(Family::Inet6)));

@@ -36,7 +36,7 @@ fn sent_by_ipset(command: u16, set: &str) -> Vec<u8> {
 }
 
 #[test]
-fn create_is_what_ipset_sends() {
+fn create_requests_equal_those_of_the_ipset_tool() {
     for (name, set_type, family) in PLAIN {
         let mut definition = Definition::new(set_type, family);
         if name == "ports" {
@@ -58,7 +58,7 @@ fn create_is_what_ipset_sends() {
 }
 
 #[test]
-fn add_is_what_ipset_sends() {
+fn add_requests_equal_those_of_the_ipset_tool() {
     for (name, set_type, _) in PLAIN {
         let script = test_data::script(&format!("add {name} "));
         let entries: Vec<_> = script
@@ -88,7 +88,7 @@ fn add_is_what_ipset_sends() {
 }
 
 #[test]
-fn type_request_is_what_ipset_sends() {
+fn type_requests_equal_those_of_the_ipset_tool() {
     let mut batch = Batch::new();
     for set_type in SetType::ALL {
         batch.push(message(command::TYPE), 0, |w| {
@@ -196,7 +196,7 @@ fn write_to(kernel: &mut Kernel, entries: &[Entry]) -> Vec<Outcome> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_bad_entry_never_stops_the_rest(
+    fn a_refused_entry_does_not_stop_other_entries(
         entries in proptest::collection::vec(
             prop_oneof![9 => any::<u16>().prop_map(Entry::Port), 1 => Just(Entry::Ip([10, 0, 0, 1].into()))],
             0..4000,
@@ -222,7 +222,7 @@ proptest! {
 }
 
 #[test]
-fn few_messages_do_it() {
+fn many_entries_need_few_messages() {
     let entries: Vec<_> = (0..20_000).map(Entry::Port).collect();
     let mut kernel = Kernel {
         refuses: BTreeSet::new(),
@@ -243,7 +243,7 @@ fn few_messages_do_it() {
 }
 
 #[test]
-fn a_lost_answer_leaves_its_entries_unknown() {
+fn a_lost_reply_leaves_its_entries_unknown() {
     let entries: Vec<_> = (0..4000).map(Entry::Port).collect();
     let mut outcomes = vec![Outcome::Unknown; entries.len()];
     let change = Change {
@@ -288,7 +288,7 @@ fn a_lost_answer_leaves_its_entries_unknown() {
 }
 
 #[test]
-fn a_refusal_without_a_line_is_of_the_whole_message() {
+fn a_refusal_without_a_line_number_covers_the_whole_message() {
     let entries = [Entry::Port(1), Entry::Port(2)];
     let mut outcomes = [Outcome::Unknown; 2];
     let change = Change {
@@ -314,7 +314,7 @@ fn a_refusal_without_a_line_is_of_the_whole_message() {
 }
 
 #[test]
-fn the_largest_entries_fit_a_message() {
+fn the_largest_entries_fit_in_messages() {
     let entries =
         vec![Entry::parse("fd00::1,tcp:1,fd00::/64", SetType::HashIpPortNet).unwrap(); 2000];
     let mut outcomes = vec![Outcome::Unknown; entries.len()];
@@ -334,7 +334,7 @@ fn the_largest_entries_fit_a_message() {
 }
 
 #[test]
-fn names() {
+fn set_names_are_validated() {
     for (name, fault) in [
         ("", r#""" cannot name a set: it is empty"#),
         ("a\0b", r#""a\0b" cannot name a set: it holds a NUL"#),
@@ -347,7 +347,7 @@ fn names() {
 }
 
 #[test]
-fn error_numbers_depend_on_command_and_type() {
+fn error_numbers_are_decoded_by_command_and_set_type() {
     let reason = Reason::from_errno;
     assert_eq!(reason(4352, command::ADD, false), Reason::Full);
     assert_eq!(reason(4352, command::ADD, true), Reason::OutOfRange);

@@ -4,7 +4,7 @@ use super::*;
 use crate::test_data::{reply, sets};
 
 #[test]
-fn a_list_reads_as_what_was_made() {
+fn a_listed_set_decodes_to_its_definition() {
     let sets = sets("ipset list");
     let mut lines = Vec::new();
     for set in &sets {
@@ -54,7 +54,7 @@ fn a_list_reads_as_what_was_made() {
 }
 
 #[test]
-fn headers_carry_counts() {
+fn set_headers_have_entry_and_reference_counts() {
     let terse = sets("ipset list -terse");
     let header = &terse
         .iter()
@@ -82,7 +82,7 @@ fn headers_carry_counts() {
 }
 
 #[test]
-fn a_set_in_several_messages_is_one() {
+fn a_set_split_over_several_messages_is_joined() {
     let messages = reply("ipset list");
     let (_, portnet4) = messages
         .iter()
@@ -113,7 +113,7 @@ fn a_set_in_several_messages_is_one() {
 }
 
 #[test]
-fn a_name_may_be_anything() {
+fn a_set_name_may_be_invalid_utf_8() {
     let mut messages: Vec<_> = reply("ipset list")
         .into_iter()
         .map(|(_, payload)| payload)
@@ -128,7 +128,7 @@ fn a_name_may_be_anything() {
 }
 
 #[test]
-fn only_what_decides_membership_must_match() {
+fn only_membership_settings_must_match_a_definition() {
     let sets = sets("ipset list");
     let header = |name: &str| {
         &sets
@@ -157,7 +157,7 @@ fn only_what_decides_membership_must_match() {
 }
 
 #[test]
-fn header_and_type_answers() {
+fn replies_about_protocol_headers_and_types_are_decoded() {
     let read = |request: &str| {
         let (_, payload) = reply(request).remove(0);
         let attributes = CommandAttributes::decode(&payload).unwrap();
@@ -194,12 +194,12 @@ fn header_and_type_answers() {
 
 proptest! {
     #[test]
-    fn foreign_bytes_never_panic(messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 0..4)) {
+    fn no_bytes_panic_the_set_decoder(messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 0..4)) {
         let _ = Set::decode_list(messages.iter().map(Vec::as_slice));
     }
 
     #[test]
-    fn damaged_bytes_never_panic(
+    fn no_damaged_list_panics_the_decoder(
         damage in proptest::collection::vec((0..12_usize, 0..300_usize, any::<u8>()), 1..6),
         cut in 0..400_usize,
     ) {

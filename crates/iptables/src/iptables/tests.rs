@@ -4,7 +4,7 @@ use std::thread;
 use super::*;
 
 #[test]
-fn a_look_at_one_table_does_not_wait_for_who_reads_all() {
+fn a_read_of_one_table_does_not_wait_for_a_full_read() {
     let iptables = Iptables {
         backend: Backend::Legacy,
         infix: "-legacy",

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_that_meet_are_one_and_the_rest_is_told() {
+    fn adjacent_networks_are_merged_into_one_interval() {
         let nets = ["10.0.0.0/25", "10.0.0.128/25", "255.0.0.0/8", "10.0.0.7/32"];
         let nets = nets.map(|net| net.parse().unwrap());
         let told: Vec<(Vec<u8>, bool)> = intervals(&nets, 4)

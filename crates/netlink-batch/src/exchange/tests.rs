@@ -100,7 +100,7 @@ fn refused(errno: i32) -> Reply {
 }
 
 #[test]
-fn only_the_last_message_asks_and_silence_before_it_is_consent() {
+fn only_the_last_message_of_a_batch_requests_an_acknowledgement() {
     let mut exchange = exchange([vec![Ok(verdict(2, EEXIST)), Ok(verdict(3, 0))]]);
     assert_eq!(
         exchange.execute(&batch(3)).unwrap(),
@@ -113,7 +113,7 @@ fn only_the_last_message_asks_and_silence_before_it_is_consent() {
 }
 
 #[test]
-fn sends_hold_512_messages_and_128_kib() {
+fn a_send_has_at_most_512_messages_and_128_kib() {
     let mut many = exchange([vec![Ok(verdict(512, 0))], vec![Ok(verdict(600, 0))]]);
     assert_eq!(many.execute(&batch(600)).unwrap(), vec![Reply::Done; 600]);
     assert_eq!(
@@ -134,7 +134,7 @@ fn sends_hold_512_messages_and_128_kib() {
 }
 
 #[test]
-fn a_socket_that_takes_less_gets_smaller_sends() {
+fn a_socket_with_a_small_buffer_gets_smaller_sends() {
     let mut small = exchange([]);
     small.link.takes = Some(100);
     // Each message has 24 bytes. The sends have 240 bytes, then at most 120 (rejected), then at
@@ -158,7 +158,7 @@ fn a_socket_that_takes_less_gets_smaller_sends() {
 }
 
 #[test]
-fn a_void_message_is_refused_and_the_others_are_sent() {
+fn an_oversized_message_is_refused_and_the_rest_is_sent() {
     let mut batch = batch(1);
     batch.push(20, 0, |writer| {
         writer.nest(1, |writer| writer.attr(2, &vec![0; 65_532]));
@@ -175,7 +175,7 @@ fn a_void_message_is_refused_and_the_others_are_sent() {
 }
 
 #[test]
-fn late_answers_are_not_taken_for_later_ones() {
+fn late_replies_are_not_attributed_to_later_requests() {
     let mut exchange = exchange([
         vec![
             Err(io::Error::from_raw_os_error(ENOBUFS)),
@@ -200,7 +200,7 @@ fn late_answers_are_not_taken_for_later_ones() {
 }
 
 #[test]
-fn a_loss_makes_silence_unknown_even_if_the_last_is_acknowledged() {
+fn lost_replies_make_unacknowledged_messages_unknown() {
     let enobufs = || Err(io::Error::from_raw_os_error(ENOBUFS));
     let mut exchange = exchange([vec![Ok(verdict(1, EEXIST)), enobufs(), Ok(verdict(3, 0))]]);
     assert_eq!(
@@ -210,7 +210,7 @@ fn a_loss_makes_silence_unknown_even_if_the_last_is_acknowledged() {
 }
 
 #[test]
-fn sequence_numbers_wrap() {
+fn sequence_numbers_wrap_around() {
     let mut exchange = exchange([vec![Ok(verdict(u32::MAX, EEXIST)), Ok(verdict(1, 0))]]);
     exchange.sequence = u32::MAX;
     assert_eq!(
@@ -220,7 +220,7 @@ fn sequence_numbers_wrap() {
 }
 
 #[test]
-fn a_whole_send_refused_for_lack_of_rights_is_one_error() {
+fn a_send_without_permission_is_one_error() {
     let mut exchange = exchange([vec![Ok(verdict(1, EPERM))]]);
     assert!(matches!(
         exchange.execute(&batch(3)),
@@ -229,7 +229,7 @@ fn a_whole_send_refused_for_lack_of_rights_is_one_error() {
 }
 
 #[test]
-fn refusals_carry_text_and_the_echoed_request() {
+fn a_refusal_has_the_kernels_text_and_the_request() {
     let request = message(20, 5, 1, b"lineno 7");
     let mut payload = (-4103_i32).to_ne_bytes().to_vec();
     payload.extend(&request);
@@ -248,7 +248,7 @@ fn refusals_carry_text_and_the_echoed_request() {
 }
 
 #[test]
-fn answers_single_and_multi_part() {
+fn single_and_multipart_replies_are_read() {
     let mut single = exchange([vec![Ok(message(9, 0, 1, b"one.")), Ok(verdict(1, 0))]]);
     let answer = single.request(8, 0, &|_| ()).unwrap();
     assert_eq!(answer.iter().collect::<Vec<_>>(), [(9, b"one.".as_slice())]);
@@ -298,7 +298,7 @@ fn pick(all: &mut DotPayloads, message: &message::ReceivedMessage<'_>) -> Result
 }
 
 #[test]
-fn an_interrupted_attempt_of_a_streamed_dump_leaves_nothing() {
+fn an_interrupted_streamed_dump_returns_no_partial_result() {
     let mut exchange = exchange([
         vec![
             Ok(message(9, 2, 1, b"old.")),
@@ -322,7 +322,7 @@ fn an_interrupted_attempt_of_a_streamed_dump_leaves_nothing() {
 }
 
 #[test]
-fn a_caller_that_detects_changes_keeps_an_interrupted_dump() {
+fn a_caller_may_accept_an_interrupted_dump() {
     let mut exchange = exchange([vec![Ok(message(9, 2, 1, b"one.")), Ok(done(2 | 16, 1, 0))]]);
     let picked: DotPayloads = exchange
         .dump_into(8, 0, &|_| (), WhenInterrupted::Take, &mut pick)
@@ -347,7 +347,7 @@ fn an_invalid_message_ends_a_dump_and_discards_the_rest() {
 }
 
 #[test]
-fn a_dump_that_is_not_held_needs_the_memory_of_a_datagram() {
+fn a_streamed_dump_needs_the_memory_of_one_datagram() {
     let part = message(9, 2, 1, &vec![7; 30_000]);
     let mut parts: Vec<_> = (0..1_000).map(|_| Ok(part.clone())).collect();
     parts.push(Ok(done(2, 1, 0)));
@@ -371,7 +371,7 @@ fn a_dump_that_is_always_interrupted_fails() {
 }
 
 #[test]
-fn a_dump_without_an_end_was_lost() {
+fn a_dump_without_an_end_is_repeated() {
     let mut exchange = exchange([
         vec![Ok(message(9, 2, 1, b"part"))],
         vec![Ok(message(9, 2, 2, b"all.")), Ok(done(2, 2, 0))],
@@ -384,7 +384,7 @@ fn a_dump_without_an_end_was_lost() {
 }
 
 #[test]
-fn the_error_inside_done_is_seen() {
+fn an_error_in_the_done_message_is_returned() {
     let mut exchange = exchange([vec![Ok(message(9, 2, 1, b"part")), Ok(done(2, 1, -2))]]);
     let Err(Error::Refused(refusal)) = exchange.dump(8, 0, &|_| ()) else {
         panic!("no error")
@@ -393,7 +393,7 @@ fn the_error_inside_done_is_seen() {
 }
 
 #[test]
-fn nonsense_ends_a_dump_and_the_rest_of_it_is_thrown_away() {
+fn an_invalid_header_ends_a_dump_and_discards_the_rest() {
     let mut short = message(9, 2, 1, b"part");
     short[0] = 99;
     let mut exchange = exchange([vec![Ok(short), Ok(message(9, 2, 1, b"part"))]]);
@@ -408,7 +408,7 @@ fn nonsense_ends_a_dump_and_the_rest_of_it_is_thrown_away() {
 }
 
 #[test]
-fn a_truncated_datagram_is_a_loss_and_makes_room() {
+fn a_truncated_datagram_counts_as_lost_and_grows_the_buffer() {
     struct Truncating(usize);
     impl Link for Truncating {
         fn send(&mut self, _: &[u8]) -> io::Result<()> {
@@ -436,14 +436,14 @@ fn a_truncated_datagram_is_a_loss_and_makes_room() {
 
 proptest! {
     #[test]
-    fn arbitrary_datagrams_never_panic(datagrams: Vec<Vec<u8>>) {
+    fn no_datagram_causes_a_panic(datagrams: Vec<Vec<u8>>) {
         let answers = || [datagrams.iter().cloned().map(Ok).collect::<Vec<_>>()];
         let _ = exchange(answers()).execute(&batch(3));
         let _ = exchange(answers()).request(8, 0, &|_| ());
     }
 
     #[test]
-    fn arbitrary_errors_never_panic(kind in 2..4_u16, flags: u16, payload: Vec<u8>) {
+    fn no_error_reply_causes_a_panic(kind in 2..4_u16, flags: u16, payload: Vec<u8>) {
         let answer = || [vec![Ok(message(kind, flags, 1, &payload))]];
         let _ = exchange(answer()).execute(&batch(3));
         let _ = exchange(answer()).request(8, 0, &|_| ());
@@ -491,7 +491,7 @@ fn a_transaction_is_one_send_of_any_size() {
 }
 
 #[test]
-fn a_transaction_with_a_void_message_is_not_sent() {
+fn a_transaction_with_an_oversized_message_is_not_sent() {
     let mut void = batch(2);
     void.push(20, 0, |writer| writer.attr(1, &vec![0; 70_000]));
     let mut exchange = exchange([]);

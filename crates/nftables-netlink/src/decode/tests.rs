@@ -450,13 +450,13 @@ fn change() -> impl Strategy<Value = Change> {
 
 proptest! {
     #[test]
-    fn written_objects_are_read_back(changes in vec(change(), 0..8)) {
+    fn encoded_objects_decode_to_the_same_objects(changes in vec(change(), 0..8)) {
         let prepared = PreparedTransaction::new(&transaction(changes.clone()), None);
         prop_assert_eq!(read(&prepared), changes);
     }
 
     #[test]
-    fn a_message_belongs_to_its_change(changes in vec(change(), 1..8)) {
+    fn each_message_of_a_transaction_belongs_to_one_change(changes in vec(change(), 1..8)) {
         let prepared = PreparedTransaction::new(&transaction(changes.clone()), None);
         let mut of: Vec<_> = (0..prepared.messages()).map(|at| prepared.change_of(at)).collect();
         prop_assert_eq!(of.first(), Some(&None));
@@ -466,7 +466,7 @@ proptest! {
     }
 
     #[test]
-    fn changed_bytes_never_panic(
+    fn no_damaged_object_panics_the_decoder(
         change in change(),
         faults in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         cut in any::<prop::sample::Index>(),
@@ -489,7 +489,7 @@ proptest! {
     }
 
     #[test]
-    fn foreign_bytes_never_panic(payload in vec(any::<u8>(), 0..256)) {
+    fn no_bytes_panic_the_object_decoder(payload in vec(any::<u8>(), 0..256)) {
         let _ = table(&payload);
         let _ = chain_of(TABLE, &payload);
         let _ = set_of(TABLE, &payload);
@@ -500,7 +500,7 @@ proptest! {
 }
 
 #[test]
-fn many_elements_take_several_messages() {
+fn many_elements_are_split_over_several_messages() {
     let all: Vec<_> = (0..10_000_u32)
         .map(|number| {
             Element::of_verdicts(
@@ -529,7 +529,7 @@ fn many_elements_take_several_messages() {
 }
 
 #[test]
-fn a_comment_that_is_too_long_is_cut() {
+fn a_long_comment_is_cut_to_128_bytes() {
     let long = "é".repeat(200);
     let rule = Rule {
         expressions: Vec::new(),
@@ -546,7 +546,7 @@ fn a_comment_that_is_too_long_is_cut() {
 }
 
 #[test]
-fn fields_are_noted_as_nft_notes_them_and_read() {
+fn key_types_are_stored_in_nfts_user_data_format() {
     let key = |address| vec![DataType::Integer, address, DataType::InetService];
     for address in [DataType::Ipv4Addr, DataType::Ipv6Addr] {
         for type_of in TypeOf::ALL {
@@ -593,7 +593,7 @@ fn fields_are_noted_as_nft_notes_them_and_read() {
 }
 
 #[test]
-fn elements_of_a_first_change_are_not_all_sent_back() {
+fn few_elements_of_a_transaction_are_echoed() {
     let is_told = |count: u32| {
         let elements =
             (0..count).map(|number| Element::of_set(number.to_be_bytes().as_slice().into()));

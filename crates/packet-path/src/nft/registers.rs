@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_bytes_stay_unknown() {
+    fn unknown_register_bytes_stay_unknown() {
         let mut registers = Registers::new();
         registers.put(Register::FIRST, &[10, 0, 0, 1]);
         registers.forget(at(4), 2);
@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn masked_out_bytes_need_not_be_known() {
+    fn masked_out_bytes_may_be_unknown() {
         let half = masked(&[None, Some(0xff)], &[0, 0x0f], &[0, 1]);
         assert_eq!(half[..], [Some(0), Some(0x0e)]);
         assert_eq!(masked(&[None], &[1], &[0])[..], [None]);
     }
 
     #[test]
-    fn a_byte_that_differs_decides() {
+    fn a_differing_known_byte_decides_a_comparison() {
         let found = [Some(1), None];
         assert_eq!(compare(&found, Comparison::Equal, &[2, 0]), Some(false));
         assert_eq!(compare(&found, Comparison::NotEqual, &[2, 0]), Some(true));

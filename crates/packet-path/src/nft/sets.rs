@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_in_the_range_that_it_lies_in() {
+    fn a_key_matches_the_interval_that_contains_the_key() {
         let ranges = [
             end(&[0, 0]),
             element(&[1, 0]),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_a_key_lies_in_its_range() {
+    fn each_field_of_a_key_is_compared_with_its_interval() {
         let types = vec![DataType::InetProto, DataType::InetService];
         let mut range = element(&[6, 0, 0, 0, 0, 80, 0, 0]);
         range.key_end = Some(Bytes::from_slice(&[17, 0, 0, 0, 0, 90, 0, 0]));

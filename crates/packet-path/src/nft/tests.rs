@@ -145,7 +145,7 @@ fn services(kind: SetKind) -> Set {
 }
 
 #[test]
-fn one_of_many_services_is_looked_up() {
+fn a_service_is_found_among_many_by_lookup() {
     let mut held = InMemoryTables::default();
     held.add_table(Family::Ip, TABLE);
     let mut elements = Vec::new();
@@ -201,7 +201,7 @@ fn held(rules: Vec<Rule>) -> InMemoryTables {
 }
 
 #[test]
-fn both_ways_of_a_doubt_are_followed_where_it_matters() {
+fn both_outcomes_of_an_unknown_match_are_followed_if_relevant() {
     let with = |then: Vec<Expression>| rule(unknown().into_iter().chain(then).collect());
     let counts = vec![Expression::Counter {
         bytes: 0,
@@ -228,7 +228,7 @@ fn both_ways_of_a_doubt_are_followed_where_it_matters() {
 }
 
 #[test]
-fn ways_that_multiply_come_to_an_end() {
+fn the_number_of_followed_paths_is_limited() {
     // Each of 40 rules may mark the packet or not.
     let mark = |bit: u32| {
         let mut expressions = unknown();
@@ -254,7 +254,7 @@ fn ways_that_multiply_come_to_an_end() {
 }
 
 #[test]
-fn many_endpoints_have_their_shares() {
+fn each_of_many_endpoints_has_an_equal_share() {
     let elements = (0..2_000_u32).map(|number| {
         let value = Concatenation::new().address(Ipv4Addr::from(0x0af4_0000 + number).into());
         let key = Bytes::from_slice(&number.to_ne_bytes());
@@ -302,7 +302,7 @@ fn many_endpoints_have_their_shares() {
 }
 
 #[test]
-fn a_table_of_iptables_is_known_by_all_its_base_chains() {
+fn an_iptables_table_is_recognised_by_its_base_chains() {
     let mut held = InMemoryTables::default();
     held.add_table(Family::Ip, "nat");
     held.add_chain(Family::Ip, "nat", &base("PREROUTING"), Vec::new());
@@ -452,7 +452,7 @@ fn expression() -> impl Strategy<Value = Expression> {
 
 proptest! {
     #[test]
-    fn any_rules_come_to_an_end(
+    fn evaluation_ends_for_any_rules(
         rules in vec(vec(expression(), 0..7), 0..5),
         other in vec(vec(expression(), 0..7), 0..3),
         elements in vec((bytes(0..20), verdict()), 0..5),

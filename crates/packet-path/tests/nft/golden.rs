@@ -62,7 +62,7 @@ fn check(rules: &str, packets: &[(&str, &str, &[&str])]) {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn nothing_of_upstreams_tables_is_unknown() {
+fn each_rule_in_upstreams_tables_is_supported() {
     let files = files();
     assert!(files.len() > 80, "{}", files.len());
     for (name, file) in files {
@@ -155,7 +155,7 @@ fn a_cluster_ip_leads_to_each_endpoint() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn policies_hold() {
+fn traffic_policies_are_evaluated() {
     let local: &[&str] = &["10.244.1.5:8080 kept"];
     check(
         &case("nodeport-etp-local"),
@@ -190,7 +190,7 @@ fn policies_hold() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn source_ranges_hold() {
+fn source_ranges_are_evaluated() {
     let to = "203.0.113.10:80";
     check(
         &case("lb-sourceranges-with-node"),
@@ -206,7 +206,7 @@ fn source_ranges_hold() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn a_client_comes_back_to_the_endpoint_that_it_had() {
+fn session_affinity_selects_the_clients_previous_endpoint() {
     with_rules(&case("affinity-clientip"), |nftables| {
         assert_eq!(tcp(nftables, POD, CLUSTER_IP), ALL);
         let set = "affinity-W2BRTWSS-default/web/tcp/__10.244.2.5/8080";
@@ -219,7 +219,7 @@ fn a_client_comes_back_to_the_endpoint_that_it_had() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn a_way_is_told_step_by_step() {
+fn a_packet_path_lists_each_step() {
     with_rules(&case("nodeport-tcp"), |nftables| {
         let packet = packet(6, OUTSIDE, "192.168.99.10:30080");
         let nft = Nft::read(nftables, packet.family()).unwrap();
@@ -248,7 +248,7 @@ fn a_way_is_told_step_by_step() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn the_flat_layout_is_understood() {
+fn rules_of_the_flat_layout_are_supported() {
     let both: &[&str] = &["10.244.1.5:8080 kept 50%", "10.244.2.5:8080 kept 50%"];
     let both_masqueraded: &[&str] = &["10.244.1.5:8080 masq 50%", "10.244.2.5:8080 masq 50%"];
     let fifths: &[&str] = &[
@@ -292,7 +292,7 @@ fn the_flat_layout_is_understood() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn redirects_of_userspace_mode_are_understood() {
+fn redirects_of_the_userspace_mode_are_supported() {
     check(
         include_str!("userspace.nft"),
         &[

@@ -54,7 +54,7 @@ fn compare(name: &str, ruleset: &str) {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn rules_are_told_as_nft_lists_them() {
+fn rules_are_formatted_as_by_nft() {
     for (name, file) in golden::files() {
         compare(&name, &fs::read_to_string(file).unwrap());
     }
@@ -70,6 +70,6 @@ fn rules_are_told_as_nft_lists_them() {
 }
 
 #[test]
-fn families_have_their_names() {
+fn table_families_are_formatted_as_by_nft() {
     assert_eq!(Family::Inet.name(), "inet");
 }

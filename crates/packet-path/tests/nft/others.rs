@@ -63,7 +63,7 @@ table ip off {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn a_firewall_is_understood() {
+fn rules_of_a_foreign_firewall_are_supported() {
     with_rules(FIREWALL, |nftables| {
         for (from, to, wanted) in [
             (OUTSIDE, "192.168.99.10:22", "192.168.99.10:22 kept"),
@@ -154,7 +154,7 @@ table ip t {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn a_question_is_answered_as_of_one_moment() {
+fn an_evaluation_uses_one_ruleset_generation() {
     with_rules(FIREWALL, |nftables| {
         let mut asked = 0;
         let answer = consistently(nftables, inet::IpFamily::V4, |_| {

@@ -17,7 +17,7 @@ fn new(protocol: u8, from: &str, to: &str) -> Packet {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn packets_to_services_are_marked_and_kept() {
+fn the_shim_marks_packets_to_services() {
     with_rules(RULES, |nftables| {
         for (from, to, mark) in [
             ("198.51.100.1", "10.96.0.10:80", 0x4000),
@@ -43,7 +43,7 @@ fn packets_to_services_are_marked_and_kept() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn source_ranges_and_ports_that_are_not_exposed_hold() {
+fn the_shim_rejects_unexposed_ports_and_foreign_sources() {
     with_rules(RULES, |nftables| {
         for (protocol, from, to, end) in [
             // The Service's source ranges contain half of all addresses.
@@ -75,7 +75,7 @@ fn source_ranges_and_ports_that_are_not_exposed_hold() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn marked_packets_are_masqueraded() {
+fn the_shim_masquerades_marked_packets() {
     with_rules(RULES, |nftables| {
         let nft = Nft::read(nftables, inet::IpFamily::V4).unwrap();
         for (from, to, mark, is_masqueraded) in [

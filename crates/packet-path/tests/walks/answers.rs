@@ -45,7 +45,7 @@ fn fates(world: &World, from: &str) -> Vec<String> {
 }
 
 #[test]
-fn answers_come_back_to_who_has_asked() {
+fn replies_return_to_their_sender() {
     for mode in ["ipvs", "iptables"] {
         let world = world(mode, "filter", "");
         assert_eq!(fates(&world, POD), ["forwarded"], "{mode}");
@@ -64,7 +64,7 @@ fn replies_to_ipvs_packets_pass_forward() {
 }
 
 #[test]
-fn rules_of_others_are_met() {
+fn replies_pass_foreign_rules() {
     for mode in ["ipvs", "iptables"] {
         let drops = |rule: &str, from| fates(&world(mode, "filter", rule), from);
         let by_port = "-A FORWARD -p tcp -m tcp --sport 8080 -m conntrack --ctdir REPLY -j DROP";
@@ -110,7 +110,7 @@ fn a_rule_on_the_clients_port_has_an_unknown_outcome() {
 }
 
 #[test]
-fn an_untracked_answer_is_not_translated() {
+fn an_untracked_reply_is_not_translated() {
     let rule =
         "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -s 10.244.1.5/32 -j NOTRACK\nCOMMIT\n";
     let mut world = World::golden("iptables", "clusterip-tcp", false);

@@ -26,7 +26,7 @@ fn all_masqueraded() -> Vec<String> {
 }
 
 #[test]
-fn cluster_ip_by_ipvs() {
+fn a_cluster_ip_is_explained_in_ipvs_mode() {
     let world = World::golden("ipvs", "clusterip-tcp", false);
     let ip = "10.96.10.10:80";
     assert_eq!(world.comes_to(POD, ip), all("kept", "kept"));
@@ -35,14 +35,14 @@ fn cluster_ip_by_ipvs() {
 }
 
 #[test]
-fn masquerade_all_by_ipvs() {
+fn masquerade_all_is_explained_in_ipvs_mode() {
     let world = World::golden("ipvs", "flag-masquerade-all", false);
     let ip = "10.96.10.10:80";
     assert_eq!(world.comes_to(POD, ip), all_masqueraded());
 }
 
 #[test]
-fn node_port_by_ipvs() {
+fn a_node_port_is_explained_in_ipvs_mode() {
     let world = World::golden("ipvs", "nodeport-tcp", false);
     let port = "192.168.99.10:30080";
     for from in [POD, "node", HOST] {
@@ -51,7 +51,7 @@ fn node_port_by_ipvs() {
 }
 
 #[test]
-fn local_node_port_by_ipvs() {
+fn a_local_policy_node_port_is_explained_in_ipvs_mode() {
     let world = World::golden("ipvs", "nodeport-etp-local", false);
     for from in [POD, HOST] {
         let found = world.comes_to(from, "192.168.99.10:30080");
@@ -63,7 +63,7 @@ fn local_node_port_by_ipvs() {
 }
 
 #[test]
-fn no_endpoints_by_ipvs() {
+fn a_service_without_endpoints_is_explained_in_ipvs_mode() {
     let world = World::golden("ipvs", "no-endpoints", false);
     for from in [POD, "node", HOST] {
         let found = world.ask(from, "10.96.10.10:80");
@@ -83,7 +83,7 @@ fn no_endpoints_by_ipvs() {
 }
 
 #[test]
-fn a_port_that_is_not_exposed_by_ipvs() {
+fn an_unexposed_port_is_explained_in_ipvs_mode() {
     let world = World::golden("ipvs", "clusterip-tcp", false);
     for from in [POD, "node", HOST] {
         let found = world.comes_to(from, "10.96.10.10:81");
@@ -92,7 +92,7 @@ fn a_port_that_is_not_exposed_by_ipvs() {
 }
 
 #[test]
-fn source_ranges_by_ipvs() {
+fn source_ranges_are_explained_in_ipvs_mode() {
     let vip = "203.0.113.10:80";
     let with = World::golden("ipvs", "lb-sourceranges-with-node", false);
     assert_eq!(with.comes_to(HOST, vip), all_masqueraded());
@@ -106,7 +106,7 @@ fn source_ranges_by_ipvs() {
 }
 
 #[test]
-fn external_ips_by_ipvs() {
+fn external_ips_are_explained_in_ipvs_mode() {
     let world = World::golden("ipvs", "externalips-etp-local", false);
     let ip = "198.51.100.7:80";
     assert_eq!(world.comes_to(HOST, ip), [format!("{LOCAL} kept")]);
@@ -114,7 +114,7 @@ fn external_ips_by_ipvs() {
 }
 
 #[test]
-fn the_only_endpoint_asks_itself_by_ipvs() {
+fn a_hairpin_connection_is_explained_in_ipvs_mode() {
     let world = World::golden("ipvs", "nodeport-etp-local", false);
     let found = world.ask("10.244.1.5", "192.168.99.10:30080");
     assert_eq!(short(&found[0]), format!("{LOCAL} masq 10.244.1.1"));
@@ -130,7 +130,7 @@ fn the_only_endpoint_asks_itself_by_ipvs() {
 }
 
 #[test]
-fn without_conntrack_nothing_is_masqueraded_behind_ipvs() {
+fn ipvs_without_conntrack_does_not_masquerade() {
     let mut world = World::golden("ipvs", "nodeport-tcp", false);
     world.sysctl("net/ipv4/vs/conntrack", "0");
     assert_eq!(
@@ -140,7 +140,7 @@ fn without_conntrack_nothing_is_masqueraded_behind_ipvs() {
 }
 
 #[test]
-fn ipv6_and_udp_by_ipvs() {
+fn ipv6_and_udp_are_explained_in_ipvs_mode() {
     let world = World::golden("ipvs", "dualstack", true);
     let ends = |source: [&str; 2]| {
         let [here, there] = source;
@@ -170,7 +170,7 @@ fn ipv6_and_udp_by_ipvs() {
 }
 
 #[test]
-fn weight_0_gets_nothing_new() {
+fn a_destination_of_weight_0_gets_no_new_connection() {
     let mut world = World::golden("ipvs", "clusterip-tcp", false);
     for server in world.snapshot.servers.values_mut() {
         for entry in &mut server.destinations {
@@ -187,7 +187,7 @@ fn weight_0_gets_nothing_new() {
 /// Marked packets to any port. A destination without a port receives them at their own port. With
 /// persistence, every destination does.
 #[test]
-fn marked_packets_are_balanced_by_their_mark() {
+fn marked_packets_reach_the_virtual_server_of_their_mark() {
     let mark =
         "-A PREROUTING -d 192.168.99.10/32 -p tcp -m tcp -j MARK --set-xmark 0x4d/0xffffffff";
     let rules = format!("*mangle\n:PREROUTING ACCEPT [0:0]\n{mark}\nCOMMIT\n");
@@ -221,7 +221,7 @@ fn marked_packets_are_balanced_by_their_mark() {
 }
 
 #[test]
-fn cluster_ip_by_iptables() {
+fn a_cluster_ip_is_explained_in_iptables_mode() {
     let world = World::golden("iptables", "clusterip-tcp", false);
     let ip = "10.96.10.10:80";
     assert_eq!(world.comes_to(POD, ip), all("kept", "kept"));
@@ -230,7 +230,7 @@ fn cluster_ip_by_iptables() {
 }
 
 #[test]
-fn node_port_by_iptables() {
+fn a_node_port_is_explained_in_iptables_mode() {
     let world = World::golden("iptables", "nodeport-tcp", false);
     for from in [POD, "node", HOST] {
         assert_eq!(
@@ -248,7 +248,7 @@ fn node_port_by_iptables() {
 }
 
 #[test]
-fn local_node_port_by_iptables() {
+fn a_local_policy_node_port_is_explained_in_iptables_mode() {
     let world = World::golden("iptables", "nodeport-etp-local", false);
     let port = "192.168.99.10:30080";
     assert_eq!(world.comes_to(HOST, port), [format!("{LOCAL} kept")]);
@@ -259,7 +259,7 @@ fn local_node_port_by_iptables() {
 }
 
 #[test]
-fn source_ranges_by_iptables() {
+fn source_ranges_are_explained_in_iptables_mode() {
     let vip = "203.0.113.10:80";
     let world = World::golden("iptables", "lb-sourceranges-with-node", false);
     assert_eq!(world.comes_to(HOST, vip), all_masqueraded());
@@ -267,7 +267,7 @@ fn source_ranges_by_iptables() {
 }
 
 #[test]
-fn no_endpoints_by_iptables() {
+fn a_service_without_endpoints_is_explained_in_iptables_mode() {
     let world = World::golden("iptables", "no-endpoints", false);
     for from in [POD, "node", HOST] {
         let found = world.comes_to(from, "10.96.10.10:80");
@@ -276,7 +276,7 @@ fn no_endpoints_by_iptables() {
 }
 
 #[test]
-fn affinity_by_iptables_takes_the_client_to_be_new() {
+fn affinity_in_iptables_mode_assumes_a_new_client() {
     let world = World::golden("iptables", "affinity-clientip", false);
     let walks = world.ask(POD, "10.96.10.10:80");
     assert_eq!(walks.len(), 3);
@@ -292,7 +292,7 @@ fn affinity_by_iptables_takes_the_client_to_be_new() {
 
 /// Every case has a known outcome from every sender, and every rule of upstream's is supported.
 #[test]
-fn everything_of_upstreams_is_understood() {
+fn each_upstream_case_has_a_known_outcome() {
     let cases = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../integration/golden/cases"

@@ -18,7 +18,7 @@ const POD: &str = "10.244.1.7";
 const FAR: &str = "10.244.2.5:80";
 
 #[test]
-fn packets_for_other_hosts_are_forwarded_if_the_node_forwards() {
+fn packets_for_other_hosts_need_ip_forwarding() {
     let mut world = filter("");
     assert_eq!(world.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
     assert_eq!(
@@ -40,7 +40,7 @@ fn packets_for_other_hosts_are_forwarded_if_the_node_forwards() {
 
 /// Compares the kernel's source check (`fib_validate_source`) with a missing route.
 #[test]
-fn sources_of_this_node_and_missing_routes_are_told_apart() {
+fn own_source_addresses_and_missing_routes_are_distinguished() {
     let mut world = World::bare("");
     let own = interface(9, "kube-ipvs0");
     world
@@ -78,7 +78,7 @@ fn sources_of_this_node_and_missing_routes_are_told_apart() {
 }
 
 #[test]
-fn docker_drops_by_policy_and_counts() {
+fn a_drop_by_policy_is_reported_with_counters() {
     let world = World::bare(
         "*filter\n:FORWARD DROP [7:420]\n:DOCKER-USER - [0:0]\n[3:4] -A FORWARD -j DOCKER-USER\n\
          [0:0] -A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
@@ -97,7 +97,7 @@ fn docker_drops_by_policy_and_counts() {
 }
 
 #[test]
-fn unsupported_rules_count_only_if_they_matter() {
+fn unsupported_rules_are_reported_only_if_relevant() {
     let logs = filter("-A FORWARD -m time --timestart 08:00 -j LOG\n");
     assert_eq!(logs.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
     let same = filter("-A FORWARD -m time --timestart 08:00 -j ACCEPT\n");
@@ -121,7 +121,7 @@ fn unsupported_rules_count_only_if_they_matter() {
 
 /// The matches and target of such a rule are unknown, and a step notes it.
 #[test]
-fn a_rule_that_iptables_has_no_words_for_is_passed_and_told() {
+fn a_native_nft_rule_in_iptables_is_skipped_and_noted() {
     let world = filter("-A FORWARD [nft] -j [nft]\n-A FORWARD -j ACCEPT\n");
     let walks = world.ask(POD, FAR);
     assert_eq!(walks.len(), 1, "{walks:#?}");
@@ -132,7 +132,7 @@ fn a_rule_that_iptables_has_no_words_for_is_passed_and_told() {
 }
 
 #[test]
-fn goto_does_not_come_back() {
+fn a_goto_does_not_return_to_the_calling_chain() {
     let world = filter("-A FORWARD -g X\n-A FORWARD -j DROP\n-A X -j MARK --set-xmark 0x1/0x1\n");
     assert_eq!(world.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
     let world = filter("-A FORWARD -j X\n-A FORWARD -j DROP\n-A X -j MARK --set-xmark 0x1/0x1\n");
@@ -140,7 +140,7 @@ fn goto_does_not_come_back() {
 }
 
 #[test]
-fn circles_and_missing_chains_end() {
+fn chain_loops_and_missing_chains_have_an_unknown_outcome() {
     for rules in ["-A FORWARD -j X\n-A X -j X\n", "-A FORWARD -j NOWHERE\n"] {
         let walks = filter(rules).ask(POD, FAR);
         assert_eq!(walks[0].fate, Fate::Unknown, "{rules}");
@@ -148,7 +148,7 @@ fn circles_and_missing_chains_end() {
 }
 
 #[test]
-fn chances_in_a_row_are_bounded() {
+fn the_number_of_random_branches_is_limited() {
     let rule = "-A FORWARD -m statistic --mode random --probability 0.5 -j MARK --set-xmark 0x";
     let mut rules = String::new();
     for bit in 0..20 {
@@ -162,7 +162,7 @@ fn chances_in_a_row_are_bounded() {
 }
 
 #[test]
-fn a_thousand_endpoints_are_a_thousand_ways() {
+fn a_thousand_endpoints_are_a_thousand_paths() {
     let mut rules = "*nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n".to_owned();
     for left in (1..=1000).rev() {
         let chance = 1.0 / f64::from(left);
@@ -184,7 +184,7 @@ fn a_thousand_endpoints_are_a_thousand_ways() {
 
 /// Rules in the style of flannel, Calico, the kubelet and Docker.
 #[test]
-fn rules_of_others_are_understood() {
+fn rules_of_foreign_programs_are_supported() {
     let rules = "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\
         -A PREROUTING -p udp -m multiport --dports 4789,8472 -j NOTRACK\n\
         -A OUTPUT -p udp -m udp --dport 4789 -j CT --notrack\nCOMMIT\n\
@@ -218,7 +218,7 @@ fn rules_of_others_are_understood() {
 }
 
 #[test]
-fn a_redirect_is_for_a_process_here() {
+fn a_redirect_reaches_a_local_process() {
     let rules = "*nat\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\
         -A PREROUTING -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 4000\n\
         -A OUTPUT -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 4000\nCOMMIT\n";
@@ -234,7 +234,7 @@ fn a_redirect_is_for_a_process_here() {
 }
 
 #[test]
-fn a_set_that_is_not_there_is_not_understood() {
+fn a_missing_ipset_has_an_unknown_outcome() {
     let world = filter("-A FORWARD -m set --match-set NOWHERE dst -j DROP\n");
     let walks = world.ask(POD, FAR);
     assert!(walks.iter().all(|walk| walk.fate == Fate::Unknown));
@@ -246,7 +246,7 @@ fn a_set_that_is_not_there_is_not_understood() {
 }
 
 #[test]
-fn the_first_interface_may_be_given() {
+fn the_input_interface_of_a_packet_can_be_given() {
     let world = filter("-A FORWARD -i tun+ -j DROP\n");
     let question = Question {
         protocol: Protocol::Udp,
@@ -261,7 +261,7 @@ fn the_first_interface_may_be_given() {
 
 proptest! {
     #[test]
-    fn foreign_rules_never_panic(
+    fn no_iptables_rules_panic_the_evaluation(
         lines in proptest::collection::vec(
             "(\\[[0-9]{0,3}:[0-9]{0,3}\\] )?-A (FORWARD|X)( (!|-m|-j|-g|-s|-d|-p|--dport|--dports|--ctstate|--mark|\
              --match-set|--probability|--to-destination|--set-xmark|set|tcp|conntrack|ipvs|--vaddr|recent|\

@@ -12,7 +12,7 @@ fn due(table: &T, now: Instant) -> Vec<u8> {
 }
 
 #[test]
-fn who_contends_is_another_version_and_what_is_claimed_is_not() {
+fn only_a_change_of_contenders_changes_the_conflict_version() {
     let mut table = T::new();
     table.claim(&1, [(7, 1)]);
     let alone = table.contested_version();
@@ -28,7 +28,7 @@ fn who_contends_is_another_version_and_what_is_claimed_is_not() {
 }
 
 #[test]
-fn smallest_owner_wins_and_the_next_takes_over() {
+fn the_first_owner_wins_and_the_next_takes_over() {
     let mut table = T::new();
     table.claim(&2, [(1, 20)]);
     table.claim(&1, [(1, 10)]);
@@ -42,7 +42,7 @@ fn smallest_owner_wins_and_the_next_takes_over() {
 }
 
 #[test]
-fn a_failed_write_comes_back_later_and_later_until_the_wish_changes() {
+fn a_failed_write_backs_off_until_the_wanted_value_changes() {
     let now = Instant::now();
     let mut table = T::new();
     table.claim(&1, [(1, 1), (2, 2)]);
@@ -64,7 +64,7 @@ fn a_failed_write_comes_back_later_and_later_until_the_wish_changes() {
 }
 
 #[test]
-fn drift_becomes_pending_and_foreign_rows_go_when_they_are_gone() {
+fn drift_becomes_pending_and_removed_foreign_rows_are_dropped() {
     let now = Instant::now();
     let mut table = T::new();
     table.claim(&1, [(1, 1)]);
@@ -93,7 +93,7 @@ fn a_wanted_and_present_value_is_stored_once() {
 }
 
 #[test]
-fn the_oldest_pending_row_says_since_when() {
+fn the_oldest_pending_row_gives_the_pending_time() {
     let start = Instant::now();
     let at = |count: u32| start + GRAIN * count;
     let mut table = T::new();
@@ -127,7 +127,7 @@ fn the_oldest_pending_row_says_since_when() {
 }
 
 #[test]
-fn removals_that_are_held_back_do_not_count_as_late() {
+fn excused_removals_do_not_count_as_late() {
     let now = Instant::now();
     let mut table = T::new();
     table.begin(now);
@@ -144,7 +144,7 @@ fn removals_that_are_held_back_do_not_count_as_late() {
 }
 
 #[test]
-fn an_unknown_outcome_waits_for_a_read_whatever_is_wanted() {
+fn an_unknown_outcome_waits_for_a_read_despite_new_claims() {
     let mut table = Table::new();
     let now = Instant::now();
     table.claim(&1, [(1, 1)]);
@@ -160,7 +160,7 @@ fn an_unknown_outcome_waits_for_a_read_whatever_is_wanted() {
 }
 
 #[test]
-fn an_unknown_outcome_is_due_after_a_read() {
+fn a_row_with_an_unknown_outcome_is_due_after_a_read() {
     let now = Instant::now();
     let mut table = T::new();
     table.claim(&1, [(1, 1), (2, 2)]);
@@ -209,7 +209,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     /// Checks the invariant, and compares the table with a naive model of claims and actual values.
     #[test]
-    fn pending_is_wanted_not_actual(steps in proptest::collection::vec(step(), 0..40)) {
+    fn a_row_is_pending_if_wanted_and_actual_values_differ(steps in proptest::collection::vec(step(), 0..40)) {
         let mut now = Instant::now();
         let mut table = T::new();
         table.begin(now);

@@ -77,7 +77,7 @@ fn press(view: &mut View, code: KeyCode) -> Next {
 }
 
 #[test]
-fn a_screen_has_the_busiest_and_what_is_wrong() {
+fn the_top_screen_shows_busiest_services_and_problems() {
     let view = View::new(Sort::Connections);
     let lines = drawn(&top(), &view, 100, 16);
     assert_eq!(
@@ -104,7 +104,7 @@ fn a_screen_has_the_busiest_and_what_is_wrong() {
 }
 
 #[test]
-fn s_sorts_by_the_next_and_the_busiest_of_that_is_first() {
+fn key_s_sorts_by_the_next_column() {
     let mut view = View::new(Sort::Connections);
     let first = |view: &View| drawn(&top(), view, 100, 20)[5].clone();
     assert!(first(&view).starts_with("default/web"));
@@ -118,7 +118,7 @@ fn s_sorts_by_the_next_and_the_busiest_of_that_is_first() {
 }
 
 #[test]
-fn a_narrow_terminal_keeps_names_and_the_number_that_is_sorted_by() {
+fn a_narrow_terminal_keeps_names_and_the_sorted_column() {
     let view = View::new(Sort::Packets);
     let lines = drawn(&top(), &view, 40, 14);
     assert_eq!(lines[4], "SERVICE PORT                   PACKETS/S");
@@ -127,7 +127,7 @@ fn a_narrow_terminal_keeps_names_and_the_number_that_is_sorted_by() {
 }
 
 #[test]
-fn whatever_the_size_no_line_is_longer_and_there_are_no_more_of_them() {
+fn the_top_screen_fits_any_terminal_size() {
     let mut many = top();
     many.ports = vec![many.ports[0].clone(); 60];
     many.endpoints = vec![many.endpoints[0].clone(); 60];
@@ -153,7 +153,7 @@ fn whatever_the_size_no_line_is_longer_and_there_are_no_more_of_them() {
 }
 
 #[test]
-fn arrows_scroll_the_list_that_tab_chose_and_stop_at_its_end() {
+fn arrow_keys_scroll_the_list_selected_by_tab() {
     let mut many = top();
     many.ports = (0..30)
         .map(|number| TopPort {
@@ -183,7 +183,7 @@ fn arrows_scroll_the_list_that_tab_chose_and_stop_at_its_end() {
 }
 
 #[test]
-fn q_escape_and_control_c_end_it_and_p_pauses() {
+fn keys_q_escape_and_control_c_end_top_and_p_pauses() {
     let mut view = View::new(Sort::Connections);
     for code in [KeyCode::Char('q'), KeyCode::Esc] {
         assert_eq!(press(&mut view, code), Next::End);
@@ -198,7 +198,7 @@ fn q_escape_and_control_c_end_it_and_p_pauses() {
 }
 
 #[test]
-fn a_name_sends_no_escape_codes_and_a_missing_daemon_is_shown() {
+fn the_top_screen_removes_escape_codes_and_shows_a_missing_daemon() {
     let mut odd = top();
     odd.ports[0].service.name = "web\x1b[2J".to_owned();
     let lines = text(&draw(

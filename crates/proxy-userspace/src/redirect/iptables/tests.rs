@@ -44,7 +44,7 @@ fn of_pods() -> Config {
 }
 
 #[test]
-fn rules_are_those_of_upstreams_chains() {
+fn redirect_rules_equal_upstreams_userspace_rules() {
     let config = of_pods();
     let aim = aim(Some("192.0.2.1"), [40_001, 40_002, 40_002]);
     let rules = lines(
@@ -67,7 +67,7 @@ fn rules_are_those_of_upstreams_chains() {
 }
 
 #[test]
-fn written_rules_read_back() {
+fn written_redirects_parse_to_the_same_redirects() {
     let these = NodePortsAt::These(vec!["192.0.2.1".parse().unwrap()]);
     let places = [NodePortsAt::Everywhere, NodePortsAt::NotAtLocalhost, these];
     let config = of_pods();
@@ -140,7 +140,7 @@ fn any_difference_rewrites_all_redirects() {
 }
 
 #[test]
-fn only_what_changes_is_named() {
+fn a_changed_redirect_writes_only_its_own_rules() {
     let config = of_pods();
     let at = portal(Some("fd00::1"), 80);
     let before = aim(Some("2001:db8::1"), [1, 1, 1]);
@@ -167,7 +167,7 @@ fn only_what_changes_is_named() {
 }
 
 #[test]
-fn all_that_is_written_is_found_again_by_the_footprint() {
+fn the_footprint_covers_each_written_redirect_rule() {
     let these = NodePortsAt::These(vec!["192.0.2.1".parse().unwrap()]);
     for node_ports in [NodePortsAt::Everywhere, these] {
         let mut saved = "*nat\n".to_owned();
