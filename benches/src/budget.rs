@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_machine_is_noticed() {
+    fn a_slow_machine_lengthens_the_expected_times() {
         let mut budget = Budget::default();
         let cold = cell(Axis::Cold);
         let quiet = budget.expected(&cold);

@@ -503,7 +503,7 @@ TCP  0A600101:0050 rr
 ";
 
     #[test]
-    fn the_kernels_table_is_read() {
+    fn the_kernels_ipvs_table_is_parsed() {
         let servers = virtual_servers(PROC).unwrap();
         let reals: Vec<_> = servers[&"10.96.1.0:80".parse().unwrap()].iter().collect();
         assert_eq!(reals, [&"10.128.1.0:8080".parse().unwrap()]);
@@ -511,7 +511,7 @@ TCP  0A600101:0050 rr
     }
 
     #[test]
-    fn differences_are_named() {
+    fn differences_between_snapshots_are_named() {
         let objects = Objects::new(Size {
             services: 3,
             endpoints: 2,

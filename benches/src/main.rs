@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_subject_that_refuses_its_mode_is_skipped() {
+    fn a_kube_proxy_that_rejects_its_mode_is_skipped() {
         let cell: Cell = serde_json::from_str(
             r#"{"axis": "cold", "size": {"services": 1, "endpoints": 2}, "repeat": 0, "is_counting": false,
                 "limit_s": 1, "changes": 1, "idle_s": 1, "subject": {"name": "x", "kind": "kube-proxy",

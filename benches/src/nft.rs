@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_and_values_are_read_as_the_kernel_has_them() {
+    fn nftables_keys_and_values_are_decoded() {
         let at = "10.96.1.0:80".parse().unwrap();
         assert_eq!(address(&[10, 96, 1, 0, 6, 0, 0, 0, 0, 80, 0, 0]), Some(at));
         assert_eq!(address(&[10, 96, 1, 0, 17, 0, 0, 0, 0, 80, 0, 0]), None);

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_all_different_and_one_in_a_hundred_is_local() {
+    fn bench_endpoint_addresses_are_unique_and_some_local() {
         let objects = Objects::new(Size {
             services: 1_000,
             endpoints: 50,
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_is_replaced_in_its_place() {
+    fn a_replaced_endpoint_keeps_its_position() {
         let size = Size {
             services: 2,
             endpoints: 250,

@@ -475,13 +475,13 @@ mod tests {
     }
 
     #[test]
-    fn every_point_is_read() {
+    fn each_recorded_point_is_parsed() {
         assert_eq!(POINTS.lines().filter_map(point).count(), 43);
         assert_eq!(POINTS.lines().count(), 43);
     }
 
     #[test]
-    fn an_axis_has_the_sizes_of_all_or_its_own() {
+    fn an_axis_uses_the_default_sizes_or_its_own() {
         let subjects = subjects();
         let axes = ["cold", "change@50000", "idle", "anatomy"].map(|text| text.parse().unwrap());
         let sizes = ["100", "50000", "50000x50"].map(|text| text.parse().unwrap());
@@ -510,7 +510,7 @@ mod tests {
     ];
 
     #[test]
-    fn repeats_are_interleaved_and_counting_comes_second() {
+    fn repeats_are_interleaved_and_counting_runs_come_later() {
         let subjects = subjects();
         let axes = ["cold".parse().unwrap()];
         let sizes = ["100".parse().unwrap()];
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn all_axes_are_in_the_plan_without_arguments() {
+    fn the_default_plan_has_all_axes() {
         let subjects = subjects();
         let cells = plan(&[], &[], &subjects).cells();
         let axes: BTreeSet<Axis> = cells.iter().map(|cell| cell.axis).collect();
@@ -649,12 +649,12 @@ mod tests {
 
     /// Checks that `make bench` measures the aims and the comparison.
     #[test]
-    fn forty_eight_minutes_are_enough_for_what_is_aimed_at() {
+    fn forty_eight_minutes_are_enough_for_all_aims() {
         assert_aims(&done(&subjects(), 48));
     }
 
     #[test]
-    fn beside_upstream_ours_have_all_that_they_have_alone() {
+    fn a_comparison_with_upstream_still_measures_all_aims() {
         let subjects = with_upstream();
         assert_eq!(default_minutes(&subjects), 68);
         let done = done(&subjects, 68);
@@ -665,12 +665,12 @@ mod tests {
     }
 
     #[test]
-    fn less_time_is_enough_to_compare() {
+    fn forty_eight_minutes_are_enough_to_compare_with_upstream() {
         assert_compared(&done(&with_upstream(), 48));
     }
 
     #[test]
-    fn what_others_do_is_counted_when_all_else_is_done() {
+    fn counting_runs_of_upstream_come_last() {
         let cells = plan(&[], &[], &with_upstream()).cells();
         let last = cells.iter().rposition(|cell| !cell.is_counting).unwrap();
         let counted = |cell: &Cell| cell.is_counting && cell.subject.kind.is_other();

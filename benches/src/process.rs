@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_used_is_read() {
+    fn memory_and_cpu_use_of_a_process_are_read() {
         let own = std::process::id();
         assert!(status_field(own, "VmHWM").unwrap() > 100);
         assert!(cpu_s(own).unwrap() >= 0.0);

@@ -501,7 +501,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_nothing_leads_to_is_not_reached() {
+    fn an_endpoint_without_a_jump_is_not_reachable() {
         let table = table(LEFTOVERS);
         // The replaced endpoint is in the table, but no rule leads to it.
         let old = [10, 128, 1, 1];
@@ -525,7 +525,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn all_that_is_reached_is_what_each_address_reaches() {
+    fn the_reachable_endpoints_equal_those_of_each_address() {
         let table = table(LEFTOVERS);
         let servers = Rules::new(&table).servers().unwrap();
         let found: Vec<String> = servers.keys().map(ToString::to_string).collect();
@@ -536,7 +536,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn each_way_through_a_table_is_gone() {
+    fn each_path_through_a_table_is_followed() {
         let table = table(WAYS);
         let wanted = [
             "10.0.0.1:8080",
@@ -551,13 +551,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_table_without_rules_leads_nowhere() {
+    fn an_empty_table_has_no_reachable_endpoint() {
         assert!(targets(&[], "10.96.1.0:80").is_empty());
         assert!(Rules::new(&[]).servers().unwrap().is_empty());
     }
 
     #[test]
-    fn bytes_that_are_no_rules_are_an_error() {
+    fn invalid_rule_bytes_are_an_error() {
         let whole = table(LEFTOVERS);
         let at = "10.96.1.0:80".parse().unwrap();
         for cut in [1, ENTRY, whole.len() / 2] {

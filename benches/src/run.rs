@@ -663,7 +663,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_the_report_goes_is_not_in_it() {
+    fn a_recorded_command_omits_the_report_path() {
         for text in ["run --out /x --minutes 3", "run --minutes 3 --out=/x"] {
             let words = text.split(' ').map(str::to_owned);
             assert_eq!(command(words), "run --minutes 3");
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn where_programs_lie_is_not_in_it() {
+    fn a_recorded_command_omits_program_paths() {
         let text = "run --kube-proxy a=/x/kube-proxy:ipvs --kube-proxy=b=y/other:iptables --kernel /x/linux --kernel=/y/l --axes cold";
         let wanted = "run --kube-proxy a=kube-proxy:ipvs --kube-proxy=b=other:iptables --kernel linux --kernel=l --axes cold";
         assert_eq!(command(text.split(' ').map(str::to_owned)), wanted);
@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kube_proxy_that_is_given_and_not_named_is_told() {
+    fn an_unused_kube_proxy_argument_is_reported() {
         let given = "run --kube-proxy up=FILE:ipvs --kube-proxy up=FILE:iptables";
         let (all, not_named) = chosen(given).unwrap();
         assert_eq!(all.get(8..10).unwrap(), ["up-ipvs", "up-iptables"]);
@@ -724,14 +724,14 @@ mod tests {
     }
 
     #[test]
-    fn times_are_written_as_utc() {
+    fn times_are_formatted_as_utc() {
         let at = |seconds| utc(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
         assert_eq!(at(0), "1970-01-01T00:00:00Z");
         assert_eq!(at(1_709_210_096), "2024-02-29T12:34:56Z");
     }
 
     #[test]
-    fn another_kube_proxy_is_read_from_the_command_line() {
+    fn another_kube_proxy_is_parsed_from_the_command_line() {
         let subject = other("upstream=/opt/kube-proxy:iptables").unwrap();
         assert_eq!(subject.name, "upstream-iptables");
         assert!(other("upstream=/opt/kube-proxy").is_err());

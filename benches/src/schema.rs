@@ -528,7 +528,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_outcome_is_read_as_it_was_written() {
+    fn each_outcome_survives_serialization() {
         let text = || "why".to_owned();
         let measured = Measured {
             wall_s: Some(1.0),

@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a kernel with legacy iptables: run by make test in the lab"]
-    fn the_kernel_lays_rules_out_as_they_were_captured() {
+    fn the_kernels_rule_layout_equals_the_captured_one() {
         let mut world = World::new("layout").unwrap();
         for (rules, captured) in [("leftovers", LEFTOVERS), ("ways", WAYS)] {
             let host = host_with(&mut world, rules);
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a kernel with legacy iptables: run by make test in the lab"]
-    fn what_is_left_behind_does_not_keep_a_change_from_its_end() {
+    fn unreachable_leftovers_do_not_delay_the_end_of_a_change() {
         let mut world = World::new("leftovers").unwrap();
         let host = host_with(&mut world, "leftovers");
         let mut kernel = Kernel::open(&host, Mode::Iptables, SetsIn::Ipset).unwrap();
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a kernel with legacy iptables: run by make test in the lab"]
-    fn a_rule_that_comes_back_is_awaited() {
+    fn the_wait_ends_when_a_removed_rule_returns() {
         let mut world = World::new("back").unwrap();
         let host = host_with(&mut world, "leftovers");
         let mut kernel = Kernel::open(&host, Mode::Iptables, SetsIn::Ipset).unwrap();

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since_counts() {
+    fn api_traffic_is_counted_from_a_mark() {
         let since = Mark {
             sent_bytes: 100,
             count: 1,

@@ -537,7 +537,7 @@ COMMIT
 ";
 
     #[test]
-    fn rules_come_as_a_packet_meets_them() {
+    fn anatomy_steps_are_in_the_order_of_a_packet() {
         let chains = parse(SHIM);
         let steps = steps(&Objects::new("1".parse().unwrap()), &chains);
         let titles: Vec<&str> = steps
@@ -560,7 +560,7 @@ COMMIT
     }
 
     #[test]
-    fn every_rule_is_in_the_last_step() {
+    fn the_last_anatomy_step_has_all_rules() {
         let chains = parse(SHIM);
         let steps = steps(&Objects::new("2".parse().unwrap()), &chains);
         let rules: Vec<&Rule> = steps

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_syn_has_the_right_checksum() {
+    fn a_syn_packet_has_a_valid_checksum() {
         let to = "10.96.1.0:80".parse().unwrap();
         let packet = syn(Ipv4Addr::new(10, 200, 1, 2), 1_024, to);
         assert_eq!(packet.len(), PACKET);

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_come_as_a_packet_meets_them() {
+    fn table_pieces_are_in_the_order_of_a_packet() {
         let nat = |hook, priority| Some((ChainKind::Nat, hook, priority));
         let filter = |hook, priority| Some((ChainKind::Filter, hook, priority));
         let chains = [

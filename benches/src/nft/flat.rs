@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_are_those_of_all_numbers() {
+    fn endpoints_of_all_map_positions_are_collected() {
         let at = "10.96.1.0:80".parse().unwrap();
         assert_eq!(served(&slot(3, at)), Some((3, at)));
         let ends = |numbers: &[u8]| {

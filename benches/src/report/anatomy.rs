@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_are_compared_within_a_kernel() {
+    fn modes_are_compared_only_on_the_same_kernel() {
         let own = "by the daemon: ipvs-nftables";
         let base = "by the daemon: iptables";
         let report = Report {

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_stands_beside_another_and_more_bytes_are_a_miss() {
+    fn a_report_of_api_traffic_marks_more_bytes_as_missed() {
         let report = |ours| Report {
             version: 1,
             about: About {

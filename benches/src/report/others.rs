@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn less_time_is_ahead_and_more_in_a_second() {
+    fn a_shorter_time_or_higher_rate_is_ahead() {
         let of = |ours, other, is_rate| verdict(&point(ours, 0.0), &point(other, 0.0), is_rate);
         assert_eq!(of(1.0, 2.0, false), Verdict::Ahead);
         assert_eq!(of(1.0, 2.0, true), Verdict::Behind);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_figure_is_never_ahead() {
+    fn a_cell_without_a_figure_is_never_ahead() {
         let figure = point(1.0, 0.0);
         for cell in [
             Cell::Over(1),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_names_the_other_and_says_where_ours_is_not_ahead() {
+    fn a_comparison_report_lists_points_where_ours_is_behind() {
         let (ours, other) = (subject("ipvs", true), subject("upstream-ipvs", false));
         let over = Outcome::Skipped {
             why: "a cold start takes too long already".into(),

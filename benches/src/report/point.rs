@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repeats_become_a_point() {
+    fn repeats_are_summarized_in_a_point() {
         let point = point(vec![4.0, 2.0, 3.0, 9.0], 5, Unit::Seconds).unwrap();
         assert_eq!((point.median, point.best, point.spread), (3.5, 2.0, 2.0));
         assert_eq!((point.repeats, point.tried), (4, 5));

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn gates() {
+    fn feature_gates_are_parsed() {
         assert_eq!(gate("A=true"), Ok(("A".to_owned(), true)));
         assert_eq!(gate(" A = F"), Ok(("A".to_owned(), false)));
         assert_eq!(gate(""), Ok((String::new(), false)));

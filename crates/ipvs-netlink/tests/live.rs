@@ -347,7 +347,7 @@ fn each_refused_change_fails_alone() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn timeouts() {
+fn ipvs_timeouts_are_set_separately() {
     on_ipvs(|mut ipvs| {
         ipvs.set_timeouts(&Timeouts {
             tcp: 1_000,
@@ -420,7 +420,7 @@ fn thousands_of_virtual_servers_are_written_in_one_batch() {
 /// Real connections are counted, and the counters can be zeroed.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn counters() {
+fn connections_are_counted_and_counters_can_be_zeroed() {
     on_ipvs(|mut ipvs| {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let web = key(Protocol::TCP, "127.0.0.9:80");

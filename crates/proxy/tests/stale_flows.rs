@@ -448,9 +448,9 @@ fn flows_are_compared_only_after_a_change_of_udp_endpoints() {
 
     let mut web = service("web", "10.96.0.3", "");
     web.ports.truncate(1);
-    let over_tcp = [
+    let each_service_address_works_over_tcp = [
         Event::ServiceApplied(web),
         Event::SliceApplied(slice("web-1", "web", 5353, "10.244.1.20")),
     ];
-    assert!(!world.tell(over_tcp), "no UDP");
+    assert!(!world.tell(each_service_address_works_over_tcp), "no UDP");
 }

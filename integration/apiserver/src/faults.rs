@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_are_cut_and_ended_where_they_are_told() {
+    async fn response_bodies_are_cut_at_the_given_byte() {
         assert_eq!(sent(Fault::CutAfter(5)).await, (b"one t".to_vec(), false));
         assert_eq!(sent(Fault::EndAfter(5)).await, (b"one t".to_vec(), true));
         assert_eq!(sent(Fault::EndAfter(4)).await, (b"one ".to_vec(), true));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_for_what_it_says_and_as_often() {
+    fn a_fault_rule_applies_to_its_requests_and_count() {
         let faults = Faults::new();
         let rule = Rule::from(Fault::Drop).on(Asked::List).of(Kind::Service);
         faults.add(rule.times(1));

@@ -199,13 +199,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tokens_come_back(version: Option<u64>, namespace in "[a-z0-9-]{0,8}", name in "[a-z0-9.-]{1,8}") {
+        fn a_continue_token_parses_to_its_version_and_key(version: Option<u64>, namespace in "[a-z0-9-]{0,8}", name in "[a-z0-9.-]{1,8}") {
             let key: Key = (namespace.into(), name.into());
             prop_assert_eq!(read_token(&token(version, &key)), Some((version, key)));
         }
 
         #[test]
-        fn whatever_comes_gets_an_answer(text in "[0-9a-z/.-]{0,16}") {
+        fn no_continue_token_causes_a_panic(text in "[0-9a-z/.-]{0,16}") {
             let _ = read_token(&text);
         }
     }

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_that_will_do_is_taken() {
+    fn the_first_acceptable_media_type_is_chosen() {
         for json in [
             "",
             "*/*",
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_is_found_in_a_list() {
+    fn gzip_is_found_among_accepted_encodings() {
         for (encodings, coding) in [
             ("", Coding::Identity),
             ("gzip", Coding::Gzip),

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kind_goes_in_front_of_what_is_kept() {
+    fn stored_objects_omit_kind_and_api_version() {
         let given = json!({
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
             "metadata": { "name": "a", "namespace": "b", "resourceVersion": "7" },
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_is_the_object_at_any_version() {
+    fn a_stored_object_is_rendered_at_any_version() {
         // The digits of the version also occur elsewhere in the object.
         let given = json!({
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",

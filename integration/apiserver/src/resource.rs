@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bookmarks_are_json() {
+    fn bookmarks_are_valid_json() {
         for (kind, row) in Kind::all() {
             let text = format!("{{\"metadata\":{{}}{}}}", row.empty);
             assert!(

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths() {
+    fn request_paths_are_parsed() {
         let all = |kind| Target::Collection {
             kind,
             namespace: None,
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn queries() {
+    fn query_strings_are_parsed() {
         let query = Query::parse("a=%21x%2Cb+c&limit=5&watch&off=false&limit=6").unwrap();
         assert_eq!(query.text("a"), "!x,b c");
         assert_eq!(query.number("limit"), Ok(Some(5)));
@@ -194,7 +194,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_gets_an_answer(text in "[a-z0-9/%&=+é]{0,32}") {
+        fn no_path_or_query_causes_a_panic(text in "[a-z0-9/%&=+é]{0,32}") {
             let _ = Target::parse(&text);
             let _ = Query::parse(&text);
         }

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn labels() {
+    fn label_selectors_are_evaluated() {
         for yes in [
             "",
             " ",
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn fields() {
+    fn field_selectors_are_evaluated() {
         for yes in [
             "",
             "metadata.name=web",
@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_gets_an_answer(text in "[a-z!=<>(), \\\\/.é]{0,24}") {
+        fn no_selector_causes_a_panic(text in "[a-z!=<>(), \\\\/.é]{0,24}") {
             let _ = selected(&text, "");
             let _ = selected("", &text);
         }

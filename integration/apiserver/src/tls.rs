@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_ask() {
+    fn only_clients_with_credentials_are_authorized() {
         let tokens = BTreeSet::from(["secret".to_owned()]);
         assert!(is_allowed(None, false, false, ""));
         assert!(!is_allowed(None, true, false, ""));

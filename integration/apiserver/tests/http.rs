@@ -52,7 +52,7 @@ mod list {
     use super::*;
 
     #[tokio::test]
-    async fn pages_are_of_one_snapshot() {
+    async fn all_pages_of_a_list_are_from_one_snapshot() {
         let (server, client) = with_services(&["a", "b", "c", "d", "e"]).await;
         let first = client.get(&format!("{SERVICES}?limit=2")).await;
         assert_eq!(
@@ -100,7 +100,7 @@ mod list {
     }
 
     #[tokio::test]
-    async fn pages_with_a_selector_do_not_count_what_remains() {
+    async fn pages_with_a_selector_omit_the_remaining_count() {
         let (server, client) = with_services(&["a", "b", "c"]).await;
         server.apply(service("b", json!({ "tier": "x" }))).unwrap();
         let first = client
@@ -122,7 +122,7 @@ mod list {
     }
 
     #[tokio::test]
-    async fn an_expired_page_can_go_on_without_consistency() {
+    async fn an_expired_page_continues_without_consistency() {
         let (server, client) = with_services(&["a", "b", "c"]).await;
         let first = client.get(&format!("{SERVICES}?limit=1")).await;
         server.delete(Kind::Service, "default", "b").unwrap();
@@ -146,7 +146,7 @@ mod list {
     }
 
     #[tokio::test]
-    async fn resource_versions() {
+    async fn lists_honour_the_requested_resource_version() {
         let (server, client) = with_services(&["a", "b"]).await;
         let (then, path) = (server.version(), |query: String| {
             format!("{SERVICES}?{query}")
@@ -215,7 +215,7 @@ mod list {
     }
 
     #[tokio::test]
-    async fn selectors_and_namespaces() {
+    async fn lists_are_limited_by_selectors_and_namespaces() {
         let (server, client) = serve(Options::default()).await;
         assert_eq!(
             server.apply_yaml(include_str!("data/shop.yaml")).unwrap(),
@@ -259,7 +259,7 @@ mod list {
     }
 
     #[tokio::test]
-    async fn a_long_list_comes_in_chunks() {
+    async fn a_long_list_is_sent_in_chunks() {
         let (server, client) = serve(Options::default()).await;
         let all: Vec<String> = (0..1000)
             .map(|number| format!("service-{number:04}"))
@@ -285,7 +285,7 @@ mod watching {
     use super::*;
 
     #[tokio::test]
-    async fn when_events_were_sent_is_told_once() {
+    async fn the_send_time_of_an_event_is_reported_once() {
         let (server, client) = serve(Options {
             notes_sent: true,
             ..Options::default()
@@ -315,7 +315,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn a_watch_goes_on_from_a_version() {
+    async fn a_watch_resumes_from_a_resource_version() {
         let (server, client) = with_services(&["a"]).await;
         let then = server.version();
         server.apply(service("b", json!({}))).unwrap();
@@ -349,7 +349,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn objects_come_into_a_selector_and_leave_it() {
+    async fn objects_that_enter_or_leave_a_selector_are_added_or_deleted() {
         let (server, client) = with_services(&[]).await;
         let then = server.version();
         let mut events = client
@@ -388,7 +388,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn without_a_version_it_begins_with_what_there_is() {
+    async fn a_watch_without_a_version_starts_with_existing_objects() {
         let (server, client) = with_services(&["a"]).await;
         server.apply_yaml("{apiVersion: v1, kind: Service, metadata: {name: x, namespace: other}, spec: {ports: [{port: 1}]}}").unwrap();
         for version in ["", "resourceVersion=0"] {
@@ -403,7 +403,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn bookmarks_tell_the_version_of_everything() {
+    async fn a_bookmark_has_the_latest_version_of_all_kinds() {
         let options = Options {
             bookmark_interval: Duration::from_millis(50),
             ..Options::default()
@@ -445,7 +445,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn the_timeout_ends_it_cleanly() {
+    async fn a_watch_ends_cleanly_at_its_timeout() {
         let (server, client) = with_services(&[]).await;
         let begin = Instant::now();
         let mut events = client
@@ -504,7 +504,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn an_older_server_has_no_streamed_lists() {
+    async fn a_server_without_streamed_lists_rejects_them() {
         let (_server, client) = serve(Options {
             watch_list: false,
             ..Options::default()
@@ -528,7 +528,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn history_ends_somewhere() {
+    async fn a_watch_from_an_expired_version_is_refused() {
         let (server, client) = serve(Options {
             history: 2,
             ..Options::default()
@@ -556,7 +556,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn a_burst_arrives_whole_and_in_order() {
+    async fn a_burst_of_events_arrives_complete_and_in_order() {
         let (server, client) = with_services(&[]).await;
         let mut events = client
             .watch(&watch(&format!("resourceVersion={}", server.version())))
@@ -579,7 +579,7 @@ mod writing {
     const DEFAULT: &str = "/api/v1/namespaces/default/services";
 
     #[tokio::test]
-    async fn create_read_replace_delete() {
+    async fn objects_are_created_read_replaced_and_deleted() {
         let (server, client) = with_services(&[]).await;
         let before = server.version();
         let (code, created) = client
@@ -632,7 +632,7 @@ mod writing {
     }
 
     #[tokio::test]
-    async fn endpoint_slices_count_generations() {
+    async fn endpoint_slice_generations_increase_with_changes() {
         let (server, client) = serve(Options::default()).await;
         server.apply_yaml(include_str!("data/shop.yaml")).unwrap();
         let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/cart-1";
@@ -650,7 +650,7 @@ mod writing {
     }
 
     #[tokio::test]
-    async fn what_a_server_fills_in() {
+    async fn missing_fields_get_server_defaults() {
         let (server, client) = serve(Options {
             kubernetes_service: true,
             ..Options::default()
@@ -744,7 +744,7 @@ mod writing {
     }
 
     #[tokio::test]
-    async fn what_is_wrong_is_named() {
+    async fn invalid_requests_get_the_matching_error() {
         let (_server, client) = with_services(&["web"]).await;
         let mut versioned = service("v", json!({}));
         versioned["metadata"]["resourceVersion"] = "5".into();
@@ -910,7 +910,7 @@ mod encodings {
     }
 
     #[tokio::test]
-    async fn lists_and_objects_as_protobuf() {
+    async fn lists_and_objects_are_sent_as_protobuf() {
         let (server, client) = serve(Options::default()).await;
         server.apply_yaml(include_str!("data/shop.yaml")).unwrap();
         for (path, kind, wanted) in [
@@ -953,7 +953,7 @@ mod encodings {
     }
 
     #[tokio::test]
-    async fn refusals_as_protobuf() {
+    async fn refusals_are_sent_as_protobuf() {
         let (_server, client) = with_services(&["a"]).await;
         let path = format!("{SERVICES}?resourceVersion=100");
         let refused = get(&client, &path, &[("accept", PROTOBUF)]).await;
@@ -968,7 +968,7 @@ mod encodings {
     }
 
     #[tokio::test]
-    async fn watches_as_protobuf() {
+    async fn watch_events_are_sent_as_protobuf() {
         let (server, client) = with_services(&["a"]).await;
         let path = watch(
             "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=1",
@@ -1004,7 +1004,7 @@ mod encodings {
     }
 
     #[tokio::test]
-    async fn long_answers_are_compressed_for_who_takes_it() {
+    async fn long_responses_are_compressed_on_request() {
         let (server, client) = serve(Options::default()).await;
         let gzip = ("accept-encoding", "deflate, gzip");
         for number in 0..1000 {
@@ -1047,7 +1047,7 @@ mod watch_cache {
     use super::*;
 
     #[tokio::test]
-    async fn a_version_that_comes_soon_is_waited_for() {
+    async fn a_list_waits_for_a_version_that_appears_soon() {
         let (server, client) = with_services(&["a"]).await;
         let next = server.version() + 1;
         let one = format!("/api/v1/namespaces/default/services/a?resourceVersion={next}");
@@ -1066,7 +1066,7 @@ mod watch_cache {
     }
 
     #[tokio::test]
-    async fn without_one_any_version_has_pages_and_none_is_waited_for() {
+    async fn a_server_without_watch_cache_pages_each_list() {
         let (server, client) = serve(Options {
             watch_cache: WatchCache::Absent,
             ..Options::default()
@@ -1095,7 +1095,7 @@ mod about_the_fixture {
     use super::*;
 
     #[tokio::test]
-    async fn faults_are_set_and_requests_are_told() {
+    async fn faults_are_set_and_requests_are_logged_over_http() {
         let (server, client) = with_services(&["a"]).await;
         let rules = json!([
             { "fault": { "refuse": { "code": 503, "retry_after": 7 } }, "on": "list", "of": "Service", "times": 1 },
@@ -1149,7 +1149,7 @@ mod about_the_fixture {
     }
 
     #[tokio::test]
-    async fn bodies_are_cut() {
+    async fn a_fault_cuts_open_watches() {
         let (server, client) = with_services(&[]).await;
         let path = watch(&format!("resourceVersion={}", server.version()));
         let events = client.watch(&path).await;
@@ -1161,7 +1161,7 @@ mod about_the_fixture {
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 
 #[tokio::test]
-async fn events_are_kept() {
+async fn posted_events_are_stored() {
     let (server, client) = serve(Options::default()).await;
     let posted = json!({ "metadata": { "name": "node1.1" }, "reason": "Starting", "regarding": { "name": "node1" } });
     let (code, event) = client.write("POST", EVENTS, &posted).await;
@@ -1196,7 +1196,7 @@ async fn events_are_kept() {
 }
 
 #[tokio::test]
-async fn one_connection_takes_many_requests_and_all_are_logged() {
+async fn requests_on_a_kept_alive_connection_are_logged() {
     let (server, client) = with_services(&["a"]).await;
     let mut connection = connect(client.address).await;
     for path in ["/api/v1/nodes", "/api/v1/services?limit=1"] {
@@ -1254,7 +1254,7 @@ async fn a_cluster_outlives_its_server() {
 }
 
 #[test]
-fn a_thread_of_its_own_on_a_given_socket() {
+fn a_server_runs_on_a_given_socket() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let server = Server::spawn(Options {
@@ -1287,7 +1287,7 @@ fn a_thread_of_its_own_on_a_given_socket() {
 }
 
 #[test]
-fn yaml() {
+fn yaml_documents_are_applied() {
     let cluster = Cluster::new(&Options::default());
     assert_eq!(
         cluster.apply_yaml(include_str!("data/list.yaml")).unwrap(),

@@ -20,7 +20,7 @@ fn apiserver(objects: &Path, kubeconfig: &Path) -> Command {
 }
 
 #[test]
-fn serves_a_folder_until_it_is_ended() {
+fn the_program_serves_a_folder_until_terminated() {
     let kubeconfig = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kubeconfig");
     let mut child = apiserver(Path::new(DATA), &kubeconfig)
         .stdout(Stdio::piped())
@@ -56,7 +56,7 @@ fn serves_a_folder_until_it_is_ended() {
 }
 
 #[test]
-fn names_the_file_and_the_object_that_are_wrong() {
+fn errors_name_the_invalid_file_and_object() {
     let broken = Path::new(env!("CARGO_TARGET_TMPDIR")).join("broken.yaml");
     std::fs::write(
         &broken,

@@ -57,7 +57,7 @@ async fn story(config: watcher::Config) -> Server {
 }
 
 #[tokio::test]
-async fn paged_list_then_watch() {
+async fn kube_rs_lists_in_pages_and_then_watches() {
     let server = story(watcher::Config::default().page_size(2)).await;
     let lists = server
         .requests()
@@ -68,7 +68,7 @@ async fn paged_list_then_watch() {
 }
 
 #[tokio::test]
-async fn streamed_list() {
+async fn kube_rs_reads_a_streamed_list() {
     let server = story(watcher::Config::default().streaming_lists()).await;
     assert_eq!(server.requests().len(), 1);
     assert!(
@@ -79,7 +79,7 @@ async fn streamed_list() {
 }
 
 #[tokio::test]
-async fn server_without_watch_list_refuses_to_stream() {
+async fn kube_rs_is_refused_a_streamed_list_if_disabled() {
     let server = Server::start(Options {
         watch_list: false,
         ..Options::default()

@@ -31,7 +31,7 @@ fn has_no_complaints(browser: &Browser) -> Result<()> {
 }
 
 #[test]
-fn the_overview_says_what_is_wrong_first_and_in_words() -> Result<()> {
+fn the_overview_shows_problems_first() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let browser = browser("overview")?;
     browser.go(&fixture.page(""))?;
@@ -56,7 +56,7 @@ fn the_overview_says_what_is_wrong_first_and_in_words() -> Result<()> {
 }
 
 #[test]
-fn ten_thousand_services_are_searched_and_read_with_the_keyboard_alone() -> Result<()> {
+fn ten_thousand_services_are_searched_by_keyboard() -> Result<()> {
     let fixture = Fixture::start(World::with(MANY), 0)?;
     let browser = browser("services")?;
     browser.go(&fixture.page(""))?;
@@ -108,7 +108,7 @@ fn ten_thousand_services_are_searched_and_read_with_the_keyboard_alone() -> Resu
 }
 
 #[test]
-fn the_list_goes_on_page_by_page_and_by_namespace() -> Result<()> {
+fn the_service_list_is_paged_and_filtered_by_namespace() -> Result<()> {
     let fixture = Fixture::start(World::with(MANY), 0)?;
     let browser = browser("pages")?;
     browser.go(&fixture.page("#/services?namespace=team-7"))?;
@@ -124,7 +124,7 @@ fn the_list_goes_on_page_by_page_and_by_namespace() -> Result<()> {
 }
 
 #[test]
-fn a_packets_path_is_drawn_step_by_step_and_reads_as_a_list() -> Result<()> {
+fn a_packets_path_is_drawn_and_readable_as_a_list() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let browser = browser("explain")?;
     browser.go(&fixture.page("#/services/team-0/web-00000"))?;
@@ -170,7 +170,7 @@ fn a_packets_path_is_drawn_step_by_step_and_reads_as_a_list() -> Result<()> {
 }
 
 #[test]
-fn top_shows_the_busiest_and_sorts_by_what_is_asked() -> Result<()> {
+fn top_shows_the_busiest_services_in_the_chosen_order() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let browser = browser("top")?;
     browser.go(&fixture.page("#/top"))?;
@@ -186,7 +186,7 @@ fn top_shows_the_busiest_and_sorts_by_what_is_asked() -> Result<()> {
 }
 
 #[test]
-fn empty_views_say_where_to_look() -> Result<()> {
+fn empty_views_have_a_hint() -> Result<()> {
     let fixture = Fixture::start(World::with(1).without_endpoints(), 0)?;
     let browser = browser("empty")?;
     for (at, texts) in [
@@ -242,7 +242,7 @@ fn a_column_without_content_is_not_drawn() -> Result<()> {
 }
 
 #[test]
-fn times_have_their_zone() -> Result<()> {
+fn displayed_times_have_a_time_zone() -> Result<()> {
     let fixture = Fixture::start(World::with(3), 0)?;
     let browser = browser("times")?;
     browser.go(&fixture.page(""))?;
@@ -254,7 +254,7 @@ fn times_have_their_zone() -> Result<()> {
 }
 
 #[test]
-fn a_daemon_that_starts_says_what_it_awaits() -> Result<()> {
+fn a_starting_daemon_shows_awaited_parts() -> Result<()> {
     let fixture = Fixture::start(World::starting(), 0)?;
     let browser = browser("starting")?;
     browser.go(&fixture.page(""))?;
@@ -376,7 +376,7 @@ fn a_service_named_with_markup_is_only_text() -> Result<()> {
 }
 
 #[test]
-fn a_daemon_that_is_gone_is_told_and_one_that_is_back_is_found() -> Result<()> {
+fn a_lost_daemon_is_shown_until_one_returns() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let port = fixture.port();
     let browser = browser("gone")?;
@@ -399,7 +399,7 @@ fn a_daemon_that_is_gone_is_told_and_one_that_is_back_is_found() -> Result<()> {
 }
 
 #[test]
-fn it_polls_at_most_every_two_seconds_and_not_while_hidden() -> Result<()> {
+fn the_page_polls_slowly_and_never_while_hidden() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let browser = browser("polls")?;
     browser.go(&fixture.page("#/top"))?;

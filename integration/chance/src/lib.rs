@@ -59,7 +59,7 @@ mod tests {
 
     /// Test cases that failed are kept as seeds. Different numbers would change these test cases.
     #[test]
-    fn numbers_are_those_of_splitmix64() {
+    fn random_numbers_equal_splitmix64() {
         let mut chance = Chance::new(1_234_567);
         let numbers = [(); 5].map(|()| chance.number());
         assert_eq!(

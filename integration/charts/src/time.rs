@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_axis_ends_at_a_round_number() {
+    fn a_linear_axis_ends_at_a_round_number() {
         let axis = Linear::new(37.0, 0.0, 400.0);
         assert_eq!(
             axis.ticks().collect::<Vec<_>>(),

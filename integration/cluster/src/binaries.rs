@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_that_is_missing_is_named_with_where_it_is_had() {
+    fn missing_programs_are_named_with_their_source() {
         let missing = Binaries::find(None, &[E2E]).unwrap_err();
         for name in ["kube-apiserver", "etcd", "kubelet", "kubeadm", "e2e.test"] {
             let line = missing

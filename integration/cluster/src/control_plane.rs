@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_configuration_is_three_documents() {
+    fn the_kubeadm_configuration_has_three_documents() {
         let text = configuration("v1.36.2", "nftables");
         let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
         let kinds: Vec<_> = documents

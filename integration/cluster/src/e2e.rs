@@ -242,7 +242,7 @@ mod tests {
   </testsuites>"#;
 
     #[test]
-    fn what_was_chosen_is_counted_with_reasons() {
+    fn e2e_results_are_counted_with_failure_reasons() {
         let results = parse(REPORT, chosen("x\nWill run 6 of 8 specs\n").unwrap());
         assert_eq!(
             results.passed,

@@ -213,7 +213,7 @@ mod tests {
          "fieldConfig": {"defaults": {"thresholds": {"steps": [{"color": "green", "value": null}, {"color": "red", "value": 1}]}}}}]}]}"#;
 
     #[test]
-    fn variables_are_replaced_and_unknown_ones_are_an_error() {
+    fn dashboard_variables_are_replaced_or_an_error() {
         let dashboard = Dashboard::read(FILE).unwrap();
         let panels = dashboard.panels();
         assert_eq!([panels[0].title(), panels[1].title()], ["r", "s"]);

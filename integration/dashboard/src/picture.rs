@@ -390,7 +390,7 @@ mod tests {
     use super::{COLOURS, Colours, amount, ceiling};
 
     #[test]
-    fn amounts_are_short_and_in_their_unit() {
+    fn amounts_are_formatted_with_their_unit() {
         for (value, unit, text) in [
             (0.000_25, "s", "250 µs"),
             (0.0, "s", "0 s"),
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_series_has_one_colour_on_the_page_and_no_other_of_its_chart_has_it() {
+    fn each_series_has_a_unique_colour_in_its_chart() {
         let names = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
         let mut colours = Colours::default();
         let first = colours.of_chart(&names("a b"));
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scale_ends_at_a_round_number() {
+    fn a_chart_scale_ends_at_a_round_number() {
         let tops = [0.0, 0.013, 1.0, 4.2, 60.0].map(|value| ceiling(value).to_string());
         assert_eq!(tops, ["1", "0.02", "1", "5", "100"]);
     }

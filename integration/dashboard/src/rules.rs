@@ -23,7 +23,7 @@ mod tests {
     use super::shorten_durations;
 
     #[test]
-    fn minutes_become_seconds_and_hours_become_minutes() {
+    fn durations_in_alert_rules_are_shortened_for_tests() {
         let rule = "expr: rate(m5_total[5m]) > 60 and x[1h]\nfor: 10m";
         let wanted = "expr: rate(m5_total[5s]) > 60 and x[1m]\nfor: 10s";
         assert_eq!(shorten_durations(rule), wanted);

@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cut_is_said() {
+    fn truncated_output_states_the_missing_lines() {
         assert_eq!(cut("one\ntwo\n", 2), "one\ntwo\n");
         assert_eq!(cut("one  \ntwo\nthree\n", 1), "one\n… (2 more lines)\n");
         assert_eq!(cut("", 5), "");

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_says_what_each_fault_is() {
+    fn the_faults_page_describes_each_fault() {
         let row = Row {
             fault: "restart".into(),
             mode: "ipvs".into(),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_share_a_line_unless_the_fault_cost_something() {
+    fn modes_without_failures_share_a_line() {
         let row = |mode: &str, failed, seconds| Row {
             fault: "restart".into(),
             mode: mode.into(),

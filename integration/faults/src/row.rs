@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_has_all_columns_and_says_what_is_broken() {
+    fn a_fault_row_marks_broken_promises() {
         let row = Row {
             fault: "restart".into(),
             mode: "ipvs".into(),

@@ -47,7 +47,7 @@ fn feed(target: &Target, about: &str, input: &[u8]) {
 }
 
 #[test]
-fn every_input_that_is_kept_is_read() {
+fn each_stored_fuzz_input_is_accepted() {
     for target in TARGETS {
         for (path, input) in corpus(target) {
             feed(target, &path.display().to_string(), &input);
@@ -56,7 +56,7 @@ fn every_input_that_is_kept_is_read() {
 }
 
 #[test]
-fn what_chance_makes_of_them_is_read() {
+fn no_mutated_fuzz_input_causes_a_panic() {
     let seed = std::env::var("SEED").ok();
     let seed: u64 = seed.map_or(1, |seed| seed.parse().unwrap());
     let share = MUTATED_FOR / u32::try_from(TARGETS.len()).unwrap();
@@ -77,7 +77,7 @@ fn what_chance_makes_of_them_is_read() {
 
 /// libFuzzer has exactly one target for each name.
 #[test]
-fn every_target_can_be_fuzzed() {
+fn each_fuzz_target_has_a_program() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let mut named: Vec<&str> = manifest

@@ -81,7 +81,7 @@ fn model() -> Model {
 }
 
 #[test]
-fn every_mode_carries_them_out_and_serves_the_good_one() {
+fn each_mode_serves_the_good_service_among_hostile_objects() {
     let model = model();
     // Services without a valid name or address are absent. All other Services exist.
     for (name, is_there) in [

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn further_flags_come_behind_and_an_empty_cluster_cidr_is_none() {
+    fn a_cases_flags_follow_the_default_flags() {
         assert_eq!(
             flags("--masquerade-all\n").last().unwrap(),
             "--masquerade-all"
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_conntrack_table_is_the_kernels() {
+    fn a_case_that_sets_conntrack_needs_the_initial_namespace() {
         let case = |further: &str| Case {
             folder: PathBuf::new(),
             phases: Vec::new(),

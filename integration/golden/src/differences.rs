@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_says_is_ours_is_expected_to_survive() {
+    fn unidentified_virtual_servers_are_expected_to_survive() {
         let server = |at: &str| format!("-A -t {at} -s rr\n-a -t {at} -r 10.9.9.9:80 -m -w 1\n");
         let wanted = server("10.96.0.10:80");
         let before = Before {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_the_node_are_expected_nowhere_on_the_device() {
+    fn node_addresses_are_not_expected_on_the_link() {
         let before = Before {
             node: ["10.96.0.10".to_owned()].into(),
             ..Before::default()
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_without_addresses_is_expected_to_have_no_node_ports() {
+    fn a_family_without_addresses_has_no_expected_node_ports() {
         let lines_of = |ports: &str| {
             lines(&format!(
                 "table ip6 kube-proxy {{\nchain a {{\nchain a {ports} meta l4proto . th dport vmap @service-nodeports"

@@ -176,7 +176,7 @@ mod tests {
 "#;
 
     #[test]
-    fn a_listing_is_sorted_but_for_rules() {
+    fn nft_listings_are_sorted_except_for_rules() {
         assert_eq!(
             table(LISTING),
             [
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_packet_meets_counts() {
+    fn differences_that_affect_packets_are_found() {
         for (from, to) in [
             ("10.0.0.3 }", "10.0.0.4 }"),
             ("saddr 10.0.0.1 drop", "saddr 10.0.0.1 accept"),

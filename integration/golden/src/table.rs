@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_distinct_and_the_order_is_that_of_the_enum() {
+    fn golden_files_are_distinct_and_sorted() {
         let mut all: Vec<Table> = Table::all().collect();
         all.sort();
         assert_eq!(all, Table::all().collect::<Vec<_>>());
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_servers_have_no_order_but_own_their_real_servers() {
+    fn the_order_of_virtual_servers_is_ignored() {
         let one = "-A -t 10.0.0.2:80 -s rr\n-a -t 10.0.0.2:80 -r 1.1.1.2:1 -m -w 1\n-a -t 10.0.0.2:80 -r 1.1.1.1:1 -m -w 1\n-A -t 10.0.0.1:80 -s rr\n";
         let cleaned = Table::IpvsadmSave.clean(one);
         assert_eq!(cleaned.first().unwrap(), "-A -t 10.0.0.1:80 -s rr");
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_of_sets_are_chance() {
+    fn random_seeds_of_ipsets_are_ignored() {
         let one = "create A hash:ip family inet hashsize 1024 maxelem 65536 bucketsize 12 initval 0xa2\nadd A 1.1.1.1\n";
         let other = "add A 1.1.1.1\ncreate A hash:ip family inet hashsize 1024 maxelem 65536";
         assert!(equal(Table::IpsetSave, one, other));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_built_in_chains_say_nothing_but_policies_and_own_chains_do() {
+    fn empty_built_in_chains_are_ignored_except_for_policies() {
         let empty = "*mangle\n:INPUT ACCEPT [0:0]\nCOMMIT\n*nat\n:KUBE-A - [0:0]\nCOMMIT\n";
         assert_eq!(Table::IptablesSave.clean(empty), ["nat :KUBE-A -"]);
         assert_eq!(
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_rules_counts_but_not_that_of_ports() {
+    fn the_order_of_rules_is_compared_except_between_ports() {
         let rule = |chain: &str, comment: &str, verdict: &str| {
             format!("-A {chain} -m comment --comment \"{comment}\" -j {verdict}\n")
         };
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn only_settings_are_compared() {
+    fn only_kernel_settings_are_compared() {
         let changes = "net/ipv4/ip_forward:1\nnet/bridge/bridge-nf-call-iptables:1\nnet/netfilter/nf_conntrack_count:3\nnet/ipv4/conf/kube-ipvs0/forwarding:1\n";
         assert_eq!(
             Table::SysctlChanges.clean(changes),
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_have_no_date_and_no_case_in_headers() {
+    fn the_date_and_case_of_headers_are_ignored() {
         let one = "HTTP/1.1 200 OK\r\nX-A: b\r\nDate: today\r\nContent-Length: 2\r\n\r\n{}\r\nHTTP/1.1 503 X\r\n\r\nno\r\n";
         let other = "HTTP/1.1 200 OK\ncontent-length: 2\nx-a: b\n\n{}\n\nHTTP/1.1 503 X\n\nno\n";
         assert!(equal(Table::HealthCheckNodePort, one, other));
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_shown_in_order() {
+    fn different_lines_are_listed_in_order() {
         let lines = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         assert!(differing(&lines("a b c"), &lines("a b c")).is_empty());
         assert_eq!(

@@ -24,14 +24,14 @@ const SERVER: &str = "http://172.35.0.9:6443";
 fn main() {
     maybe_container();
     let stories = stories! {
-        kubeadms_pod_with_the_image_swapped,
-        kubeadms_pod_with_the_image_swapped_and_ipvs_mode,
-        the_least_privilege_of_legacy_iptables,
-        the_least_privilege_of_nft_iptables if has_nft(),
-        a_mode_that_is_edited_is_taken_up_by_the_next_pod,
-        iptables_without_a_raw_socket_is_told,
-        nothing_but_the_daemon_is_in_the_image if has_nft(),
-        another_user_passes_its_capabilities_on if has_nft(),
+        kubeadms_pod_works_with_our_image,
+        kubeadms_pod_works_with_our_image_in_ipvs_mode,
+        the_least_privilege_pod_works_with_legacy_iptables,
+        the_least_privilege_pod_works_with_nft_iptables if has_nft(),
+        an_edited_mode_is_used_by_the_next_pod,
+        legacy_iptables_without_net_raw_is_reported,
+        the_image_contains_only_the_daemon if has_nft(),
+        a_non_root_user_passes_its_capabilities_on if has_nft(),
     };
     tell(&stories, Duration::from_mins(4))
 }
@@ -246,11 +246,11 @@ fn ends(mut container: Container) -> Outcome {
 }
 
 /// With kubeadm's unchanged ConfigMap, the daemon runs the mode that upstream would run.
-fn kubeadms_pod_with_the_image_swapped(c: &mut Cluster) -> Outcome {
+fn kubeadms_pod_works_with_our_image(c: &mut Cluster) -> Outcome {
     kubeadms_pod_serves(c, &kubeadm()?, "iptables")
 }
 
-fn kubeadms_pod_with_the_image_swapped_and_ipvs_mode(c: &mut Cluster) -> Outcome {
+fn kubeadms_pod_works_with_our_image_in_ipvs_mode(c: &mut Cluster) -> Outcome {
     kubeadms_pod_serves(c, &with_mode(kubeadm()?, "ipvs")?, "ipvs")
 }
 
@@ -274,11 +274,11 @@ fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
     ends(container)
 }
 
-fn the_least_privilege_of_legacy_iptables(c: &mut Cluster) -> Outcome {
+fn the_least_privilege_pod_works_with_legacy_iptables(c: &mut Cluster) -> Outcome {
     with_the_least_privilege(c, "legacy")
 }
 
-fn the_least_privilege_of_nft_iptables(c: &mut Cluster) -> Outcome {
+fn the_least_privilege_pod_works_with_nft_iptables(c: &mut Cluster) -> Outcome {
     with_the_least_privilege(c, "nft")
 }
 
@@ -325,7 +325,7 @@ fn with_the_least_privilege(c: &Cluster, variant: &str) -> Outcome {
 
 /// In the least-privilege pod, only the init container can write settings. Neither the edit nor a
 /// crash changes the mode. The next pod, which the init container prepares, runs the new mode.
-fn a_mode_that_is_edited_is_taken_up_by_the_next_pod(c: &mut Cluster) -> Outcome {
+fn an_edited_mode_is_used_by_the_next_pod(c: &mut Cluster) -> Outcome {
     // In iptables mode, the node has no Service address, so its packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
@@ -402,7 +402,7 @@ fn is_served(c: &Cluster, endpoint: &str) -> Outcome {
     Ok(())
 }
 
-fn iptables_without_a_raw_socket_is_told(c: &mut Cluster) -> Outcome {
+fn legacy_iptables_without_net_raw_is_reported(c: &mut Cluster) -> Outcome {
     let folder = Path::new("least-privilege").join(lab::iptables_backend());
     let deployed = Deployed::new(c, &build(&manifests().join(folder))?)?;
     let mut spec = deployed.pod.container()?;
@@ -420,7 +420,7 @@ fn iptables_without_a_raw_socket_is_told(c: &mut Cluster) -> Outcome {
 
 /// The image is one static binary in an empty file system. With only the capability `NET_ADMIN`, it
 /// runs IPVS mode with the nftables shim (the only possible shim), and nftables mode.
-fn nothing_but_the_daemon_is_in_the_image(c: &mut Cluster) -> Outcome {
+fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
     // In nftables mode, the node has no Service address, so its packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
@@ -451,7 +451,7 @@ fn nothing_but_the_daemon_is_in_the_image(c: &mut Cluster) -> Outcome {
 
 /// The program has file capabilities, and a non-root user runs it. The manifests do not use this
 /// setup.
-fn another_user_passes_its_capabilities_on(c: &mut Cluster) -> Outcome {
+fn a_non_root_user_passes_its_capabilities_on(c: &mut Cluster) -> Outcome {
     let deployed = Deployed::new(c, &build(&manifests().join("least-privilege/nft"))?)?;
     let mut spec = deployed.pod.container()?;
     let program = spec.root.join("usr/local/bin/kube-proxy");

@@ -25,7 +25,7 @@ fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
 
 /// The document and its packages have all required fields, and references have targets.
 #[test]
-fn it_has_the_shape_of_spdx() {
+fn the_sbom_is_a_valid_spdx_document() {
     let sbom = sbom();
     assert_eq!(text(&sbom, "spdxVersion"), "SPDX-2.3");
     assert_eq!(text(&sbom, "dataLicense"), "CC0-1.0");
@@ -61,7 +61,7 @@ fn it_has_the_shape_of_spdx() {
 }
 
 #[test]
-fn it_names_packages_and_linked_crates_and_nothing_else() {
+fn the_sbom_lists_only_packages_and_linked_crates() {
     let sbom = sbom();
     let of_kind = |kind: &str| -> BTreeSet<String> {
         let packages = list(&sbom, "packages").iter();

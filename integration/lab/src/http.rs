@@ -100,7 +100,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn an_answer_is_read_to_its_end_and_a_closed_connection_is_a_failure() {
+    fn a_truncated_http_response_is_a_failure() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || {

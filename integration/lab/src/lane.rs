@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_have_names() {
+    fn lane_names_parse_to_their_lanes() {
         for lane in [Lane::Host, Lane::A, Lane::B] {
             assert_eq!(lane.to_string().parse(), Ok(lane));
         }
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packaged_kernel_of_another_suite_has_its_modules_beside_it() {
+    fn a_packaged_kernel_uses_the_modules_beside_the_file() {
         let folder = std::env::temp_dir().join(format!("lab-lane-{}", std::process::id()));
         let kernel = folder.join("linux");
         let release = folder.join("modules/6.12.1");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_of_ones_own_is_lane_b_without_modules() {
+    fn a_kernel_given_by_path_is_lane_b_without_modules() {
         let kernel = Path::new("/bin/sh");
         let Ok(Kernel::Uml { lane, modules, .. }) = Kernel::choose(None, Some(kernel)) else {
             panic!("not chosen")

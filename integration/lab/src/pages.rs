@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prose_is_broken_and_tables_are_not() {
+    fn prose_is_wrapped_and_tables_are_not() {
         let row = format!("| {} |\n", "figure ".repeat(20));
         assert_eq!(wrapped(&row), row);
         assert_eq!(wrapped("  indented\n"), "  indented\n");

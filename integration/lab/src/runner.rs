@@ -565,7 +565,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_sizes() {
+    fn memory_sizes_are_validated() {
         for (text, sane) in [
             ("1G", true),
             ("512m", true),
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_counts_only_when_whole() {
+    fn an_incomplete_exit_status_is_ignored() {
         let dir = WorkDir::new().unwrap();
         let file = dir.path().join("status");
         for (text, status) in [("", None), ("1", None), ("12\n", Some(12)), ("x\n", None)] {
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn work_dirs_are_removed_and_never_shared() {
+    fn work_directories_are_unique_and_removed() {
         let (one, two) = (WorkDir::new().unwrap(), WorkDir::new().unwrap());
         assert_ne!(one.path(), two.path());
         let path = one.path().to_owned();

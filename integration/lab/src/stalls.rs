@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stall_counts_once_seen_or_not() {
+    fn each_stall_is_counted_once() {
         let mut state = State {
             sum: Duration::ZERO,
             longest: Duration::ZERO,

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_shows_each_failure_with_its_number() {
+    fn a_traffic_report_lists_each_failure_with_its_number() {
         use Failure::{Reset, TimedOut};
         let results = [Ok("near"), Err(TimedOut), Err(Reset), Err(TimedOut)];
         let account = play(&client(Counts::All, Duration::MAX), &results);
@@ -314,14 +314,14 @@ mod tests {
     }
 
     #[test]
-    fn failures_before_the_first_answer_may_be_left_out() {
+    fn failures_before_the_first_response_can_be_ignored() {
         let results = [Err(Failure::Refused), Ok("near"), Err(Failure::Refused)];
         let account = play(&client(Counts::FromFirstAnswer, Duration::MAX), &results);
         assert_eq!((account.requests, account.failed), (2, 1));
     }
 
     #[test]
-    fn a_client_may_end_with_its_first_failure() {
+    fn a_client_can_stop_at_its_first_failure() {
         let results = [Ok("near"), Err(Failure::Reset), Ok("near")];
         let account = play(&client(Counts::UntilFailure, Duration::MAX), &results);
         assert_eq!((account.requests, account.failed), (2, 1));

@@ -564,7 +564,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_in_many_forms() {
+    fn network_addresses_are_parsed_in_each_form() {
         let both: Vec<IpNet> = vec![
             "10.0.0.1/24".parse().unwrap(),
             "fd00::1/64".parse().unwrap(),
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn outside_the_lab_there_is_no_world() {
+    fn a_world_needs_the_lab() {
         if !crate::in_lab() {
             assert!(matches!(World::new("x"), Err(Error::NotInLab)));
         }

@@ -25,7 +25,10 @@ fn main() {
         ("a_flow_keeps_its_port", a_flow_keeps_its_port),
         ("a_udp_flow_is_kept", a_udp_flow_is_kept),
         ("sctp_where_the_kernel_has_it", sctp_where_the_kernel_has_it),
-        ("failures_are_told_apart", failures_are_told_apart),
+        (
+            "connection_failures_are_classified",
+            connection_failures_are_classified,
+        ),
         (
             "outside_hosts_go_where_they_are_sent",
             outside_hosts_go_where_they_are_sent,
@@ -237,7 +240,7 @@ fn iptables() -> String {
     format!("iptables-{}", lab::iptables_backend())
 }
 
-fn failures_are_told_apart() -> Outcome {
+fn connection_failures_are_classified() -> Outcome {
     let small = small()?;
     assert_eq!(
         small.a1.ask_tcp(at("192.167.2.206:81"), SOON),

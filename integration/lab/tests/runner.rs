@@ -82,7 +82,7 @@ fn spawn_until_up(mut command: Command) -> Child {
 }
 
 #[test]
-fn arguments_environment_folder_streams_and_status_are_carried() {
+fn a_guest_gets_arguments_environment_and_returns_status() {
     let scratch = Scratch::new("carry");
     let odd: Vec<OsString> = [
         "",
@@ -119,7 +119,7 @@ fn arguments_environment_folder_streams_and_status_are_carried() {
 }
 
 #[test]
-fn the_kernel_is_real_and_loads_its_modules() {
+fn the_guest_kernel_loads_its_modules() {
     let scratch = Scratch::new("kernel");
     // ipvsadm loads ip_vs, and the kernel loads dummy. The command is not PID 1.
     let script = "ip link add d0 type dummy && ipvsadm -Ln | head -1 && test -e /proc/net/ip_vs && sysctl -n net.core.fb_tunnels_only_for_init_net && test $$ != 1";
@@ -133,7 +133,7 @@ fn the_kernel_is_real_and_loads_its_modules() {
 }
 
 #[test]
-fn the_hosts_files_are_protected() {
+fn files_of_the_host_are_protected_from_the_guest() {
     let scratch = Scratch::new("files");
     let (keep, other) = (scratch.0.join("keep it"), scratch.0.join("other"));
     for dir in [&keep, &other] {
@@ -164,7 +164,7 @@ fn the_hosts_files_are_protected() {
 }
 
 #[test]
-fn a_command_ends_as_it_would_here() {
+fn a_guest_command_returns_its_exit_status() {
     let scratch = Scratch::new("ends");
     // The command's remaining processes end with it. A program may reopen /dev/stdout.
     let script =
@@ -204,7 +204,7 @@ fn output_arrives_while_the_guest_runs() {
 }
 
 #[test]
-fn the_time_limit_kills() {
+fn a_guest_is_killed_at_its_time_limit() {
     let scratch = Scratch::new("limit");
     let started = Instant::now();
     let output = scratch
@@ -228,7 +228,7 @@ fn the_time_limit_kills() {
 /// The last output before a kernel panic is still in the VM's pipe and would be lost, so the test
 /// pauses.
 #[test]
-fn a_dead_guest_is_reported_with_its_last_words() {
+fn a_crashed_guest_is_reported_with_its_last_output() {
     let scratch = Scratch::new("dead");
     let output = scratch
         .sh(
@@ -248,7 +248,7 @@ fn a_dead_guest_is_reported_with_its_last_words() {
 }
 
 #[test]
-fn an_interrupted_run_leaves_nothing() {
+fn an_interrupted_run_leaves_no_files() {
     let scratch = Scratch::new("signal");
     for (signal, status) in [
         (Signal::INT, Some(130)),
@@ -279,7 +279,7 @@ fn an_interrupted_run_leaves_nothing() {
 }
 
 #[test]
-fn runs_do_not_collide() {
+fn parallel_runs_do_not_collide() {
     let scratch = Scratch::new("many");
     let spawn = |name: &str| {
         let mut command = scratch.sh(
@@ -302,7 +302,7 @@ fn runs_do_not_collide() {
 
 /// Tests the parts of the host lane that do not depend on IPVS.
 #[test]
-fn the_hosts_kernel_in_fresh_namespaces() {
+fn the_host_lane_runs_in_new_namespaces() {
     let scratch = Scratch::new("host");
     if !rustix::process::geteuid().is_root() {
         let output = scratch.sh(&["--lane", "host"], "true").output().unwrap();
@@ -334,7 +334,7 @@ fn the_hosts_kernel_in_fresh_namespaces() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_of_the_lab_name_their_cause() {
     let scratch = Scratch::new("wrong");
     for (args, status, part) in [
         (

@@ -87,7 +87,7 @@ fn expressions(value: &Value) -> Vec<String> {
 }
 
 #[test]
-fn each_metric_that_is_named_is_told() {
+fn each_metric_in_rules_and_dashboard_exists() {
     let rules = rules();
     let of_rules = rules
         .iter()
@@ -110,7 +110,7 @@ fn each_metric_that_is_named_is_told() {
 }
 
 #[test]
-fn the_dashboard_shows_all_that_is_ours() {
+fn the_dashboard_shows_each_own_metric() {
     let shown = expressions(&dashboard()).join(" ");
     let ours = LISTS[2].lines().filter(|line| !line.starts_with(' '));
     for line in ours {
@@ -120,7 +120,7 @@ fn the_dashboard_shows_all_that_is_ours() {
 }
 
 #[test]
-fn the_dashboards_panels_have_numbers_and_places_of_their_own() {
+fn dashboard_panels_have_unique_ids_and_positions() {
     let dashboard = dashboard();
     let outer = dashboard["panels"].as_array().unwrap().iter();
     // Panels of a collapsed row are inside the row.
@@ -204,7 +204,7 @@ fn each_alert_has_a_summary_a_runbook_and_a_test() {
 
 /// Each panel about an alert links to the alert's runbook.
 #[test]
-fn panels_lead_to_runbooks() {
+fn dashboard_panels_link_to_runbooks() {
     let dashboard = dashboard();
     let variables = dashboard["templating"]["list"].as_array().unwrap();
     let runbooks = variables.iter().find(|one| one["name"] == "runbooks");
@@ -240,7 +240,7 @@ fn links(value: &Value) -> Vec<String> {
 }
 
 #[test]
-fn the_operators_objects_have_the_same_rules_and_find_the_pods() {
+fn the_prometheus_operator_objects_match_the_rules() {
     let [rule, monitor, rules] = ["prometheusrule.yaml", "podmonitor.yaml", "rules.yaml"]
         .map(|name| serde_saphyr::from_str::<Value>(&text(name)).unwrap());
     assert_eq!(rule["kind"], "PrometheusRule");

@@ -66,7 +66,7 @@ fn patched_kubeadm() -> Value {
 }
 
 #[test]
-fn every_object_fits_its_schema() {
+fn each_manifest_object_matches_its_schema() {
     for folder in FOLDERS {
         let objects = build(&manifests().join(folder)).unwrap();
         assert_eq!(objects.len(), 4, "{folder}");
@@ -80,7 +80,7 @@ fn every_object_fits_its_schema() {
 }
 
 #[test]
-fn a_field_that_does_not_exist_or_has_another_type_is_found() {
+fn unknown_and_mistyped_manifest_fields_are_found() {
     let good = daemon_set("daemonset");
     for (path, name, value, said) in [
         (
@@ -117,7 +117,7 @@ fn a_field_that_does_not_exist_or_has_another_type_is_found() {
 
 /// A patch merges fields, and removes fields with `null` and `$patch`.
 #[test]
-fn patches_are_merged_strategically() {
+fn patches_are_merged_like_strategic_merge_patches() {
     let mut object = json!({
         "a": 1, "b": 2, "command": ["x", "y"],
         "containers": [{"name": "one", "image": "old", "volumeMounts": [{"mountPath": "/a"}, {"mountPath": "/b"}]}],
@@ -138,7 +138,7 @@ fn patches_are_merged_strategically() {
 }
 
 #[test]
-fn the_patch_changes_the_image_and_adds_a_probe_and_nothing_else() {
+fn the_kubeadm_patch_changes_only_the_image_and_probe() {
     let (before, after) = (of_kind(&kubeadm(), "DaemonSet"), patched_kubeadm());
     let mut paths = differences(&before, &after);
     paths.sort();
@@ -178,7 +178,7 @@ fn a_patch_without_its_target_is_an_error() {
 
 /// Our DaemonSet equals kubeadm's except for these fields.
 #[test]
-fn ours_is_kubeadms_with_few_differences() {
+fn our_daemon_set_differs_little_from_kubeadms() {
     let mut merged = of_kind(&kubeadm(), "DaemonSet");
     let before = merged.clone();
     merge(&mut merged, &daemon_set("daemonset"));
@@ -211,7 +211,7 @@ fn ours_is_kubeadms_with_few_differences() {
 }
 
 #[test]
-fn the_account_has_the_role_of_kube_proxy_and_no_other() {
+fn the_service_account_has_only_kube_proxys_role() {
     let objects = build(&manifests().join("daemonset")).unwrap();
     let binding = of_kind(&objects, "ClusterRoleBinding");
     let account = of_kind(&objects, "ServiceAccount");
@@ -234,7 +234,7 @@ const LONGEST_START: u64 = 180;
 /// not listen yet, a first sync overdue by less than two sync periods, and a thread that must
 /// respond during its work.
 #[test]
-fn every_daemon_is_watched_with_patience() {
+fn liveness_probes_do_not_restart_a_slow_daemon() {
     let ours = FOLDERS.map(|folder| (folder, daemon_set(folder)));
     for (folder, daemon_set) in ours.iter().chain([&("kubeadm-patch", patched_kubeadm())]) {
         let container = daemon_set.pointer(CONTAINER).unwrap();
@@ -259,7 +259,7 @@ fn every_daemon_is_watched_with_patience() {
 /// A restarted container serves the mode for which its pod was prepared. The record ends with the
 /// pod, and the init container writes it where the serving container reads it.
 #[test]
-fn what_a_pod_was_prepared_for_lives_as_long_as_the_pod() {
+fn the_prepared_mode_is_stored_in_a_pod_volume() {
     for folder in FOLDERS {
         let daemon_set = daemon_set(folder);
         let volumes = daemon_set.pointer("/spec/template/spec/volumes").unwrap();
@@ -282,7 +282,7 @@ fn what_a_pod_was_prepared_for_lives_as_long_as_the_pod() {
 /// Rules of the API server beyond the schema: mounts have volumes, and the selector matches the
 /// pods.
 #[test]
-fn references_inside_a_daemon_set_hold() {
+fn references_within_a_daemon_set_are_valid() {
     for folder in FOLDERS {
         let daemon_set = daemon_set(folder);
         let pod = &daemon_set["spec"]["template"]["spec"];
@@ -309,7 +309,7 @@ fn references_inside_a_daemon_set_hold() {
 }
 
 #[test]
-fn least_privilege_is_what_it_says() {
+fn least_privilege_manifests_grant_only_the_documented_rights() {
     for (folder, capabilities) in [
         ("least-privilege/nft", json!(["NET_ADMIN", "NET_RAW"])),
         ("least-privilege/legacy", json!(["NET_ADMIN", "NET_RAW"])),
@@ -349,7 +349,7 @@ fn least_privilege_is_what_it_says() {
 
 /// The daemon accepts its command lines, given the ConfigMap at the mounted path.
 #[test]
-fn the_daemon_understands_its_command_lines() {
+fn the_daemon_accepts_the_command_lines_of_the_manifests() {
     let options = |folder: &str, container: &str| -> Options {
         let objects = build(&manifests().join(folder)).unwrap();
         let files = scratch(&format!("{}-{}", folder.replace('/', "-"), container.len()));

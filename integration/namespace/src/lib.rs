@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root and a network namespace: run by make test in the lab"]
-    fn what_is_made_within_is_not_seen_outside() {
+    fn links_in_a_namespace_are_invisible_outside() {
         let (outside, before) = (here(), links());
         let (first, within) = in_namespace(|| {
             ip("link add within type bridge");
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root and a network namespace: run by make test in the lab"]
-    fn a_thread_that_enters_stays_with_those_that_it_starts() {
+    fn threads_inherit_the_namespace_of_their_parent() {
         let (outer, inner, child) = in_namespace(|| {
             let outer = here();
             enter().unwrap();
@@ -122,13 +122,13 @@ mod tests {
 
     #[test]
     #[ignore = "needs root and a network namespace: run by make test in the lab"]
-    fn a_panic_is_passed_on() {
+    fn a_panic_in_a_namespace_is_propagated() {
         let told = panic::catch_unwind(|| in_namespace(|| panic::panic_any(7_u8)));
         assert_eq!(*told.unwrap_err().downcast::<u8>().unwrap(), 7);
     }
 
     #[test]
-    fn without_the_right_the_words_say_which() {
+    fn the_namespace_error_names_the_missing_capability() {
         let (told, is_moved) = std::thread::spawn(|| {
             let before = here();
             drop_rights();

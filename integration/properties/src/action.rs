@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printed_actions_parse_to_the_same_actions() {
         for action in history(1) {
             assert_eq!(format!("{action}   # and so").parse(), Ok(action));
         }

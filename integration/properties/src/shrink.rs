@@ -44,7 +44,7 @@ mod tests {
     use crate::action::history;
 
     #[test]
-    fn what_does_not_matter_is_left_out() {
+    fn shrinking_removes_irrelevant_actions() {
         let actions = history(3);
         let needed = [actions.get(5), actions.get(40)];
         let fails = |of: &[Action]| {

@@ -15,7 +15,7 @@ use properties::run::run;
 use properties::turnstile::Threads;
 
 #[test]
-fn what_once_failed_holds() {
+fn recorded_failures_stay_fixed() {
     let threads = Threads::start();
     for kept in regressions::read(&regressions::folder()).unwrap() {
         let ran = run(
@@ -29,7 +29,7 @@ fn what_once_failed_holds() {
 }
 
 #[test]
-fn the_same_seed_is_the_same_history() {
+fn equal_seeds_give_equal_histories() {
     let threads = Threads::start();
     for (seed, form) in (1..).zip(FORMS) {
         let actions = history(seed);
@@ -42,7 +42,7 @@ fn the_same_seed_is_the_same_history() {
 }
 
 #[test]
-fn histories_hold_in_every_mode() {
+fn random_histories_hold_in_each_mode() {
     let campaign = Campaign {
         histories: 600,
         limit: Some(Duration::from_secs(15)),

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_ways_share_a_port() {
+    fn test_client_ports_are_unique() {
         let mut all: Vec<u16> = ports().flatten().collect();
         let count = all.len();
         all.dedup();

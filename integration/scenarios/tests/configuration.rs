@@ -14,19 +14,19 @@ use scenarios::{
 
 fn main() {
     let stories = stories! {
-        a_changed_file_is_applied_while_connections_live,
-        a_changed_file_that_cannot_be_in_effect_yet_is_tried_again if is_module("ip_vs_mh"),
-        health_checks_are_answered_where_node_ports_are,
-        odd_packets_are_no_longer_dropped_in_iptables_mode,
-        what_takes_a_new_start_waits_for_it_and_is_said,
-        a_container_that_is_started_again_serves_what_its_pod_did,
-        a_setting_that_cannot_be_written_costs_what_needs_it,
-        without_what_a_mode_needs_the_one_before_goes_on_serving,
-        what_was_set_is_set_back_or_said,
-        a_file_without_a_mode_is_served_by_iptables_as_upstreams,
+        a_changed_configuration_is_applied_without_losing_connections,
+        a_configuration_change_that_fails_is_retried if is_module("ip_vs_mh"),
+        health_checks_are_served_at_node_port_addresses,
+        invalid_packets_are_accepted_after_a_configuration_change,
+        changes_that_need_a_restart_are_logged,
+        a_restarted_container_keeps_its_pods_mode,
+        an_unwritable_kernel_setting_affects_only_its_feature,
+        the_old_mode_serves_while_the_new_one_cannot_start,
+        kernel_settings_are_restored_or_reported,
+        a_configuration_without_a_mode_means_iptables,
         init_only_prepares_the_node_and_leaves_no_rule,
-        init_only_fails_where_the_mode_could_not_be_served,
-        init_only_names_a_module_that_is_missing if is_module("xt_set"),
+        init_only_fails_if_the_node_cannot_run_the_mode,
+        init_only_names_a_missing_kernel_module if is_module("xt_set"),
     };
     tell(&stories, Duration::from_mins(4))
 }
@@ -74,7 +74,7 @@ fn scheduler(c: &Cluster, server: &str) -> Result<String> {
     Ok(found.unwrap_or_default())
 }
 
-fn a_changed_file_is_applied_while_connections_live(c: &mut Cluster) -> Outcome {
+fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster) -> Outcome {
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
     c.apply(&web())?;
     c.start(&[&map.flag()])?;
@@ -152,7 +152,7 @@ fn told_in_effect(c: &Cluster) -> Result<String> {
 
 /// The old configuration stays effective, and the daemon reports it, until the cause is removed.
 /// Then the file takes effect without another edit.
-fn a_changed_file_that_cannot_be_in_effect_yet_is_tried_again(c: &mut Cluster) -> Outcome {
+fn a_configuration_change_that_fails_is_retried(c: &mut Cluster) -> Outcome {
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
     c.apply(&web())?;
     c.start(&[&map.flag()])?;
@@ -185,7 +185,7 @@ fn a_changed_file_that_cannot_be_in_effect_yet_is_tried_again(c: &mut Cluster) -
     c.stop()
 }
 
-fn health_checks_are_answered_where_node_ports_are(c: &mut Cluster) -> Outcome {
+fn health_checks_are_served_at_node_port_addresses(c: &mut Cluster) -> Outcome {
     const AT: [&str; 3] = ["172.35.0.100:30999", "10.244.1.1:30999", "127.0.0.1:30999"];
     let fields = |addresses: &str| format!("mode: ipvs\nnodePortAddresses: [{addresses}]\n");
     let map = ConfigMap::new(c, &fields("172.35.0.0/24"))?;
@@ -212,7 +212,7 @@ fn health_checks_are_answered_where_node_ports_are(c: &mut Cluster) -> Outcome {
 
 /// With `tcpBeLiberal`, no rule drops packets that conntrack considers invalid. (Removing the
 /// option keeps the kernel setting.)
-fn odd_packets_are_no_longer_dropped_in_iptables_mode(c: &mut Cluster) -> Outcome {
+fn invalid_packets_are_accepted_after_a_configuration_change(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |is_liberal: bool| {
         format!("mode: iptables\nconntrack: {{maxPerCore: 0, tcpBeLiberal: {is_liberal}}}\n")
@@ -237,7 +237,7 @@ fn odd_packets_are_no_longer_dropped_in_iptables_mode(c: &mut Cluster) -> Outcom
     c.stop()
 }
 
-fn what_takes_a_new_start_waits_for_it_and_is_said(c: &mut Cluster) -> Outcome {
+fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
     let map = ConfigMap::new(c, "mode: ipvs\nipvs: {syncPeriod: 50s}\n")?;
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
@@ -325,7 +325,7 @@ fn crash(c: &mut Cluster) -> Outcome {
 
 /// After a crash, pending changes of the mode and another field do not take effect, because no init
 /// container runs before a restarted container. An invalid file does not end the daemon either.
-fn a_container_that_is_started_again_serves_what_its_pod_did(c: &mut Cluster) -> Outcome {
+fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
     c.apply(&web())?;
@@ -391,7 +391,7 @@ fn a_container_that_is_started_again_serves_what_its_pod_did(c: &mut Cluster) ->
 
 /// `route_localnet` is only needed for NodePorts at 127.0.0.1, and the conntrack settings for no
 /// basic function. (Upstream exits.)
-fn a_setting_that_cannot_be_written_costs_what_needs_it(c: &mut Cluster) -> Outcome {
+fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |more: &str| {
         format!("mode: iptables\nconntrack: {{maxPerCore: 0, tcpBeLiberal: true}}\n{more}")
@@ -447,7 +447,7 @@ fn a_setting_that_cannot_be_written_costs_what_needs_it(c: &mut Cluster) -> Outc
 
 /// If a mode cannot work without a setting, it does not take over, and the previous state stays.
 /// Once the mode has worked, it continues.
-fn without_what_a_mode_needs_the_one_before_goes_on_serving(c: &mut Cluster) -> Outcome {
+fn the_old_mode_serves_while_the_new_one_cannot_start(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: iptables\n")?;
     c.apply(&web())?;
@@ -489,7 +489,7 @@ fn without_what_a_mode_needs_the_one_before_goes_on_serving(c: &mut Cluster) -> 
     c.stop()
 }
 
-fn what_was_set_is_set_back_or_said(c: &mut Cluster) -> Outcome {
+fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     const ARP: [&str; 2] = [
         "net.ipv4.conf.all.arp_ignore",
         "net.ipv4.conf.all.arp_announce",
@@ -586,7 +586,7 @@ fn what_was_set_is_set_back_or_said(c: &mut Cluster) -> Outcome {
 
 /// kubeadm's ConfigMap has `mode: ""` and zero periods. Replacing the image then keeps iptables
 /// mode, and the daemon warns only about the missing mode.
-fn a_file_without_a_mode_is_served_by_iptables_as_upstreams(c: &mut Cluster) -> Outcome {
+fn a_configuration_without_a_mode_means_iptables(c: &mut Cluster) -> Outcome {
     // In this mode, Service addresses are not local, and the node's packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
@@ -652,7 +652,7 @@ fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
 
 /// The init container reports an error that would end the serving container, before that container
 /// starts.
-fn init_only_fails_where_the_mode_could_not_be_served(c: &mut Cluster) -> Outcome {
+fn init_only_fails_if_the_node_cannot_run_the_mode(c: &mut Cluster) -> Outcome {
     // A device node replaces both programs behind the many names of iptables.
     let no_iptables =
         "for multi in legacy nft; do mount --bind /dev/null /usr/sbin/xtables-$multi-multi; done;";
@@ -692,7 +692,7 @@ fn init_only_fails_where_the_mode_could_not_be_served(c: &mut Cluster) -> Outcom
 
 /// The init container reports a missing module. Otherwise the first Service would reveal it, after
 /// the previous daemon has ended.
-fn init_only_names_a_module_that_is_missing(c: &mut Cluster) -> Outcome {
+fn init_only_names_a_missing_kernel_module(c: &mut Cluster) -> Outcome {
     for (module, mode, reason) in [
         (
             "ip_set_hash_ipportnet",

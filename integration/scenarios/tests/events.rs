@@ -13,10 +13,10 @@ const HEALTH_CHECK: &str = "FailedToStartServiceHealthcheck";
 
 fn main() {
     let stories = stories! {
-        the_loser_of_an_address_is_told_and_takes_over,
-        a_taken_health_check_port_is_told,
-        an_api_server_that_is_away_holds_up_nothing,
-        no_service_keeps_the_api_servers_address,
+        the_losing_service_gets_an_event_and_takes_over_later,
+        a_health_check_port_in_use_causes_an_event,
+        an_unreachable_api_server_delays_no_write,
+        no_service_can_keep_the_api_servers_address,
     };
     tell(&stories, Duration::from_mins(3))
 }
@@ -66,7 +66,7 @@ fn answers(who: &str, c: &Cluster) -> Outcome {
     Ok(())
 }
 
-fn the_loser_of_an_address_is_told_and_takes_over(c: &mut Cluster) -> Outcome {
+fn the_losing_service_gets_an_event_and_takes_over_later(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     let (winner, loser) = (
         claim("alpha", "10.96.0.10", "10.244.1.10"),
@@ -121,7 +121,7 @@ fn web() -> Service {
         .endpoints("10.244.1.10")
 }
 
-fn a_taken_health_check_port_is_told(c: &mut Cluster) -> Outcome {
+fn a_health_check_port_in_use_causes_an_event(c: &mut Cluster) -> Outcome {
     c.node1.serve_tcp(30999)?;
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
@@ -139,7 +139,7 @@ fn a_taken_health_check_port_is_told(c: &mut Cluster) -> Outcome {
 }
 
 /// Events that the daemon cannot send wait, but its other work continues.
-fn an_api_server_that_is_away_holds_up_nothing(c: &mut Cluster) -> Outcome {
+fn an_unreachable_api_server_delays_no_write(c: &mut Cluster) -> Outcome {
     let web = web();
     c.node1.serve_tcp(30999)?;
     let mut api = c.api_server(true)?;
@@ -173,7 +173,7 @@ fn an_api_server_that_is_away_holds_up_nothing(c: &mut Cluster) -> Outcome {
 
 /// The kubeconfig names the API server by a host name. At the daemon's start in each mode, a
 /// Service has the server's address in the kernel. Then the name moves to an address of a Service.
-fn no_service_keeps_the_api_servers_address(c: &mut Cluster) -> Outcome {
+fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
     let claiming = |name: &str, ip: &str, external: &str| {
         let service = Service::new(name, ip).port(tcp(6443, 8080));
         service.external(external).endpoints("10.244.1.10")

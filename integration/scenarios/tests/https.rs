@@ -15,8 +15,8 @@ const API: [&str; 2] = ["172.35.0.9", "6443"];
 
 fn main() {
     let stories = stories! {
-        a_pods_token_and_authority_rotate,
-        a_peer_that_vanishes_is_missed_soon,
+        a_rotated_token_and_certificate_authority_are_used,
+        a_vanished_api_server_is_noticed_soon,
     };
     tell(&stories, Duration::from_mins(4))
 }
@@ -89,7 +89,7 @@ fn started_in_a_pod(
     Ok((api, projected))
 }
 
-fn a_pods_token_and_authority_rotate(c: &mut Cluster) -> Outcome {
+fn a_rotated_token_and_certificate_authority_are_used(c: &mut Cluster) -> Outcome {
     c.patience = Duration::from_secs(40);
     let authority = Authority::new("kubernetes")?;
     let (mut api, projected) = started_in_a_pod(c, &authority, "first")?;
@@ -129,7 +129,7 @@ fn a_pods_token_and_authority_rotate(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-fn a_peer_that_vanishes_is_missed_soon(c: &mut Cluster) -> Outcome {
+fn a_vanished_api_server_is_noticed_soon(c: &mut Cluster) -> Outcome {
     let (_api, _) = started_in_a_pod(c, &Authority::new("kubernetes")?, "first")?;
     let watches = |c: &Cluster| -> Result<Vec<String>> {
         let open = c.sh("ss -Htno state established dst 172.35.0.9")?;

@@ -70,12 +70,12 @@ const KUBERNETES: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: kubern
 
 fn main() {
     let stories = stories! {
-        no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back,
-        the_iptables_mode_serves_until_this_one_does_and_leaves_nothing,
-        the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing,
-        what_upstream_left_is_taken_over_while_connections_go_on,
-        what_was_removed_by_hand_is_told_with_its_service,
-        a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing,
+        swapping_the_image_and_back_interrupts_no_connection,
+        the_iptables_mode_is_removed_once_ipvs_serves,
+        the_ipvs_mode_is_removed_once_iptables_serves,
+        upstreams_state_is_adopted_without_losing_connections,
+        manually_removed_entries_are_reported_with_their_service,
+        a_diff_lists_changes_and_a_cleanup_removes_all,
     };
     tell(&stories, Duration::from_mins(3))
 }
@@ -251,9 +251,7 @@ impl Programmed {
     }
 }
 
-fn no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back(
-    c: &mut Cluster,
-) -> Outcome {
+fn swapping_the_image_and_back_interrupts_no_connection(c: &mut Cluster) -> Outcome {
     let p = Programmed::new(c, &LOAD_BALANCER)?;
     let before = p.state()?;
     p.under_traffic(|| {
@@ -293,7 +291,7 @@ fn slow_iptables(c: &Cluster, arms: &str) -> Result<String> {
     Ok(format!("PATH={slow}:/usr/sbin:/usr/bin:/sbin:/bin"))
 }
 
-fn the_iptables_mode_serves_until_this_one_does_and_leaves_nothing(c: &mut Cluster) -> Outcome {
+fn the_iptables_mode_is_removed_once_ipvs_serves(c: &mut Cluster) -> Outcome {
     let p = Programmed::new(c, &IPTABLES_MODE)?;
     p.sh(
         "iptables-$backend -t mangle -N KUBE-KUBELET-CANARY; iptables-$backend -t nat -N KUBE-SVC
@@ -332,9 +330,7 @@ fn the_iptables_mode_serves_until_this_one_does_and_leaves_nothing(c: &mut Clust
     Ok(())
 }
 
-fn the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing(
-    c: &mut Cluster,
-) -> Outcome {
+fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
     let mut p = Programmed::new(c, &LOAD_BALANCER)?;
     p.flags.push("--proxy-mode=iptables".to_owned());
     let before = p.state()?;
@@ -395,7 +391,7 @@ fn the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing(
     Ok(())
 }
 
-fn what_upstream_left_is_taken_over_while_connections_go_on(c: &mut Cluster) -> Outcome {
+fn upstreams_state_is_adopted_without_losing_connections(c: &mut Cluster) -> Outcome {
     let p = Programmed::new(c, &DUALSTACK)?;
     let before = p.state()?;
     let mut connections = Vec::new();
@@ -451,7 +447,7 @@ fn what_upstream_left_is_taken_over_while_connections_go_on(c: &mut Cluster) -> 
     Ok(())
 }
 
-fn what_was_removed_by_hand_is_told_with_its_service(c: &mut Cluster) -> Outcome {
+fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> Outcome {
     let p = Programmed::new(c, &DUALSTACK)?;
     let equal = p.kube_proxy(&["diff"])?;
     assert_eq!(equal.status.code(), Some(0), "{equal:?}");
@@ -530,7 +526,7 @@ fn what_was_removed_by_hand_is_told_with_its_service(c: &mut Cluster) -> Outcome
     Ok(())
 }
 
-fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) -> Outcome {
+fn a_diff_lists_changes_and_a_cleanup_removes_all(c: &mut Cluster) -> Outcome {
     let p = Programmed::new(c, &DUALSTACK)?;
     p.sh(
         "ipvsadm -A -t 9.9.9.9:9 -s rr; ipset create OTHER hash:ip; iptables-$backend -t nat -N OTHER

@@ -109,7 +109,7 @@ macro_rules! stories {
 fn main() {
     let before = stories! { || true;
         IPVS, IPTABLES: "from_ipvs_to_iptables_and_back",
-        IPVS, LEAN: "from_the_upstream_shim_to_the_lean_one_and_back",
+        IPVS, LEAN: "from_the_upstream_shim_to_the_lean_shim_and_back",
     };
     let many = [
         Story {
@@ -128,9 +128,9 @@ fn main() {
         IPVS, NFTABLES: "from_ipvs_to_nftables_and_back",
         IPVS_NFTABLES, NFTABLES: "from_ipvs_on_nftables_to_nftables_and_back",
         IPVS, IPVS_NFTABLES: "from_ipvs_on_iptables_to_ipvs_on_nftables_and_back",
-        LEAN, IPVS_NFTABLES: "from_the_lean_shim_to_that_of_nftables_and_back",
+        LEAN, IPVS_NFTABLES: "from_the_lean_shim_to_the_nftables_shim_and_back",
         IPTABLES, IPVS_NFTABLES: "from_iptables_to_ipvs_on_nftables_and_back",
-        NFTABLES, NFTABLES_FLAT: "from_upstreams_layout_of_nftables_to_the_flat_one_and_back",
+        NFTABLES, NFTABLES_FLAT: "from_upstreams_nftables_layout_to_the_flat_layout_and_back",
     };
     tell(
         &[&before[..], &stories, &many].concat(),

@@ -19,13 +19,13 @@ const IPTABLES_MODE: [&str; 3] = [
 
 fn main() {
     let stories = stories! {
-        each_mode_clears_up_after_the_other,
-        a_flushed_table_is_filled_again,
-        a_table_that_somebody_has_switched_off_is_told if lab::iptables_backend() == "nft",
+        each_mode_removes_the_other_modes_entries,
+        a_flushed_table_is_rewritten,
+        a_dormant_table_is_reported if lab::iptables_backend() == "nft",
         node_ports_are_served_on_localhost,
-        external_ips_are_not_served_where_the_gate_is_off,
-        a_node_port_is_its_services_at_the_nodes_addresses,
-        clients_stick_to_their_endpoint_until_it_goes,
+        external_ips_need_their_feature_gate,
+        a_node_port_wins_over_external_ips_at_node_addresses,
+        clients_with_affinity_keep_their_endpoint_until_removal,
     };
     tell(&stories, Duration::from_mins(2))
 }
@@ -48,7 +48,7 @@ fn is_served(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-fn each_mode_clears_up_after_the_other(c: &mut Cluster) -> Outcome {
+fn each_mode_removes_the_other_modes_entries(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let shims = ["upstream", "lean"].into_iter();
     // If the lane's kernel has nftables.
@@ -96,7 +96,7 @@ fn each_mode_clears_up_after_the_other(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-fn a_flushed_table_is_filled_again(c: &mut Cluster) -> Outcome {
+fn a_flushed_table_is_rewritten(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     c.start(&IPTABLES_MODE)?;
     is_served(c)?;
@@ -116,7 +116,7 @@ fn a_flushed_table_is_filled_again(c: &mut Cluster) -> Outcome {
 
 /// The table also has other users, so a dormant table stays dormant. Logs and subcommands report
 /// it.
-fn a_table_that_somebody_has_switched_off_is_told(c: &mut Cluster) -> Outcome {
+fn a_dormant_table_is_reported(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     c.start(&IPTABLES_MODE)?;
     is_served(c)?;
@@ -178,7 +178,7 @@ fn node_ports_are_served_on_localhost(c: &mut Cluster) -> Outcome {
 
 /// KEP-5707 in both modes: a start without the feature gate removes external IPs, and keeps all
 /// other state.
-fn external_ips_are_not_served_where_the_gate_is_off(c: &mut Cluster) -> Outcome {
+fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     const EXTERNAL: &str = "192.0.2.10:80";
     const OFF: &str = "--feature-gates=AllowServiceExternalIPs=false";
     let port = tcp(80, 8080).node_port(30080);
@@ -218,7 +218,7 @@ fn external_ips_are_not_served_where_the_gate_is_off(c: &mut Cluster) -> Outcome
 
 /// In every mode, a Service may name the node's address, regardless of its age. It gets those of
 /// its ports that are not node ports.
-fn a_node_port_is_its_services_at_the_nodes_addresses(c: &mut Cluster) -> Outcome {
+fn a_node_port_wins_over_external_ips_at_node_addresses(c: &mut Cluster) -> Outcome {
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10")
@@ -279,7 +279,7 @@ fn a_node_port_is_its_services_at_the_nodes_addresses(c: &mut Cluster) -> Outcom
     Ok(())
 }
 
-fn clients_stick_to_their_endpoint_until_it_goes(c: &mut Cluster) -> Outcome {
+fn clients_with_affinity_keep_their_endpoint_until_removal(c: &mut Cluster) -> Outcome {
     const BOTH: &str = "10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10";
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080))

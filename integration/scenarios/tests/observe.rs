@@ -12,17 +12,17 @@ use scenarios::{
 
 fn main() {
     let stories = stories! {
-        every_page_is_where_it_was,
-        ready_is_the_first_full_sync,
-        a_node_about_to_go_is_left_out_by_balancers,
-        a_node_without_its_sets_is_late_until_they_are_there,
-        the_nodes_pod_networks_are_followed,
-        a_port_that_is_taken_is_told_and_tried_again,
-        an_api_server_that_comes_back_empty_is_told_and_counted,
-        idle_connections_of_a_pod_keep_no_probe_out,
-        what_single_services_carry_is_told_if_it_is_asked_for,
-        nftables_mode_tells_tracked_flows if lab::iptables_backend() == "nft",
-        the_log_has_a_line_for_what_changed_and_none_for_what_did_not,
+        each_http_page_is_served_at_upstreams_path,
+        readiness_means_the_first_complete_sync,
+        load_balancers_skip_a_node_being_deleted,
+        a_node_without_its_sets_is_unhealthy,
+        changed_pod_networks_of_the_node_are_used,
+        a_serving_port_in_use_is_reported_and_retried,
+        an_emptied_api_server_is_logged_and_counted,
+        idle_connections_of_a_pod_do_not_block_probes,
+        per_service_metrics_are_exported_on_request,
+        nftables_mode_reports_tracked_flows if lab::iptables_backend() == "nft",
+        only_syncs_with_changes_are_logged,
     };
     tell(&stories, Duration::from_mins(3))
 }
@@ -33,7 +33,7 @@ fn web() -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-fn every_page_is_where_it_was(c: &mut Cluster) -> Outcome {
+fn each_http_page_is_served_at_upstreams_path(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     for (server, path, part) in [
@@ -76,7 +76,7 @@ fn every_page_is_where_it_was(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-fn ready_is_the_first_full_sync(c: &mut Cluster) -> Outcome {
+fn readiness_means_the_first_complete_sync(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
     c.launch_on(&api, &[])?;
@@ -139,7 +139,7 @@ fn apply_node(api: &ApiServer, spec: &str) -> Result<()> {
     ))
 }
 
-fn a_node_about_to_go_is_left_out_by_balancers(c: &mut Cluster) -> Outcome {
+fn load_balancers_skip_a_node_being_deleted(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
     api.start()?;
@@ -182,7 +182,7 @@ fn a_node_about_to_go_is_left_out_by_balancers(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-fn a_node_without_its_sets_is_late_until_they_are_there(c: &mut Cluster) -> Outcome {
+fn a_node_without_its_sets_is_unhealthy(c: &mut Cluster) -> Outcome {
     const SET: &str = "KUBE-NODE-PORT-SCTP-HASH";
     c.apply(&web())?;
     c.start(&["--ipvs-sync-period=2s"])?;
@@ -203,7 +203,7 @@ fn a_node_without_its_sets_is_late_until_they_are_there(c: &mut Cluster) -> Outc
     c.stop()
 }
 
-fn the_nodes_pod_networks_are_followed(c: &mut Cluster) -> Outcome {
+fn changed_pod_networks_of_the_node_are_used(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
     apply_node(&api, "{}")?;
@@ -233,7 +233,7 @@ fn the_nodes_pod_networks_are_followed(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-fn a_port_that_is_taken_is_told_and_tried_again(c: &mut Cluster) -> Outcome {
+fn a_serving_port_in_use_is_reported_and_retried(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let taken = c.node1.serve_tcp(10256)?;
     c.start(&[])?;
@@ -258,7 +258,7 @@ fn a_port_that_is_taken_is_told_and_tried_again(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-fn an_api_server_that_comes_back_empty_is_told_and_counted(c: &mut Cluster) -> Outcome {
+fn an_emptied_api_server_is_logged_and_counted(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     for number in 1..=20 {
         let addresses = format!("10.96.0.{number} fd96::{number}");
@@ -301,7 +301,7 @@ fn an_api_server_that_comes_back_empty_is_told_and_counted(c: &mut Cluster) -> O
     c.stop()
 }
 
-fn idle_connections_of_a_pod_keep_no_probe_out(c: &mut Cluster) -> Outcome {
+fn idle_connections_of_a_pod_do_not_block_probes(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     let health = at("172.35.0.100:10256");
@@ -329,7 +329,7 @@ fn idle_connections_of_a_pod_keep_no_probe_out(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-fn what_single_services_carry_is_told_if_it_is_asked_for(c: &mut Cluster) -> Outcome {
+fn per_service_metrics_are_exported_on_request(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let labels = "namespace=\"default\",service=\"web\",port_name=\"\",protocol=\"TCP\"";
     let port = |name: &str| format!("kubeproxy_service_{name}{{{labels}}}");
@@ -373,7 +373,7 @@ fn what_single_services_carry_is_told_if_it_is_asked_for(c: &mut Cluster) -> Out
 
 /// Rules of nftables mode count no packets. The daemon reports tracked flows, and omits packet
 /// counts instead of reporting zero.
-fn nftables_mode_tells_tracked_flows(c: &mut Cluster) -> Outcome {
+fn nftables_mode_reports_tracked_flows(c: &mut Cluster) -> Outcome {
     let node = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                 status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";
     c.write("node", node)?;
@@ -428,7 +428,7 @@ fn nftables_mode_tells_tracked_flows(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-fn the_log_has_a_line_for_what_changed_and_none_for_what_did_not(c: &mut Cluster) -> Outcome {
+fn only_syncs_with_changes_are_logged(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&["--ipvs-sync-period=1s", "--ipvs-min-sync-period=0s"])?;
     let lines = |c: &Cluster| c.said().matches("\"synced\"").count();

@@ -21,57 +21,57 @@ const MOVED_WITHIN: Duration = Duration::from_secs(1);
 fn main() {
     let stories = [
         story(
-            "every_way_in_moves_with_its_endpoint",
-            every_way_in_moves_with_its_endpoint,
+            "udp_flows_to_each_service_address_follow_their_endpoint",
+            udp_flows_to_each_service_address_follow_their_endpoint,
         ),
         story(
-            "flows_from_before_the_service_are_served",
-            flows_from_before_the_service_are_served,
+            "udp_flows_older_than_the_service_are_served",
+            udp_flows_older_than_the_service_are_served,
         ),
         story(
-            "flows_that_never_pause_live_again_after_a_repair",
-            flows_that_never_pause_live_again_after_a_repair,
+            "busy_udp_flows_recover_after_a_repair",
+            busy_udp_flows_recover_after_a_repair,
         ),
         story(
-            "a_restart_deletes_what_is_stale_and_nothing_else",
-            a_restart_deletes_what_is_stale_and_nothing_else,
+            "a_restart_deletes_only_stale_flows",
+            a_restart_deletes_only_stale_flows,
         ),
         story("ipvs_leads_nobody_to_a_dead_endpoint", |c| {
-            nobody_is_led_to_a_dead_endpoint(c, &[])
+            no_udp_client_reaches_a_removed_endpoint(c, &[])
         }),
         story("iptables_mode_leads_nobody_to_a_dead_endpoint", |c| {
             let flags = ["--proxy-mode=iptables", "--iptables-min-sync-period=0s"];
-            nobody_is_led_to_a_dead_endpoint(c, &flags)
+            no_udp_client_reaches_a_removed_endpoint(c, &flags)
         }),
         story("userspace_mode_leads_nobody_to_a_dead_endpoint", |c| {
-            nobody_is_led_to_a_dead_endpoint(c, &["--proxy-mode=userspace"])
+            no_udp_client_reaches_a_removed_endpoint(c, &["--proxy-mode=userspace"])
         }),
         Story {
             is_possible: has_nftables,
             ..story("nftables_mode_leads_nobody_to_a_dead_endpoint", |c| {
-                nobody_is_led_to_a_dead_endpoint(c, &["--proxy-mode=nftables"])
+                no_udp_client_reaches_a_removed_endpoint(c, &["--proxy-mode=nftables"])
             })
         },
         Story {
             is_possible: has_nftables,
             ..story("flat_nftables_lead_nobody_to_a_dead_endpoint", |c| {
                 let flags = ["--proxy-mode=nftables", "--nftables-layout=flat"];
-                nobody_is_led_to_a_dead_endpoint(c, &flags)
+                no_udp_client_reaches_a_removed_endpoint(c, &flags)
             })
         },
         story(
-            "a_busy_table_stays_and_delays_nobody",
-            a_busy_table_stays_and_delays_nobody,
+            "a_full_conntrack_table_delays_no_change",
+            a_full_conntrack_table_delays_no_change,
         ),
         story(
-            "a_large_table_is_never_held_in_memory",
-            a_large_table_is_never_held_in_memory,
+            "a_large_conntrack_table_is_not_kept_in_memory",
+            a_large_conntrack_table_is_not_kept_in_memory,
         ),
         Story {
             is_possible: || is_module("nf_conntrack_netlink"),
             ..story(
-                "without_ctnetlink_the_log_says_what_to_do",
-                without_ctnetlink_the_log_says_what_to_do,
+                "without_ctnetlink_the_log_names_the_module",
+                without_ctnetlink_the_log_names_the_module,
             )
         },
     ];
@@ -195,7 +195,7 @@ fn to(flow: &str, destination: &str) -> bool {
     flow.ends_with(&format!("> {destination}"))
 }
 
-fn every_way_in_moves_with_its_endpoint(c: &mut Cluster) -> Outcome {
+fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> Outcome {
     let other = Service::new("other", "10.96.0.11 fd96::11")
         .port(udp(53, 8080))
         .endpoints(NEAR);
@@ -277,7 +277,7 @@ fn every_way_in_moves_with_its_endpoint(c: &mut Cluster) -> Outcome {
 
 /// Flows that IPVS never saw. The node forwarded them before the Service existed, and IPVS never
 /// deletes them.
-fn flows_from_before_the_service_are_served(c: &mut Cluster) -> Outcome {
+fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
     // Without the Service, its addresses are routed to a pod, which drops the packets.
     c.sh(
@@ -313,7 +313,7 @@ fn flows_from_before_the_service_are_served(c: &mut Cluster) -> Outcome {
 
 /// Another program removes virtual servers. A client's packets are then forwarded to a wrong place.
 /// Its conntrack entry would keep them there as long as the client sends.
-fn flows_that_never_pause_live_again_after_a_repair(c: &mut Cluster) -> Outcome {
+fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
     // With the default periods.
     let service = Service::new("dns", "10.96.0.10 fd96::10")
@@ -351,7 +351,7 @@ fn flows_that_never_pause_live_again_after_a_repair(c: &mut Cluster) -> Outcome 
     Ok(())
 }
 
-fn a_restart_deletes_what_is_stale_and_nothing_else(c: &mut Cluster) -> Outcome {
+fn a_restart_deletes_only_stale_flows(c: &mut Cluster) -> Outcome {
     let other = Service::new("other", "10.96.0.11")
         .port(udp(53, 8080))
         .endpoints(NEAR);
@@ -404,7 +404,7 @@ fn has_nftables() -> bool {
 /// A Service loses its last endpoint, is deleted, and is deleted while the daemon is stopped
 /// (k/k#139628, k/k#141371). Clients that keep sending get no reply. Later, the same sockets get
 /// replies again. Flows of other Services stay.
-fn nobody_is_led_to_a_dead_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
+fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
     c.node1
         .read("ip route replace default via 172.35.0.9".split(' '))?;
     // On a busy machine, a flow may pause for longer than its default timeout of 30 s.
@@ -517,7 +517,7 @@ fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
 
 /// Thousands of foreign flows to a foreign port with the node port's number. The VM's table holds
 /// 8192 flows.
-fn a_busy_table_stays_and_delays_nobody(c: &mut Cluster) -> Outcome {
+fn a_full_conntrack_table_delays_no_change(c: &mut Cluster) -> Outcome {
     const FOREIGN: usize = 5_000;
     c.apply(&dns())?;
     c.start(&[])?;
@@ -570,7 +570,7 @@ impl Drop for Room {
 /// Limit for the growth of the daemon's memory. The kernel's messages about the flows have 25 MB.
 const ROOM_KIB: u64 = 6_144;
 
-fn a_large_table_is_never_held_in_memory(c: &mut Cluster) -> Outcome {
+fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
     const FLOWS: usize = 100_000;
     c.apply(&dns())?;
     c.start(&[])?;
@@ -610,7 +610,7 @@ fn a_large_table_is_never_held_in_memory(c: &mut Cluster) -> Outcome {
 
 /// The daemon logs this once per family, with the next step. All other work continues, and the
 /// deferred work is done later.
-fn without_ctnetlink_the_log_says_what_to_do(c: &mut Cluster) -> Outcome {
+fn without_ctnetlink_the_log_names_the_module(c: &mut Cluster) -> Outcome {
     // Prevents loading the module on demand.
     c.sh("sysctl -q kernel.modprobe=/bin/false; rmmod nf_conntrack_netlink")?;
     c.start(&[])?;

@@ -87,18 +87,18 @@ macro_rules! stories {
 fn main() {
     let one = [
         Story {
-            name: "endpoints_that_do_not_accept_are_passed_over",
-            tell: endpoints_that_do_not_accept_are_passed_over,
+            name: "the_relay_skips_endpoints_that_refuse_connections",
+            tell: the_relay_skips_endpoints_that_refuse_connections,
             is_possible: || true,
         },
         Story {
-            name: "what_the_relay_carries_is_told",
-            tell: what_the_relay_carries_is_told,
+            name: "relay_traffic_is_reported",
+            tell: relay_traffic_is_reported,
             is_possible: || true,
         },
         Story {
-            name: "a_udp_client_that_never_pauses_goes_with_the_address",
-            tell: a_udp_client_that_never_pauses_goes_with_the_address,
+            name: "a_busy_udp_client_follows_a_moved_address",
+            tell: a_busy_udp_client_follows_a_moved_address,
             is_possible: || true,
         },
     ];
@@ -207,7 +207,7 @@ fn with_a_broken_object(c: &mut Cluster, userspace: &Way, other: &Way) -> Outcom
 }
 
 /// One endpoint rejects connections, and one has no host. The third endpoint serves each client.
-fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
+fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
         .port(udp(80, 8080).named("udp"));
@@ -248,7 +248,7 @@ fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
 
 /// Metrics, table and JSON show connections by Service port and endpoint. A removed endpoint is
 /// shown while it has a connection.
-fn what_the_relay_carries_is_told(c: &mut Cluster) -> Outcome {
+fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
         .port(udp(80, 8080).named("udp"));
@@ -330,7 +330,7 @@ fn what_the_relay_carries_is_told(c: &mut Cluster) -> Outcome {
 
 /// An address moves from a Service, which stays, to another Service. Without a cleanup, existing
 /// flows would be redirected to the first Service's port as long as their clients send.
-fn a_udp_client_that_never_pauses_goes_with_the_address(c: &mut Cluster) -> Outcome {
+fn a_busy_udp_client_follows_a_moved_address(c: &mut Cluster) -> Outcome {
     const PACE: Duration = Duration::from_millis(50);
     const SHARED: &str = "192.0.2.20";
     let [old, new] = [

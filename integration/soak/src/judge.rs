@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leak_grows() {
+    fn a_steady_memory_leak_is_detected() {
         // 100 KiB per minute for 40 minutes. 30 minutes are judged.
         let verdict = MEMORY.judge(&series(480, |minutes| 20_000.0 + 100.0 * minutes));
         let verdict = verdict.unwrap();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaks_by_one_grows() {
+    fn a_leak_of_single_descriptors_is_detected() {
         // One descriptor every two minutes.
         let figure = Figure {
             tolerance: 2.0,
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_climbs_at_first_and_stays_does_not_grow() {
+    fn an_initial_rise_is_not_a_leak() {
         let steady = series(480, |minutes| 20_000.0 + 4_000.0 * (minutes / 8.0).min(1.0));
         let verdict = MEMORY.judge(&steady).unwrap();
         assert!(!verdict.grows(), "{verdict:?}");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn peaks_do_not_grow_and_do_not_hide_a_leak() {
+    fn peaks_neither_cause_nor_hide_a_leak() {
         let peak = |minutes: f64| {
             if minutes.fract() < 0.1 { 5_000.0 } else { 0.0 }
         };
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn few_samples_are_not_judged() {
+    fn too_few_samples_are_not_judged() {
         assert_eq!(MEMORY.judge(&series(9, |_| 1.0)), None);
         assert_eq!(MEMORY.judge(&[]), None);
     }

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read() {
+    fn process_figures_are_parsed() {
         let status = "Name:\tkube-proxy\nVmRSS:\t   20480 kB\nThreads:\t9\n";
         assert_eq!(field(status, "VmRSS"), Some(20_480));
         assert_eq!(field(status, "Threads"), Some(9));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_services_leave_is_no_connection() {
+    fn time_wait_connections_are_not_counted() {
         let values = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
         assert_eq!(left(&values), [5, 6, 7, 8, 9, 10]);
     }

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event() {
+    fn a_protobuf_event_is_decoded() {
         let meta = [
             bytes(1, b"node1.1"),
             bytes(3, b"default"),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told() {
+    fn invalid_protobuf_is_an_error() {
         assert_eq!(decode(Kind::Event, b"{}"), Err(Error::Magic));
         assert_eq!(
             decode(Kind::Event, &envelope(&[0x0a, 5, 1])),
@@ -510,7 +510,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(100))]
 
         #[test]
-        fn what_is_encoded_comes_back((kind, object) in any_object()) {
+        fn encoded_objects_decode_to_the_same_objects((kind, object) in any_object()) {
             let message = encode(kind, &object).unwrap();
             let body = super::envelope("v1", "Any", &message);
             prop_assert_eq!(decode(kind, &body), Ok(object));
@@ -519,7 +519,7 @@ mod tests {
 
     /// Decodes a body that kube-proxy 1.36.2 posted at its start.
     #[test]
-    fn what_go_writes_is_written() {
+    fn an_event_encoded_by_go_is_reproduced() {
         let posted: &[u8] =
             b"k8s\x00\x0a\x19\x0a\x10events.k8s.io/v1\x12\x05Event\x12\xa4\x01\x0a-\x0a\x16node1.\
             18ea6ecaf1b3513d\x12\x00\x1a\x07default\"\x00*\x002\x008\x00B\x00\x12\x0c\x08\x83\xd2\x8c\xd8\
@@ -535,7 +535,7 @@ mod tests {
 
     /// A wrong type is an error with the field's location. An unknown field is ignored.
     #[test]
-    fn types_are_kept_to() {
+    fn values_of_a_wrong_type_are_errors() {
         let mistyped = |object: Value| encode(Kind::Service, &object).map_err(|error| error.0);
         let port = json!({ "spec": { "ports": [{ "port": "http" }] } });
         assert_eq!(mistyped(port), Err("spec.ports.port".to_owned()));
@@ -554,7 +554,7 @@ mod tests {
 
     /// Compares with bytes that the real server wrote.
     #[test]
-    fn fields_are_in_the_order_of_their_numbers() {
+    fn schema_fields_are_in_the_order_of_their_numbers() {
         assert!(rows(schema::named("Status")) > 10);
         for (kind, _) in Kind::all() {
             assert!(rows(schema::of(kind)) > 20, "{kind:?}");
@@ -563,7 +563,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_gets_an_answer(body: Vec<u8>) {
+        fn no_protobuf_body_causes_a_panic(body: Vec<u8>) {
             let _ = decode(Kind::Event, &[b"k8s\0".as_slice(), &body].concat());
             let _ = decode(Kind::Service, &envelope(body.get(..120.min(body.len())).unwrap()));
         }

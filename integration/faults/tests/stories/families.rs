@@ -8,7 +8,7 @@ use lab::Transport;
 use scenarios::{Cluster, Outcome, SOON, Service, at, health, tcp};
 
 /// A node without IPv6 is common. The daemon logs it once at level info, and serves IPv4.
-pub(crate) fn ipv6_that_is_disabled_is_left_out_and_said_once(c: &mut Cluster) -> Outcome {
+pub(crate) fn disabled_ipv6_is_skipped_and_logged_once(c: &mut Cluster) -> Outcome {
     const IPVS: &[&str] = &["--ipvs-sync-period=1s"];
     const IPTABLES: &[&str] = &["--proxy-mode=iptables", "--iptables-sync-period=1s"];
     let web = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));

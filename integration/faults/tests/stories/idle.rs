@@ -37,7 +37,7 @@ fn is_idle(c: &Cluster, about: &str) -> Outcome {
 /// An unreadable object blocks deletions: leftovers of another mode, and service addresses in their
 /// other form. Pending rules block the deletion of leftovers, too. An address that another program
 /// has bound belongs to that program.
-pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
+pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
     const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -98,7 +98,7 @@ pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
 
 /// The kernel rejects a broadcast address as a destination, but an EndpointSlice may contain one.
 /// Other endpoints of the Service are still added and removed.
-pub(crate) fn an_endpoint_that_the_kernel_refuses_costs_nothing(c: &mut Cluster) -> Outcome {
+pub(crate) fn an_endpoint_refused_by_the_kernel_costs_no_cpu_time(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
         .port(udp(80, 8080).named("udp"));

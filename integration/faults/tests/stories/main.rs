@@ -16,11 +16,11 @@ const LIMIT: Duration = Duration::from_mins(8);
 
 fn main() {
     let stories = stories! {
-        waits: a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint, rules_that_cannot_be_read_hold_up_no_endpoint;
-        repairs: each_takes_seconds_where_the_period_is_half_a_minute, each_is_told_once_with_a_count;
-        refusals: virtual_servers_that_are_all_refused_are_not_ready_nor_healthy if is_module("ip_vs_mh"), rules_that_are_all_refused_are_not_ready_nor_healthy;
-        idle: what_cannot_go_yet_costs_nothing, an_endpoint_that_the_kernel_refuses_costs_nothing;
-        families: ipv6_that_is_disabled_is_left_out_and_said_once;
+        waits: slow_iptables_programs_do_not_delay_ipv4_endpoints, unreadable_rules_do_not_delay_endpoints;
+        repairs: each_repair_takes_seconds, each_repair_is_logged_once_with_a_count;
+        refusals: a_node_with_all_virtual_servers_refused_is_not_healthy if is_module("ip_vs_mh"), a_node_with_all_rules_refused_is_not_healthy;
+        idle: blocked_removals_cost_no_cpu_time, an_endpoint_refused_by_the_kernel_costs_no_cpu_time;
+        families: disabled_ipv6_is_skipped_and_logged_once;
     };
     tell(&stories, LIMIT)
 }

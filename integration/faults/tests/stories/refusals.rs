@@ -55,9 +55,7 @@ fn is_over(c: &Cluster, before: Option<f64>) -> Outcome {
 }
 
 /// Removes the scheduler after the start, which checks for it, and before the first Service.
-pub(crate) fn virtual_servers_that_are_all_refused_are_not_ready_nor_healthy(
-    c: &mut Cluster,
-) -> Outcome {
+pub(crate) fn a_node_with_all_virtual_servers_refused_is_not_healthy(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
     c.launch_on(&api, &["--ipvs-scheduler=mh", "--ipvs-sync-period=2s"])?;
@@ -75,7 +73,7 @@ pub(crate) fn virtual_servers_that_are_all_refused_are_not_ready_nor_healthy(
 }
 
 /// Removes the base of iptables mode, which does not depend on Services.
-pub(crate) fn rules_that_are_all_refused_are_not_ready_nor_healthy(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_node_with_all_rules_refused_is_not_healthy(c: &mut Cluster) -> Outcome {
     // In this mode, the node has no Service address.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;

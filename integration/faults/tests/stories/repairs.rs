@@ -41,7 +41,7 @@ fn glance(c: &Cluster) -> Result<String> {
 }
 
 /// The kernel announces all changes except those of virtual servers, which the daemon polls.
-pub(crate) fn each_takes_seconds_where_the_period_is_half_a_minute(c: &mut Cluster) -> Outcome {
+pub(crate) fn each_repair_takes_seconds(c: &mut Cluster) -> Outcome {
     const TOLD: Duration = Duration::from_secs(1);
     const GLANCED: Duration = Duration::from_secs(5);
     c.apply(&web(0))?;
@@ -131,7 +131,7 @@ fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
 
 /// One warning covers all entries of a kind, with their number and the first names. The counter
 /// increases by this number.
-pub(crate) fn each_is_told_once_with_a_count(c: &mut Cluster) -> Outcome {
+pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcome {
     /// Damage in both families: the tables, the script, and the kinds of removed entries.
     const DAMAGE: [(&str, &str, &[&str]); 4] = [
         ("ipvsadm -C", "", &["virtual server"]),

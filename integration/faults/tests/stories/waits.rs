@@ -102,9 +102,7 @@ fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
 
 /// A Service's first external IP needs rules in both families, but they cannot be written. In IPv4,
 /// another process holds the lock (if there is one). In IPv6, the program hangs.
-pub(crate) fn a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint(
-    c: &mut Cluster,
-) -> Outcome {
+pub(crate) fn slow_iptables_programs_do_not_delay_ipv4_endpoints(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 50;
     /// Limit for a change from the API server to the kernel. The aim is 100 ms. The VM has one CPU,
     /// which also starts the programs, and other VMs may run in parallel.
@@ -151,7 +149,7 @@ pub(crate) fn a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint
 }
 
 /// The rules are unreadable for more than two check periods.
-pub(crate) fn rules_that_cannot_be_read_hold_up_no_endpoint(c: &mut Cluster) -> Outcome {
+pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 20;
     const LATEST: Duration = Duration::from_secs(1);
     let faults = Faults::prepare(c)?;

@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_a_name_and_an_address() {
+    fn server_responses_are_a_name_and_an_address() {
         let answer = |who: &str, source: &str| {
             Ok(Answer {
                 who: who.into(),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_told_apart() {
+    fn connection_failures_are_classified() {
         assert_eq!(Failure::from(Errno::CONNREFUSED), Failure::Refused);
         assert_eq!(Failure::from(Errno::HOSTUNREACH), Failure::Unreachable);
         assert_eq!(Failure::from(Errno::ACCESS), Failure::Unreachable);

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn output_is_kept_apart_and_by_line() {
+    fn output_streams_are_read_separately_by_line() {
         let mut running =
             sh("echo one; sleep 0.05; echo two >&2; sleep 0.05; printf three; exit 3");
         assert_eq!(running.wait_for("two", SOON).unwrap(), "two");
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_has_limits() {
+    fn waits_for_a_program_have_timeouts() {
         let mut running = sh("echo up; exec sleep 60");
         let error = running
             .wait_for("down", Duration::from_millis(200))
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn those_left_behind_are_not_waited_for() {
+    fn background_children_of_a_program_are_not_awaited() {
         let started = Instant::now();
         let output = sh("sleep 5 & echo done").wait(SOON).unwrap();
         assert_eq!(output.stdout, "done\n");

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn pipelined_lines_get_a_line_each() {
+    fn each_pipelined_request_line_gets_a_response() {
         let (_servers, server, at) = server();
         let mut socket = connect(at);
         socket.write_all(b"a\nb\n\nc").unwrap();
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn http_is_answered_as_http() {
+    fn http_requests_get_http_responses() {
         let (_servers, _server, at) = server();
         let mut socket = connect(at);
         socket
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_server_closes_what_it_had() {
+    fn a_stopped_server_closes_its_connections() {
         let (_servers, server, at) = server();
         let mut socket = connect(at);
         socket.write_all(b"\n").unwrap();
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_line_is_cut_off() {
+    fn an_endless_request_line_is_rejected() {
         let (_servers, _server, at) = server();
         let mut socket = connect(at);
         let _ = socket.write_all(&vec![b'x'; 3 * LONGEST_LINE]);

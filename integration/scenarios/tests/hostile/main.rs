@@ -39,8 +39,8 @@ macro_rules! story {
 
 fn main() {
     let of_modes: &[Story] = in_each_mode! {
-        "addresses_stay_with_whom_they_belong": takeover::addresses_stay_with_whom_they_belong,
-        "hostile_objects_harm_nobody_else": objects::hostile_objects_harm_nobody_else;
+        "addresses_stay_with_their_rightful_service": takeover::addresses_stay_with_their_rightful_service,
+        "hostile_objects_affect_only_their_own_services": objects::hostile_objects_affect_only_their_own_services;
     };
     let story = |name, tell| Story {
         name,
@@ -49,18 +49,21 @@ fn main() {
     };
     let others = [
         story(
-            "rights::another_user_serves_after_init_only",
-            rights::another_user_serves_after_init_only,
+            "rights::a_non_root_daemon_serves_after_init_only",
+            rights::a_non_root_daemon_serves_after_init_only,
         ),
         story(
-            "rights::what_cannot_be_written_is_named",
-            rights::what_cannot_be_written_is_named,
+            "rights::unwritable_kernel_settings_are_named",
+            rights::unwritable_kernel_settings_are_named,
         ),
         story(
-            "rights::only_this_node_sees_inside",
-            rights::only_this_node_sees_inside,
+            "rights::only_this_node_can_read_the_inspection_api",
+            rights::only_this_node_can_read_the_inspection_api,
         ),
-        story("secrets::none_is_told", secrets::none_is_told),
+        story(
+            "secrets::secrets_are_never_displayed",
+            secrets::secrets_are_never_displayed,
+        ),
     ];
     tell(&[of_modes, &others].concat(), Duration::from_mins(8))
 }

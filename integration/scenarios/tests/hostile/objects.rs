@@ -36,7 +36,7 @@ fn is_plain(what: &str, text: &str) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn hostile_objects_harm_nobody_else(c: &mut Cluster) -> Outcome {
+pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) -> Outcome {
     c.apply(&good("10.244.1.10"))?;
     // Half of the objects exist at the start, and half are added later. Objects that are slow with
     // iptables programs or this lab's kernel are only tested on the fakes.

@@ -44,7 +44,7 @@ fn raw() -> &'static [&'static str] {
     &["net_admin", "net_raw"]
 }
 
-pub(crate) fn another_user_serves_after_init_only(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_non_root_daemon_serves_after_init_only(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     // Otherwise only root can access the folder and the iptables lock.
     c.sh(&format!(
@@ -110,7 +110,7 @@ pub(crate) fn another_user_serves_after_init_only(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn what_cannot_be_written_is_named(c: &mut Cluster) -> Outcome {
+pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.sh(&format!("chmod -R a+rX {}", c.folder().display()))?;
     c.sh("echo 0 >/proc/sys/net/ipv4/ip_forward")?;
@@ -146,7 +146,7 @@ pub(crate) fn what_cannot_be_written_is_named(c: &mut Cluster) -> Outcome {
 }
 
 /// Pages other than probes respond only to this node, and are read-only.
-pub(crate) fn only_this_node_sees_inside(c: &mut Cluster) -> Outcome {
+pub(crate) fn only_this_node_can_read_the_inspection_api(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     c.until_served(&web())?;

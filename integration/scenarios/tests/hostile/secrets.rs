@@ -13,7 +13,7 @@ const SECRET: &str = "s3cr3t";
 /// Time for which the test reads the output of a daemon that cannot start.
 const SPOKEN_WITHIN: Duration = Duration::from_secs(2);
 
-pub(crate) fn none_is_told(c: &mut Cluster) -> Outcome {
+pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))

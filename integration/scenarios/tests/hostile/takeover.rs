@@ -37,7 +37,7 @@ fn contested(c: &Cluster, reason: &str) -> Result<f64> {
     metric(c, &series)?.with_context(|| series)
 }
 
-pub(crate) fn addresses_stay_with_whom_they_belong(c: &mut Cluster) -> Outcome {
+pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080))

@@ -119,7 +119,7 @@ endpoints: [{addresses: [172.35.0.100], nodeName: node1, conditions: {ready: tru
 
 /// If explain expects a reply, the reply arrives. If explain expects none, none arrives. If this
 /// node cannot know, explain says so.
-pub(crate) fn come_back_or_not(c: &mut Cluster) -> Outcome {
+pub(crate) fn explain_predicts_replies(c: &mut Cluster) -> Outcome {
     c.node1.serve_tcp(8081)?;
     for (number, endpoint) in [(1, "10.244.1.10 fd44:1::10"), (2, "10.244.2.10 fd44:2::10")] {
         c.apply(&web(&format!("web{number}"), number).endpoints(endpoint))?;

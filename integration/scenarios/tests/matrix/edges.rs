@@ -121,7 +121,7 @@ fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
 /// With any policies, the client gets a port unreachable immediately. Over UDP, the node itself
 /// gets an error of the send, like that of a REJECT rule. (An SCTP client gets the message too, but
 /// treats it as transient and retries.)
-pub(crate) fn no_endpoints_is_refused(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, "")?;
     let mode = Mode::of(c);
@@ -192,7 +192,7 @@ fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
 
 /// A process on the node that listens on all addresses is not reachable through a Service address
 /// (k/k#72236). Neither is a Service's node port.
-pub(crate) fn unexposed_ports_reach_no_process(c: &mut Cluster) -> Outcome {
+pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     let process = c.node1.serve_tcp(2222)?;
     four_services(c, NEAR)?;
@@ -228,7 +228,7 @@ pub(crate) fn unexposed_ports_reach_no_process(c: &mut Cluster) -> Outcome {
 
 /// A pod sends a request to a Service of which it is the only endpoint. It must not see its own
 /// address as the client, because it would then reply to itself.
-pub(crate) fn a_pod_reaches_itself(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_pod_reaches_itself_through_its_service(c: &mut Cluster) -> Outcome {
     c.near.serve_sctp(8080)?;
     four_services(c, NEAR)?;
     let all = [Transport::Tcp, Transport::Udp, Transport::Sctp];
@@ -254,7 +254,7 @@ const LAST_ENDPOINTS: [(&str, &str, bool, &str, &str); 8] = [
     ("gone", "gone", true, "refused", "refused"),
 ];
 
-pub(crate) fn terminating_endpoints_are_the_last_resort(c: &mut Cluster) -> Outcome {
+pub(crate) fn terminating_endpoints_serve_only_without_ready_endpoints(c: &mut Cluster) -> Outcome {
     answers_come_back(c)?;
     let conditions = |state: &str| match state {
         "ready" => "{ready: true, serving: true, terminating: false}",
@@ -322,7 +322,7 @@ const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
 
 /// Source ranges apply only to load-balancer addresses. They allow the node if they contain the
 /// address of its Node object.
-pub(crate) fn source_ranges(c: &mut Cluster) -> Outcome {
+pub(crate) fn source_ranges_limit_load_balancer_addresses(c: &mut Cluster) -> Outcome {
     let other = c.world.host("other", "172.35.0.8/24")?;
     c.world
         .route(&other, "10.96.0.0/16 192.0.2.0/24", &c.node1)?;
@@ -349,7 +349,7 @@ pub(crate) fn source_ranges(c: &mut Cluster) -> Outcome {
 
 /// `ping` to a Service address behaves like a request to an unexposed port. An address of the node
 /// replies.
-pub(crate) fn icmp_echo(c: &mut Cluster) -> Outcome {
+pub(crate) fn service_addresses_answer_ping(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, NEAR)?;
     let mode = Mode::of(c);

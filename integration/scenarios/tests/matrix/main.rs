@@ -56,42 +56,42 @@ fn main() {
         return;
     }
     let stories: &[Story] = stories! {
-        matrix: every_row, other_protocols;
-        edges: no_endpoints_is_refused, unexposed_ports_reach_no_process, a_pod_reaches_itself,
-            terminating_endpoints_are_the_last_resort, source_ranges, icmp_echo;
+        matrix: each_row_of_the_matrix_holds, each_row_holds_for_udp_and_sctp;
+        edges: a_service_without_endpoints_is_refused, unexposed_service_ports_reach_no_process, a_pod_reaches_itself_through_its_service,
+            terminating_endpoints_serve_only_without_ready_endpoints, source_ranges_limit_load_balancer_addresses, service_addresses_answer_ping;
     };
     let iptables = [
         story!(
             "iptables::",
             ["--proxy-mode=iptables"],
             || true,
-            matrix::every_row
+            matrix::each_row_of_the_matrix_holds
         ),
         story!(
             "userspace_iptables::",
             ["--proxy-mode=userspace", "--iptables-backend=nft"],
             cast::has_nftables,
-            matrix::every_row
+            matrix::each_row_of_the_matrix_holds
         ),
         // On lane A, the rules are the same, so IPVS mode is enough.
-        story!("", [], || true, answers::come_back_or_not),
+        story!("", [], || true, answers::explain_predicts_replies),
         story!(
             "iptables::",
             ["--proxy-mode=iptables"],
             cast::has_nftables,
-            answers::come_back_or_not
+            answers::explain_predicts_replies
         ),
         story!(
             "nftables::",
             ["--proxy-mode=nftables"],
             cast::has_nftables,
-            answers::come_back_or_not
+            answers::explain_predicts_replies
         ),
         story!(
             "userspace::",
             ["--proxy-mode=userspace"],
             cast::has_nftables,
-            answers::come_back_or_not
+            answers::explain_predicts_replies
         ),
     ];
     tell(&[stories, &iptables].concat(), LIMIT)

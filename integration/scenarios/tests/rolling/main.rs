@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_mins(5);
 fn main() {
     let all = stories! {
         update: a_rolling_update_fails_no_request;
-        stories: an_endpoint_that_returns_while_the_daemon_is_away, udp_and_sctp_are_not_drained, a_deleted_service_leaves_no_blackhole, one_source_port_is_not_stuck, a_client_with_affinity_is_moved, a_drain_has_a_limit;
+        stories: an_endpoint_that_returns_during_a_restart_serves, udp_and_sctp_endpoints_do_not_drain, a_deleted_service_refuses_new_connections, a_client_with_a_fixed_source_port_is_served, a_client_with_affinity_moves_from_a_draining_endpoint, a_drain_ends_at_its_configured_limit;
     };
     tell(&all, LIMIT)
 }

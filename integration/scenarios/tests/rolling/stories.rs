@@ -40,7 +40,7 @@ fn open_to(who: &str, dial: &Dial<'_>) -> Result<Connection> {
     bail!("{who} does not answer")
 }
 
-pub(crate) fn an_endpoint_that_returns_while_the_daemon_is_away(c: &mut Cluster) -> Outcome {
+pub(crate) fn an_endpoint_that_returns_during_a_restart_serves(c: &mut Cluster) -> Outcome {
     c.apply(&web(BOTH))?;
     c.start(&[])?;
     c.until_served(&web(BOTH))?;
@@ -62,7 +62,7 @@ pub(crate) fn an_endpoint_that_returns_while_the_daemon_is_away(c: &mut Cluster)
     Ok(())
 }
 
-pub(crate) fn udp_and_sctp_are_not_drained(c: &mut Cluster) -> Outcome {
+pub(crate) fn udp_and_sctp_endpoints_do_not_drain(c: &mut Cluster) -> Outcome {
     let has_sctp = c
         .near
         .serve_sctp(8080)
@@ -100,7 +100,7 @@ pub(crate) fn udp_and_sctp_are_not_drained(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn a_deleted_service_leaves_no_blackhole(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_deleted_service_refuses_new_connections(c: &mut Cluster) -> Outcome {
     let ways = [
         (c.client.clone(), CLUSTER_IP),
         (c.client.clone(), NODE_PORT),
@@ -160,7 +160,7 @@ fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
 
 /// A busy client, or an NFS client, reuses a source port while IPVS still has the previous
 /// connection (k/k#81775, k/k#84322).
-pub(crate) fn one_source_port_is_not_stuck(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Outcome {
     const PORT: u16 = 45_000;
     let (near, far) = (Web::serve(&c.near, 8081)?, Web::serve(&c.far, 8081)?);
     let on = |endpoints| {
@@ -256,7 +256,7 @@ fn ask_and_go(c: &Cluster, going: Going, port: u16) -> Result<String> {
     Ok(answer)
 }
 
-pub(crate) fn a_client_with_affinity_is_moved(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_client_with_affinity_moves_from_a_draining_endpoint(c: &mut Cluster) -> Outcome {
     let sticky = |endpoints| web(endpoints).affinity(10_800);
     let answers = |c: &Cluster| tally(&c.client, Transport::Tcp, at(CLUSTER_IP), 4);
     let all_from = |who: &str| Tally::from([(format!("{who} from 10.244.1.99"), 4)]);
@@ -288,7 +288,7 @@ pub(crate) fn a_client_with_affinity_is_moved(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn a_drain_has_a_limit(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_drain_ends_at_its_configured_limit(c: &mut Cluster) -> Outcome {
     let limit = Duration::from_secs(3);
     c.apply(&web(BOTH))?;
     c.start(&["--ipvs-drain-timeout=3s"])?;

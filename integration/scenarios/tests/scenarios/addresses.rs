@@ -6,7 +6,7 @@ use anyhow::Result;
 use lab::less_stalls;
 use scenarios::{Cluster, Outcome, Service, sctp, tcp, udp};
 
-pub(crate) fn node_ports_follow(c: &mut Cluster) -> Outcome {
+pub(crate) fn node_ports_follow_the_node_addresses(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
@@ -33,7 +33,7 @@ pub(crate) fn node_ports_follow(c: &mut Cluster) -> Outcome {
     c.until_served(&web).map(drop)
 }
 
-pub(crate) fn node_ports_at_an_address_that_has_moved_away_go(c: &mut Cluster) -> Outcome {
+pub(crate) fn node_ports_at_a_moved_address_are_removed(c: &mut Cluster) -> Outcome {
     let moved = ["172.35.0.150", "fd35::150"];
     c.sh("ip address add 172.35.0.150/24 dev eth0; ip address add fd35::150/64 dev eth0 nodad")?;
     let web = Service::new("web", "10.96.0.10 fd96::10")

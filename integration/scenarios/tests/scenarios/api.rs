@@ -20,7 +20,7 @@ fn dns() -> Service {
         .endpoints("10.244.1.10")
 }
 
-pub(crate) fn streamed_lists(c: &mut Cluster) -> Outcome {
+pub(crate) fn services_from_streamed_lists_are_served(c: &mut Cluster) -> Outcome {
     let queries = served_from_an_api_server(c, &["--feature-gates=WatchListClient=true"])?;
     assert!(
         queries
@@ -31,7 +31,7 @@ pub(crate) fn streamed_lists(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn cached_lists(c: &mut Cluster) -> Outcome {
+pub(crate) fn services_from_cached_lists_are_served(c: &mut Cluster) -> Outcome {
     let queries = served_from_an_api_server(c, &[])?;
     assert!(
         queries
@@ -78,7 +78,7 @@ fn served_from_an_api_server(c: &mut Cluster, flags: &[&str]) -> anyhow::Result<
         .collect())
 }
 
-pub(crate) fn away_at_the_start(c: &mut Cluster) -> Outcome {
+pub(crate) fn an_api_server_that_starts_later_is_awaited(c: &mut Cluster) -> Outcome {
     c.patience = BACK_OFF;
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
@@ -104,7 +104,7 @@ pub(crate) fn away_at_the_start(c: &mut Cluster) -> Outcome {
     c.until_served(&web().endpoints("10.244.2.10")).map(drop)
 }
 
-pub(crate) fn away_for_a_while(c: &mut Cluster) -> Outcome {
+pub(crate) fn services_stay_while_the_api_server_is_unreachable(c: &mut Cluster) -> Outcome {
     c.patience = BACK_OFF;
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
@@ -133,7 +133,7 @@ pub(crate) fn away_for_a_while(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn nonsense(c: &mut Cluster) -> Outcome {
+pub(crate) fn invalid_responses_keep_all_services(c: &mut Cluster) -> Outcome {
     c.patience = BACK_OFF;
     let mut api = c.api_server(true)?;
     api.apply(&web())?;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 use lab::Transport;
 use scenarios::{Cluster, FIRST_TRY, METRICS, Outcome, SOON, Service, ask, ask_json, at, get, tcp};
 
-pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
+pub(crate) fn the_api_reports_the_kernels_state(c: &mut Cluster) -> Outcome {
     let (code, text) = ask(c, &["status"])?;
     ensure!(
         code == 3 && text.contains("has no entries of a kube-proxy"),
@@ -160,7 +160,7 @@ fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
 
 /// A load balancer probes a node port from its Service's address. In IPVS mode, that address is
 /// local to the node, so the kernel drops its packets.
-pub(crate) fn a_sender_with_a_services_address_is_followed(c: &mut Cluster) -> Outcome {
+pub(crate) fn explain_follows_a_sender_with_a_service_address(c: &mut Cluster) -> Outcome {
     const BALANCER: &str = "198.51.100.134";
     let lb = |mode: &str| {
         let text = Service::new("lb", "10.96.0.16")
@@ -213,7 +213,7 @@ pub(crate) fn a_sender_with_a_services_address_is_followed(c: &mut Cluster) -> O
 
 /// An external IP that belongs to another node: that node's other ports become unreachable, and the
 /// output explains why.
-pub(crate) fn an_address_taken_from_another_node_is_named(c: &mut Cluster) -> Outcome {
+pub(crate) fn explain_names_an_address_taken_from_another_node(c: &mut Cluster) -> Outcome {
     let nginx = Service::new("nginx", "10.96.0.18")
         .port(tcp(8088, 8080))
         .external("172.35.0.101")

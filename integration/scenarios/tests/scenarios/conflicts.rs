@@ -5,7 +5,7 @@ use scenarios::{Cluster, Outcome, Service, at, tally, tcp};
 
 const EXTERNAL_IP: &str = "192.0.2.20:80";
 
-pub(crate) fn the_older_service_wins(c: &mut Cluster) -> Outcome {
+pub(crate) fn the_older_service_wins_a_shared_address(c: &mut Cluster) -> Outcome {
     let claim = |name: &str, ip: &str, year: u16, endpoint: &str| {
         Service::new(name, ip)
             .port(tcp(80, 8080))

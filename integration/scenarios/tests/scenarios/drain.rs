@@ -66,7 +66,7 @@ fn is_told(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn an_open_connection_is_served_to_its_end(c: &mut Cluster) -> Outcome {
+pub(crate) fn an_open_connection_of_a_removed_endpoint_continues(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10 10.244.2.10");
@@ -117,7 +117,7 @@ pub(crate) fn an_open_connection_is_served_to_its_end(c: &mut Cluster) -> Outcom
     Ok(())
 }
 
-pub(crate) fn udp_moves_at_once(c: &mut Cluster) -> Outcome {
+pub(crate) fn udp_clients_move_to_another_endpoint_at_once(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.10")
         .port(udp(80, 8080))
         .endpoints("10.244.1.10 10.244.2.10");
@@ -144,7 +144,7 @@ pub(crate) fn udp_moves_at_once(c: &mut Cluster) -> Outcome {
 
 /// One endpoint is removed and added while the other stays. Other Services are added and removed,
 /// too.
-pub(crate) fn no_question_is_lost_by_changes(c: &mut Cluster) -> Outcome {
+pub(crate) fn endpoint_changes_lose_no_udp_query(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).node_port(30080));
     let (both, near) = (
         web.clone().endpoints("10.244.1.10 10.244.2.10"),

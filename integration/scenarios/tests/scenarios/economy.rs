@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use scenarios::{Cluster, Outcome, Programs, Service, tcp};
 
-pub(crate) fn changes_start_no_program(c: &mut Cluster) -> Outcome {
+pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");

@@ -32,24 +32,24 @@ const LIMIT: Duration = Duration::from_mins(8);
 fn main() {
     let stories = stories! {
         // First, because it needs a kernel that has never loaded IPVS.
-        refusals: no_ip_vs if is_ip_vs_loadable(), no_rights, a_scheduler_that_the_kernel_lacks, unknown_flag, no_folder, no_kubeconfig;
-        ways_in: over_tcp, over_udp, over_sctp, by_routes_over_tcp, by_routes_over_udp, several_ports, session_affinity, an_address_of_the_node_itself, other_objects_are_left_out;
-        manifests: added_edited_deleted, renamed_into_place, an_address_that_goes_over_in_one_file_is_served_throughout, a_broken_file_keeps_what_it_held, broken_at_the_start;
-        api: streamed_lists, cached_lists, away_at_the_start, away_for_a_while, nonsense;
-        restart: nothing_is_written_and_connections_live;
-        shim: one_follows_the_other_under_traffic, nftables_and_iptables_follow_each_other_under_traffic if has_nft(), the_table_in_nftables_is_put_right if has_nft(), neither_iptables_nor_ipset if has_nft(), rules_without_their_programs_are_told_at_each_start if has_nft(), dnat_rules_of_others_get_nothing_of_services if has_nft();
-        foreign: what_is_not_ours_stays;
+        refusals: a_kernel_without_ip_vs_is_reported if is_ip_vs_loadable(), missing_capabilities_are_reported, a_missing_scheduler_stops_the_start, unknown_flags_stop_the_start, a_missing_manifest_folder_stops_the_start, an_unreadable_kubeconfig_stops_the_start;
+        ways_in: each_service_address_works_over_tcp, each_service_address_works_over_udp, each_service_address_works_over_sctp, each_service_address_bound_as_route_works_over_tcp, each_service_address_bound_as_route_works_over_udp, a_service_with_several_ports_works, clients_with_session_affinity_keep_their_endpoint, a_node_address_as_external_ip_stays_on_its_interface, headless_and_foreign_services_are_ignored;
+        manifests: added_edited_and_deleted_manifests_are_followed, manifests_renamed_into_place_are_followed, an_address_moved_between_services_is_always_served, an_invalid_manifest_keeps_its_services, an_invalid_manifest_at_start_blocks_removals;
+        api: services_from_streamed_lists_are_served, services_from_cached_lists_are_served, an_api_server_that_starts_later_is_awaited, services_stay_while_the_api_server_is_unreachable, invalid_responses_keep_all_services;
+        restart: a_restart_writes_nothing_and_keeps_connections;
+        shim: upstreams_and_lean_shims_switch_under_traffic, nftables_and_iptables_shims_switch_under_traffic if has_nft(), the_shims_nftables_table_is_repaired if has_nft(), the_nftables_shim_needs_neither_iptables_nor_ipset if has_nft(), leftover_rules_without_iptables_are_logged_at_each_start if has_nft(), foreign_dnat_rules_do_not_affect_service_traffic if has_nft();
+        foreign: foreign_kernel_state_stays;
         drift: a_resync_repairs_each_kind_of_damage;
-        vip_mode: it_changes_under_open_connections, strict_arp_holds_for_routes;
-        addresses: node_ports_follow, node_ports_at_an_address_that_has_moved_away_go;
-        drain: an_open_connection_is_served_to_its_end, udp_moves_at_once, no_question_is_lost_by_changes;
-        conflicts: the_older_service_wins;
-        options: a_service_chooses_its_scheduler, an_option_that_is_not_heeded_is_told;
-        wrong: wrong_objects_are_named, an_endpoint_that_the_kernel_refuses, a_set_in_the_way;
-        asking: what_is_told_is_what_the_kernel_has, a_sender_with_a_services_address_is_followed, an_address_taken_from_another_node_is_named;
-        top: the_terminal_is_given_back_however_it_ends;
-        economy: changes_start_no_program;
-        nft: is_chosen_where_nothing_speaks_for_either if has_nft(), the_kubelets_hint_moves_rules_under_open_connections if has_both(), a_cleanup_takes_both_backends if has_both(), flows_in_other_zones_stay if has_nft(), native_rules_are_served_beside_and_left if has_nft();
+        vip_mode: the_vip_mode_changes_under_open_connections, strict_arp_works_with_routes;
+        addresses: node_ports_follow_the_node_addresses, node_ports_at_a_moved_address_are_removed;
+        drain: an_open_connection_of_a_removed_endpoint_continues, udp_clients_move_to_another_endpoint_at_once, endpoint_changes_lose_no_udp_query;
+        conflicts: the_older_service_wins_a_shared_address;
+        options: a_service_chooses_its_scheduler, an_ignored_service_option_is_reported;
+        wrong: invalid_objects_are_reported_by_name, an_endpoint_refused_by_the_kernel_is_reported, a_foreign_ipset_with_our_name_is_reported;
+        asking: the_api_reports_the_kernels_state, explain_follows_a_sender_with_a_service_address, explain_names_an_address_taken_from_another_node;
+        top: top_restores_the_terminal_at_each_exit;
+        economy: endpoint_changes_start_no_program;
+        nft: iptables_nft_is_the_default_backend if has_nft(), the_kubelets_hint_switches_the_iptables_backend if has_both(), a_cleanup_covers_both_iptables_backends if has_both(), conntrack_flows_in_foreign_zones_stay if has_nft(), native_nft_rules_stay_beside_iptables_rules if has_nft();
     };
     tell(&stories, LIMIT)
 }

@@ -16,7 +16,7 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
-pub(crate) fn added_edited_deleted(c: &mut Cluster) -> Outcome {
+pub(crate) fn added_edited_and_deleted_manifests_are_followed(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
     c.apply(&web())?;
     let added = c.until_served(&web())?;
@@ -62,7 +62,7 @@ pub(crate) fn added_edited_deleted(c: &mut Cluster) -> Outcome {
 }
 
 /// Editors and mounted ConfigMaps replace a file by renaming.
-pub(crate) fn renamed_into_place(c: &mut Cluster) -> Outcome {
+pub(crate) fn manifests_renamed_into_place_are_followed(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     c.until_served(&web())?;
@@ -84,7 +84,7 @@ pub(crate) fn renamed_into_place(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn a_broken_file_keeps_what_it_held(c: &mut Cluster) -> Outcome {
+pub(crate) fn an_invalid_manifest_keeps_its_services(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     c.until_served(&web())?;
@@ -117,7 +117,7 @@ pub(crate) fn a_broken_file_keeps_what_it_held(c: &mut Cluster) -> Outcome {
 }
 
 /// The daemon deletes nothing while the file's content is unknown.
-pub(crate) fn broken_at_the_start(c: &mut Cluster) -> Outcome {
+pub(crate) fn an_invalid_manifest_at_start_blocks_removals(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(tcp(53, 8080))
         .endpoints("10.244.1.10");
@@ -149,9 +149,7 @@ pub(crate) fn broken_at_the_start(c: &mut Cluster) -> Outcome {
 
 /// An edit of one file splits a Service in two, or moves its address to another Service. No client
 /// may be rejected during the change.
-pub(crate) fn an_address_that_goes_over_in_one_file_is_served_throughout(
-    c: &mut Cluster,
-) -> Outcome {
+pub(crate) fn an_address_moved_between_services_is_always_served(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 12;
     const SHARED: &str = "192.0.2.30 2001:db8::30";
     let service = |name: &str, host: u8, port: u16, external: &str, endpoints: &str| {

@@ -58,7 +58,7 @@ fn is_served_with(c: &Cluster, backend: &str) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn is_chosen_where_nothing_speaks_for_either(c: &mut Cluster) -> Outcome {
+pub(crate) fn iptables_nft_is_the_default_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     is_served_with(c, "nft")?;
@@ -67,7 +67,7 @@ pub(crate) fn is_chosen_where_nothing_speaks_for_either(c: &mut Cluster) -> Outc
     c.stop()
 }
 
-pub(crate) fn the_kubelets_hint_moves_rules_under_open_connections(c: &mut Cluster) -> Outcome {
+pub(crate) fn the_kubelets_hint_switches_the_iptables_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let mut open = Vec::new();
     // Each time, leftovers suggest the other backend.
@@ -95,7 +95,7 @@ pub(crate) fn the_kubelets_hint_moves_rules_under_open_connections(c: &mut Clust
     Ok(())
 }
 
-pub(crate) fn a_cleanup_takes_both_backends(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_cleanup_covers_both_iptables_backends(c: &mut Cluster) -> Outcome {
     let (created, added): (Vec<&str>, Vec<&str>) =
         SETS.lines().partition(|line| line.starts_with("create"));
     let file = c.folder().join("input");
@@ -163,7 +163,7 @@ pub(crate) fn a_cleanup_takes_both_backends(c: &mut Cluster) -> Outcome {
 
 /// Conntrack zones are not specific to nft, but only this kernel supports them. Flows with the same
 /// addresses in other zones stay.
-pub(crate) fn flows_in_other_zones_stay(c: &mut Cluster) -> Outcome {
+pub(crate) fn conntrack_flows_in_foreign_zones_stay(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(udp(53, 8080))
         .endpoints("10.244.1.10 10.244.2.10");
@@ -212,7 +212,7 @@ fn jumps(c: &Cluster) -> anyhow::Result<String> {
           done | sort | uniq -c | sort -k2")
 }
 
-pub(crate) fn native_rules_are_served_beside_and_left(c: &mut Cluster) -> Outcome {
+pub(crate) fn native_nft_rules_stay_beside_iptables_rules(c: &mut Cluster) -> Outcome {
     let native = |c: &Cluster| {
         c.sh(
             "nft -s list set ip nat hosts; nft -s list ruleset | grep -e @hosts -e 'ct state vmap'",

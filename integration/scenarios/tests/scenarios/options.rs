@@ -123,7 +123,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn an_option_that_is_not_heeded_is_told(c: &mut Cluster) -> Outcome {
+pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     api.apply(&with("best"))?;
     api.start()?;

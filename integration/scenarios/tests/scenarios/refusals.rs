@@ -15,7 +15,7 @@ fn says(said: &str, parts: &[&str]) {
     }
 }
 
-pub(crate) fn no_ip_vs(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_kernel_without_ip_vs_is_reported(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10");
@@ -55,7 +55,7 @@ pub(crate) fn no_ip_vs(c: &mut Cluster) -> Outcome {
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-pub(crate) fn no_rights(c: &mut Cluster) -> Outcome {
+pub(crate) fn missing_capabilities_are_reported(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10");
@@ -77,7 +77,7 @@ pub(crate) fn no_rights(c: &mut Cluster) -> Outcome {
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-pub(crate) fn a_scheduler_that_the_kernel_lacks(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10");
@@ -124,7 +124,7 @@ pub(crate) fn a_scheduler_that_the_kernel_lacks(c: &mut Cluster) -> Outcome {
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-pub(crate) fn unknown_flag(c: &mut Cluster) -> Outcome {
+pub(crate) fn unknown_flags_stop_the_start(c: &mut Cluster) -> Outcome {
     for (flag, parts) in [
         (
             "--ipvs-shceduler=wrr",
@@ -143,7 +143,7 @@ pub(crate) fn unknown_flag(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn no_folder(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_missing_manifest_folder_stops_the_start(c: &mut Cluster) -> Outcome {
     c.launch_with(&["--manifests=/nonexistent/manifests"])?;
     says(
         &c.refusal()?,
@@ -156,7 +156,7 @@ pub(crate) fn no_folder(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn no_kubeconfig(c: &mut Cluster) -> Outcome {
+pub(crate) fn an_unreadable_kubeconfig_stops_the_start(c: &mut Cluster) -> Outcome {
     c.launch_with(&["--kubeconfig=/nonexistent/kubeconfig"])?;
     says(&c.refusal()?, &["/nonexistent/kubeconfig", "No such file"]);
 

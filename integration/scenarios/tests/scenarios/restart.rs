@@ -3,7 +3,7 @@
 use lab::Transport;
 use scenarios::{Cluster, Outcome, Programs, Service, at, tally, tcp, udp};
 
-pub(crate) fn nothing_is_written_and_connections_live(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_restart_writes_nothing_and_keeps_connections(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).named("web").node_port(30080))
         .port(udp(53, 8080).named("dns").node_port(30053))

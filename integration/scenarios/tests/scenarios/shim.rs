@@ -49,11 +49,11 @@ fn ask_on(places: &[Place; 3], is_over: &AtomicBool) -> Result<usize> {
     Ok(asked)
 }
 
-pub(crate) fn one_follows_the_other_under_traffic(c: &mut Cluster) -> Outcome {
+pub(crate) fn upstreams_and_lean_shims_switch_under_traffic(c: &mut Cluster) -> Outcome {
     follow(c, change, LEAN)
 }
 
-pub(crate) fn nftables_and_iptables_follow_each_other_under_traffic(c: &mut Cluster) -> Outcome {
+pub(crate) fn nftables_and_iptables_shims_switch_under_traffic(c: &mut Cluster) -> Outcome {
     follow(c, change_carrier, NFTABLES)
 }
 
@@ -140,7 +140,7 @@ fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
 
 /// Another program replaces a set of the table and adds a rule that uses it. Later it makes the
 /// table dormant. Only kube-proxy uses the table, so the daemon repairs it.
-pub(crate) fn the_table_in_nftables_is_put_right(c: &mut Cluster) -> Outcome {
+pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10");
@@ -182,7 +182,7 @@ pub(crate) fn the_table_in_nftables_is_put_right(c: &mut Cluster) -> Outcome {
 }
 
 /// The programs of ipset and iptables are missing, and their kernel state stays empty.
-pub(crate) fn neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
+pub(crate) fn the_nftables_shim_needs_neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .external("192.0.2.20 2001:db8::20")
@@ -235,7 +235,7 @@ fn hide_programs(c: &mut Cluster) -> Outcome {
 
 /// Upstream's shim stays in the kernel while its programs are missing. Each start reports it until
 /// a start can clean up.
-pub(crate) fn rules_without_their_programs_are_told_at_each_start(c: &mut Cluster) -> Outcome {
+pub(crate) fn leftover_rules_without_iptables_are_logged_at_each_start(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
@@ -307,7 +307,7 @@ fn same(state: &str) -> Vec<&str> {
 
 /// A network plug-in's hostPort is a DNAT rule for a port on all local addresses, which include
 /// Service addresses.
-pub(crate) fn dnat_rules_of_others_get_nothing_of_services(c: &mut Cluster) -> Outcome {
+pub(crate) fn foreign_dnat_rules_do_not_affect_service_traffic(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
         .external("192.0.2.20")

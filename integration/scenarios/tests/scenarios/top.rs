@@ -13,7 +13,7 @@ fn start(c: &Cluster) -> Result<Terminal> {
     Ok(terminal)
 }
 
-pub(crate) fn the_terminal_is_given_back_however_it_ends(c: &mut Cluster) -> Outcome {
+pub(crate) fn top_restores_the_terminal_at_each_exit(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).named("http"));
     c.apply(&web.endpoints("10.244.1.10 10.244.2.10"))?;
     c.start(&[])?;

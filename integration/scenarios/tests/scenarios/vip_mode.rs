@@ -26,7 +26,7 @@ fn vips(c: &Cluster) -> anyhow::Result<(usize, usize)> {
     Ok((addresses.len(), routes.len()))
 }
 
-pub(crate) fn it_changes_under_open_connections(c: &mut Cluster) -> Outcome {
+pub(crate) fn the_vip_mode_changes_under_open_connections(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     c.until_served(&web())?;
@@ -73,7 +73,7 @@ pub(crate) fn it_changes_under_open_connections(c: &mut Cluster) -> Outcome {
 
 /// In either form, `--ipvs-strict-arp` decides whether the node replies to ARP requests for a
 /// Service address on its network.
-pub(crate) fn strict_arp_holds_for_routes(c: &mut Cluster) -> Outcome {
+pub(crate) fn strict_arp_works_with_routes(c: &mut Cluster) -> Outcome {
     let lan = web().external("172.35.0.200");
     c.apply(&lan)?;
     for vip_mode in ["--ipvs-vip-mode=address", ROUTES] {

@@ -18,25 +18,25 @@ const WAYS_IN: [(&str, bool); 8] = [
     ("[2001:db8::20]:80", false),
 ];
 
-pub(crate) fn over_tcp(c: &mut Cluster) -> Outcome {
+pub(crate) fn each_service_address_works_over_tcp(c: &mut Cluster) -> Outcome {
     every_way_in(c, Transport::Tcp, tcp(80, 8080))
 }
 
-pub(crate) fn over_udp(c: &mut Cluster) -> Outcome {
+pub(crate) fn each_service_address_works_over_udp(c: &mut Cluster) -> Outcome {
     every_way_in(c, Transport::Udp, udp(80, 8080))
 }
 
-pub(crate) fn over_sctp(c: &mut Cluster) -> Outcome {
+pub(crate) fn each_service_address_works_over_sctp(c: &mut Cluster) -> Outcome {
     c.near.serve_sctp(8080)?;
     c.far.serve_sctp(8080)?;
     every_way_in(c, Transport::Sctp, sctp(80, 8080))
 }
 
-pub(crate) fn by_routes_over_tcp(c: &mut Cluster) -> Outcome {
+pub(crate) fn each_service_address_bound_as_route_works_over_tcp(c: &mut Cluster) -> Outcome {
     every_way_in_with(c, &["--ipvs-vip-mode=route"], Transport::Tcp, tcp(80, 8080))
 }
 
-pub(crate) fn by_routes_over_udp(c: &mut Cluster) -> Outcome {
+pub(crate) fn each_service_address_bound_as_route_works_over_udp(c: &mut Cluster) -> Outcome {
     every_way_in_with(c, &["--ipvs-vip-mode=route"], Transport::Udp, udp(80, 8080))
 }
 
@@ -95,7 +95,7 @@ fn ask_six_times(from: &Place, transport: Transport, to: &str, keeps_pods: bool)
     Ok(())
 }
 
-pub(crate) fn several_ports(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_service_with_several_ports_works(c: &mut Cluster) -> Outcome {
     c.far.serve_tcp(9100)?;
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("http"))
@@ -126,7 +126,7 @@ pub(crate) fn several_ports(c: &mut Cluster) -> Outcome {
     c.refuses(&c.client, "10.96.0.10:8080")
 }
 
-pub(crate) fn session_affinity(c: &mut Cluster) -> Outcome {
+pub(crate) fn clients_with_session_affinity_keep_their_endpoint(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints(ENDPOINTS);
@@ -164,7 +164,7 @@ pub(crate) fn session_affinity(c: &mut Cluster) -> Outcome {
 
 /// If the node has the address on another interface, the Service works, and the address stays only
 /// there.
-pub(crate) fn an_address_of_the_node_itself(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_node_address_as_external_ip_stays_on_its_interface(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
         .external("172.35.0.100")
@@ -190,7 +190,7 @@ pub(crate) fn an_address_of_the_node_itself(c: &mut Cluster) -> Outcome {
 }
 
 /// Headless Services, aliases, and Services of another proxy are not programmed.
-pub(crate) fn other_objects_are_left_out(c: &mut Cluster) -> Outcome {
+pub(crate) fn headless_and_foreign_services_are_ignored(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
         .endpoints(ENDPOINTS);

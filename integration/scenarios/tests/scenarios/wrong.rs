@@ -10,7 +10,7 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10")
 }
 
-pub(crate) fn wrong_objects_are_named(c: &mut Cluster) -> Outcome {
+pub(crate) fn invalid_objects_are_reported_by_name(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     c.until_served(&web())?;
@@ -69,7 +69,7 @@ endpoints: [{addresses: []}, {addresses: ['fd44:1::10']}, {addresses: [10.244.2.
 }
 
 /// IPVS does not accept a broadcast address as a destination.
-pub(crate) fn an_endpoint_that_the_kernel_refuses(c: &mut Cluster) -> Outcome {
+pub(crate) fn an_endpoint_refused_by_the_kernel_is_reported(c: &mut Cluster) -> Outcome {
     let refused = Service::new("half", "10.96.0.20")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.255 10.244.2.10");
@@ -97,7 +97,7 @@ pub(crate) fn an_endpoint_that_the_kernel_refuses(c: &mut Cluster) -> Outcome {
 }
 
 /// A foreign set has one of our names and another type.
-pub(crate) fn a_set_in_the_way(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_foreign_ipset_with_our_name_is_reported(c: &mut Cluster) -> Outcome {
     c.sh("ipset create KUBE-NODE-PORT-UDP hash:ip")?;
     c.apply(&web())?;
     c.apply(

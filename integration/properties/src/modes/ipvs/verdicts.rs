@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jumps_come_before_rules_and_the_last_one_first() {
+    fn inserted_jumps_precede_appended_rules() {
         let shim = Shim {
             family: IpFamily::V4,
             filled: BTreeSet::new(),
