@@ -21,7 +21,7 @@ use crate::nat::Nat;
 use crate::nft::{self, Tables};
 use crate::objects::{Objects, PORT};
 use crate::rules::{Rules, Servers};
-use crate::schema::{Mode, State};
+use crate::schema::{KernelDigest, Mode};
 
 /// Sets with one member per Service or per local endpoint.
 pub(crate) const CLUSTER_IP: &str = "KUBE-CLUSTER-IP";
@@ -73,12 +73,12 @@ impl Snapshot {
     }
 
     /// Returns the size and digest of the state.
-    pub(crate) fn state(&self, rules: u64) -> State {
+    pub(crate) fn state(&self, rules: u64) -> KernelDigest {
         let mut digest = DefaultHasher::new();
         (&self.servers, &self.cluster_ip, &self.ipvs_ips).hash(&mut digest);
         (&self.loop_back, &self.local).hash(&mut digest);
         let members = self.cluster_ip.len() + self.ipvs_ips.len() + self.loop_back.len();
-        State {
+        KernelDigest {
             servers: self.servers.len() as u64,
             destinations: self.servers.values().map(|reals| reals.len() as u64).sum(),
             members: members as u64,

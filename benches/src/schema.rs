@@ -334,7 +334,7 @@ pub(crate) struct Measured {
     pub(crate) kernel: Option<String>,
     /// The kernel's state at the end, read back and found correct.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) state: Option<State>,
+    pub(crate) state: Option<KernelDigest>,
 }
 
 /// Summary of many values.
@@ -447,7 +447,7 @@ pub(crate) struct Counts {
 
 /// Size and digest of the kernel's state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct KernelDigest {
     pub(crate) servers: u64,
     pub(crate) destinations: u64,
     pub(crate) members: u64,
@@ -533,7 +533,7 @@ mod tests {
         let measured = Measured {
             wall_s: Some(1.0),
             counts: Some(Counts::default()),
-            state: Some(State::default()),
+            state: Some(KernelDigest::default()),
             ..Measured::default()
         };
         let outcomes = [

@@ -11,7 +11,7 @@ use crate::kernel::{CLUSTER_IP, IPVS_IPS, Kernel, LOOP_BACK, Snapshot};
 use crate::nat::Length;
 use crate::objects::{Objects, PORT};
 use crate::rules::Rules;
-use crate::schema::{Mode, Outcome, State};
+use crate::schema::{KernelDigest, Mode, Outcome};
 
 /// Number of Services that are looked up before the whole state is read.
 const SAMPLE: u32 = 100;
@@ -63,7 +63,7 @@ fn schedule(policy: libc::c_int) -> Result<()> {
 #[derive(Debug)]
 pub(crate) enum WaitEnd {
     /// The state is correct. Has the time of the first correct cheap look, and the state.
-    Done(Instant, State),
+    Done(Instant, KernelDigest),
     /// The wait timed out, or the state is wrong.
     Not(Outcome),
 }

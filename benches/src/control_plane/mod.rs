@@ -15,7 +15,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use crate::counts;
 use crate::objects::{Objects, PORT, changed, path};
 use crate::process::{self, Process};
-use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, State, SubjectKind};
+use crate::schema::{Axis, Cell, Distribution, KernelDigest, Measured, Mode, Outcome, SubjectKind};
 use crate::stage::Stage;
 use crate::subject;
 use crate::wait::{Background, WaitEnd};
@@ -202,7 +202,7 @@ fn settled(
     stage: &mut Stage,
     subject: &mut Process,
     started: Instant,
-) -> Result<Result<(Instant, State), Outcome>> {
+) -> Result<Result<(Instant, KernelDigest), Outcome>> {
     Ok(match stage.until_programmed(subject, started)? {
         WaitEnd::Done(since, state) => Ok((since, state)),
         WaitEnd::Not(outcome) => Err(outcome),

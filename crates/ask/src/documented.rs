@@ -139,7 +139,7 @@ fn the_status_api_matches_its_documentation() {
         healthy: true,
         families: vec![Family {
             family: text(),
-            state: State::Stuck,
+            state: SyncState::Stuck,
             pending: 1,
             failing: 1,
             lag_seconds: 0.5,

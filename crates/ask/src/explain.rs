@@ -1,6 +1,6 @@
 //! The command `kube-proxy explain`.
 
-use ::explain::{Asked, Objects, Quotes, Style, To, exit_status, render};
+use ::explain::{Objects, Quotes, Style, To, TraceRequest, exit_status, render};
 use clap::Args;
 use footprint::Footprints;
 use view::Explanation;
@@ -57,7 +57,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     } = arguments;
     let to = without_kind(to);
     let timeout = form.patience.timeout;
-    let asked = Asked::parse(to, from, namespace);
+    let asked = TraceRequest::parse(to, from, namespace);
     let asked = asked.map_err(|error| Failure::Unreadable(error.to_string()))?;
     let query = asked.query(from);
     let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}"), timeout) {
@@ -89,7 +89,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
 }
 
 /// Traces packets to an address from the kernel's state alone, without a daemon.
-fn without_daemon(asked: &Asked, modes: Footprints) -> Result<Explanation, Failure> {
+fn without_daemon(asked: &TraceRequest, modes: Footprints) -> Result<Explanation, Failure> {
     if let To::Service(..) = asked.to {
         return Err(Failure::NoDaemon);
     }

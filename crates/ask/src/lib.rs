@@ -101,7 +101,7 @@ enum Failure {
     /// No daemon listens.
     #[error(
         "no kube-proxy-ipvs answers in this network namespace (local socket in {})",
-        local_socket::Places::default()
+        local_socket::SocketLocations::default()
     )]
     NoDaemon,
     /// The object does not exist.

@@ -9,7 +9,7 @@ use view::{
 };
 
 use super::names::{encoded, not_found, without_kind};
-use super::table::{Cell, Table, Tone, coloured, short, shown};
+use super::table::{Cell, TextTable, Tone, coloured, short, shown};
 use super::virtual_servers::VirtualServers;
 use super::{
     EXIT_NO_DAEMON, EXIT_WELL, EXIT_WRONG, Failure, Form, Output, Patience, Printed, Program,
@@ -213,7 +213,7 @@ fn render_list(list: &ServiceList, is_wide: bool, has_colours: bool) -> String {
         heads.extend(["POLICY", "CONNS", "ACTIVE", "PACKETS", "BYTES"]);
     }
     heads.push("ERRORS");
-    let mut table = Table::new(heads);
+    let mut table = TextTable::new(heads);
     for service in &list.items {
         for port in &service.ports {
             table.row(row(service, port, is_wide));
@@ -330,7 +330,7 @@ fn counted(counters: Option<&Counters>) -> [Cell; 4] {
 // ---- one Service ----
 
 fn render_one(service: &Service, is_wide: bool, has_colours: bool) -> String {
-    let mut head = Table::default();
+    let mut head = TextTable::default();
     let mut line = |name: &str, value: String| head.row([name.into(), value.into()]);
     line("Name", service.name.to_string());
     line("Type", service.kind.clone());
@@ -369,8 +369,8 @@ fn render_one(service: &Service, is_wide: bool, has_colours: bool) -> String {
     text
 }
 
-fn addresses(port: &Port) -> Table {
-    let mut table = Table::new([
+fn addresses(port: &Port) -> TextTable {
+    let mut table = TextTable::new([
         "ADDRESS",
         "KIND",
         "SCHEDULER",
@@ -411,7 +411,7 @@ fn address_row(address: &Address) -> Vec<Cell> {
     cells
 }
 
-fn endpoints(endpoints: &[Endpoint], is_wide: bool) -> Table {
+fn endpoints(endpoints: &[Endpoint], is_wide: bool) -> TextTable {
     let mut heads = vec!["ENDPOINT", "POD", "NODE", "ZONE", "STATE", "IN"];
     if is_wide {
         heads.extend(["WEIGHT", "CONNS", "ACTIVE", "PACKETS", "BYTES"]);
@@ -419,7 +419,7 @@ fn endpoints(endpoints: &[Endpoint], is_wide: bool) -> Table {
         heads.extend(["WEIGHT", "CONNS"]);
     }
     heads.push("WHY");
-    let mut table = Table::new(heads);
+    let mut table = TextTable::new(heads);
     for endpoint in endpoints {
         table.row(endpoint_row(endpoint, is_wide));
     }

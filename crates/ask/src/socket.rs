@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Failure;
-use local_socket::Places;
+use local_socket::SocketLocations;
 
 /// Time without a response after which a notice is printed.
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
@@ -23,7 +23,7 @@ pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<
     let unreadable = |what: &dyn std::fmt::Display| {
         Failure::Unreadable(format!("kube-proxy's answer cannot be read: {what}"))
     };
-    let answer = ask(&Places::default(), path, timeout)?;
+    let answer = ask(&SocketLocations::default(), path, timeout)?;
     let (code, body) = split(&answer).ok_or_else(|| unreadable(&"it is no HTTP"))?;
     if code == 200 {
         return serde_json::from_slice(body).map_err(|error| unreadable(&error));
@@ -38,7 +38,7 @@ pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<
     })
 }
 
-fn ask(places: &Places, path: &str, patience: Duration) -> Result<Vec<u8>, Failure> {
+fn ask(places: &SocketLocations, path: &str, patience: Duration) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| {
         Failure::Unreadable(match error.kind() {
             // The kernel accepted the request, but the daemon does not read it.
@@ -116,7 +116,7 @@ mod tests {
         let name = format!("kube-proxy-ipvs/silent-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let _silent = UnixListener::bind_addr(&address).unwrap();
-        let places = Places::of(folder, &name);
+        let places = SocketLocations::of(folder, &name);
         let failure = ask(&places, "/", Duration::from_millis(50)).unwrap_err();
         let message = failure.to_string();
         assert!(
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_missing_daemon_is_a_separate_error() {
-        let nobody = Places::of(
+        let nobody = SocketLocations::of(
             Path::new("/run/kube-proxy/test-nobody"),
             "kube-proxy-ipvs/nobody",
         );

@@ -6,10 +6,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use clap::Args;
-use view::{Family, Feature, OFF, State, Status};
+use view::{Family, Feature, OFF, Status, SyncState};
 
 use super::leftovers::Leftovers;
-use super::table::{Cell, Table, Tone, age, coloured, shown};
+use super::table::{Cell, TextTable, Tone, age, coloured, shown};
 use super::{
     EXIT_NO_DAEMON, EXIT_WELL, EXIT_WRONG, Failure, Form, Printed, Program, has_colours, socket,
 };
@@ -135,8 +135,8 @@ fn without_times(status: &Status) -> Status {
 
 fn is_well(status: &Status) -> bool {
     let does_well = |family: &Family| match family.state {
-        State::Synced | State::Syncing | State::Starting => family.failing == 0,
-        State::Failing | State::Stuck => false,
+        SyncState::Synced | SyncState::Syncing | SyncState::Starting => family.failing == 0,
+        SyncState::Failing | SyncState::Stuck => false,
     };
     status.ready
         && status.healthy
@@ -157,7 +157,7 @@ fn without_daemon(form: Form, program: &Program) -> Printed {
 
 fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
     let mut text = head(status, has_colours);
-    let mut families = Table::new([
+    let mut families = TextTable::new([
         "FAMILY", "STATE", "PENDING", "FAILING", "LAG", "STUCK", "SYNCED",
     ]);
     for family in &status.families {
@@ -167,7 +167,7 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
         text.push('\n');
         text.push_str(&families.render("", has_colours));
     }
-    let mut section = |title: &str, table: &Table, count: usize| {
+    let mut section = |title: &str, table: &TextTable, count: usize| {
         if count > 0 {
             let title = coloured(title, Tone::Odd, has_colours);
             // Writing to a String cannot fail.
@@ -199,7 +199,7 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
 }
 
 fn head(status: &Status, has_colours: bool) -> String {
-    let mut table = Table::default();
+    let mut table = TextTable::default();
     let forms = if status.forms.is_empty() {
         String::new()
     } else {
@@ -246,11 +246,11 @@ fn head(status: &Status, has_colours: bool) -> String {
 
 fn of_family(family: &Family) -> [Cell; 7] {
     let (state, tone) = match family.state {
-        State::Starting => ("starting", Tone::Odd),
-        State::Synced => ("synced", Tone::Good),
-        State::Syncing => ("syncing", Tone::Odd),
-        State::Failing => ("failing", Tone::Bad),
-        State::Stuck => ("stuck", Tone::Bad),
+        SyncState::Starting => ("starting", Tone::Odd),
+        SyncState::Synced => ("synced", Tone::Good),
+        SyncState::Syncing => ("syncing", Tone::Odd),
+        SyncState::Failing => ("failing", Tone::Bad),
+        SyncState::Stuck => ("stuck", Tone::Bad),
     };
     let time = |seconds: Option<f64>| seconds.map_or_else(|| "-".to_owned(), age);
     let updated = match family.updated_seconds_ago {
@@ -269,8 +269,8 @@ fn of_family(family: &Family) -> [Cell; 7] {
     ]
 }
 
-fn errors(status: &Status) -> (Table, usize) {
-    let mut table = Table::default();
+fn errors(status: &Status) -> (TextTable, usize) {
+    let mut table = TextTable::default();
     for error in &status.errors {
         let of = error.service.as_deref().unwrap_or("-");
         let since = if error.seconds > 0.0 {
@@ -297,8 +297,8 @@ fn errors(status: &Status) -> (Table, usize) {
     (table, status.errors.len() + status.unreadable.len())
 }
 
-fn conflicts(status: &Status) -> (Table, usize) {
-    let mut table = Table::new(["ADDRESS", "SERVED FOR", "NOT SERVED FOR"]);
+fn conflicts(status: &Status) -> (TextTable, usize) {
+    let mut table = TextTable::new(["ADDRESS", "SERVED FOR", "NOT SERVED FOR"]);
     for conflict in &status.conflicts {
         let loser = Cell::of(&*conflict.loser, Tone::Bad);
         table.row([
@@ -310,8 +310,8 @@ fn conflicts(status: &Status) -> (Table, usize) {
     (table, status.conflicts.len())
 }
 
-fn drains(status: &Status) -> (Table, usize) {
-    let mut table = Table::new(["SERVER", "ENDPOINT", "FOR", "CONNECTIONS"]);
+fn drains(status: &Status) -> (TextTable, usize) {
+    let mut table = TextTable::new(["SERVER", "ENDPOINT", "FOR", "CONNECTIONS"]);
     for drain in &status.draining {
         let open = drain.connections.map(|count| count.to_string());
         table.row([
@@ -324,8 +324,8 @@ fn drains(status: &Status) -> (Table, usize) {
     (table, status.draining.len())
 }
 
-fn drift(status: &Status) -> (Table, usize) {
-    let mut table = Table::new(["FAMILY", "KIND", "COUNT", "LAST", "NAMES"]);
+fn drift(status: &Status) -> (TextTable, usize) {
+    let mut table = TextTable::new(["FAMILY", "KIND", "COUNT", "LAST", "NAMES"]);
     for drift in &status.drift {
         table.row([
             (&*drift.family).into(),
@@ -339,8 +339,8 @@ fn drift(status: &Status) -> (Table, usize) {
 }
 
 /// Lists the limits that are nearly reached, or all limits.
-fn limits(status: &Status, is_wide: bool) -> (Table, usize) {
-    let mut table = Table::new(["OF", "USED", "LIMIT"]);
+fn limits(status: &Status, is_wide: bool) -> (TextTable, usize) {
+    let mut table = TextTable::new(["OF", "USED", "LIMIT"]);
     let shown = status.limits.iter().filter(|limit| is_wide || limit.near);
     let mut count = 0;
     for limit in shown {
@@ -352,8 +352,8 @@ fn limits(status: &Status, is_wide: bool) -> (Table, usize) {
 }
 
 /// Lists the missing features, or all features. A disabled feature does not count as missing.
-fn features(status: &Status, is_wide: bool) -> (Table, usize) {
-    let mut table = Table::new(["FEATURE", "FOUND", "NOTE"]);
+fn features(status: &Status, is_wide: bool) -> (TextTable, usize) {
+    let mut table = TextTable::new(["FEATURE", "FOUND", "NOTE"]);
     let features = status.features.iter();
     let is_missing = |feature: &Feature| !feature.found && !feature.note.starts_with(OFF);
     let shown = features.filter(|feature| is_wide || is_missing(feature));

@@ -55,11 +55,11 @@ impl Cell {
 
 /// A table as rows of cells.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct TextTable {
     rows: Vec<Vec<Cell>>,
 }
 
-impl Table {
+impl TextTable {
     /// Creates a table with these column headers. Without headers, the table has no first row.
     pub(super) fn new<'a>(heads: impl IntoIterator<Item = &'a str>) -> Self {
         let heads: Vec<Cell> = heads.into_iter().map(Cell::from).collect();
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn table_columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new(["NAME", "STATE"]);
+        let mut table = TextTable::new(["NAME", "STATE"]);
         table.row(["a-long-name".into(), Cell::of("synced", Tone::Good)]);
         table.row(["é".into(), "x".into(), "more".into()]);
         assert_eq!(
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn table_lines_have_no_trailing_blank_and_no_escape_codes() {
-        let mut table = Table::new(["NAME", ""]);
+        let mut table = TextTable::new(["NAME", ""]);
         table.row(["a".into(), "".into()]);
         table.row(["b ".into()]);
         table.row(["".into(), "".into()]);

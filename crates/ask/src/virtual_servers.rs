@@ -10,7 +10,7 @@ use serde::Serialize;
 use service_counters::{At, Count, OfAddress, OfEndpoint, ReadCounters, Which};
 
 use super::Failure;
-use super::table::{Cell, Table, short};
+use super::table::{Cell, TextTable, short};
 
 /// Virtual servers of IPVS, as printed.
 #[derive(Debug, Serialize)]
@@ -113,7 +113,7 @@ impl VirtualServers {
             text.push_str("The kernel has no virtual servers.\n");
             return text;
         }
-        let mut table = Table::new([
+        let mut table = TextTable::new([
             "VIRTUAL SERVER",
             "SCHEDULER",
             "ENDPOINT",
@@ -175,7 +175,7 @@ fn real_server((at, of): (SocketAddr, OfEndpoint)) -> RealServer {
 #[cfg(test)]
 mod tests {
     use ipvs_netlink::IpFamily;
-    use service_counters::Told;
+    use service_counters::CounterSample;
 
     use super::*;
 
@@ -183,13 +183,13 @@ mod tests {
     struct OfMarks;
 
     impl ReadCounters for OfMarks {
-        fn tell(&mut self, _: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        fn tell(&mut self, _: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
             let count = Count {
                 connections: 3,
                 ..Count::default()
             };
             for family in IpFamily::ALL {
-                take(Told::Mark(family, 7, "wlc", count));
+                take(CounterSample::Mark(family, 7, "wlc", count));
             }
             Ok(())
         }

@@ -14,7 +14,7 @@ use packet_path::{Fate, Source};
 use proxy::Protocol;
 use view::{Step, Walk};
 
-use super::journeys::{Planned, Routing, Way};
+use super::journeys::{PacketOrigin, Planned, Routing};
 use super::origin::NOT_OURS;
 use super::walked::{Surroundings, in_view, source};
 
@@ -112,7 +112,8 @@ fn never_back(
     let (endpoint, address) = (followed.endpoint?, followed.packet.source);
     match source(followed, planned) {
         Source::Kept
-            if address == endpoint.ip() && matches!(planned.sender.way, Way::Comes(..)) =>
+            if address == endpoint.ip()
+                && matches!(planned.sender.way, PacketOrigin::Comes(..)) =>
         {
             Some(format!(
                 "{endpoint} sees its own address as the client's, and answers itself"
@@ -144,8 +145,8 @@ fn elsewhere(
     // If both are behind the same interface, the endpoint can reply to the client directly.
     let by = around.kernel.hop(endpoint.ip()).map(|hop| hop.interface);
     let is_between = match &planned.sender.way {
-        Way::Made(_) => true,
-        Way::Comes(interface, _) => by.is_none_or(|by| by != *interface),
+        PacketOrigin::Made(_) => true,
+        PacketOrigin::Comes(interface, _) => by.is_none_or(|by| by != *interface),
     };
     if planned.sender.is_here && is_between {
         return None;

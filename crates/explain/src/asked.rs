@@ -13,7 +13,7 @@ const NAMESPACE: &str = "default";
 /// A request to trace packets from these senders to a destination. An empty list of senders means
 /// the senders that fit the destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct TraceRequest {
     /// The destination as the user typed it.
     pub text: String,
     /// Destination of the traced packets.
@@ -82,7 +82,7 @@ pub enum Unclear {
     Parameter(String),
 }
 
-impl Asked {
+impl TraceRequest {
     /// Parses a request. A Service without a namespace is in `namespace`. `from` is a
     /// comma-separated list and may be empty.
     ///
@@ -242,8 +242,8 @@ mod tests {
 
     #[test]
     fn a_question_parses_from_its_own_query_string() {
-        let read = Asked::read_query;
-        let same = Asked::parse("shop/web:http", "pod,10.0.0.1,node", "").unwrap();
+        let read = TraceRequest::read_query;
+        let same = TraceRequest::parse("shop/web:http", "pod,10.0.0.1,node", "").unwrap();
         assert_eq!(read(&same.query("pod,10.0.0.1,node")), Ok(same.clone()));
         let several = "to=shop%2Fweb%3Ahttp&from=pod&from=10.0.0.1%2Cnode";
         assert_eq!(read(several), Ok(same));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     fn to(text: &str) -> Result<To, Unclear> {
-        Asked::parse(text, "", "default").map(|asked| asked.to)
+        TraceRequest::parse(text, "", "default").map(|asked| asked.to)
     }
 
     fn service(namespace: &str, name: &str, port: Option<PortOf>) -> To {
@@ -280,7 +280,7 @@ mod tests {
         ] {
             assert_eq!(to(text), Ok(meant), "{text}");
         }
-        let asked = Asked::parse("web:http", "", "shop").unwrap();
+        let asked = TraceRequest::parse("web:http", "", "shop").unwrap();
         assert_eq!(asked.text, "shop/web:http");
     }
 
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn senders_are_parsed_as_a_list() {
-        let from = |text| Asked::parse("10.96.0.1:80", text, "default");
+        let from = |text| TraceRequest::parse("10.96.0.1:80", text, "default");
         assert_eq!(from("").unwrap().from, []);
         assert_eq!(
             from("pod,node, external,10.244.1.5").unwrap().from,
@@ -351,7 +351,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_arguments_of_explain_cause_a_panic(text in ".{0,40}", from in ".{0,20}") {
-            let _ = Asked::parse(&text, &from, "default");
+            let _ = TraceRequest::parse(&text, &from, "default");
         }
     }
 }

@@ -17,8 +17,8 @@ use view::AddressKind;
 use proxy::Protocol;
 use senders::Cast;
 
-use super::asked::{Asked, From, To};
-use super::objects::{Objects, Place, is_asked};
+use super::asked::{From, To, TraceRequest};
+use super::objects::{Objects, ServicePortAddress, is_asked};
 
 /// Next hop towards an address, according to the node's routes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(crate) struct Sender {
     pub(crate) words: String,
     /// Subject of a sentence about the sender, such as `a pod on this node`.
     pub(crate) who: String,
-    pub(crate) way: Way,
+    pub(crate) way: PacketOrigin,
     /// True if the sender is on this node. Replies to it then pass this node.
     pub(crate) is_here: bool,
     /// True if this node has the sender's address as a service address.
@@ -65,7 +65,7 @@ pub(crate) struct Sender {
 
 /// Origin of a sender's packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum PacketOrigin {
     /// This node sends the packets, from this address or from the address that the route selects.
     Made(Option<IpAddr>),
     /// The packets arrive on an interface, from an address.
@@ -79,7 +79,7 @@ pub(crate) struct Planned<'a> {
     pub(crate) to: SocketAddr,
     pub(crate) protocol: Protocol,
     /// The Service port with this address, if any.
-    pub(crate) of: Option<Place<'a>>,
+    pub(crate) of: Option<ServicePortAddress<'a>>,
     /// Services that have the address at any port.
     pub(crate) named_by: &'a [String],
 }
@@ -102,7 +102,11 @@ pub const fn nobodys(is_v4: bool) -> IpAddr {
 }
 
 /// Plans the packets to trace for a request.
-pub(crate) fn plan<'a>(asked: &Asked, objects: &'a Objects, routing: &dyn Routing) -> Journeys<'a> {
+pub(crate) fn plan<'a>(
+    asked: &TraceRequest,
+    objects: &'a Objects,
+    routing: &dyn Routing,
+) -> Journeys<'a> {
     let mut journeys = Journeys::default();
     let mut notes = Vec::new();
     for (to, protocol, of) in targets(asked, objects, &mut notes) {
@@ -147,9 +151,13 @@ pub(crate) fn plan<'a>(asked: &Asked, objects: &'a Objects, routing: &dyn Routin
     journeys
 }
 
-type Target<'a> = (SocketAddr, Protocol, Option<Place<'a>>);
+type Target<'a> = (SocketAddr, Protocol, Option<ServicePortAddress<'a>>);
 
-fn targets<'a>(asked: &Asked, objects: &'a Objects, notes: &mut Vec<String>) -> Vec<Target<'a>> {
+fn targets<'a>(
+    asked: &TraceRequest,
+    objects: &'a Objects,
+    notes: &mut Vec<String>,
+) -> Vec<Target<'a>> {
     match &asked.to {
         To::Address(at, protocol) => {
             let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
@@ -196,8 +204,8 @@ fn targets<'a>(asked: &Asked, objects: &'a Objects, notes: &mut Vec<String>) -> 
 
 /// Reports whether this is the first node address that serves the port. If the node's addresses are
 /// unknown, every address is traced.
-fn stands_for_all(objects: &Objects, place: Place<'_>) -> bool {
-    let alike = |other: &Place<'_>| {
+fn stands_for_all(objects: &Objects, place: ServicePortAddress<'_>) -> bool {
+    let alike = |other: &ServicePortAddress<'_>| {
         other.service.name == place.service.name
             && other.address.kind == AddressKind::NodePort
             && other.protocol == place.protocol

@@ -2,7 +2,7 @@
 //! current state and uses the words of Kubernetes.
 //!
 //! ```text
-//!   command line ─▶ Asked ────────┐
+//!   command line ─▶ TraceRequest ─┐
 //!   the daemon's loop ─▶ Objects ─┴─▶ journeys ─▶ packet_path, which reads the kernel ─▶ walked ─▶ view
 //!                                                               origin, answer, verdict ─┘
 //! ```
@@ -23,7 +23,7 @@ mod text;
 mod verdict;
 mod walked;
 
-pub use asked::{Asked, From, PortOf, To, Unclear};
+pub use asked::{From, PortOf, To, TraceRequest, Unclear};
 pub use journeys::nobodys;
 pub use live::answer;
 pub use objects::{Objects, OwnNode};
@@ -55,7 +55,7 @@ pub(crate) trait Follow: Answers {
 
 /// Traces all packets of a request.
 pub(crate) fn explain(
-    asked: &Asked,
+    asked: &TraceRequest,
     objects: &Objects,
     kernel: &impl Follow,
     listening: Listening<'_>,
@@ -98,7 +98,7 @@ pub(crate) fn explain(
             from: planned.sender.words.clone(),
             to: planned.to.to_string(),
             protocol: planned.protocol.to_string(),
-            of: planned.of.as_ref().map(objects::Place::words),
+            of: planned.of.as_ref().map(objects::ServicePortAddress::words),
             walks,
             verdict,
         });
@@ -151,7 +151,7 @@ pub fn exit_status(explanation: &Explanation) -> u8 {
 /// Parses a request. Entry point for fuzzing.
 #[doc(hidden)]
 pub fn read_question(to: &str, from: &str, namespace: &str) {
-    drop(Asked::parse(to, from, namespace));
+    drop(TraceRequest::parse(to, from, namespace));
 }
 
 /// Parses a list of sockets. Entry point for fuzzing.

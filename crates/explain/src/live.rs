@@ -14,9 +14,9 @@ use proxy::{IpFamily, Protocol};
 use view::Explanation;
 
 use super::answer::Answers;
-use super::journeys::{self, Hop, Planned, Routing, Way};
+use super::journeys::{self, Hop, PacketOrigin, Planned, Routing};
 use super::listeners;
-use super::{Asked, Follow, Listening, Objects, Quotes, explain};
+use super::{Follow, Listening, Objects, Quotes, TraceRequest, explain};
 
 /// Largest number of attempts, if the rules change during an attempt.
 const TRIES: u32 = 3;
@@ -28,7 +28,7 @@ const TRIES: u32 = 3;
 ///
 /// Fails if the kernel cannot be read at all.
 pub fn answer(
-    asked: &Asked,
+    asked: &TraceRequest,
     objects: &Objects,
     listening: Listening<'_>,
     quotes: Quotes,
@@ -209,8 +209,8 @@ impl Answers for Live {
 impl Follow for Live {
     fn follow(&self, planned: &Planned<'_>) -> Vec<Walk> {
         let from = match &planned.sender.way {
-            Way::Made(source) => Sender::Node(*source),
-            Way::Comes(interface, source) => {
+            PacketOrigin::Made(source) => Sender::Node(*source),
+            PacketOrigin::Comes(interface, source) => {
                 // By the route, the tracer learns more about the interface than its name.
                 let is_by_route = self
                     .hop(*source)

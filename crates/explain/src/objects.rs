@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Protocol};
 use view::{Address, AddressKind, Endpoint, Port, Service};
 
-use super::asked::{Asked, PortOf, To, protocol_of};
+use super::asked::{PortOf, To, TraceRequest, protocol_of};
 
 /// This node, and the Services with the requested name or address.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -37,7 +37,7 @@ pub struct OwnNode {
 
 /// An address at which a Service port is served.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Place<'a> {
+pub(crate) struct ServicePortAddress<'a> {
     pub(crate) service: &'a Service,
     pub(crate) port: &'a Port,
     pub(crate) address: &'a Address,
@@ -47,14 +47,14 @@ pub(crate) struct Place<'a> {
 
 impl Objects {
     /// Lists every address of these Services.
-    pub(crate) fn places(&self) -> impl Iterator<Item = Place<'_>> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = ServicePortAddress<'_>> {
         let ports = self
             .services
             .iter()
             .flat_map(|service| service.ports.iter().map(move |port| (service, port)));
         ports.flat_map(|(service, port)| {
             port.addresses.iter().filter_map(move |address| {
-                Some(Place {
+                Some(ServicePortAddress {
                     service,
                     port,
                     address,
@@ -66,7 +66,7 @@ impl Objects {
     }
 
     /// Reports whether one of the Services has the requested port.
-    pub fn has_asked(&self, asked: &Asked) -> bool {
+    pub fn has_asked(&self, asked: &TraceRequest) -> bool {
         match &asked.to {
             To::Service(_, port) => self.places().any(|place| is_asked(&place, port.as_ref())),
             To::Address(..) => true,
@@ -74,7 +74,11 @@ impl Objects {
     }
 
     /// Returns the Service port that is served at an address.
-    pub(crate) fn place_at(&self, at: SocketAddr, protocol: Protocol) -> Option<Place<'_>> {
+    pub(crate) fn place_at(
+        &self,
+        at: SocketAddr,
+        protocol: Protocol,
+    ) -> Option<ServicePortAddress<'_>> {
         let mut places = self
             .places()
             .filter(|place| place.at == at && place.protocol == protocol)
@@ -85,7 +89,7 @@ impl Objects {
 }
 
 /// Reports whether an address is at the requested port.
-pub(crate) fn is_asked(place: &Place<'_>, port: Option<&PortOf>) -> bool {
+pub(crate) fn is_asked(place: &ServicePortAddress<'_>, port: Option<&PortOf>) -> bool {
     match port {
         None => true,
         Some(PortOf::Name(name)) => *name == place.port.name,
@@ -95,7 +99,7 @@ pub(crate) fn is_asked(place: &Place<'_>, port: Option<&PortOf>) -> bool {
     }
 }
 
-impl Place<'_> {
+impl ServicePortAddress<'_> {
     /// Formats the Service port, such as `default/web:http`.
     pub(crate) fn port_name(&self) -> String {
         port_name(self.service, self.port)

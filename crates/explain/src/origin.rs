@@ -6,7 +6,7 @@ use footprint::origin::{Space, origin_of};
 
 use proxy::options;
 
-use super::objects::Place;
+use super::objects::ServicePortAddress;
 
 /// Prefix of the origin of another program's entry.
 pub(crate) const NOT_OURS: &str = "not kube-proxy's";
@@ -30,7 +30,11 @@ pub(crate) struct Met<'a> {
 
 /// Returns the origin of a step, or an empty text if the step belongs to the kernel itself. `of` is
 /// the Service port of the destination. `modes` are the modes that may have written the entry.
-pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -> String {
+pub(crate) fn origin(
+    met: &Met<'_>,
+    of: Option<&ServicePortAddress<'_>>,
+    modes: Footprints,
+) -> String {
     let (place, members) = (met.place, met.members);
     if place == "IPVS" {
         return of.map_or_else(
@@ -72,7 +76,7 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -
 
 /// Returns the origin of the scheduler in `TCP 10.96.0.10:80 sh`: either the Service's option or
 /// the flag.
-fn scheduler_origin(entry: &str, of: &Place<'_>) -> String {
+fn scheduler_origin(entry: &str, of: &ServicePortAddress<'_>) -> String {
     let mut options = of.service.options.iter();
     let own = options.find(|option| option.annotation == options::SCHEDULER);
     match own.filter(|own| entry.split(' ').any(|word| word == own.value)) {
@@ -83,8 +87,8 @@ fn scheduler_origin(entry: &str, of: &Place<'_>) -> String {
 
 /// Adds the name of a known Service: `Services: spec.clusterIPs` becomes `Service default/web, port
 /// http: spec.clusterIPs`.
-fn in_words(says: &str, of: Option<&Place<'_>>, named: Option<&str>) -> String {
-    let of = of.map(Place::port_name);
+fn in_words(says: &str, of: Option<&ServicePortAddress<'_>>, named: Option<&str>) -> String {
+    let of = of.map(ServicePortAddress::port_name);
     let named = named.or(of.as_deref());
     match says.split_once(": ") {
         Some(("Services", what)) => service_words(named, what),

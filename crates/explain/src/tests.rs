@@ -82,7 +82,7 @@ fn objects(ports: u16) -> Objects {
 }
 
 fn explained(ports: u16, ways: u16) -> Explanation {
-    let asked = Asked::parse("default/web", "node", "").unwrap();
+    let asked = TraceRequest::parse("default/web", "node", "").unwrap();
     explain(
         &asked,
         &objects(ports),

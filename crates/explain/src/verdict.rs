@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use view::{ANOTHER_PROGRAM, Fate, Walk};
 
-use super::journeys::{Planned, Way};
-use super::objects::Place;
+use super::journeys::{PacketOrigin, Planned};
+use super::objects::ServicePortAddress;
 use super::origin::NOT_OURS;
 use super::walked::THIS_NODE;
 
@@ -117,7 +117,7 @@ fn named(planned: &Planned<'_>, walks: &[&Walk]) -> String {
 
 fn is_itself(planned: &Planned<'_>, endpoint: &str) -> bool {
     let endpoint = endpoint.parse::<SocketAddr>().map(|at| at.ip());
-    matches!((&planned.sender.way, endpoint), (Way::Comes(_, from), Ok(at)) if *from == at)
+    matches!((&planned.sender.way, endpoint), (PacketOrigin::Comes(_, from), Ok(at)) if *from == at)
 }
 
 fn endpoints(shares: &[(String, f64)]) -> String {
@@ -166,8 +166,10 @@ fn seen(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     let count = walks.iter().filter(kept).count();
     if count == walks.len() {
         match planned.sender.way {
-            Way::Made(_) => "the endpoint sees the address that it was sent from".to_owned(),
-            Way::Comes(..) => "the endpoint sees the client's own address".to_owned(),
+            PacketOrigin::Made(_) => {
+                "the endpoint sees the address that it was sent from".to_owned()
+            }
+            PacketOrigin::Comes(..) => "the endpoint sees the client's own address".to_owned(),
         }
     } else if count == 0 {
         "the endpoint sees an address of this node as the client".to_owned()
@@ -317,7 +319,7 @@ fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
     outside_ranges(planned, of)
 }
 
-fn outside_ranges(planned: &Planned<'_>, of: &Place<'_>) -> Option<String> {
+fn outside_ranges(planned: &Planned<'_>, of: &ServicePortAddress<'_>) -> Option<String> {
     let is_balanced = of.address.kind == view::AddressKind::LoadBalancerIp;
     let ranges = &of.service.source_ranges;
     if !is_balanced || ranges.is_empty() {
@@ -331,15 +333,15 @@ fn outside_ranges(planned: &Planned<'_>, of: &Place<'_>) -> Option<String> {
     };
     let said = ranges.join(", ");
     match planned.sender.way {
-        Way::Comes(_, from) if !within(from) => Some(format!(
+        PacketOrigin::Comes(_, from) if !within(from) => Some(format!(
             "{from} is in none of the loadBalancerSourceRanges of {} ({said})",
             of.service.name
         )),
-        Way::Made(_) => Some(format!(
+        PacketOrigin::Made(_) => Some(format!(
             "no address of this node is in the loadBalancerSourceRanges of {} ({said})",
             of.service.name
         )),
-        Way::Comes(..) => None,
+        PacketOrigin::Comes(..) => None,
     }
 }
 

@@ -12,14 +12,14 @@ pub struct Uses {
     /// has no iptables rules.
     pub backend: Option<String>,
     /// Kernel features that the mode needs.
-    pub parts: Vec<Part>,
+    pub parts: Vec<KernelFeature>,
     /// Families that cannot be served, with the reason.
     pub left_out: Vec<(IpFamily, String)>,
 }
 
 /// A kernel feature.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum KernelFeature {
     /// IPVS with a scheduler.
     Ipvs {
         /// Name of the scheduler.

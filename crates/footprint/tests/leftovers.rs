@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use footprint::{Finder, Footprints, Held, Leftovers, NFTABLES};
+use footprint::{Finder, Footprints, HeldChainAction, Leftovers, NFTABLES};
 use iptables::{BUILT_IN, Jump, Table};
 use proptest::prelude::*;
 use proxy_ipvs::{Config, Rules, Set, Shim};
@@ -207,7 +207,7 @@ fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
             saved,
         )
     };
-    let found = beside(Held::Stays, &saved);
+    let found = beside(HeldChainAction::Stays, &saved);
     let chains: Vec<_> = found.chains().collect();
     let of_ipvs_mode = [
         (Table::Filter, "KUBE-IPVS-FILTER"),
@@ -220,12 +220,12 @@ fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
     assert_eq!(chains, of_ipvs_mode);
     assert_eq!(found.jumps().count(), 5);
     // All rules of upstream belong to this mode.
-    assert!(beside(Held::Stays, UPSTREAM).is_empty());
+    assert!(beside(HeldChainAction::Stays, UPSTREAM).is_empty());
 
     let holds =
         "*filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER\nCOMMIT\n";
-    assert!(beside(Held::Stays, holds).is_empty());
-    let insisted = beside(Held::Goes, holds).restore_text();
+    assert!(beside(HeldChainAction::Stays, holds).is_empty());
+    let insisted = beside(HeldChainAction::Goes, holds).restore_text();
     assert!(insisted.contains("-X KUBE-IPVS-FILTER\n"), "{insisted}");
 }
 

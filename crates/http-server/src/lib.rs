@@ -43,7 +43,7 @@ use listen::listen;
 pub use listen::{Unspecified, listen_on};
 use patience::Patient;
 pub use places::Client;
-use places::{Place, Places};
+use places::{ConnectionSlot, ConnectionSlots};
 pub use thread::HttpThread;
 
 /// Largest head of a request, in bytes. Every probe sends less, and each connection may use this
@@ -208,11 +208,11 @@ pub async fn serve(
     what: impl std::fmt::Display,
     respond: Arc<impl Respond>,
 ) {
-    serve_within(Places::all(), listener, what, respond).await;
+    serve_within(ConnectionSlots::all(), listener, what, respond).await;
 }
 
 async fn serve_within(
-    places: Arc<Places>,
+    places: Arc<ConnectionSlots>,
     listener: impl Listen,
     what: impl std::fmt::Display,
     respond: Arc<impl Respond>,
@@ -243,7 +243,7 @@ async fn serve_within(
 /// evicted.
 async fn answer_all<S: AsyncRead + AsyncWrite + Unpin + Send>(
     accepted: Accepted<S>,
-    place: Place,
+    place: ConnectionSlot,
     respond: Arc<impl Respond>,
 ) {
     let Accepted {

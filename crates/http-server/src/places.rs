@@ -38,10 +38,10 @@ const CLIENT_SHARE: usize = 32;
 const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
 /// The connections to the servers of this process.
-static ALL: LazyLock<Arc<Places>> = LazyLock::new(|| {
+static ALL: LazyLock<Arc<ConnectionSlots>> = LazyLock::new(|| {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let quarter = usize::try_from(files / 4).unwrap_or(usize::MAX);
-    Arc::new(Places::new(
+    Arc::new(ConnectionSlots::new(
         CONNECTIONS_MAX.min(quarter).max(1),
         CLIENT_SHARE,
     ))
@@ -49,7 +49,7 @@ static ALL: LazyLock<Arc<Places>> = LazyLock::new(|| {
 
 /// Open connections, counted by server and client.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct ConnectionSlots {
     most: usize,
     share: usize,
     held: Mutex<OpenConnections>,
@@ -98,15 +98,15 @@ pub(super) struct Activity {
 /// Marker of a connection with a request in progress. It is later than any time.
 const BUSY: u64 = u64::MAX;
 
-/// A connection's entry in [`Places`]. Dropping it removes the entry.
+/// A connection's entry in [`ConnectionSlots`]. Dropping it removes the entry.
 #[derive(Debug)]
-pub(super) struct Place {
-    places: Arc<Places>,
+pub(super) struct ConnectionSlot {
+    places: Arc<ConnectionSlots>,
     number: u64,
     pub(super) activity: Arc<Activity>,
 }
 
-impl Places {
+impl ConnectionSlots {
     fn new(most: usize, share: usize) -> Self {
         Self {
             most,
@@ -133,7 +133,7 @@ impl Places {
         server: u64,
         client: Client,
         what: &impl fmt::Display,
-    ) -> Place {
+    ) -> ConnectionSlot {
         let mut held = self.lock();
         let of_client = |one: &Connection| one.server == server && one.client == client;
         if held.count(of_client) >= self.share {
@@ -151,7 +151,7 @@ impl Places {
         };
         let number = held.number();
         held.connections.insert(number, connection);
-        Place {
+        ConnectionSlot {
             places: Arc::clone(self),
             number,
             activity,
@@ -283,14 +283,14 @@ impl Activity {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// Waits until the connection is evicted.
     pub(super) async fn over(&self) {
         self.activity.over.notified().await;
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.places.lock().connections.remove(&self.number);
     }
@@ -302,21 +302,21 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub(in super::super) fn as_in_the_daemon() -> Arc<Places> {
+    pub(in super::super) fn as_in_the_daemon() -> Arc<ConnectionSlots> {
         places(CONNECTIONS_MAX, CLIENT_SHARE)
     }
 
     /// Returns an empty state with room for `most` connections. Each client may have `share`
     /// connections.
-    pub(in super::super) fn places(most: usize, share: usize) -> Arc<Places> {
-        Arc::new(Places::new(most, share))
+    pub(in super::super) fn places(most: usize, share: usize) -> Arc<ConnectionSlots> {
+        Arc::new(ConnectionSlots::new(most, share))
     }
 
     fn peer(text: &str) -> Client {
         Client::of(text.parse().unwrap())
     }
 
-    fn is_over(place: &Place) -> bool {
+    fn is_over(place: &ConnectionSlot) -> bool {
         place.over().now_or_never().is_some()
     }
 

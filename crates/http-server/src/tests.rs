@@ -59,7 +59,7 @@ impl Listen for ByAddress {
 }
 
 /// Starts a server with separate connection limits.
-fn small(places: Arc<Places>) -> (SocketAddr, JoinHandle<()>) {
+fn small(places: Arc<ConnectionSlots>) -> (SocketAddr, JoinHandle<()>) {
     let listener = listen_on((Ipv4Addr::LOCALHOST, 0).into(), Unspecified::Both).unwrap();
     let address = listener.local_addr().unwrap();
     let respond = Arc::new(|head: &Parts| match head.uri.path() {

@@ -2,15 +2,15 @@
 
 use std::net::IpAddr;
 
-use ::explain::{Asked, Objects, OwnNode, Quotes, To};
+use ::explain::{Objects, OwnNode, Quotes, To, TraceRequest};
 use http::Uri;
 use proxy::{AddressField, IpFamily, LocalDetector, Model, NamespacedName, Protocol, Service};
-use service_counters::places::{Place, places};
-use service_counters::{Counted, Counters};
+use service_counters::places::{FrontendAddress, places};
+use service_counters::{CounterSamples, Counters};
 use source::EndpointPlaces;
 
 use super::question::{Claimed, Copied, Ground, Question};
-use super::service::{Detail, Seen};
+use super::service::{Detail, ServiceContext};
 use super::{Asker, Inspect, Unanswered, rendered};
 
 /// Number of Services that one turn of the loop checks.
@@ -26,7 +26,7 @@ const TRIES: usize = 3;
 impl Inspect {
     /// Traces packets to a destination.
     pub(super) async fn explain(&self, uri: &Uri, asker: Asker) -> Result<Vec<u8>, Unanswered> {
-        let asked = Asked::read_query(uri.query().unwrap_or_default());
+        let asked = TraceRequest::read_query(uri.query().unwrap_or_default());
         let asked = asked.map_err(|error| Unanswered::Wrong(error.to_string()))?;
         let turn = self.room(asker).explaining_turn().await?;
         let known = self.known(&asked).await?;
@@ -47,7 +47,7 @@ impl Inspect {
     }
 
     /// Reads the objects of a request from the loop.
-    async fn known(&self, asked: &Asked) -> Result<Known, Unanswered> {
+    async fn known(&self, asked: &TraceRequest) -> Result<CopiedObjects, Unanswered> {
         let names = match &asked.to {
             To::Service(name, _) => vec![NamespacedName::new(&name.namespace, &name.name)],
             To::Address(at, _) => self.claimants(at.ip(), at.port()).await?,
@@ -74,7 +74,7 @@ impl Inspect {
         };
         let own_node = |answer| Question::OwnNode(address, answer);
         let (mode, node) = self.ask(own_node).await?;
-        Ok(Known {
+        Ok(CopiedObjects {
             copied,
             ground,
             mode,
@@ -113,18 +113,18 @@ impl Inspect {
 }
 
 /// Objects for a request, as the loop returned them.
-struct Known {
+struct CopiedObjects {
     copied: Vec<Copied>,
     ground: Ground,
     mode: &'static str,
     node: OwnNode,
 }
 
-impl Known {
+impl CopiedObjects {
     /// Converts the copied objects to API objects, which takes a while for many endpoints.
-    fn objects(self, asked: &Asked) -> Result<Objects, Unanswered> {
-        let (counted, nowhere) = (Counted::default(), EndpointPlaces::default());
-        let seen = Seen::new(&self.ground, &counted, &nowhere);
+    fn objects(self, asked: &TraceRequest) -> Result<Objects, Unanswered> {
+        let (counted, nowhere) = (CounterSamples::default(), EndpointPlaces::default());
+        let seen = ServiceContext::new(&self.ground, &counted, &nowhere);
         let detail = Detail {
             has_endpoints: true,
         };
@@ -160,8 +160,8 @@ pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Clai
 /// node.
 fn has(service: &Service, address: IpAddr, port: u16) -> bool {
     let is_it = |place| match place {
-        Place::At(at) => at.address == address && at.port == port,
-        Place::NodePort(number, _) => number == port,
+        FrontendAddress::At(at) => at.address == address && at.port == port,
+        FrontendAddress::NodePort(number, _) => number == port,
     };
     let mut ports = service.ports.iter();
     ports.any(|own| places(service, own).any(is_it))
@@ -220,7 +220,7 @@ fn listening(
 }
 
 /// Fails if a Service lacks the requested port.
-fn unknown_port(asked: &Asked, objects: &Objects) -> Result<(), Unanswered> {
+fn unknown_port(asked: &TraceRequest, objects: &Objects) -> Result<(), Unanswered> {
     let To::Service(name, Some(_)) = &asked.to else {
         return Ok(());
     };

@@ -53,7 +53,7 @@ pub struct OfFamily {
     /// True once the kernel has the initial Services.
     pub is_served: bool,
     /// Failures, conflicts and drift from the family's reports.
-    pub seen: Seen,
+    pub seen: FamilyProblems,
     /// Draining endpoints of the family.
     pub drains: proxy::Drains,
     /// Addresses that serve NodePorts, if known.
@@ -73,7 +73,7 @@ pub struct DriftTotal {
 
 /// Problems of a family, from its reports.
 #[derive(Debug, Clone, Default)]
-pub struct Seen {
+pub struct FamilyProblems {
     /// Failures, each with its age.
     pub failures: Vec<(Failure, Duration)>,
     /// Addresses that two Services claim.

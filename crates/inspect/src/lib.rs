@@ -51,7 +51,7 @@ use footprint::Footprints;
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode, Uri, header};
 use http_server::{Answer, Respond, answer, not_found};
-use local_socket::Places;
+use local_socket::SocketLocations;
 use proxy::IpFamily;
 use serde::Serialize;
 use service_counters::{Apart, Counters};
@@ -61,7 +61,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 pub use explain::{claimants, own_node};
-pub use facts::{DriftTotal, Facts, OfFamily, Seen};
+pub use facts::{DriftTotal, Facts, FamilyProblems, OfFamily};
 pub use local_only::refusal;
 pub use owners::{Owners, Wanted, owners};
 pub use question::{
@@ -193,7 +193,7 @@ impl Inspect {
 
     /// Starts the server on the local socket.
     pub fn listen(self: &Arc<Self>) -> socket::Server {
-        socket::start(Places::default(), ByRoot(Arc::clone(self)))
+        socket::start(SocketLocations::default(), ByRoot(Arc::clone(self)))
     }
 
     /// Sets the source of objects.

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use proxy::{Model, NamespacedName, Protocol, Service, ServicePort, ServicePortName};
 
 use service_counters::At;
-use service_counters::places::{Place, addresses, places};
+use service_counters::places::{FrontendAddress, addresses, places};
 
 /// Number of Services that one turn checks.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
@@ -40,8 +40,8 @@ impl Wanted {
 
     fn has(&self, service: &Service, port: &ServicePort) -> bool {
         let is_wanted = |place| match place {
-            Place::At(at) => self.at.contains(&at),
-            Place::NodePort(number, protocol) => self.ports.contains(&(number, protocol)),
+            FrontendAddress::At(at) => self.at.contains(&at),
+            FrontendAddress::NodePort(number, protocol) => self.ports.contains(&(number, protocol)),
         };
         // Comparing the port first quickly excludes most Services.
         let may_be = port.node_port.is_some() || self.ports.contains(&(port.port, port.protocol));

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use footprint::uses::{Part, Uses};
+use footprint::uses::{KernelFeature, Uses};
 use footprint::{Footprint, Footprints};
 use ipset_netlink::Ipset;
 use iptables::Backend;
@@ -24,12 +24,15 @@ const ROOT: &str = "/";
 const CONNTRACK: &str = "/proc/sys/net/netfilter";
 
 /// Returns the use of limited resources.
-pub(super) fn limits(parts: &[Part], modes: Footprints) -> Vec<Limit> {
+pub(super) fn limits(parts: &[KernelFeature], modes: Footprints) -> Vec<Limit> {
     let mut limits = Vec::new();
-    if parts.contains(&Part::Ipset) {
+    if parts.contains(&KernelFeature::Ipset) {
         limits.extend(modes.iter().flat_map(|mode| sets(mode)));
     }
-    if parts.iter().any(|part| matches!(part, Part::Ipvs { .. })) {
+    if parts
+        .iter()
+        .any(|part| matches!(part, KernelFeature::Ipvs { .. }))
+    {
         limits.extend(connections(Path::new(ROOT)));
     }
     limits.extend(conntrack(Path::new(CONNTRACK)));
@@ -128,20 +131,20 @@ fn feature(name: &str, found: Result<String, String>) -> Feature {
     }
 }
 
-fn of_part(part: &Part, missing_scheduler: MissingScheduler) -> Vec<Feature> {
+fn of_part(part: &KernelFeature, missing_scheduler: MissingScheduler) -> Vec<Feature> {
     match part {
-        Part::Ipvs { scheduler } => vec![
+        KernelFeature::Ipvs { scheduler } => vec![
             feature("IPVS", ipvs()),
             feature(
                 &format!("scheduler {scheduler}"),
                 missing_scheduler(scheduler).map_or(Ok(String::new()), Err),
             ),
         ],
-        Part::Ipset => {
+        KernelFeature::Ipset => {
             let found = Ipset::open().map(|ipset| format!("protocol {}", ipset.protocol()));
             vec![feature("ipset", found.map_err(|error| error.to_string()))]
         }
-        Part::NfTables => {
+        KernelFeature::NfTables => {
             let found = Nftables::open().and_then(|mut tables| tables.generation());
             let found = found.map(|_| String::new());
             vec![feature(
@@ -150,15 +153,17 @@ fn of_part(part: &Part, missing_scheduler: MissingScheduler) -> Vec<Feature> {
             )]
         }
         // The mode tried the iptables programs at its start.
-        Part::Iptables(backend) => vec![feature("iptables", Ok(format!("backend {backend}")))],
+        KernelFeature::Iptables(backend) => {
+            vec![feature("iptables", Ok(format!("backend {backend}")))]
+        }
     }
 }
 
 /// Returns the iptables tables of the mode that packets bypass, by family, or the reason why they
 /// are unknown.
-pub(super) fn switched_off(parts: &[Part]) -> Vec<(IpFamily, String)> {
+pub(super) fn switched_off(parts: &[KernelFeature]) -> Vec<(IpFamily, String)> {
     let backends = parts.iter().filter_map(|part| match part {
-        Part::Iptables(backend) => Some(backend),
+        KernelFeature::Iptables(backend) => Some(backend),
         _ => None,
     });
     let is_used = |backend: &Backend| backends.clone().any(|used| *used == backend.to_string());

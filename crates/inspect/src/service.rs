@@ -8,14 +8,14 @@ use proxy::{
     EndpointVerdict, Endpoints, IpFamily, Reason, Service, ServicePort, ServicePortName,
     ServiceType,
 };
-use service_counters::{At, Count, Counted};
+use service_counters::{At, Count, CounterSamples};
 use source::EndpointPlaces;
 use view::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Endpoint, EndpointCounts, Port,
     ServiceName, ServiceOption,
 };
 
-use draining::Held;
+use draining::HeldEndpoints;
 
 use super::question::{Copied, Ground};
 
@@ -28,11 +28,11 @@ pub(super) struct Detail {
 
 /// Data that the conversion of a Service needs: the node's state, counters, and names of pods and
 /// nodes.
-pub(super) struct Seen<'a> {
+pub(super) struct ServiceContext<'a> {
     ground: &'a Ground,
-    counted: &'a Counted,
+    counted: &'a CounterSamples,
     places: &'a EndpointPlaces,
-    held: Held<'a>,
+    held: HeldEndpoints<'a>,
 }
 
 impl Ground {
@@ -80,17 +80,17 @@ impl Ground {
     }
 }
 
-impl<'a> Seen<'a> {
+impl<'a> ServiceContext<'a> {
     pub(super) fn new(
         ground: &'a Ground,
-        counted: &'a Counted,
+        counted: &'a CounterSamples,
         places: &'a EndpointPlaces,
     ) -> Self {
         Self {
             ground,
             counted,
             places,
-            held: Held::new(ground, counted),
+            held: HeldEndpoints::new(ground, counted),
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::Uri;
 use proxy::NamespacedName;
-use service_counters::{At, Counted, Counters, Which};
+use service_counters::{At, CounterSamples, Counters, Which};
 use source::EndpointPlaces;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -13,7 +13,7 @@ use view::{Service, ServiceList};
 
 use super::query::Query;
 use super::question::{Copied, Ground, Question, SERVICES_A_TURN};
-use super::service::{Detail, Seen, anywhere};
+use super::service::{Detail, ServiceContext, anywhere};
 use super::{Inspect, Unanswered, rendered};
 
 /// Largest number of attempts to list the Services, if they change during an attempt.
@@ -75,7 +75,7 @@ impl Inspect {
             });
             let counted = counted.unwrap_or_default();
             let nowhere = EndpointPlaces::default();
-            let seen = Seen::new(&ground, &counted, &nowhere);
+            let seen = ServiceContext::new(&ground, &counted, &nowhere);
             list.items = copied.iter().map(|one| seen.service(one, detail)).collect();
             Ok(list)
         })
@@ -116,7 +116,7 @@ impl Inspect {
             let copied = [copied];
             let addresses = addresses(&copied, &ground);
             let counted = counted(&counters, Which::Of(&addresses), &mut notes);
-            let seen = Seen::new(&ground, &counted, &places);
+            let seen = ServiceContext::new(&ground, &counted, &places);
             let detail = Detail {
                 has_endpoints: true,
             };
@@ -228,7 +228,7 @@ fn counted_of_page(
     addresses: &[At],
     detail: Detail,
     notes: &mut Vec<String>,
-) -> Counted {
+) -> CounterSamples {
     let is_one_by_one = counters.with(|reader| reader.tells_more_of_single());
     let is_much = addresses.len() > COUNTED_ADDRESSES_MAX && is_one_by_one == Some(true);
     if is_much && detail.has_endpoints {
@@ -245,7 +245,7 @@ fn counted_of_page(
 }
 
 /// Reads counters, and adds a note if they cannot be read. Blocks.
-fn counted(counters: &Counters, which: Which<'_>, notes: &mut Vec<String>) -> Counted {
+fn counted(counters: &Counters, which: Which<'_>, notes: &mut Vec<String>) -> CounterSamples {
     let read = counters.with(|reader| reader.read(which));
     match read {
         Some(Ok(counted)) => {
@@ -255,7 +255,7 @@ fn counted(counters: &Counters, which: Which<'_>, notes: &mut Vec<String>) -> Co
         Some(Err(error)) => notes.push(format!("what was counted is left out: {error:#}")),
         None => {}
     }
-    Counted::default()
+    CounterSamples::default()
 }
 
 async fn blocking<T: Send + 'static>(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http_server::{Accepted, Client, Listen, Respond};
-use local_socket::{OwnFile, Places};
+use local_socket::{OwnFile, SocketLocations};
 use rustix::process::geteuid;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
@@ -31,7 +31,7 @@ impl Drop for Server {
 
 /// Starts a server on the socket. If another process has bound the socket, logs one warning that
 /// names the process, and retries in the background.
-pub(crate) fn start(places: Places, respond: impl Respond) -> Server {
+pub(crate) fn start(places: SocketLocations, respond: impl Respond) -> Server {
     let first = listen(&places);
     if let Err(error) = &first {
         warn!(
@@ -49,7 +49,7 @@ pub(crate) fn start(places: Places, respond: impl Respond) -> Server {
     }))
 }
 
-async fn until_bound(places: &Places) -> Local {
+async fn until_bound(places: &SocketLocations) -> Local {
     loop {
         sleep(RETRY_PERIOD).await;
         match listen(places) {
@@ -62,7 +62,7 @@ async fn until_bound(places: &Places) -> Local {
     }
 }
 
-fn listen(places: &Places) -> io::Result<Local> {
+fn listen(places: &SocketLocations) -> io::Result<Local> {
     let local_socket::Bound { listener, file } = places.bind()?;
     listener.set_nonblocking(true)?;
     Ok(Local {

@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Standing};
 use service_counters::{At, Counters, Which};
 use source::Trouble;
-use view::{Conflict, Draining, Drifted, Family, Refused, Source, State, Status, Unreadable};
+use view::{Conflict, Draining, Drifted, Family, Refused, Source, Status, SyncState, Unreadable};
 
 use super::facts::{Facts, OfFamily};
 use super::parts::{features, limits, switched_off};
@@ -208,17 +208,17 @@ fn family(of: &OfFamily, updated: Option<Instant>, now: Instant) -> Family {
     }
 }
 
-fn state(standing: &Standing, is_served: bool, has_failures: bool) -> State {
+fn state(standing: &Standing, is_served: bool, has_failures: bool) -> SyncState {
     if standing.stuck_since.is_some() {
-        State::Stuck
+        SyncState::Stuck
     } else if !is_served {
-        State::Starting
+        SyncState::Starting
     } else if standing.failing > 0 || has_failures {
-        State::Failing
+        SyncState::Failing
     } else if standing.pending > 0 {
-        State::Syncing
+        SyncState::Syncing
     } else {
-        State::Synced
+        SyncState::Synced
     }
 }
 

@@ -33,12 +33,12 @@ const LIMIT_MAX: usize = 1_000;
 
 /// Parameters of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Asked {
+struct TopQuery {
     limit: usize,
     sort: Sort,
 }
 
-impl Asked {
+impl TopQuery {
     fn read(uri: &Uri) -> Result<Self, Unanswered> {
         let mut asked = Self {
             limit: LIMIT,
@@ -75,7 +75,7 @@ impl Asked {
 impl Inspect {
     /// Returns the busiest Service ports and endpoints.
     pub(super) async fn top(&self, uri: &Uri) -> Result<Vec<u8>, Unanswered> {
-        let Asked { limit, sort } = Asked::read(uri)?;
+        let TopQuery { limit, sort } = TopQuery::read(uri)?;
         let facts = self.ask(Question::Facts).await?;
         let looks = self.looks.clone();
         let counters = self.counters.clone();

@@ -43,7 +43,7 @@ use view::shown;
 
 use crate::config::options::Options;
 use crate::config::question::{AnswerOptions, Output, Question, StartQuestion};
-use answer::Answer;
+use answer::CheckResult;
 use diff::Colour;
 use foresee::{Foreseen, foresee};
 use migration::Migration;
@@ -99,7 +99,7 @@ async fn preflighted(options: &Options, answer: AnswerOptions) -> Result<ExitCod
         Err(error) => (None, Some(error)),
     };
     let status = foreseen.as_ref().map_or(CANNOT_SAY, Foreseen::status);
-    let answer = Answer {
+    let answer = CheckResult {
         foreseen,
         error: error.as_ref().map(|error| format!("{error:#}")),
         preflight,

@@ -26,12 +26,12 @@ const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 /// Addresses of the socket of one network namespace, best first.
 #[derive(Debug, Clone)]
-pub struct Places {
+pub struct SocketLocations {
     folder: PathBuf,
     name: String,
 }
 
-impl Default for Places {
+impl Default for SocketLocations {
     fn default() -> Self {
         Self {
             folder: PathBuf::from(FOLDER),
@@ -60,7 +60,7 @@ impl Drop for OwnFile {
     }
 }
 
-impl Places {
+impl SocketLocations {
     /// Returns the addresses with this folder and this abstract name.
     pub fn of(folder: &Path, name: &str) -> Self {
         Self {
@@ -242,7 +242,7 @@ impl Places {
     }
 }
 
-impl std::fmt::Display for Places {
+impl std::fmt::Display for SocketLocations {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, @{}", self.folder.display(), self.name)
     }

@@ -13,14 +13,14 @@ const INTERFACE_NAME_MAX: usize = 15;
 /// Value of `--detect-local-mode`, with its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// By pod networks of the cluster, at most one in each family. A family without a network
+    /// Pod networks of the cluster, at most one in each family. A family without a network
     /// detects no local traffic.
     ClusterCidr(Vec<IpNet>),
-    /// By the pod networks in this node's Node object.
+    /// Pod networks in this node's Node object.
     NodeCidr,
-    /// By the bridge to which pods are attached.
+    /// Bridge to which pods are attached.
     BridgeInterface(String),
-    /// By the prefix of the names of pods' interfaces.
+    /// Prefix of the names of pods' interfaces.
     InterfaceNamePrefix(String),
 }
 

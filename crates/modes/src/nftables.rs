@@ -20,7 +20,7 @@ use super::settings::Settings;
 use crate::metrics::OfMode;
 use crate::sysctl::row::Wanted;
 use metrics::TableMetrics;
-use opened::Table;
+use opened::OpenedNftables;
 
 /// Kernel modules that the rules of the mode need.
 const MODULES: &[&str] = &[
@@ -83,7 +83,7 @@ impl Definition for NftablesMode {
     }
 
     fn open(&self, settings: &Settings, _: &Programs, access: Access) -> Result<Box<dyn Opened>> {
-        Ok(Box::new(Table::open(settings, access)?))
+        Ok(Box::new(OpenedNftables::open(settings, access)?))
     }
 
     fn probe(&self, settings: &Settings, _: &Programs, family: IpFamily) -> Result<()> {

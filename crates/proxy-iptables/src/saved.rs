@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use footprint::{Finder, Held};
+use footprint::{Finder, HeldChainAction};
 use hashbrown::HashMap;
 use ipnet::IpNet;
 use iptables::{Entry, RuleLine, Table};
@@ -53,7 +53,7 @@ impl Reader {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
             // A foreign rule that leads to leftovers is reported until it is deleted.
-            others: Finder::beside(&base::FOOTPRINT, config.modes, Held::Goes),
+            others: Finder::beside(&base::FOOTPRINT, config.modes, HeldChainAction::Goes),
             saved: Saved::default(),
         }
     }

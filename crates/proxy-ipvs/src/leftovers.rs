@@ -6,7 +6,7 @@ use footprint::Footprints;
 use iptables::Backend;
 
 pub use footprint::Leftovers;
-use footprint::{Finder, Held};
+use footprint::{Finder, HeldChainAction};
 
 use crate::footprint::FOOTPRINT;
 
@@ -41,5 +41,8 @@ impl fmt::Display for LeftoverPlace {
 /// Returns leftovers of other modes in the output of `iptables-save`, without chains that the shim
 /// uses. The leftovers serve until the shim is installed.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
-    Leftovers::find(Finder::beside(&FOOTPRINT, modes, Held::Stays), saved)
+    Leftovers::find(
+        Finder::beside(&FOOTPRINT, modes, HeldChainAction::Stays),
+        saved,
+    )
 }

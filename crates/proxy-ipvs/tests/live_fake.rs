@@ -149,14 +149,14 @@ fn told(kernel: &mut impl Kernel, op: &Op) -> Result<(), Option<Fault>> {
     }
 }
 
-type Held = (
+type KernelContent = (
     BTreeMap<VirtualServerKey, VirtualServer>,
     BTreeMap<Set, BTreeSet<Member>>,
     bool,
     BTreeSet<IpAddr>,
 );
 
-fn held(kernel: &mut impl Kernel) -> Held {
+fn held(kernel: &mut impl Kernel) -> KernelContent {
     let sets = kernel.read_sets().unwrap().members;
     let addresses = kernel.read_addresses().unwrap();
     let bound: BTreeSet<IpAddr> = addresses.bound;

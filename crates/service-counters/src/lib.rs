@@ -37,7 +37,7 @@ pub enum Which<'a> {
 
 /// Counters from one read. They may include virtual servers of other programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct CounterSamples {
     /// Counters by address.
     pub addresses: HashMap<At, OfAddress>,
     /// Counters by address and endpoint.
@@ -113,7 +113,7 @@ impl Count {
 
 /// A counter sample of one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told<'a> {
+pub enum CounterSample<'a> {
     /// Sample of an address, with its scheduler in IPVS mode.
     Address(At, Option<&'a str>, Count),
     /// Sample of an endpoint at an address, with its weight in IPVS mode.
@@ -149,7 +149,7 @@ pub trait ReadCounters: Send {
     /// # Errors
     ///
     /// The kernel cannot be read. The error has the reason and the next step.
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()>;
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()>;
 
     /// Reports whether [`Which::Of`] returns more counters of an address than [`Which::Addresses`].
     /// If true, callers should request only the addresses that they need. If false, [`Which::All`]
@@ -173,36 +173,38 @@ pub trait ReadCounters: Send {
     /// # Errors
     ///
     /// The kernel cannot be read. The error has the reason and the next step.
-    fn read(&mut self, which: Which<'_>) -> Result<Counted> {
-        let mut all = Counted {
+    fn read(&mut self, which: Which<'_>) -> Result<CounterSamples> {
+        let mut all = CounterSamples {
             note: self.note(),
-            ..Counted::default()
+            ..CounterSamples::default()
         };
         self.tell(which, &mut |told| all.take(told))?;
         Ok(all)
     }
 }
 
-impl Counted {
-    fn take(&mut self, told: Told<'_>) {
+impl CounterSamples {
+    fn take(&mut self, told: CounterSample<'_>) {
         match told {
-            Told::Address(at, scheduler, count) => {
+            CounterSample::Address(at, scheduler, count) => {
                 let of = self.addresses.entry(at).or_default();
                 of.scheduler = scheduler.map(str::to_owned);
                 of.count.add(&count);
             }
-            Told::Endpoint(at, endpoint, weight, count) => {
+            CounterSample::Endpoint(at, endpoint, weight, count) => {
                 let of = self.endpoints.entry((at, endpoint)).or_default();
                 of.weight = of.weight.max(weight);
                 of.count.add(&count);
             }
-            Told::Mark(family, mark, scheduler, count) => {
+            CounterSample::Mark(family, mark, scheduler, count) => {
                 let of = self.marks.entry((family, mark)).or_default();
                 of.scheduler = Some(scheduler.to_owned());
                 of.count.add(&count);
             }
-            Told::Port(port, _, count) => self.ports.entry(port.clone()).or_default().add(&count),
-            Told::PortEndpoint(port, _, endpoint, count) => {
+            CounterSample::Port(port, _, count) => {
+                self.ports.entry(port.clone()).or_default().add(&count)
+            }
+            CounterSample::PortEndpoint(port, _, endpoint, count) => {
                 let of = self.port_endpoints.entry((port.clone(), endpoint));
                 of.or_default().add(&count);
             }

@@ -9,7 +9,7 @@ use crate::At;
 
 /// A service address or a node port at which a Service port is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum FrontendAddress {
     /// An address of the Service, with the port.
     At(At),
     /// Port at the node's NodePort addresses. A Service does not list these addresses.
@@ -24,20 +24,20 @@ pub fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> + Clone {
 }
 
 /// Returns the addresses and node ports at which a Service's port is served.
-pub fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Place> {
+pub fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = FrontendAddress> {
     let (number, protocol) = (port.port, port.protocol);
     let cluster = service.cluster_ips.iter().copied();
     let balanced = service.ingress_ips.iter().copied();
     let all = cluster.chain(service.external_ips_of(port)).chain(balanced);
     let at = all.map(move |address| {
-        Place::At(At {
+        FrontendAddress::At(At {
             address,
             port: number,
             protocol,
         })
     });
     let node_port = port.node_port;
-    at.chain(node_port.map(|number| Place::NodePort(number, protocol)))
+    at.chain(node_port.map(|number| FrontendAddress::NodePort(number, protocol)))
 }
 
 /// Reports whether NodePorts are served at an address. The unspecified address represents all
@@ -69,16 +69,20 @@ mod tests {
         };
         let at = |address| {
             let port = 53;
-            Place::At(At {
+            FrontendAddress::At(At {
                 address,
                 port,
                 protocol,
             })
         };
-        let of = |port: ServicePort| -> Vec<Place> { places(&service, &port).collect() };
+        let of = |port: ServicePort| -> Vec<FrontendAddress> { places(&service, &port).collect() };
         let own = [cluster, external, ingress].map(at);
         assert_eq!(of(port(53, None)), own);
-        let all = [own.as_slice(), &[Place::NodePort(30_053, protocol)]].concat();
+        let all = [
+            own.as_slice(),
+            &[FrontendAddress::NodePort(30_053, protocol)],
+        ]
+        .concat();
         assert_eq!(of(port(53, Some(30_053))), all);
     }
 }

@@ -66,9 +66,9 @@ const IN_FLIGHT: usize = 128;
 pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 
 /// A layer around a client's [`Transport`] that counts requests.
-pub trait Counter: Layer<Transport, Service = Self::Counted> {
+pub trait Counter: Layer<Transport, Service = Self::CountingService> {
     /// The service that sends the client's requests.
-    type Counted: Service<Request<Body>, Response = Response<Self::Body>, Error = BoxError, Future: Send>
+    type CountingService: Service<Request<Body>, Response = Response<Self::Body>, Error = BoxError, Future: Send>
         + Clone
         + Send
         + 'static;
@@ -85,7 +85,7 @@ where
         + 'static,
     B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    type Counted = S;
+    type CountingService = S;
     type Body = B;
 }
 

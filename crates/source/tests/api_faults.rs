@@ -15,8 +15,8 @@ mod common;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use apiserver::{Asked, Cluster, Fault, Kind, Options, Rule, Server, WatchCache};
-use common::{Told, name, services};
+use apiserver::{Cluster, Fault, Kind, Options, Purpose, Rule, Server, WatchCache};
+use common::{ReceivedState, name, services};
 use proxy::{Event, Model};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -46,7 +46,7 @@ fn url(server: &Server) -> String {
 
 /// Starts a server with Services `old` and `web`, an endpoint and a Node, and a source that has
 /// listed them.
-async fn well(options: Options) -> (Server, Told) {
+async fn well(options: Options) -> (Server, ReceivedState) {
     let server = Server::start(options).await.unwrap();
     for object in [
         service("old"),
@@ -56,7 +56,7 @@ async fn well(options: Options) -> (Server, Told) {
     ] {
         server.apply(object).unwrap();
     }
-    let mut told = Told::by(url(&server), "node1").await;
+    let mut told = ReceivedState::by(url(&server), "node1").await;
     told.until_listed().await;
     assert_eq!(services(&told.model), ["old", "web"].into());
     (server, told)
@@ -71,7 +71,7 @@ fn paged() -> Options {
 }
 
 /// Reads the events that arrive within `time`.
-async fn listen(told: &mut Told, time: Duration) {
+async fn listen(told: &mut ReceivedState, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
         let rest = end - Instant::now();
@@ -83,7 +83,7 @@ async fn listen(told: &mut Told, time: Duration) {
     }
 }
 
-fn is_as_it_was(told: &Told) -> bool {
+fn is_as_it_was(told: &ReceivedState) -> bool {
     let view = told.model.view(&name("web"));
     services(&told.model) == ["old", "web"].into()
         && view.is_some_and(|view| view.slices().count() == 1)
@@ -211,7 +211,7 @@ async fn the_source_catches_up_after_resource_versions_restart() {
         for zone in ["b", "c", "d", "e", "f", "g", "h", "i"] {
             server.apply(node(zone, "192.0.2.10")).unwrap();
         }
-        let zone = |told: &Told| told.model.node().and_then(|node| node.zone.clone());
+        let zone = |told: &ReceivedState| told.model.node().and_then(|node| node.zone.clone());
         told.until("zone i", |model| {
             model
                 .node()
@@ -318,7 +318,7 @@ async fn caught_up(
     }
     let mut all = vec![first];
     for _ in 1..nodes {
-        all.push(Told::by(url(&server), "node1").await);
+        all.push(ReceivedState::by(url(&server), "node1").await);
     }
     for told in &mut all {
         told.until_listed().await;
@@ -399,7 +399,7 @@ async fn the_longest_retry_wait_is_half_a_minute() {
     let (server, first) = well(Options::default()).await;
     let mut all = vec![first];
     for _ in 1..10 {
-        all.push(Told::by(url(&server), "node1").await);
+        all.push(ReceivedState::by(url(&server), "node1").await);
     }
     for told in &mut all {
         told.until_listed().await;
@@ -454,7 +454,7 @@ async fn lists_that_keep_failing_are_requested_rarely() {
         for options in [Options::default(), paged()] {
             let (server, mut told) = well(options).await;
             let before = server.requests().len();
-            let rule = Rule::from(fault).on(Asked::Watch);
+            let rule = Rule::from(fault).on(Purpose::Watch);
             server.faults().add(rule);
             server.faults().cut();
             listen(&mut told, Duration::from_mins(10)).await;
@@ -478,9 +478,9 @@ async fn a_list_with_a_failed_page_removes_no_object() {
         for object in many.chain([service("old"), service("web")]) {
             server.apply(object).unwrap();
         }
-        let mut told = Told::by(url(&server), "node1").await;
+        let mut told = ReceivedState::by(url(&server), "node1").await;
         told.until_listed().await;
-        let rule = Rule::from(fault).on(Asked::NextPage).of(Kind::Service);
+        let rule = Rule::from(fault).on(Purpose::NextPage).of(Kind::Service);
         server.faults().add(rule.times(3));
         server.faults().cut();
         let before = server.requests().len();
@@ -513,9 +513,9 @@ async fn a_slow_list_is_received_completely() {
     });
     server
         .faults()
-        .add(slow.on(Asked::List).of(Kind::Service).times(1));
+        .add(slow.on(Purpose::List).of(Kind::Service).times(1));
     let began = Instant::now();
-    let mut told = Told::by(url(&server), "node1").await;
+    let mut told = ReceivedState::by(url(&server), "node1").await;
     told.until("all are listed", Model::is_complete).await;
     assert_eq!(services(&told.model).len(), 60);
     assert!(began.elapsed() > Duration::from_secs(65), "it was not slow");
@@ -551,12 +551,12 @@ async fn slow_lists_that_expire_at_once_are_requested_rarely() {
             piece: usize::MAX,
             pause: Duration::from_secs(2),
         })
-        .on(Asked::List),
+        .on(Purpose::List),
     );
     server
         .faults()
-        .add(Rule::from(Fault::Expire).on(Asked::Watch));
-    let mut told = Told::by(url(&server), "node1").await;
+        .add(Rule::from(Fault::Expire).on(Purpose::Watch));
+    let mut told = ReceivedState::by(url(&server), "node1").await;
     listen(&mut told, Duration::from_mins(10)).await;
     let lists = server
         .requests()
@@ -569,7 +569,7 @@ async fn slow_lists_that_expire_at_once_are_requested_rarely() {
 #[tokio::test(start_paused = true)]
 async fn the_source_follows_its_own_node() {
     let (server, mut told) = well(Options::default()).await;
-    let is = |told: &Told, zone: &str, address: &str| {
+    let is = |told: &ReceivedState, zone: &str, address: &str| {
         let node = told.model.node().unwrap();
         node.zone.as_deref() == Some(zone) && node.addresses == [address.parse::<IpAddr>().unwrap()]
     };
@@ -610,7 +610,7 @@ async fn a_rotated_token_is_used_at_once() {
     let text = server.kubeconfig().replace("user: {}", user);
     std::fs::write(&kubeconfig, text).unwrap();
     let source = common::server(Some(&kubeconfig), None).await.ok().unwrap();
-    let mut told = Told::of(&source, "node1");
+    let mut told = ReceivedState::of(&source, "node1");
     told.until_services(&["web"]).await;
     let tokens = || -> Vec<String> {
         let requests = server.requests();

@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use apiserver::{Authority, Options, Proxy, ProxyOptions, Server, Speaks, Tls};
-use common::{Folder, Log, Told, until_said};
+use common::{Folder, Log, ReceivedState, until_said};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
@@ -56,16 +56,16 @@ impl World {
     }
 
     /// Returns the model that a source reads through this proxy.
-    async fn told(&self, proxy_url: &str) -> Told {
+    async fn told(&self, proxy_url: &str) -> ReceivedState {
         self.told_of(&self.server.url(), json!({"proxy-url": proxy_url}))
             .await
     }
 
-    async fn told_of(&self, server: &str, mut cluster: Value) -> Told {
+    async fn told_of(&self, server: &str, mut cluster: Value) -> ReceivedState {
         cluster["certificate-authority"] = json!("ca.crt");
         let kubeconfig = self.folder.kubeconfig(server, cluster, &json!({}));
         let source = common::server(Some(&kubeconfig), None).await;
-        Told::of(&source.ok().unwrap(), "node1")
+        ReceivedState::of(&source.ok().unwrap(), "node1")
     }
 
     /// Checks that all objects are listed and watched through this proxy, and by no other route.
@@ -118,7 +118,7 @@ fn unused_address() -> SocketAddr {
 }
 
 /// Returns the log of a source whose server cannot be reached.
-async fn complaint(told: &mut Told, log: &Log) -> String {
+async fn complaint(told: &mut ReceivedState, log: &Log) -> String {
     let line = until_said(told, log, "cannot be reached").await;
     assert!(
         line.contains("serving the last known state, and retrying"),

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use apiserver::{Asked, Fault, Kind, Options, Request, Rule, Server, StreamedLists};
+use apiserver::{Fault, Kind, Options, Purpose, Request, Rule, Server, StreamedLists};
 use common::scripted::Scripted;
-use common::{Told, services};
+use common::{ReceivedState, services};
 use proxy::Event;
 use serde_json::{Value, json};
 use source::{Api, ContentType, Lists};
@@ -35,16 +35,16 @@ fn settings(lists: Lists) -> Api {
 }
 
 /// Starts a server with a Service `web`, and a source that has listed it.
-async fn well(lists: Lists, options: Options) -> (Server, Told) {
+async fn well(lists: Lists, options: Options) -> (Server, ReceivedState) {
     let server = Server::start(options).await.unwrap();
     server.apply(service("web")).unwrap();
-    let mut told = Told::with(server.url(), "node1", settings(lists)).await;
+    let mut told = ReceivedState::with(server.url(), "node1", settings(lists)).await;
     told.until_watched(&server).await;
     (server, told)
 }
 
 /// Reads the events that arrive within `time`.
-async fn listen(told: &mut Told, time: Duration) {
+async fn listen(told: &mut ReceivedState, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
         let rest = (end - Instant::now()).min(Duration::from_mins(1));
@@ -61,7 +61,7 @@ fn lists(requests: &[Request]) -> Vec<&Request> {
     requests.iter().filter(is_list).collect()
 }
 
-fn answered(requests: &[Request], asked: Asked, content_type: &str) -> bool {
+fn answered(requests: &[Request], asked: Purpose, content_type: &str) -> bool {
     let of = requests.iter().filter(|one| one.asked == asked);
     let mut answers = of.filter_map(|one| one.answer.as_ref());
     answers.all(|answer| answer.content_type == content_type)
@@ -137,17 +137,17 @@ async fn objects_are_requested_as_protobuf_or_as_configured() {
                 content_type,
                 ..settings(lists)
             };
-            let mut told = Told::with(server.url(), "node1", settings).await;
+            let mut told = ReceivedState::with(server.url(), "node1", settings).await;
             told.until_watched(&server).await;
             server.apply(service("new")).unwrap();
             told.until_services(&["new", "web"]).await;
             let requests = server.requests();
             assert!(requests.iter().all(|one| one.accept == accept));
             assert!(requests.iter().all(|one| one.accept_encoding == "gzip"));
-            assert!(answered(&requests, Asked::List, list), "{requests:?}");
-            assert!(answered(&requests, Asked::Watch, watch), "{requests:?}");
+            assert!(answered(&requests, Purpose::List, list), "{requests:?}");
+            assert!(answered(&requests, Purpose::Watch, watch), "{requests:?}");
             assert!(
-                answered(&requests, Asked::StreamedList, watch),
+                answered(&requests, Purpose::StreamedList, watch),
                 "{requests:?}"
             );
         }
@@ -160,7 +160,7 @@ async fn a_long_list_is_read_compressed_from_the_watch_cache() {
     for i in 0..1201 {
         server.apply(service(&format!("s{i}"))).unwrap();
     }
-    let mut told = Told::by(server.url(), "node1").await;
+    let mut told = ReceivedState::by(server.url(), "node1").await;
     told.until_listed().await;
     assert_eq!(services(&told.model).len(), 1201);
     let requests = server.requests();
@@ -185,7 +185,9 @@ async fn a_new_list_is_requested_at_the_last_seen_version() {
     server.apply(service("new")).unwrap();
     told.until_services(&["new", "web"]).await;
     let (version, before) = (server.version(), server.requests().len());
-    let rule = Rule::from(Fault::Expire).on(Asked::Watch).of(Kind::Service);
+    let rule = Rule::from(Fault::Expire)
+        .on(Purpose::Watch)
+        .of(Kind::Service);
     server.faults().add(rule.times(1));
     server.faults().cut();
     listen(&mut told, Duration::from_secs(30)).await;
@@ -237,7 +239,7 @@ async fn an_outdated_list_removes_no_object() {
     })
     .await
     .unwrap();
-    let mut told = Told::by(server.url(), "node1").await;
+    let mut told = ReceivedState::by(server.url(), "node1").await;
     told.until_services(&["web"]).await;
     told.until("no Service", |model| model.service_names().count() == 0)
         .await;
@@ -277,7 +279,7 @@ async fn many_refused_watches_do_not_cause_a_list() {
         for fault in faults.into_iter().chain(others) {
             let (server, mut told) = well(lists_are, Options::default()).await;
             let (before, told_before) = (server.requests().len(), told.log.len());
-            server.faults().add(Rule::from(fault).on(Asked::Watch));
+            server.faults().add(Rule::from(fault).on(Purpose::Watch));
             server.faults().cut();
             server.apply(service("new")).unwrap();
             listen(&mut told, Duration::from_mins(3)).await;
@@ -305,12 +307,14 @@ async fn a_streamed_list_is_requested_again_after_a_reconnect() {
             .iter()
             .filter(|one| one.path.ends_with("/services"));
         services
-            .filter(|one| one.asked == Asked::StreamedList)
+            .filter(|one| one.asked == Purpose::StreamedList)
             .count()
     };
     assert_eq!(streamed(&server.requests()), 1);
     let list_anew = || {
-        let rule = Rule::from(Fault::Expire).on(Asked::Watch).of(Kind::Service);
+        let rule = Rule::from(Fault::Expire)
+            .on(Purpose::Watch)
+            .of(Kind::Service);
         server.faults().add(rule.times(1));
         server.faults().cut();
     };
@@ -350,7 +354,7 @@ async fn a_temporary_refusal_does_not_disable_streamed_lists() {
             .faults()
             .add(Rule::from(fault).of(Kind::Service).times(1));
     }
-    let mut told = Told::streamed_by(server.url(), "node1").await;
+    let mut told = ReceivedState::streamed_by(server.url(), "node1").await;
     told.until_listed().await;
     assert_eq!(lists(&server.requests()).len(), 0);
 }
@@ -374,7 +378,7 @@ async fn a_compressed_streamed_list_is_decoded_object_by_object() {
                 content_type,
                 ..settings(Lists::Streamed)
             };
-            let mut told = Told::with(server.url(), "node1", settings).await;
+            let mut told = ReceivedState::with(server.url(), "node1", settings).await;
             told.until("all are listed", |model| {
                 model.is_complete() && model.service_count() == 300
             })
@@ -382,7 +386,7 @@ async fn a_compressed_streamed_list_is_decoded_object_by_object() {
             let requests = server.requests();
             let is_list = |one: &&Request| one.kind == Some(Kind::Service);
             let list = requests.iter().find(is_list).unwrap();
-            assert_eq!(list.asked, Asked::StreamedList);
+            assert_eq!(list.asked, Purpose::StreamedList);
             let is_packed = streamed_lists == StreamedLists::Compressed;
             let encoding = &list.answer.as_ref().unwrap().content_encoding;
             assert_eq!(encoding == "gzip", is_packed, "{list:?}");

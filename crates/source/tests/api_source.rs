@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use apiserver::{Options, Server, WatchCache};
 use common::scripted::Scripted;
-use common::{Told, name, services};
+use common::{ReceivedState, name, services};
 use futures::StreamExt as _;
 use proxy::{Event, Kind};
 use serde_json::{Value, json};
@@ -49,7 +49,7 @@ fn url(server: &Server) -> String {
     format!("http://{}", server.address())
 }
 
-fn endpoints(told: &Told, service: &str) -> Vec<String> {
+fn endpoints(told: &ReceivedState, service: &str) -> Vec<String> {
     let view = told.model.view(&name(service)).unwrap();
     view.slices()
         .flat_map(|slice| slice.endpoints.iter())
@@ -75,7 +75,7 @@ async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
     server.apply(headless).unwrap();
     server.apply(service("headless", "None")).unwrap();
 
-    let mut told = Told::with(url(&server), "node1", settings).await;
+    let mut told = ReceivedState::with(url(&server), "node1", settings).await;
     told.until_listed().await;
     assert!(told.model.is_whole());
     assert_eq!(services(&told.model), ["web"].into());
@@ -184,7 +184,7 @@ async fn a_long_list_without_watch_cache_is_read_in_pages() {
             ))
             .unwrap();
     }
-    let mut told = Told::by(url(&server), "node1").await;
+    let mut told = ReceivedState::by(url(&server), "node1").await;
     told.until_listed().await;
     assert_eq!(services(&told.model).len(), 1201);
     let pages = server
@@ -203,7 +203,7 @@ async fn a_restart_of_the_api_server_loses_no_object() {
     let address = server.address();
     server.apply(service("web", "10.96.0.10")).unwrap();
     server.apply(service("old", "10.96.0.11")).unwrap();
-    let mut told = Told::by(url(&server), "node1").await;
+    let mut told = ReceivedState::by(url(&server), "node1").await;
     told.until_listed().await;
 
     let cluster = server.cluster().clone();
@@ -260,7 +260,7 @@ async fn an_api_server_that_starts_later_is_found() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
     drop(listener);
-    let mut told = Told::by(format!("http://{address}"), "node1").await;
+    let mut told = ReceivedState::by(format!("http://{address}"), "node1").await;
     told.for_a_moment().await;
     assert_eq!(told.log, []);
     let server = Server::start(Options {
@@ -366,7 +366,7 @@ async fn an_invalid_object_keeps_its_last_known_state() {
     })
     .await
     .unwrap();
-    let mut told = Told::by(server.url(), "node1").await;
+    let mut told = ReceivedState::by(server.url(), "node1").await;
     told.until_listed().await;
     assert_eq!(services(&told.model), ["a", "b"].into());
     assert!(!told.model.is_whole(), "of `never`, nothing is known");
@@ -388,7 +388,7 @@ async fn an_object_without_a_name_makes_the_list_incomplete() {
     })
     .await
     .unwrap();
-    let mut told = Told::by(server.url(), "node1").await;
+    let mut told = ReceivedState::by(server.url(), "node1").await;
     told.until_listed().await;
     assert_eq!(services(&told.model), ["a"].into());
     assert!(!told.model.is_whole());
@@ -432,9 +432,9 @@ async fn keeps_what_it_knew(
     .await
     .unwrap();
     let mut told = if is_streamed {
-        Told::streamed_by(server.url(), "node1").await
+        ReceivedState::streamed_by(server.url(), "node1").await
     } else {
-        Told::by(server.url(), "node1").await
+        ReceivedState::by(server.url(), "node1").await
     };
     told.until_listed().await;
     is_well.store(false, Ordering::SeqCst);
@@ -497,7 +497,7 @@ async fn a_truncated_streamed_list_removes_no_object() {
     })
     .await
     .unwrap();
-    let mut told = Told::streamed_by(server.url(), "node1").await;
+    let mut told = ReceivedState::streamed_by(server.url(), "node1").await;
     told.until_services(&["a", "b"]).await;
     told.until("a third list", |_| count.load(Ordering::SeqCst) >= 2)
         .await;
@@ -532,7 +532,7 @@ async fn a_version_that_storage_cannot_read_causes_a_new_list() {
         })
         .await
         .unwrap();
-        let mut told = Told::by(server.url(), "node1").await;
+        let mut told = ReceivedState::by(server.url(), "node1").await;
         told.until_services(&["before"]).await;
         told.until_services(&["after"]).await;
         assert!(is_lost.load(Ordering::SeqCst));
@@ -552,7 +552,7 @@ async fn the_source_recovers_from_responses_that_are_not_http() {
         }
     });
     for scheme in ["http", "https"] {
-        let mut told = Told::by(format!("{scheme}://{address}"), "node1").await;
+        let mut told = ReceivedState::by(format!("{scheme}://{address}"), "node1").await;
         told.for_a_moment().await;
         assert_eq!(told.log, []);
     }
@@ -663,7 +663,7 @@ async fn a_configuration_error_fails_at_once() {
 #[tokio::test]
 async fn a_dropped_stream_sends_no_request() {
     let server = Server::start(Options::default()).await.unwrap();
-    let mut told = Told::by(url(&server), "node1").await;
+    let mut told = ReceivedState::by(url(&server), "node1").await;
     told.until_listed().await;
     drop(told);
     let cluster = server.cluster().clone();

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use apiserver::{Fault, Kind, Options, Rule, Server};
 use common::scripted::Scripted;
-use common::{Log, Told, until_said};
+use common::{Log, ReceivedState, until_said};
 use proxy::{IpFamily, Model};
 use serde_json::{Value, json};
 use source::{Api, ContentType, Lists, ServiceCidrs};
@@ -55,7 +55,7 @@ fn refuse(code: u16) -> Rule {
     Rule::from(fault).of(Kind::ServiceCidr)
 }
 
-async fn for_an_hour(told: &mut Told) {
+async fn for_an_hour(told: &mut ReceivedState) {
     for _ in 0..60 {
         let minute = Duration::from_mins(1);
         let _ = tokio::time::timeout(minute, told.until("never", |_| false)).await;
@@ -76,7 +76,7 @@ async fn service_cidrs_are_followed_on_request() {
             lists,
             ..asking()
         };
-        let mut told = Told::with(server.url(), "node1", settings).await;
+        let mut told = ReceivedState::with(server.url(), "node1", settings).await;
         // The fixture has a ServiceCIDR, like a new cluster.
         told.until("the first", |model| are(model, &["10.96.0.0/12"]))
             .await;
@@ -96,7 +96,7 @@ async fn service_cidrs_are_followed_on_request() {
 #[tokio::test(start_paused = true)]
 async fn service_cidrs_are_not_requested_by_default() {
     let server = Server::start(Options::default()).await.unwrap();
-    let mut told = Told::by(server.url(), "node1").await;
+    let mut told = ReceivedState::by(server.url(), "node1").await;
     told.until_watched(&server).await;
     assert_eq!(asked(&server), 0);
     assert_eq!(nets(&told.model, IpFamily::V4), None);
@@ -114,7 +114,7 @@ async fn an_api_server_without_service_cidrs_delays_no_list() {
         let (log, _guard) = Log::start();
         let server = Server::start(Options::default()).await.unwrap();
         server.faults().add(refuse(code));
-        let mut told = Told::with(server.url(), "node1", asking()).await;
+        let mut told = ReceivedState::with(server.url(), "node1", asking()).await;
         told.until("all else is listed, and these are not awaited", |model| {
             model.is_complete() && model.is_node_listed() && model.are_service_cidrs_listed()
         })
@@ -170,7 +170,7 @@ async fn unknown_paths_are_recognised_in_text_and_status_responses() {
         })
         .await
         .unwrap();
-        let mut told = Told::with(server.url(), "node1", asking()).await;
+        let mut told = ReceivedState::with(server.url(), "node1", asking()).await;
         told.until("nothing is awaited", |model| {
             model.is_complete() && model.are_service_cidrs_listed()
         })
@@ -190,7 +190,7 @@ async fn service_cidrs_stay_known_after_permission_is_lost() {
     // The log must be captured before the first line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
-    let mut told = Told::with(server.url(), "node1", asking()).await;
+    let mut told = ReceivedState::with(server.url(), "node1", asking()).await;
     told.until("the first", |model| are(model, &["10.96.0.0/12"]))
         .await;
     server.faults().add(refuse(403));
@@ -212,7 +212,7 @@ async fn service_cidrs_are_requested_at_once_after_the_servers_return() {
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
     server.faults().add(refuse(404));
-    let mut told = Told::with(server.url(), "node1", asking()).await;
+    let mut told = ReceivedState::with(server.url(), "node1", asking()).await;
     for_an_hour(&mut told).await;
     server.faults().clear();
     server.faults().add(Rule::from(Fault::Drop).times(4));

@@ -16,7 +16,7 @@ use std::path::Path;
 use apiserver::{Authority, Cluster, Identity, Options, Server, Tls};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use common::{Folder, Log, Told, services, until_said};
+use common::{Folder, Log, ReceivedState, services, until_said};
 use serde_json::{Value, json};
 use source::StartError;
 use source::api::Server as Source;
@@ -62,8 +62,8 @@ async fn source(kubeconfig: &Path) -> Result<Source, StartError> {
     common::server(Some(kubeconfig), None).await
 }
 
-async fn told(kubeconfig: &Path) -> Told {
-    Told::of(&source(kubeconfig).await.ok().unwrap(), "node1")
+async fn told(kubeconfig: &Path) -> ReceivedState {
+    ReceivedState::of(&source(kubeconfig).await.ok().unwrap(), "node1")
 }
 
 async fn is_served(kubeconfig: &Path) {
@@ -341,7 +341,7 @@ async fn the_master_flag_overrides_the_kubeconfig_with_an_ipv6_url() {
     // The kubeconfig's credentials stay in use.
     let elsewhere = folder.kubeconfig("https://192.0.2.1:6443", cluster, &user);
     let source = common::server(Some(&elsewhere), Some(&server.url())).await;
-    let mut told = Told::of(&source.ok().unwrap(), "node1");
+    let mut told = ReceivedState::of(&source.ok().unwrap(), "node1");
     told.until_services(&["web"]).await;
     let tokens = server.requests();
     assert!(

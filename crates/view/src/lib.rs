@@ -17,7 +17,7 @@ pub use services::{
 };
 pub use shown::shown;
 pub use status::{
-    Conflict, Draining, Drifted, Family, Feature, Limit, OFF, Refused, Source, State, Status,
+    Conflict, Draining, Drifted, Family, Feature, Limit, OFF, Refused, Source, Status, SyncState,
     Unreadable,
 };
 pub use top::{Rate, Top, TopEndpoint, TopPort};

@@ -53,7 +53,7 @@ pub struct Family {
     /// IP family: `IPv4` or `IPv6`.
     pub family: String,
     /// State of the family in one word.
-    pub state: State,
+    pub state: SyncState,
     /// Number of pending entries.
     pub pending: usize,
     /// Number of pending entries that the kernel rejected at the last attempt.
@@ -71,7 +71,7 @@ pub struct Family {
 /// The state of a family in a word.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum SyncState {
     /// The kernel does not have all initial Services yet.
     #[default]
     Starting,

@@ -19,7 +19,7 @@ use crate::status::Status;
 /// the same state. The state outlives its server, so that another server can start on it.
 #[derive(Debug, Clone)]
 pub struct Cluster {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<StoredCluster>>,
     /// The latest resource version. Each change wakes the watches, which read the history.
     changed: Arc<watch::Sender<u64>>,
 }
@@ -53,7 +53,7 @@ impl Cluster {
             .iter()
             .filter_map(|cidr| cidr.parse().ok())
             .collect();
-        let mut state = State {
+        let mut state = StoredCluster {
             version: 0,
             compacted: 0,
             history: options.history.max(1),
@@ -181,14 +181,14 @@ impl Cluster {
         state.compacted = state.version;
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, StoredCluster> {
         // Ignores poisoning: a panic of a test thread leaves the state valid, as every write is
         // atomic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Edits the state. Wakes the watches if the edit created a version.
-    pub(crate) fn write<T>(&self, edit: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn write<T>(&self, edit: impl FnOnce(&mut StoredCluster) -> T) -> T {
         let mut state = self.lock();
         let result = edit(&mut state);
         self.changed
@@ -252,7 +252,7 @@ fn describe(object: &Value) -> String {
 
 /// State behind the lock. [`crate::write`] has the writes.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct StoredCluster {
     pub(crate) version: u64,
     /// Version up to which the history is compacted.
     compacted: u64,
@@ -281,7 +281,7 @@ pub(crate) struct Page {
     pub(crate) last: Option<Key>,
 }
 
-impl State {
+impl StoredCluster {
     pub(crate) fn get(&self, kind: Kind, key: &Key) -> Option<Arc<Object>> {
         self.collections.get(&kind)?.objects.get(key).cloned()
     }

@@ -63,7 +63,7 @@ pub enum Fault {
 /// Purpose of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Asked {
+pub enum Purpose {
     /// A list, or its first page.
     List,
     /// A further page of a list.
@@ -82,7 +82,7 @@ pub enum Asked {
 pub struct Rule {
     fault: Fault,
     #[serde(rename = "on")]
-    asked: Option<Asked>,
+    asked: Option<Purpose>,
     #[serde(rename = "of")]
     kind: Option<Kind>,
     #[serde(rename = "times")]
@@ -92,7 +92,7 @@ pub struct Rule {
 impl Rule {
     /// Limits the rule to requests with this purpose.
     #[must_use]
-    pub fn on(self, asked: Asked) -> Self {
+    pub fn on(self, asked: Purpose) -> Self {
         Self {
             asked: Some(asked),
             ..self
@@ -172,7 +172,7 @@ impl Faults {
     }
 
     /// Returns the fault of a request.
-    pub(crate) fn meet(&self, asked: Asked, kind: Option<Kind>) -> Option<Fault> {
+    pub(crate) fn meet(&self, asked: Purpose, kind: Option<Kind>) -> Option<Fault> {
         let mut rules = self.lock();
         let rule = rules.iter_mut().find(|rule| {
             rule.left != Some(0)
@@ -315,16 +315,16 @@ mod tests {
     #[test]
     fn a_fault_rule_applies_to_its_requests_and_count() {
         let faults = Faults::new();
-        let rule = Rule::from(Fault::Drop).on(Asked::List).of(Kind::Service);
+        let rule = Rule::from(Fault::Drop).on(Purpose::List).of(Kind::Service);
         faults.add(rule.times(1));
-        assert_eq!(faults.meet(Asked::Watch, Some(Kind::Service)), None);
-        assert_eq!(faults.meet(Asked::List, Some(Kind::Node)), None);
-        let met = faults.meet(Asked::List, Some(Kind::Service));
+        assert_eq!(faults.meet(Purpose::Watch, Some(Kind::Service)), None);
+        assert_eq!(faults.meet(Purpose::List, Some(Kind::Node)), None);
+        let met = faults.meet(Purpose::List, Some(Kind::Service));
         assert_eq!(met, Some(Fault::Drop));
-        assert_eq!(faults.meet(Asked::List, Some(Kind::Service)), None);
+        assert_eq!(faults.meet(Purpose::List, Some(Kind::Service)), None);
         faults.add(Fault::Silence);
-        assert_eq!(faults.meet(Asked::Other, None), Some(Fault::Silence));
+        assert_eq!(faults.meet(Purpose::Other, None), Some(Fault::Silence));
         faults.clear();
-        assert_eq!(faults.meet(Asked::Other, None), None);
+        assert_eq!(faults.meet(Purpose::Other, None), None);
     }
 }

@@ -58,11 +58,11 @@ mod watch;
 mod write;
 
 pub use cluster::{ApplyError, Cluster};
-pub use faults::{Asked, Fault, Faults, Rule};
+pub use faults::{Fault, Faults, Purpose, Rule};
 pub use object::Recording;
 pub use options::{Options, StreamedLists, WatchCache};
 pub use proxy::{Proxy, ProxyOptions, Speaks};
-pub use request::{Answer, Credentials, Request};
+pub use request::{Credentials, LoggedResponse, Request};
 pub use resource::Kind;
 pub use server::Server;
 pub use status::Status;

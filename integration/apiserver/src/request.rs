@@ -10,7 +10,7 @@ use hyper::header::{
 };
 use serde_json::{Value, json};
 
-use crate::faults::Asked;
+use crate::faults::Purpose;
 use crate::resource::Kind;
 use crate::route::{Query, Target};
 
@@ -24,7 +24,7 @@ pub struct Request {
     /// The percent-encoded query. Empty without one.
     pub query: String,
     /// Purpose of the request.
-    pub asked: Asked,
+    pub asked: Purpose,
     /// Kind of the requested objects. `None` if the server does not have it.
     pub kind: Option<Kind>,
     /// Header `User-Agent`. Empty without it.
@@ -36,14 +36,14 @@ pub struct Request {
     /// Header `Authorization`. Empty without it.
     pub authorization: Credentials,
     /// The response. `None` before it, or if the server closed the connection without a response.
-    pub answer: Option<Answer>,
+    pub answer: Option<LoggedResponse>,
     /// Bytes sent in response so far, below TLS: headers and compressed body.
     pub sent_bytes: u64,
 }
 
 /// Response to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct LoggedResponse {
     /// The HTTP status code.
     pub code: u16,
     /// Header `Content-Type`.
@@ -105,22 +105,22 @@ impl Request {
 }
 
 /// Returns the purpose of a request, by which faults and counts distinguish requests.
-fn asked(method: &str, path: &str, query: &str) -> (Asked, Option<Kind>) {
+fn asked(method: &str, path: &str, query: &str) -> (Purpose, Option<Kind>) {
     let kind = match Target::parse(path) {
         Ok(Target::Collection { kind, .. }) if method == "GET" => kind,
         Ok(Target::Collection { kind, .. } | Target::Object { kind, .. }) => {
-            return (Asked::Other, Some(kind));
+            return (Purpose::Other, Some(kind));
         }
-        Err(_) => return (Asked::Other, None),
+        Err(_) => return (Purpose::Other, None),
     };
     let asked = match Query::parse(query) {
         Ok(query) if query.flag("watch") == Some(true) => match query.flag("sendInitialEvents") {
-            Some(true) => Asked::StreamedList,
-            _ => Asked::Watch,
+            Some(true) => Purpose::StreamedList,
+            _ => Purpose::Watch,
         },
-        Ok(query) if query.text("continue").is_empty() => Asked::List,
-        Ok(_) => Asked::NextPage,
-        Err(_) => Asked::Other,
+        Ok(query) if query.text("continue").is_empty() => Purpose::List,
+        Ok(_) => Purpose::NextPage,
+        Err(_) => Purpose::Other,
     };
     (asked, Some(kind))
 }
@@ -141,7 +141,7 @@ pub(crate) struct Log(Mutex<Vec<Arc<Entry>>>);
 #[derive(Debug)]
 pub(crate) struct Entry {
     request: Request,
-    answer: OnceLock<Answer>,
+    answer: OnceLock<LoggedResponse>,
     sent: AtomicU64,
 }
 
@@ -201,7 +201,7 @@ impl Entry {
     /// Records the response.
     pub(crate) fn answered<B>(&self, response: &hyper::Response<B>) {
         let text = |name| header(response.headers(), name).to_owned();
-        let answer = Answer {
+        let answer = LoggedResponse {
             code: response.status().as_u16(),
             content_type: text(&CONTENT_TYPE),
             content_encoding: text(&CONTENT_ENCODING),

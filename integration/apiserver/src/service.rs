@@ -27,7 +27,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::answer::{self, Body};
 use crate::cluster::Cluster;
-use crate::faults::{Asked, Fault, Faults, Rule};
+use crate::faults::{Fault, Faults, Purpose, Rule};
 use crate::list::{self, List};
 use crate::media::{Accepted, Coding, Media};
 use crate::meter::{Meter, Metered};
@@ -390,9 +390,9 @@ fn infallible(body: Body) -> SentBody {
 }
 
 /// Returns an error as a list or a watch reports it.
-fn told(asked: Asked, status: &Status, media: Media) -> Response<Body> {
+fn told(asked: Purpose, status: &Status, media: Media) -> Response<Body> {
     match asked {
-        Asked::Watch | Asked::StreamedList => answer::error_event(status, media),
+        Purpose::Watch | Purpose::StreamedList => answer::error_event(status, media),
         _ => answer::status(status, media),
     }
 }

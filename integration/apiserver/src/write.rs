@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use crate::cluster::State;
+use crate::cluster::StoredCluster;
 use crate::defaults;
 use crate::object::{Key, Object, Recording};
 use crate::resource::Kind;
 use crate::status::Status;
 
-impl State {
+impl StoredCluster {
     /// Implements [`crate::Cluster::apply`].
     pub(crate) fn apply(&mut self, mut object: Value) -> Result<Arc<Object>, Status> {
         let kind = kind_of(&object)?;

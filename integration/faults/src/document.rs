@@ -13,7 +13,7 @@ use crate::row::Row;
 
 /// The rows of one kernel.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Part {
+pub(crate) struct KernelRows {
     pub(crate) lane: String,
     pub(crate) kernel: String,
     pub(crate) rows: Vec<Row>,
@@ -38,7 +38,7 @@ limit. The command fails if a row breaks this promise.
 ";
 
 /// Returns the two lines that summarize all rows.
-fn summary(parts: &[Part]) -> String {
+fn summary(parts: &[KernelRows]) -> String {
     let rows = || parts.iter().flat_map(|part| &part.rows);
     let faults: BTreeSet<_> = rows().map(|row| &*row.fault).collect();
     let costly: BTreeSet<_> = rows()
@@ -98,11 +98,11 @@ fn table(rows: &[Row]) -> String {
 }
 
 /// Saves the rows of a lane. Keeps older rows of faults and modes that did not run now.
-pub(crate) fn keep(folder: &Path, part: &Part) -> Result<()> {
+pub(crate) fn keep(folder: &Path, part: &KernelRows) -> Result<()> {
     let file = folder.join(format!("{}.json", part.lane.replace(' ', "-")));
-    let mut kept: Part = match fs::read_to_string(&file) {
+    let mut kept: KernelRows = match fs::read_to_string(&file) {
         Ok(text) => serde_json::from_str(&text).with_context(|| format!("{}", file.display()))?,
-        Err(_) => Part::default(),
+        Err(_) => KernelRows::default(),
     };
     let is_of = |one: &Row, other: &Row| one.fault == other.fault && one.mode == other.mode;
     kept.rows
@@ -118,18 +118,18 @@ pub(crate) fn keep(folder: &Path, part: &Part) -> Result<()> {
 }
 
 /// Reads the saved results of all lanes.
-pub(crate) fn kept(folder: &Path) -> Result<Vec<Part>> {
+pub(crate) fn kept(folder: &Path) -> Result<Vec<KernelRows>> {
     let mut parts = Vec::new();
     for entry in fs::read_dir(folder)? {
         let text = fs::read_to_string(entry?.path())?;
-        parts.push(serde_json::from_str::<Part>(&text).context("what is kept")?);
+        parts.push(serde_json::from_str::<KernelRows>(&text).context("what is kept")?);
     }
     parts.sort_by(|one, other| one.lane.cmp(&other.lane));
     Ok(parts)
 }
 
 /// Returns the content of docs/faults.md.
-pub(crate) fn page(parts: &[Part]) -> String {
+pub(crate) fn page(parts: &[KernelRows]) -> String {
     let mut text = summary(parts) + HEAD;
     for part in parts {
         let _ = write!(
@@ -181,7 +181,7 @@ mod tests {
             mode: "ipvs".into(),
             ..Row::default()
         };
-        let part = Part {
+        let part = KernelRows {
             lane: "lane A".into(),
             kernel: "6.1".into(),
             rows: vec![row],

@@ -21,14 +21,14 @@ const OPEN: &str = "open, ";
 
 /// Path from a place to an address.
 #[derive(Debug, Clone)]
-pub(crate) struct Way {
+pub(crate) struct TrafficPath {
     pub(crate) from: Place,
     pub(crate) to: std::net::SocketAddr,
     /// Number of persistent connections.
     pub(crate) held: u16,
 }
 
-impl Way {
+impl TrafficPath {
     fn name(&self) -> String {
         format!("{} to {}", self.from.name(), self.to)
     }
@@ -66,18 +66,22 @@ pub(crate) struct Load(Traffic);
 
 impl Load {
     /// Starts the traffic. All paths must already work.
-    pub(crate) fn start(ways: &[Way]) -> Result<Self> {
+    pub(crate) fn start(ways: &[TrafficPath]) -> Result<Self> {
         Self::begin(ways, Counts::All)
     }
 
     /// Starts the traffic before the Service works. Results of a path count from its first reply
     /// on. Opens no persistent connections.
-    pub(crate) fn start_before(ways: &[Way]) -> Result<Self> {
-        let ways: Vec<Way> = ways.iter().cloned().map(|w| Way { held: 0, ..w }).collect();
+    pub(crate) fn start_before(ways: &[TrafficPath]) -> Result<Self> {
+        let ways: Vec<TrafficPath> = ways
+            .iter()
+            .cloned()
+            .map(|w| TrafficPath { held: 0, ..w })
+            .collect();
         Self::begin(&ways, Counts::FromFirstAnswer)
     }
 
-    fn begin(ways: &[Way], counts: Counts) -> Result<Self> {
+    fn begin(ways: &[TrafficPath], counts: Counts) -> Result<Self> {
         let mut traffic = Traffic::default();
         for (way, mut ports) in ways.iter().cloned().zip(ports()) {
             for port in ports.by_ref().take(way.held.into()) {

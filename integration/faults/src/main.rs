@@ -28,7 +28,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::Parser;
 use lab::Lane;
 
-use crate::document::Part;
+use crate::document::KernelRows;
 use crate::faults::{ALL, EVERY, Fault};
 use crate::mode::Mode;
 use crate::row::Row;
@@ -313,7 +313,7 @@ fn write_page(arguments: &Arguments) -> Result<()> {
 }
 
 /// Runs the chosen faults on a lane. Returns the rows, and whether all promises held.
-fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(Part, bool)> {
+fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(KernelRows, bool)> {
     let folder =
         std::env::temp_dir().join(format!("faults-{}-{:?}", std::process::id(), options.lane));
     fs::create_dir_all(&folder)?;
@@ -343,5 +343,5 @@ fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(Part, bool)
         !rows.is_empty() || status == 0,
         "nothing was run on {lane}: the guest ended with {status}"
     );
-    Ok((Part { lane, kernel, rows }, status == 0))
+    Ok((KernelRows { lane, kernel, rows }, status == 0))
 }

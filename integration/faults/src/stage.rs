@@ -11,7 +11,7 @@ use lab::Transport;
 use scenarios::{ApiServer, Cluster, FIRST_TRY, METRICS, Service, at, get, tcp};
 
 use crate::churn::{Churn, slice};
-use crate::load::{Account, Load, Way};
+use crate::load::{Account, Load, TrafficPath};
 use crate::mode::Mode;
 use crate::row::Row;
 
@@ -242,8 +242,8 @@ impl<'a> Stage<'a> {
 
     /// Returns the paths of the traffic: from a pod to the ClusterIP in both families, from outside
     /// to the node port and the load balancer, and from the node itself.
-    pub(crate) fn ways(&self) -> Vec<Way> {
-        let way = |from: &lab::Place, to, held| Way {
+    pub(crate) fn ways(&self) -> Vec<TrafficPath> {
+        let way = |from: &lab::Place, to, held| TrafficPath {
             from: from.clone(),
             to: at(to),
             held,

@@ -13,10 +13,10 @@ const STALL: Duration = Duration::from_millis(150);
 
 /// Sum of all stalls. A thread that only sleeps measures them. Clones share the sum.
 #[derive(Debug, Clone)]
-pub(crate) struct Meter(Arc<Mutex<State>>);
+pub(crate) struct Meter(Arc<Mutex<StallTimes>>);
 
 #[derive(Debug)]
-struct State {
+struct StallTimes {
     /// Sum of the delays above [`STALL`].
     sum: Duration,
     longest: Duration,
@@ -26,7 +26,7 @@ struct State {
 
 impl Default for Meter {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(StallTimes {
             sum: Duration::ZERO,
             longest: Duration::ZERO,
             seen: Instant::now(),
@@ -55,7 +55,7 @@ impl Meter {
         self.state().longest
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StallTimes> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -73,7 +73,7 @@ pub fn less_stalls(work: impl FnOnce() -> anyhow::Result<Duration>) -> anyhow::R
     Ok(took.saturating_sub(meter.so_far()))
 }
 
-impl State {
+impl StallTimes {
     fn late(&self) -> Duration {
         self.seen.elapsed().saturating_sub(TICK)
     }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn each_stall_is_counted_once() {
-        let mut state = State {
+        let mut state = StallTimes {
             sum: Duration::ZERO,
             longest: Duration::ZERO,
             seen: Instant::now()

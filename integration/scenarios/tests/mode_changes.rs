@@ -18,7 +18,7 @@ use scenarios::{
 };
 
 /// A form of a mode, with the kernel state that it leaves when it ends.
-struct Way {
+struct ModeForm {
     /// Name in the names of tests.
     name: &'static str,
     flags: &'static [&'static str],
@@ -34,31 +34,31 @@ const DEVICE: &str = "dev kube-ipvs0";
 const SET: &str = "create KUBE-CLUSTER-IP";
 const MATCH: &str = "-m set --match-set KUBE-CLUSTER-IP";
 
-const IPVS: Way = Way {
+const IPVS: ModeForm = ModeForm {
     name: "ipvs",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=upstream"],
     marks: &[DEVICE, SET, MATCH, "for masquerade purpose"],
     is_by_conntrack: false,
 };
-const LEAN: Way = Way {
+const LEAN: ModeForm = ModeForm {
     name: "lean",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=lean"],
     marks: &[DEVICE, SET, MATCH],
     is_by_conntrack: false,
 };
-const IPVS_NFTABLES: Way = Way {
+const IPVS_NFTABLES: ModeForm = ModeForm {
     name: "ipvs_nftables",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
     marks: &[DEVICE, "kube-proxy-ipvs\n"],
     is_by_conntrack: false,
 };
-const IPTABLES: Way = Way {
+const IPTABLES: ModeForm = ModeForm {
     name: "iptables",
     flags: &["--proxy-mode=iptables"],
     marks: &[":KUBE-SVC-"],
     is_by_conntrack: true,
 };
-const NFTABLES: Way = Way {
+const NFTABLES: ModeForm = ModeForm {
     name: "nftables",
     flags: &["--proxy-mode=nftables"],
     marks: &[
@@ -68,7 +68,7 @@ const NFTABLES: Way = Way {
     ],
     is_by_conntrack: true,
 };
-const NFTABLES_FLAT: Way = Way {
+const NFTABLES_FLAT: ModeForm = ModeForm {
     name: "nftables_flat",
     flags: &["--proxy-mode=nftables", "--nftables-layout=flat"],
     marks: &[
@@ -78,7 +78,7 @@ const NFTABLES_FLAT: Way = Way {
     ],
     is_by_conntrack: true,
 };
-const ALL: [&Way; 6] = [
+const ALL: [&ModeForm; 6] = [
     &IPVS,
     &LEAN,
     &IPVS_NFTABLES,
@@ -185,7 +185,7 @@ fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
 const INNER: [&str; 2] = ["10.96.0.11:80", "[fd96::11]:80"];
 
 /// Changes modes with enough Services for a slow first sync. The Services with traffic come last.
-fn among_many(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
+fn among_many(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
     let mut crowd = String::new();
     for number in 0..CROWD {
         let (high, low) = (number / 250, number % 250 + 1);
@@ -200,7 +200,7 @@ fn among_many(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
     there_and_back(c, one, other)
 }
 
-fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
+fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
     set_up(c)?;
     c.start(one.flags)?;
     is_alone(c, one)?;
@@ -261,7 +261,7 @@ fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
 
 /// Checks that all marks of a form are present, and that at least one mark of every other form is
 /// missing.
-fn is_alone(c: &Cluster, way: &Way) -> Outcome {
+fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
     let mut wrong = String::new();
     let waited = c.until("one mode alone", || {
         wrong.clear();

@@ -31,38 +31,38 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status
 const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
 
 /// A form of a mode.
-struct Way {
+struct ModeForm {
     flags: &'static [&'static str],
     /// Part of the output of [`held`] while the form is active.
     mark: &'static str,
 }
 
-const USERSPACE: Way = Way {
+const USERSPACE: ModeForm = ModeForm {
     flags: &["--proxy-mode=userspace"],
     mark: "table ip kube-proxy-userspace\n",
 };
 /// Userspace mode without nf_tables.
-const USERSPACE_LEGACY: Way = Way {
+const USERSPACE_LEGACY: ModeForm = ModeForm {
     flags: &["--proxy-mode=userspace"],
     mark: "-A KUBE-PORTALS-CONTAINER ",
 };
-const USERSPACE_IPTABLES: Way = Way {
+const USERSPACE_IPTABLES: ModeForm = ModeForm {
     flags: &["--proxy-mode=userspace", "--iptables-backend=nft"],
     mark: "-A KUBE-PORTALS-CONTAINER ",
 };
-const IPTABLES: Way = Way {
+const IPTABLES: ModeForm = ModeForm {
     flags: &["--proxy-mode=iptables"],
     mark: ":KUBE-SVC-",
 };
-const IPVS: Way = Way {
+const IPVS: ModeForm = ModeForm {
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=upstream"],
     mark: "-m set --match-set KUBE-CLUSTER-IP",
 };
-const IPVS_NFTABLES: Way = Way {
+const IPVS_NFTABLES: ModeForm = ModeForm {
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
     mark: "table ip kube-proxy-ipvs\n",
 };
-const NFTABLES: Way = Way {
+const NFTABLES: ModeForm = ModeForm {
     flags: &["--proxy-mode=nftables"],
     mark: "table ip kube-proxy\n",
 };
@@ -163,7 +163,7 @@ fn held(c: &Cluster) -> anyhow::Result<String> {
 }
 
 /// Waits until the state of one form is present, and that of another form is gone.
-fn until_alone(c: &Cluster, way: &Way, other: &Way) -> Outcome {
+fn until_alone(c: &Cluster, way: &ModeForm, other: &ModeForm) -> Outcome {
     let waited = c.until("one way alone", || {
         let held = held(c)?;
         Ok(held.contains(way.mark) && !held.contains(other.mark))
@@ -174,7 +174,7 @@ fn until_alone(c: &Cluster, way: &Way, other: &Way) -> Outcome {
     })
 }
 
-fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
+fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
     set_up(c)?;
     c.start(one.flags)?;
     is_served(c)?;
@@ -188,7 +188,7 @@ fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
 }
 
 /// Redirects to an ended process are disabled even before all objects are known.
-fn with_a_broken_object(c: &mut Cluster, userspace: &Way, other: &Way) -> Outcome {
+fn with_a_broken_object(c: &mut Cluster, userspace: &ModeForm, other: &ModeForm) -> Outcome {
     set_up(c)?;
     c.start(userspace.flags)?;
     is_served(c)?;

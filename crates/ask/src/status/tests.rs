@@ -14,7 +14,7 @@ fn status() -> Status {
         healthy: true,
         families: vec![Family {
             family: "IPv4".to_owned(),
-            state: State::Synced,
+            state: SyncState::Synced,
             updated_seconds_ago: Some(2.0),
             ..Family::default()
         }],
@@ -36,7 +36,7 @@ fn the_status_of_a_healthy_node_is_a_few_lines() {
         render(&status(), false, false),
         "Node      node1\n\
          Mode      ipvs (scheduler rr)\n\
-         State     ready, healthy\n\
+         SyncState     ready, healthy\n\
          Version   kube-proxy-ipvs 0.1.0 (Kubernetes v1.37.0), since 2026-01-01T00:00:00Z\n\
          Source    manifests in /m: 2 Services, 3 EndpointSlices\n\
          \n\
@@ -131,8 +131,8 @@ fn a_status_problem_causes_exit_status_1() {
         |status| status.ready = false,
         |status| status.healthy = false,
         |status| status.source.whole = false,
-        |status| status.families[0].state = State::Failing,
-        |status| status.families[0].state = State::Stuck,
+        |status| status.families[0].state = SyncState::Failing,
+        |status| status.families[0].state = SyncState::Stuck,
         |status| status.families[0].failing = 1,
         |status| status.errors.push(Refused::default()),
     ];
@@ -142,7 +142,7 @@ fn a_status_problem_causes_exit_status_1() {
         assert!(!is_well(&status), "{number}");
     }
     let mut syncing = status();
-    (syncing.families[0].state, syncing.families[0].pending) = (State::Syncing, 3);
+    (syncing.families[0].state, syncing.families[0].pending) = (SyncState::Syncing, 3);
     assert!(is_well(&syncing), "syncing is no problem");
 }
 

@@ -6,9 +6,9 @@ use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector};
 use view::AddressKind;
 
-use super::{Hop, Routing, Sender, Way};
+use super::{Hop, PacketOrigin, Routing, Sender};
 use crate::asked::From;
-use crate::objects::{Objects, Place};
+use crate::objects::{Objects, ServicePortAddress};
 
 /// Documentation addresses, which no host has (RFC 5737).
 const NOBODYS: [Ipv4Addr; 3] = [
@@ -30,7 +30,7 @@ pub(super) struct Cast<'a, 'r> {
     pub(super) objects: &'a Objects,
     pub(super) routing: &'r dyn Routing,
     pub(super) to: SocketAddr,
-    pub(super) of: Option<Place<'a>>,
+    pub(super) of: Option<ServicePortAddress<'a>>,
 }
 
 impl Cast<'_, '_> {
@@ -40,7 +40,7 @@ impl Cast<'_, '_> {
             From::Node => Ok(vec![Sender {
                 words: "this node".to_owned(),
                 who: "this node".to_owned(),
-                way: Way::Made(None),
+                way: PacketOrigin::Made(None),
                 is_here: true,
                 has_service_address: false,
                 stranger: None,
@@ -74,14 +74,14 @@ impl Cast<'_, '_> {
 
     /// Returns the first endpoint on this node that receives traffic.
     fn local_endpoint(&self) -> Option<IpAddr> {
-        let endpoints = self.of.iter().flat_map(Place::endpoints);
+        let endpoints = self.of.iter().flat_map(ServicePortAddress::endpoints);
         let mut own = endpoints
             .filter(|(_, endpoint)| endpoint.local && (endpoint.cluster || endpoint.local_policy));
         own.next().map(|(at, _)| at.ip())
     }
 
     fn is_endpoint(&self, address: IpAddr) -> bool {
-        let mut endpoints = self.of.iter().flat_map(Place::endpoints);
+        let mut endpoints = self.of.iter().flat_map(ServicePortAddress::endpoints);
         endpoints.any(|(at, _)| at.ip() == address)
     }
 
@@ -132,7 +132,7 @@ impl Cast<'_, '_> {
             words,
             who,
             stranger: self.stranger(&hop.interface, address),
-            way: Way::Comes(hop.interface, address),
+            way: PacketOrigin::Comes(hop.interface, address),
             is_here: true,
             has_service_address: false,
         })
@@ -156,7 +156,7 @@ impl Cast<'_, '_> {
             return Ok(Sender {
                 words: format!("this node, from {address}"),
                 who: format!("this node, from {address},"),
-                way: Way::Made(Some(address)),
+                way: PacketOrigin::Made(Some(address)),
                 is_here: true,
                 has_service_address: false,
                 stranger: None,
@@ -179,7 +179,7 @@ impl Cast<'_, '_> {
             } else {
                 None
             },
-            way: Way::Comes(hop.interface, address),
+            way: PacketOrigin::Comes(hop.interface, address),
         })
     }
 
@@ -217,12 +217,12 @@ impl Cast<'_, '_> {
     fn balancer(&self, address: IpAddr) -> Result<Sender, String> {
         let who = format!("{address}, which this node has as a Service's address too,");
         let outside = self.outsider(Some(self.nobody()), &who, "")?;
-        let Way::Comes(interface, _) = outside.way else {
+        let PacketOrigin::Comes(interface, _) = outside.way else {
             return Ok(outside);
         };
         Ok(Sender {
             words: format!("outside {address}, by {interface}"),
-            way: Way::Comes(interface, address),
+            way: PacketOrigin::Comes(interface, address),
             has_service_address: true,
             stranger: None,
             who,
@@ -321,7 +321,7 @@ impl Cast<'_, '_> {
         let sender = |words: String, interface: String, address: IpAddr| Sender {
             words,
             who: who.to_owned(),
-            way: Way::Comes(interface, address),
+            way: PacketOrigin::Comes(interface, address),
             is_here: false,
             has_service_address: false,
             stranger: None,
@@ -369,7 +369,7 @@ impl Cast<'_, '_> {
     }
 }
 
-fn is_balanced(place: &Place<'_>) -> bool {
+fn is_balanced(place: &ServicePortAddress<'_>) -> bool {
     place.address.kind == AddressKind::LoadBalancerIp
 }
 

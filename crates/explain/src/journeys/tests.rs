@@ -88,13 +88,13 @@ fn objects(source_ranges: &[&str], endpoints: Vec<Endpoint>) -> Objects {
 /// Returns the planned packets as texts, such as `pod 10.244.1.253 on this node to 10.96.0.10:80
 /// (cbr0 10.244.1.253)`.
 fn told(to: &str, from: &str, objects: &Objects) -> Vec<String> {
-    let asked = Asked::parse(to, from, "default").unwrap();
+    let asked = TraceRequest::parse(to, from, "default").unwrap();
     let journeys = plan(&asked, objects, &Node);
     let planned = journeys.planned.iter().map(|one| {
         let way = match &one.sender.way {
-            Way::Made(None) => "made".to_owned(),
-            Way::Made(Some(address)) => format!("made {address}"),
-            Way::Comes(interface, address) => format!("{interface} {address}"),
+            PacketOrigin::Made(None) => "made".to_owned(),
+            PacketOrigin::Made(Some(address)) => format!("made {address}"),
+            PacketOrigin::Comes(interface, address) => format!("{interface} {address}"),
         };
         format!("{} to {} ({way})", one.sender.words, one.to)
     });
@@ -200,12 +200,12 @@ fn a_named_sender_is_classified_by_its_address() {
 #[test]
 fn a_sender_with_a_service_address_comes_from_outside() {
     let objects = objects(&[], vec![endpoint("10.244.1.5:8080", true)]);
-    let asked = Asked::parse("172.35.0.100:30080", "192.0.2.20", "default").unwrap();
+    let asked = TraceRequest::parse("172.35.0.100:30080", "192.0.2.20", "default").unwrap();
     let journeys = plan(&asked, &objects, &Node);
     let [planned] = &*journeys.planned else {
         panic!("{journeys:?}");
     };
-    let way = Way::Comes("eth0".to_owned(), "192.0.2.20".parse().unwrap());
+    let way = PacketOrigin::Comes("eth0".to_owned(), "192.0.2.20".parse().unwrap());
     assert_eq!(planned.sender.way, way);
     assert!(planned.sender.has_service_address && !planned.sender.is_here);
 }
@@ -217,7 +217,7 @@ fn an_undetected_pod_is_reported_with_the_flag_to_set() {
         let mut objects = objects(&[], Vec::new());
         objects.mode = Some(mode.to_owned());
         objects.node.detectors = vec![(IpFamily::V4, detector)];
-        let asked = Asked::parse("192.0.2.10:80", "10.244.1.99", "default").unwrap();
+        let asked = TraceRequest::parse("192.0.2.10:80", "10.244.1.99", "default").unwrap();
         let mut planned = plan(&asked, &objects, &Node).planned;
         planned.remove(0).sender.stranger
     };
@@ -315,7 +315,7 @@ fn without_known_networks_example_senders_are_near_the_node() {
             .to_vec(),
         ..OwnNode::default()
     };
-    let asked = Asked::parse("192.0.2.10:80", "", "default").unwrap();
+    let asked = TraceRequest::parse("192.0.2.10:80", "", "default").unwrap();
     let journeys = plan(&asked, &objects, &Alone);
     let words = journeys.planned.iter();
     let words: Vec<&str> = words.map(|planned| &*planned.sender.words).collect();

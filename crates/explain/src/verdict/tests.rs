@@ -29,7 +29,7 @@ fn failed(fate: Fate, chance: f64, place: &str, entry: &str, origin: &str) -> Wa
     }
 }
 
-fn pod(of: Option<Place<'_>>) -> Planned<'_> {
+fn pod(of: Option<ServicePortAddress<'_>>) -> Planned<'_> {
     Planned {
         sender: Sender {
             words: "pod 10.244.1.9 on this node".to_owned(),
@@ -37,7 +37,7 @@ fn pod(of: Option<Place<'_>>) -> Planned<'_> {
             is_here: true,
             has_service_address: false,
             stranger: None,
-            way: Way::Comes("cbr0".to_owned(), "10.244.1.9".parse().unwrap()),
+            way: PacketOrigin::Comes("cbr0".to_owned(), "10.244.1.9".parse().unwrap()),
         },
         to: "10.96.0.9:80".parse().unwrap(),
         protocol: proxy::Protocol::Tcp,

@@ -6,7 +6,7 @@ use view::{Address, Port, Service};
 
 use super::*;
 use crate::MODES;
-use crate::journeys::{Hop, Routing, Sender, Way};
+use crate::journeys::{Hop, PacketOrigin, Routing, Sender};
 use crate::objects::Objects;
 
 /// A node whose pods have addresses in 10.244.1.0/24.
@@ -38,7 +38,7 @@ impl Answers for Node {
     }
 }
 
-fn planned(way: Way) -> Planned<'static> {
+fn planned(way: PacketOrigin) -> Planned<'static> {
     Planned {
         sender: Sender {
             words: "somebody".to_owned(),
@@ -64,8 +64,8 @@ fn packet(source: &str, to: &str) -> Packet {
     packet
 }
 
-fn from_pod(source: &str) -> Way {
-    Way::Comes("cbr0".to_owned(), source.parse().unwrap())
+fn from_pod(source: &str) -> PacketOrigin {
+    PacketOrigin::Comes("cbr0".to_owned(), source.parse().unwrap())
 }
 
 fn serving(endpoints: &[&str], sources: Option<&str>) -> Relayed {
@@ -118,7 +118,7 @@ fn walks(
     told(followed, planned, &around)
 }
 
-fn walk(packet: &Packet, fate: Found, way: Way) -> Walk {
+fn walk(packet: &Packet, fate: Found, way: PacketOrigin) -> Walk {
     walks(&followed(packet, fate), &planned(way), None).remove(0)
 }
 
@@ -170,7 +170,7 @@ fn lost_replies_are_reported() {
         let objects = objects(kind);
         let planned = Planned {
             of: objects.places().next(),
-            ..planned(Way::Made(None))
+            ..planned(PacketOrigin::Made(None))
         };
         let packet = packet("10.96.0.9", endpoint);
         walks(&followed(&packet, Found::Delivered), &planned, None).remove(0)
@@ -285,13 +285,13 @@ fn the_fate_of_a_reply_through_another_node_is_unknown() {
             is_here: false,
             has_service_address: false,
             stranger: None,
-            ..planned(Way::Made(None)).sender
+            ..planned(PacketOrigin::Made(None)).sender
         },
-        ..planned(Way::Comes("eth0".to_owned(), packet.source))
+        ..planned(PacketOrigin::Comes("eth0".to_owned(), packet.source))
     };
     let outside = Planned {
         sender: Sender {
-            way: Way::Comes("eth0".to_owned(), packet.source),
+            way: PacketOrigin::Comes("eth0".to_owned(), packet.source),
             ..outside.sender
         },
         ..outside

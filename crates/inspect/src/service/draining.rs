@@ -7,15 +7,15 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use proxy::{DrainingEndpoint, ServicePortName};
-use service_counters::{At, Count, Counted};
+use service_counters::{At, Count, CounterSamples};
 use view::{Condition, Drain, Endpoint};
 
 use crate::question::Ground;
 
 /// Draining endpoints and endpoints with connections, by address or Service port.
-pub(super) struct Held<'a> {
-    counted: &'a Counted,
-    drains: HashMap<At, Vec<Known<'a>>>,
+pub(super) struct HeldEndpoints<'a> {
+    counted: &'a CounterSamples,
+    drains: HashMap<At, Vec<ReportedDrain<'a>>>,
     /// Destinations of virtual servers.
     destinations: HashMap<At, Vec<SocketAddr>>,
     /// Endpoints with connections of the relay.
@@ -23,7 +23,7 @@ pub(super) struct Held<'a> {
 }
 
 /// A draining endpoint that the mode reports.
-struct Known<'a> {
+struct ReportedDrain<'a> {
     endpoint: SocketAddr,
     drain: &'a DrainingEndpoint,
     limit: Option<Duration>,
@@ -37,8 +37,8 @@ enum By {
     Relay,
 }
 
-impl<'a> Held<'a> {
-    pub(super) fn new(ground: &'a Ground, counted: &'a Counted) -> Self {
+impl<'a> HeldEndpoints<'a> {
+    pub(super) fn new(ground: &'a Ground, counted: &'a CounterSamples) -> Self {
         let mut held = Self {
             counted,
             drains: HashMap::new(),
@@ -47,12 +47,15 @@ impl<'a> Held<'a> {
         };
         for of in &ground.families {
             for drain in &of.drains.first {
-                held.drains.entry(drain.at).or_default().push(Known {
-                    endpoint: SocketAddr::new(drain.target.ip, drain.target.port),
-                    drain,
-                    limit: of.drains.limit,
-                    now: of.now,
-                });
+                held.drains
+                    .entry(drain.at)
+                    .or_default()
+                    .push(ReportedDrain {
+                        endpoint: SocketAddr::new(drain.target.ip, drain.target.port),
+                        drain,
+                        limit: of.drains.limit,
+                        now: of.now,
+                    });
             }
         }
         for ((at, endpoint), of) in &counted.endpoints {
@@ -143,16 +146,16 @@ impl<'a> Held<'a> {
             let mut of = self.drains.get(at)?.iter();
             of.find(|known| known.endpoint == socket)
         };
-        let drains: Vec<(At, &Known<'_>)> =
+        let drains: Vec<(At, &ReportedDrain<'_>)> =
             at.iter().filter_map(|at| Some((*at, known(at)?))).collect();
         if drains.is_empty() {
             return None;
         }
-        let ago = |known: &Known<'_>| {
+        let ago = |known: &ReportedDrain<'_>| {
             let since = known.drain.since?;
             Some(known.now.saturating_duration_since(since))
         };
-        let left = |known: &Known<'_>| Some(known.limit?.saturating_sub(ago(known)?));
+        let left = |known: &ReportedDrain<'_>| Some(known.limit?.saturating_sub(ago(known)?));
         // A drain without a limit at one address has no limit overall.
         let ends = drains.iter().map(|(_, known)| left(known));
         let ends = ends.collect::<Option<Vec<_>>>();

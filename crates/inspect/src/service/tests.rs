@@ -112,7 +112,7 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
         connections,
         ..Count::default()
     };
-    let mut counted = Counted::default();
+    let mut counted = CounterSamples::default();
     for (text, connections) in [
         ("10.96.0.1:80", 5),
         ("172.35.0.100:30080", 2),
@@ -138,7 +138,7 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
          "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-1"}, "nodeName": "n2"}]}]}"#;
     let places = EndpointPlaces::from_list(list).unwrap();
     let ground = ground();
-    let seen = Seen::new(&ground, &counted, &places);
+    let seen = ServiceContext::new(&ground, &counted, &places);
     let told = seen.service(
         &web(),
         Detail {
@@ -216,7 +216,7 @@ fn counters_without_an_address_are_shown_at_the_port() {
         connections: 3,
         ..Count::default()
     };
-    let mut counted = Counted::default();
+    let mut counted = CounterSamples::default();
     counted.ports.insert(name("http"), count);
     let of = OfAddress {
         count,
@@ -224,7 +224,7 @@ fn counters_without_an_address_are_shown_at_the_port() {
     };
     counted.addresses.insert(at("0.0.0.0:30080"), of);
     let (ground, nowhere) = (ground(), EndpointPlaces::default());
-    let seen = Seen::new(&ground, &counted, &nowhere);
+    let seen = ServiceContext::new(&ground, &counted, &nowhere);
     let told = seen.service(
         &web(),
         Detail {
@@ -262,7 +262,7 @@ fn draining_endpoints_outside_the_slices_are_listed() {
         limit: Some(Duration::from_mins(5)),
         ..proxy::Drains::default()
     };
-    let mut counted = Counted::default();
+    let mut counted = CounterSamples::default();
     for (last, weight, active, inactive) in [
         (1, 1, 5, 0),
         (3, 0, 1, 0),
@@ -283,7 +283,7 @@ fn draining_endpoints_outside_the_slices_are_listed() {
         counted.endpoints.insert((at("10.96.0.1:80"), endpoint), of);
     }
     let nowhere = EndpointPlaces::default();
-    let seen = Seen::new(&ground, &counted, &nowhere);
+    let seen = ServiceContext::new(&ground, &counted, &nowhere);
     let told = seen.service(
         &web(),
         Detail {
@@ -339,7 +339,7 @@ fn draining_endpoints_outside_the_slices_are_listed() {
 /// Another program, such as keepalived, has a virtual server at an address of a Service.
 #[test]
 fn counters_of_foreign_virtual_servers_are_not_attributed_to_services() {
-    let mut counted = Counted::default();
+    let mut counted = CounterSamples::default();
     let of = OfAddress {
         scheduler: Some("wrr".to_owned()),
         count: Count {
@@ -357,7 +357,7 @@ fn counters_of_foreign_virtual_servers_are_not_attributed_to_services() {
     let mut ground = ground();
     let taken = ServiceAddress::new([10, 96, 0, 1].into(), 80, Protocol::Tcp);
     ground.families[0].held_by_others.insert(taken);
-    let told = Seen::new(&ground, &counted, &EndpointPlaces::default()).service(
+    let told = ServiceContext::new(&ground, &counted, &EndpointPlaces::default()).service(
         &web(),
         Detail {
             has_endpoints: true,
@@ -375,7 +375,7 @@ fn counters_of_foreign_virtual_servers_are_not_attributed_to_services() {
 
 #[test]
 fn endpoints_with_open_relay_connections_are_listed() {
-    let mut counted = Counted::default();
+    let mut counted = CounterSamples::default();
     for (last, active) in [(1, 4), (3, 1), (7, 2), (8, 0)] {
         let count = Count {
             connections: 9,
@@ -388,7 +388,7 @@ fn endpoints_with_open_relay_connections_are_listed() {
             .insert((name("http"), endpoint), count);
     }
     let (ground, nowhere) = (ground(), EndpointPlaces::default());
-    let seen = Seen::new(&ground, &counted, &nowhere);
+    let seen = ServiceContext::new(&ground, &counted, &nowhere);
     let told = seen.service(
         &web(),
         Detail {

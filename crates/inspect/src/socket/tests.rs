@@ -14,7 +14,7 @@ use super::*;
 /// Socket addresses that no other test uses. Dropping the value removes the folder.
 struct Own {
     root: PathBuf,
-    places: Places,
+    places: SocketLocations,
 }
 
 impl Own {
@@ -22,7 +22,7 @@ impl Own {
         let name = format!("kube-proxy-ipvs-test-{}-{of}", std::process::id());
         let root = env::temp_dir().join(&name);
         fs::create_dir_all(&root).unwrap();
-        let places = Places::of(&root.join("inspect"), &name);
+        let places = SocketLocations::of(&root.join("inspect"), &name);
         Self { root, places }
     }
 
@@ -30,7 +30,7 @@ impl Own {
     fn abstract_only(of: &str) -> Self {
         let mut own = Self::new(of);
         fs::write(own.root.join("file"), "").unwrap();
-        own.places = Places::of(&own.root.join("file/inspect"), &own.name());
+        own.places = SocketLocations::of(&own.root.join("file/inspect"), &own.name());
         own
     }
 
@@ -51,7 +51,7 @@ fn echo(head: &Parts) -> http_server::Answer {
 }
 
 /// Returns the whole response to a request. Blocks on a separate thread.
-async fn ask(places: &Places, path: &str) -> io::Result<String> {
+async fn ask(places: &SocketLocations, path: &str) -> io::Result<String> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let places = places.clone();
     let asked = tokio::task::spawn_blocking(move || {
@@ -92,7 +92,7 @@ async fn without_a_socket_folder_the_abstract_socket_is_used() {
     let own = Own::abstract_only("abstract");
     let _server = start(own.places.clone(), echo);
     // The client runs the same program as the server.
-    let places = Places::of(&own.root.join("none"), &own.name());
+    let places = SocketLocations::of(&own.root.join("none"), &own.name());
     let answer = ask(&places, "/a").await.unwrap();
     assert!(answer.ends_with("\r\n\r\n/a"), "{answer}");
 }
@@ -117,12 +117,12 @@ async fn a_foreign_program_at_the_abstract_socket_is_named() {
         .unwrap()
         .read_exact(&mut [0])
         .unwrap();
-    let places = Places::of(&own.root.join("none"), &own.name());
+    let places = SocketLocations::of(&own.root.join("none"), &own.name());
     let refused = places.connect().unwrap_err().to_string();
     // A daemon that finds the name bound does not report another kube-proxy either.
     let taken = listen_words(&own.places);
     // The daemon serves in its folder, so the process with the abstract name does not matter.
-    let with_folder = Places::of(&own.root.join("inspect"), &own.name());
+    let with_folder = SocketLocations::of(&own.root.join("inspect"), &own.name());
     let server = start(with_folder.clone(), echo);
     let answer = ask(&with_folder, "/a").await;
     drop(server);
@@ -138,7 +138,7 @@ async fn a_foreign_program_at_the_abstract_socket_is_named() {
     assert!(answer.unwrap().ends_with("\r\n\r\n/a"));
 }
 
-fn listen_words(places: &Places) -> String {
+fn listen_words(places: &SocketLocations) -> String {
     listen(places).map(drop).unwrap_err().to_string()
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use proxy::ServicePortName;
-use service_counters::{At, Count, Counters, Told, Which};
+use service_counters::{At, Count, CounterSample, Counters, Which};
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
@@ -50,7 +50,7 @@ impl Span {
 }
 
 /// Endpoints of the listed ports, with their counters in both samples.
-pub(super) type Endpoints = HashMap<(At, SocketAddr), Counted>;
+pub(super) type Endpoints = HashMap<(At, SocketAddr), EndpointCounters>;
 
 /// Counters of one address, by endpoint.
 type ByEndpoint = HashMap<SocketAddr, Count>;
@@ -66,7 +66,7 @@ struct OfAddress {
 
 /// Counters of an endpoint in two samples.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Counted {
+pub(super) struct EndpointCounters {
     pub(super) now: Count,
     /// Counters in the previous sample, and the seconds since then.
     pub(super) before: Option<(Count, f64)>,
@@ -120,13 +120,17 @@ impl Looks {
             port_endpoints: HashMap::new(),
         };
         read(counters, Which::Addresses, &mut |told| match told {
-            Told::Address(at, _, count) => look.addresses.entry(at).or_default().add(&count),
-            Told::Port(port, _, count) => look.ports.entry(port.clone()).or_default().add(&count),
-            Told::PortEndpoint(port, _, endpoint, count) => {
+            CounterSample::Address(at, _, count) => {
+                look.addresses.entry(at).or_default().add(&count)
+            }
+            CounterSample::Port(port, _, count) => {
+                look.ports.entry(port.clone()).or_default().add(&count)
+            }
+            CounterSample::PortEndpoint(port, _, endpoint, count) => {
                 let of = look.port_endpoints.entry((port.clone(), endpoint));
                 of.or_default().add(&count);
             }
-            Told::Endpoint(..) | Told::Mark(..) => {}
+            CounterSample::Endpoint(..) | CounterSample::Mark(..) => {}
         })?;
         let span = Span {
             before: kept.last.take().map(|last| last.now),
@@ -157,7 +161,7 @@ impl Looks {
             let mut told: HashMap<At, ByEndpoint> =
                 due.iter().map(|at| (*at, ByEndpoint::new())).collect();
             read(counters, Which::Of(&due), &mut |one| {
-                if let Told::Endpoint(at, endpoint, _, count) = one
+                if let CounterSample::Endpoint(at, endpoint, _, count) = one
                     && let Some(counted) = told.get_mut(&at)
                 {
                     counted.entry(endpoint).or_default().add(&count);
@@ -214,13 +218,13 @@ impl Looks {
 }
 
 impl OfAddress {
-    fn found(&self, at: At) -> impl Iterator<Item = ((At, SocketAddr), Counted)> {
+    fn found(&self, at: At) -> impl Iterator<Item = ((At, SocketAddr), EndpointCounters)> {
         self.counted.iter().map(move |(endpoint, now)| {
             let before = self.before.as_ref().and_then(|(then, counted)| {
                 let seconds = self.at.saturating_duration_since(*then).as_secs_f64();
                 Some((*counted.get(endpoint)?, seconds))
             });
-            let counted = Counted { now: *now, before };
+            let counted = EndpointCounters { now: *now, before };
             ((at, *endpoint), counted)
         })
     }
@@ -229,7 +233,7 @@ impl OfAddress {
 fn read(
     counters: &Counters,
     which: Which<'_>,
-    take: &mut dyn FnMut(Told<'_>),
+    take: &mut dyn FnMut(CounterSample<'_>),
 ) -> Result<(), Unanswered> {
     match counters.with(|reader| reader.tell(which, take)) {
         Some(Ok(())) => Ok(()),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use proxy::{Event, Model, NamespacedName, Protocol, Service, ServicePort, ServicePortName};
-use service_counters::{At, Count, Counters, ReadCounters, Told, Which};
+use service_counters::{At, Count, CounterSample, Counters, ReadCounters, Which};
 
 use super::looks::Looks;
 use super::rank::{Sort, assemble, busiest};
@@ -29,20 +29,20 @@ impl Fake {
 }
 
 impl ReadCounters for Fake {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         for (at, connections) in &*self.0.lock().unwrap() {
             let count = Count {
                 connections: *connections,
                 bytes_in: Some(connections * 100),
                 ..Count::default()
             };
-            take(Told::Address(*at, None, count));
+            take(CounterSample::Address(*at, None, count));
             if let Which::Of(asked) = which
                 && asked.contains(at)
             {
                 let endpoint = "10.244.1.5:8080".parse().unwrap();
                 let active = Some(3);
-                take(Told::Endpoint(
+                take(CounterSample::Endpoint(
                     *at,
                     endpoint,
                     None,
@@ -233,17 +233,17 @@ fn the_loop_scans_its_services_in_pieces() {
 
 #[test]
 fn invalid_top_queries_are_rejected() {
-    let read = |query: &str| Asked::read(&format!("/api/v1/top{query}").parse().unwrap());
+    let read = |query: &str| TopQuery::read(&format!("/api/v1/top{query}").parse().unwrap());
     assert_eq!(
         read("").unwrap(),
-        Asked {
+        TopQuery {
             limit: 50,
             sort: Sort::Connections
         }
     );
     assert_eq!(
         read("?sort=bytes&limit=3").unwrap(),
-        Asked {
+        TopQuery {
             limit: 3,
             sort: Sort::Bytes
         }
@@ -292,7 +292,7 @@ fn clients_that_list_different_ports_see_the_same_rates() {
 struct Waits(mpsc::Sender<()>, mpsc::Receiver<()>);
 
 impl ReadCounters for Waits {
-    fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+    fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         self.0.send(())?;
         Ok(self.1.recv_timeout(Duration::from_secs(10))?)
     }

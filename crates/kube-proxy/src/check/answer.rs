@@ -17,7 +17,7 @@ use crate::config::question::Output;
 /// and `write`, which describes the change. Without a forecast the object has the `error`. It also
 /// has `preflight`, and `migration` if a kube-proxy has programmed the node.
 #[derive(Debug, Serialize)]
-pub(super) struct Answer {
+pub(super) struct CheckResult {
     #[serde(flatten)]
     pub(super) foreseen: Option<Foreseen>,
     /// Reason for a missing forecast.
@@ -28,7 +28,7 @@ pub(super) struct Answer {
     pub(super) migration: Option<Migration>,
 }
 
-impl Answer {
+impl CheckResult {
     /// Reports whether a start would fail, according to the known facts.
     pub(super) fn fails(&self) -> bool {
         self.error.is_some()
@@ -101,8 +101,8 @@ mod tests {
     use super::*;
     use crate::check::tests::foreseen;
 
-    fn answer(changes: Vec<Change>) -> Answer {
-        Answer {
+    fn answer(changes: Vec<Change>) -> CheckResult {
+        CheckResult {
             foreseen: Some(foreseen(changes)),
             error: None,
             preflight: vec![Finding::ok("modules", "there: ip_vs")],
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_check_result_is_rendered_in_each_format() {
-        let render = |answer: &Answer, output| answer.render(output).unwrap();
+        let render = |answer: &CheckResult, output| answer.render(output).unwrap();
         let none = answer(Vec::new());
         assert_eq!(
             render(&none, Output::Text),
@@ -199,7 +199,7 @@ mod tests {
             1,
             "once, where it fails: {text}"
         );
-        let unread = Answer {
+        let unread = CheckResult {
             foreseen: None,
             error: Some("no IPVS".to_owned()),
             preflight: Vec::new(),

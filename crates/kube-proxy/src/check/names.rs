@@ -8,13 +8,13 @@ use std::net::{IpAddr, SocketAddr};
 use proxy::{Model, Protocol};
 
 use service_counters::At;
-use service_counters::places::{Place, addresses, places};
+use service_counters::places::{FrontendAddress, addresses, places};
 
 /// Services, indexed by the names and addresses that entries contain.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// Service ports, by the address and port where they are served.
-    ports: HashMap<Place, String>,
+    ports: HashMap<FrontendAddress, String>,
     /// Services, by address.
     addresses: HashMap<IpAddr, String>,
     /// Names of Services and their ports.
@@ -47,7 +47,10 @@ impl Names {
 
     /// Returns the Service port that is served at an address and port.
     pub(super) fn served_at(&self, at: SocketAddr, protocol: Protocol) -> Option<&str> {
-        let places = [place_at(at, protocol), Place::NodePort(at.port(), protocol)];
+        let places = [
+            place_at(at, protocol),
+            FrontendAddress::NodePort(at.port(), protocol),
+        ];
         let mut found = places.iter().filter_map(|place| self.ports.get(place));
         found.next().map(String::as_str)
     }
@@ -102,15 +105,18 @@ impl Names {
             .find(|known| known.to_string().eq_ignore_ascii_case(protocol))?;
         let of_port = self.ports.get(&place_at(at, protocol));
         let of_address = || self.addresses.get(&at.ip());
-        let of_node_port = || self.ports.get(&Place::NodePort(at.port(), protocol));
+        let of_node_port = || {
+            self.ports
+                .get(&FrontendAddress::NodePort(at.port(), protocol))
+        };
         let found = of_port.or_else(of_address).or_else(of_node_port);
         found.map(String::as_str)
     }
 }
 
-fn place_at(at: SocketAddr, protocol: Protocol) -> Place {
+fn place_at(at: SocketAddr, protocol: Protocol) -> FrontendAddress {
     let (address, port) = (at.ip(), at.port());
-    Place::At(At {
+    FrontendAddress::At(At {
         address,
         port,
         protocol,

@@ -377,7 +377,7 @@ fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Res
 mod tests {
     use proxy::{Event, Service, ServicePort, ServicePortName};
 
-    use service_counters::{ReadCounters, Relayed, Told, Which};
+    use service_counters::{CounterSample, ReadCounters, Relayed, Which};
 
     use super::*;
 
@@ -495,7 +495,7 @@ mod tests {
     struct Relay(u16);
 
     impl ReadCounters for Relay {
-        fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
             Ok(())
         }
 

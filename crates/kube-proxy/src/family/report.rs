@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::{Duration, Instant, SystemTime};
 
-use inspect::{DriftTotal, Seen};
+use inspect::{DriftTotal, FamilyProblems};
 use proxy::{Conflict, Drift, Failure, IpFamily, Model, Report, Standing, Unreadable};
 use tracing::{debug, error, info, warn};
 
@@ -61,14 +61,14 @@ impl Reporter {
     }
 
     /// Returns the reported facts that still hold, at most `most` of each kind.
-    pub(crate) fn seen(&self, most: usize, now: Instant) -> Seen {
+    pub(crate) fn seen(&self, most: usize, now: Instant) -> FamilyProblems {
         let failures = self.failing.iter().take(most).map(|(failure, failing)| {
             let since = now.saturating_duration_since(failing.since);
             (failure.clone(), since)
         });
         let unreadable = self.unreadable.iter();
         let drift = self.drift.iter();
-        Seen {
+        FamilyProblems {
             failures: failures.collect(),
             conflicts: self.conflicts.iter().take(most).cloned().collect(),
             unreadable: unreadable

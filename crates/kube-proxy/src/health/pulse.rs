@@ -23,12 +23,12 @@ const FRESH: Duration = Duration::from_secs(1);
 /// Pulse requests to a loop, and its replies.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
-    state: Mutex<State>,
+    state: Mutex<ProbeTimes>,
     asked: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ProbeTimes {
     /// Time of the oldest request without a reply.
     asked: Option<Instant>,
     answered: Option<Instant>,
@@ -79,7 +79,7 @@ impl Pulse {
         self.lock().is_over = true;
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProbeTimes> {
         // The lock is never held across code that can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

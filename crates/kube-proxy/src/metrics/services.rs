@@ -30,7 +30,7 @@ use proxy::{Changes, IpFamily, Model, NodePorts, ServicePortName};
 use tracing::{info, warn};
 
 use names::Names;
-use service_counters::{At, Count, Counters, Listener, ReadCounters, Told, Which};
+use service_counters::{At, Count, CounterSample, Counters, Listener, ReadCounters, Which};
 use settings::{Detail, Settings};
 use sums::{Source, Sum};
 
@@ -232,20 +232,22 @@ struct Gathered {
 }
 
 impl Gathered {
-    fn take(&mut self, told: Told<'_>) {
+    fn take(&mut self, told: CounterSample<'_>) {
         match told {
-            Told::Address(at, _, count) => self.addresses.push((at, count)),
-            Told::Endpoint(at, endpoint, _, count) => self.endpoints.push((at, endpoint, count)),
-            Told::Port(name, listener, count) => {
+            CounterSample::Address(at, _, count) => self.addresses.push((at, count)),
+            CounterSample::Endpoint(at, endpoint, _, count) => {
+                self.endpoints.push((at, endpoint, count))
+            }
+            CounterSample::Port(name, listener, count) => {
                 let of = self.ports.entry(name.clone()).or_default();
                 of.push((Source::Listener(listener), count));
             }
-            Told::PortEndpoint(name, listener, endpoint, count) => {
+            CounterSample::PortEndpoint(name, listener, endpoint, count) => {
                 let of = (name.clone(), listener, endpoint, count);
                 self.port_endpoints.push(of);
             }
             // The mark belongs to another program.
-            Told::Mark(..) => {}
+            CounterSample::Mark(..) => {}
         }
     }
 }

@@ -8,7 +8,7 @@ use iptables::{Iptables, Table};
 use proxy::IpFamily;
 use proxy_iptables::{CounterReader, PortConnections, ServedAddress};
 
-use service_counters::{At, Count, ReadCounters, Told, Which};
+use service_counters::{At, Count, CounterSample, ReadCounters, Which};
 
 /// Reader that uses `iptables-save`.
 pub(super) struct RuleCounters {
@@ -17,7 +17,7 @@ pub(super) struct RuleCounters {
 }
 
 impl ReadCounters for RuleCounters {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         let asked: HashSet<At> = match which {
             Which::Of(asked) => asked.iter().copied().collect(),
             Which::Addresses | Which::All => HashSet::new(),
@@ -45,9 +45,13 @@ impl ReadCounters for RuleCounters {
     }
 }
 
-fn tell(port: &PortConnections, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) {
+fn tell(port: &PortConnections, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) {
     for (served, connections) in &port.addresses {
-        take(Told::Address(at(served), None, count(*connections)));
+        take(CounterSample::Address(
+            at(served),
+            None,
+            count(*connections),
+        ));
     }
     // A NodePort's rule comes first, but not every Service port has such a rule.
     let mut own = port.addresses.iter().map(|(served, _)| served);
@@ -57,7 +61,7 @@ fn tell(port: &PortConnections, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)
         .or(first);
     if let (Some(own), false) = (own, which == Which::Addresses) {
         for (endpoint, connections) in &port.endpoints {
-            take(Told::Endpoint(
+            take(CounterSample::Endpoint(
                 at(own),
                 *endpoint,
                 None,

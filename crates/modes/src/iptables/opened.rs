@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::Result;
 use cleanup::Serving;
-use footprint::uses::{self, Part, Uses};
+use footprint::uses::{self, KernelFeature, Uses};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::Iptables;
 use netlink_batch::Worker;
@@ -138,7 +138,7 @@ impl Opened for Rules {
         Uses {
             backend: Some(uses::backend(&self.iptables)),
             forms: vec![format!("backend {backend}")],
-            parts: vec![Part::Iptables(backend)],
+            parts: vec![KernelFeature::Iptables(backend)],
             ..Uses::default()
         }
     }

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use ipvs_netlink::{DestinationEntry, Ipvs, ServiceEntry, ServiceKey, Statistics};
 use proxy::Protocol;
 
-use service_counters::{At, Count, ReadCounters, Told, Which};
+use service_counters::{At, Count, CounterSample, ReadCounters, Which};
 
 /// Reads the counters through a separate socket.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) struct IpvsCounters {
 }
 
 impl ReadCounters for IpvsCounters {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         let mut ipvs = match self.ipvs.take() {
             Some(ipvs) => ipvs,
             None => Ipvs::open().context("cannot read what IPVS has counted")?,
@@ -43,7 +43,7 @@ impl ReadCounters for IpvsCounters {
 fn tell(
     ipvs: &mut Ipvs,
     which: Which<'_>,
-    take: &mut dyn FnMut(Told<'_>),
+    take: &mut dyn FnMut(CounterSample<'_>),
 ) -> Result<(), ipvs_netlink::Error> {
     match which {
         Which::Addresses => {
@@ -70,7 +70,7 @@ fn tell(
 fn tell_with_destinations(
     ipvs: &mut Ipvs,
     entry: &ServiceEntry,
-    take: &mut dyn FnMut(Told<'_>),
+    take: &mut dyn FnMut(CounterSample<'_>),
 ) -> Result<(), ipvs_netlink::Error> {
     // The list is empty if the virtual server has been deleted meanwhile.
     let destinations = ipvs.destinations(&entry.service.key)?;
@@ -93,23 +93,23 @@ fn tell_with_destinations(
             let key = destination.destination.key;
             let endpoint = SocketAddr::new(key.address, key.port);
             let weight = Some(destination.destination.weight);
-            take(Told::Endpoint(at, endpoint, weight, of));
+            take(CounterSample::Endpoint(at, endpoint, weight, of));
         }
     }
     tell_server(entry, whole, take);
     Ok(())
 }
 
-fn tell_server(entry: &ServiceEntry, count: Count, take: &mut dyn FnMut(Told<'_>)) {
+fn tell_server(entry: &ServiceEntry, count: Count, take: &mut dyn FnMut(CounterSample<'_>)) {
     let scheduler = entry.service.scheduler.as_str();
     match entry.service.key {
         ServiceKey::Address { .. } => {
             if let Some(at) = at(&entry.service.key) {
-                take(Told::Address(at, Some(scheduler), count));
+                take(CounterSample::Address(at, Some(scheduler), count));
             }
         }
         ServiceKey::Fwmark { family, mark } => {
-            take(Told::Mark(family, mark, scheduler, count));
+            take(CounterSample::Mark(family, mark, scheduler, count));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use footprint::uses::{self, Part, Uses};
+use footprint::uses::{self, KernelFeature, Uses};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
@@ -212,13 +212,16 @@ impl Opened for Ipvs {
         if settings.ipvs.vip_mode == VipMode::Route {
             forms.push("service addresses as routes".to_owned());
         }
-        let mut parts = vec![Part::Ipvs { scheduler }];
+        let mut parts = vec![KernelFeature::Ipvs { scheduler }];
         let mut backend = None;
         match &self.shim.carrier {
-            Carrier::Nftables => parts.push(Part::NfTables),
+            Carrier::Nftables => parts.push(KernelFeature::NfTables),
             Carrier::Iptables(iptables) => {
                 backend = Some(uses::backend(iptables));
-                parts.extend([Part::Ipset, Part::Iptables(iptables.backend().to_string())]);
+                parts.extend([
+                    KernelFeature::Ipset,
+                    KernelFeature::Iptables(iptables.backend().to_string()),
+                ]);
             }
         }
         Uses {

@@ -9,7 +9,7 @@ use conntrack_netlink::{Conntrack, Flow};
 use proxy::{IpFamily, Protocol};
 use proxy_nftables::LocalhostPorts;
 
-use service_counters::{At, Count, ReadCounters, Relayed, Told, Which};
+use service_counters::{At, Count, CounterSample, ReadCounters, Relayed, Which};
 
 /// Largest number of walks through the conntrack table. The kernel may restart a walk, which then
 /// counts flows twice.
@@ -19,7 +19,7 @@ const ATTEMPTS: usize = 3;
 pub(super) struct TrackedFlows(pub(super) Option<LocalhostPorts>);
 
 impl ReadCounters for TrackedFlows {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         // A node may track millions of flows, so they are not counted for all addresses together.
         let Which::Of(addresses) = which else {
             return Ok(());
@@ -54,15 +54,15 @@ impl ReadCounters for TrackedFlows {
     }
 }
 
-fn tell(family: IpFamily, of: &HashSet<At>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+fn tell(family: IpFamily, of: &HashSet<At>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
     let counts = count(family, of)?;
     let mut sums: HashMap<At, u64> = of.iter().map(|at| (*at, 0)).collect();
     for ((at, endpoint), flows) in counts {
         *sums.entry(at).or_default() += flows;
-        take(Told::Endpoint(at, endpoint, None, tracked(flows)));
+        take(CounterSample::Endpoint(at, endpoint, None, tracked(flows)));
     }
     for (at, flows) in sums {
-        take(Told::Address(at, None, tracked(flows)));
+        take(CounterSample::Address(at, None, tracked(flows)));
     }
     Ok(())
 }

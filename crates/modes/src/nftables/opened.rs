@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cleanup::Serving;
-use footprint::uses::{Part, Uses};
+use footprint::uses::{KernelFeature, Uses};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::{Nftables, OwnSockets, Subscription};
@@ -43,7 +43,7 @@ const FIRST_OF_FLAT: (u32, u32) = (5, 9);
 const SKIP: &str = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK";
 
 /// nf_tables, opened for each family of the node. Its tables have not been read yet.
-pub(super) struct Table {
+pub(super) struct OpenedNftables {
     families: Families<NetlinkKernel>,
     /// Subscription to each family's table. Empty with read access.
     subscriptions: Vec<(IpFamily, Arc<Subscription>)>,
@@ -51,7 +51,7 @@ pub(super) struct Table {
     localhost: Option<Localhost>,
 }
 
-impl Table {
+impl OpenedNftables {
     pub(super) fn open(settings: &Settings, access: Access) -> Result<Self> {
         let layout = settings.nftables.layout;
         refuse_old(layout, Machine::this().kernel)?;
@@ -146,7 +146,7 @@ impl Table {
     }
 }
 
-impl Opened for Table {
+impl Opened for OpenedNftables {
     fn left_out(&self) -> &[LeftOut] {
         &self.families.left_out
     }
@@ -175,7 +175,7 @@ impl Opened for Table {
         };
         Uses {
             forms: vec![format!("layout {layout}")],
-            parts: vec![Part::NfTables],
+            parts: vec![KernelFeature::NfTables],
             ..Uses::default()
         }
     }
@@ -267,7 +267,7 @@ mod tests {
             rustix::thread::set_capabilities(None, sets).unwrap();
             let (flags, mode) = (Flags::defaults(), ProxyMode::Nftables);
             let settings = Settings::read(&flags, mode, &mode.periods(&flags).unwrap());
-            let opened = Table::open(&settings.unwrap(), Access::Write);
+            let opened = OpenedNftables::open(&settings.unwrap(), Access::Write);
             opened.map(drop).unwrap_err()
         };
         let error = std::thread::spawn(open).join().unwrap();

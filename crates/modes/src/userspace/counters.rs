@@ -6,23 +6,29 @@ use proxy::{IpFamily, Protocol};
 use proxy_userspace::Traffic;
 use relay::TrafficCounts;
 
-use service_counters::{Count, Listener, ReadCounters, Relayed, Told, Which};
+use service_counters::{Count, CounterSample, Listener, ReadCounters, Relayed, Which};
 
 /// Reader of the relay's counters.
 pub(super) struct RelayCounters(pub(super) Traffic);
 
 impl ReadCounters for RelayCounters {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         for port in self.0.read() {
             let protocol = port.name.protocol;
             let listener = Listener(port.opening);
-            take(Told::Port(&port.name, listener, count(&port.sum, protocol)));
+            take(CounterSample::Port(
+                &port.name,
+                listener,
+                count(&port.sum, protocol),
+            ));
             if which == Which::Addresses {
                 continue;
             }
             for (endpoint, carried) in &port.endpoints {
                 let count = count(carried, protocol);
-                take(Told::PortEndpoint(&port.name, listener, *endpoint, count));
+                take(CounterSample::PortEndpoint(
+                    &port.name, listener, *endpoint, count,
+                ));
             }
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cleanup::Serving;
-use footprint::uses::{self, Part, Uses};
+use footprint::uses::{self, KernelFeature, Uses};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::{Iptables, IptablesError};
 use netlink_batch::Worker;
@@ -234,10 +234,13 @@ impl Opened for Userspace {
 
     fn uses(&self, _: &Settings) -> Uses {
         let (by, part) = match &self.redirector {
-            Redirector::Nftables => ("nftables".to_owned(), Part::NfTables),
+            Redirector::Nftables => ("nftables".to_owned(), KernelFeature::NfTables),
             Redirector::Iptables(iptables) => {
                 let backend = iptables.backend().to_string();
-                (format!("iptables ({backend})"), Part::Iptables(backend))
+                (
+                    format!("iptables ({backend})"),
+                    KernelFeature::Iptables(backend),
+                )
             }
         };
         let backend = match &self.redirector {

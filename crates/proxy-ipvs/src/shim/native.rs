@@ -56,7 +56,7 @@ const BEFORE_IPVS: i32 = -150;
 
 /// Hook of a nat chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum NatHook {
     In,
     Out,
 }
@@ -70,9 +70,14 @@ impl Shim {
                     "nat-prerouting",
                     Hook::Prerouting,
                     DNAT,
-                    self.nat(Way::In, config),
+                    self.nat(NatHook::In, config),
                 ),
-                nat("nat-output", Hook::Output, DNAT, self.nat(Way::Out, config)),
+                nat(
+                    "nat-output",
+                    Hook::Output,
+                    DNAT,
+                    self.nat(NatHook::Out, config),
+                ),
                 nat(
                     "nat-postrouting",
                     Hook::Postrouting,
@@ -120,7 +125,7 @@ impl Shim {
 
     /// Marks packets for masquerading. Keeps packets to service addresses away from nat rules of
     /// other programs.
-    fn nat(&self, way: Way, config: &Config) -> Vec<Rule> {
+    fn nat(&self, way: NatHook, config: &Config) -> Vec<Rule> {
         let mark = || set_mark(config.masquerade_mark);
         let keep = || keep_destination(self.family);
         let mut rules = Vec::new();
@@ -147,7 +152,7 @@ impl Shim {
             rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
         }
         // Incoming packets from such an address have passed the output hook before.
-        if way == Way::Out && !rules.is_empty() {
+        if way == NatHook::Out && !rules.is_empty() {
             let from = source(self.family, Sense::Is, &loopback(self.family));
             let why = "what the node sends from localhost is left alone";
             rules.insert(0, rule([from, verdict(Verdict::Return)], why));
@@ -157,12 +162,12 @@ impl Shim {
 
     /// Marks packets to cluster IPs that do not come from a local pod. The node's own packets have
     /// no input interface.
-    fn mark_cluster_ips(&self, way: Way, config: &Config) -> Option<Rule> {
+    fn mark_cluster_ips(&self, way: NatHook, config: &Config) -> Option<Rule> {
         let all = || self.packet_to(Set::ClusterIp);
         let (from, to) = match &config.detector {
             _ if config.masquerade_all => (Vec::new(), all()),
             // Only the node sends packets from a Service's own address.
-            LocalDetector::None if way == Way::In => return None,
+            LocalDetector::None if way == NatHook::In => return None,
             LocalDetector::None => {
                 let name = self.set_name(Set::ClusterIp);
                 let by_source = in_set(self.family, BY_SOURCE, name, Sense::Is);
@@ -170,7 +175,7 @@ impl Shim {
             }
             // Every source is local.
             LocalDetector::SourceNet(net) if net.prefix_len() == 0 => return None,
-            LocalDetector::Bridge(_) | LocalDetector::InterfacePrefix(_) if way == Way::Out => {
+            LocalDetector::Bridge(_) | LocalDetector::InterfacePrefix(_) if way == NatHook::Out => {
                 (Vec::new(), all())
             }
             detector => (not_local(self.family, detector), all()),

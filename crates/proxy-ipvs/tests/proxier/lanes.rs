@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proxy::{Node, NodePortAddresses, Notice};
 use proxy_ipvs::fake::FakeKernel;
 
-use super::support::{Held, READ, Slow, WRITTEN};
+use super::support::{HeldParts, READ, Slow, WRITTEN};
 use super::*;
 
 fn external(at: &str, cluster_ip: &str, address: &str) -> Service {
@@ -15,7 +15,7 @@ fn external(at: &str, cluster_ip: &str, address: &str) -> Service {
     external
 }
 
-fn hold(held: &Held, parts: &[Part]) {
+fn hold(held: &HeldParts, parts: &[Part]) {
     let mut held = held.lock().unwrap();
     *held = parts.iter().map(|part| part.name()).collect();
 }
@@ -25,8 +25,8 @@ fn kernel() -> FakeKernel {
 }
 
 /// Returns a node with kernel threads that serves `default/web`.
-fn serving() -> (World<Slow>, Held) {
-    let held: Held = Arc::default();
+fn serving() -> (World<Slow>, HeldParts) {
+    let held: HeldParts = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
     world.service(service("default/web", "10.96.0.10", 80));
     world.slice(slice("default/web", &PAIR));
@@ -75,7 +75,7 @@ fn slow_rules_and_addresses_do_not_delay_endpoints() {
 
 #[test]
 fn the_first_virtual_server_waits_a_limited_time_for_rules() {
-    let held: Held = Arc::default();
+    let held: HeldParts = Arc::default();
     hold(&held, &[Part::Rules]);
     let mut world = World::threaded(Config::default(), kernel(), &held);
     world.service(external("default/web", "10.96.0.10", "198.51.100.7"));
@@ -424,13 +424,13 @@ fn a_while(world: &mut World<Slow>) -> Vec<String> {
     told
 }
 
-fn hold_at(held: &Held, what: &[&'static str]) {
+fn hold_at(held: &HeldParts, what: &[&'static str]) {
     *held.lock().unwrap() = what.iter().copied().collect();
 }
 
 #[test]
 fn node_ports_stay_if_their_address_returns_before_its_removal_ends() {
-    let held: Held = Arc::default();
+    let held: HeldParts = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
     let mut web = service("default/web", "10.96.0.10", 80);
     web.ports.first_mut().unwrap().node_port = Some(30080);
@@ -484,7 +484,7 @@ fn a_service_address_removed_while_being_bound_is_bound_again() {
 
 #[test]
 fn a_delayed_periodic_count_causes_no_wakeup() {
-    let held: Held = Arc::default();
+    let held: HeldParts = Arc::default();
     let config = Config {
         glance_period: Some(Duration::from_secs(2)),
         ..Config::default()

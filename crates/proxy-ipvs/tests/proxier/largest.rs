@@ -8,7 +8,7 @@ use std::time::Instant;
 use proxy::{EndpointPort, EndpointSlice};
 use proxy_ipvs::fake::FakeKernel;
 
-use super::support::{Held, Slow};
+use super::support::{HeldParts, Slow};
 use super::*;
 
 const PORTS: u16 = 99;
@@ -72,7 +72,7 @@ fn longest_turn(world: &mut World<Slow>) -> Duration {
 #[ignore = "a measurement: cargo test --release -p proxy-ipvs --test proxier -- --ignored --nocapture largest"]
 fn a_turn_takes_under_100_ms_despite_the_largest_service() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
-    let mut world = World::threaded(Config::default(), kernel, &Held::default());
+    let mut world = World::threaded(Config::default(), kernel, &HeldParts::default());
     for number in 0..5_000_u16 {
         let [high, low] = number.to_be_bytes();
         let name = format!("others/{number}");

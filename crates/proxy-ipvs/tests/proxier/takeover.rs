@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proxy_ipvs::fake::FakeKernel;
 use proxy_ipvs::{Backend, Config, LeftoverPlace, Op, Rules, beside_the_shim};
 
-use super::support::Held;
+use super::support::HeldParts;
 use super::{IpFamily, Kind, PAIR, World, ip, service, slice};
 use proxy::{Event, Mode as _, Notice};
 
@@ -155,7 +155,7 @@ fn the_nftables_mode_is_removed_after_the_first_sync() {
     ] {
         let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
         kernel.state().snapshot.leftovers = Some([(place, Arc::default())].into());
-        let held = Held::default();
+        let held = HeldParts::default();
         let mut world = World::threaded(Config::default(), kernel, &held);
         while !world.proxier.is_ready() {
             world.go_on();

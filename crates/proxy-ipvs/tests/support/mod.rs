@@ -247,7 +247,7 @@ impl World {
 
 impl World<Slow> {
     /// Uses kernel threads. Each thread stops at the held parts.
-    pub(crate) fn threaded(config: Config, kernel: FakeKernel, held: &Held) -> Self {
+    pub(crate) fn threaded(config: Config, kernel: FakeKernel, held: &HeldParts) -> Self {
         let lane = || {
             let slow = Slow(kernel.clone(), held.clone());
             Worker::spawn("fake", move || Ok::<_, io::Error>(slow)).unwrap()
@@ -274,7 +274,7 @@ impl World<Slow> {
 }
 
 /// Held parts of the kernel, whose reads or writes wait; and held results, `READ` or `WRITTEN`.
-pub(crate) type Held = Arc<Mutex<BTreeSet<&'static str>>>;
+pub(crate) type HeldParts = Arc<Mutex<BTreeSet<&'static str>>>;
 
 /// Name that holds the addresses a thread has read, before the proxier gets them.
 pub(crate) const READ: &str = "addresses have been read";
@@ -282,7 +282,7 @@ pub(crate) const READ: &str = "addresses have been read";
 pub(crate) const WRITTEN: &str = "all but rules has been written";
 
 /// The fake kernel, for a thread that can be held.
-pub(crate) struct Slow(FakeKernel, Held);
+pub(crate) struct Slow(FakeKernel, HeldParts);
 
 impl Slow {
     fn wait(&self, part: Part) {

@@ -21,7 +21,7 @@ use proxy::{
 use proxy_nftables::fake::{Content, FakeKernel};
 use proxy_nftables::{Config, Lanes, Layout, Proxier};
 
-use run::{Outcome, Packet, Table, Way, outcome, outcomes};
+use run::{Direction, Outcome, Packet, TableModel, outcome, outcomes};
 
 const NODE: [u8; 4] = [192, 168, 0, 10];
 /// Number of random values per packet. It is a multiple of every number of endpoints, so each
@@ -256,9 +256,9 @@ fn packets(family: IpFamily, service: u16) -> Vec<Packet> {
             };
             let from_outside = outside
                 .into_iter()
-                .map(|from| packet(Way::In, at(family, from)));
+                .map(|from| packet(Direction::In, at(family, from)));
             packets.extend(from_outside.filter(|of| !of.to.is_loopback()));
-            packets.push(packet(Way::Out, at(family, NODE)));
+            packets.push(packet(Direction::Out, at(family, NODE)));
         }
     }
     packets
@@ -276,9 +276,9 @@ fn other_packets(family: IpFamily) -> Vec<Packet> {
     for (to, port) in targets {
         for protocol in [1, 6, 17, 132] {
             for (way, source) in [
-                (Way::In, [10, 244, 1, 77]),
-                (Way::In, [172, 16, 0, 1]),
-                (Way::Out, NODE),
+                (Direction::In, [10, 244, 1, 77]),
+                (Direction::In, [172, 16, 0, 1]),
+                (Direction::Out, NODE),
             ] {
                 packets.push(Packet {
                     way,
@@ -298,7 +298,7 @@ fn other_packets(family: IpFamily) -> Vec<Packet> {
 fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
     for (node_ports, masquerade_all) in configs {
         let [upstream, flat] = [Layout::Upstream, Layout::Flat]
-            .map(|of| Table::new(table(family, of, node_ports.clone(), *masquerade_all)));
+            .map(|of| TableModel::new(table(family, of, node_ports.clone(), *masquerade_all)));
         let own = (0..SERVICES).flat_map(|service| packets(family, service));
         let (mut sent, mut dropped, mut rejected) = (0, 0, 0);
         for packet in own.chain(other_packets(family)) {
@@ -327,7 +327,7 @@ fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
 fn packets_without_an_endpoint_are_rejected() {
     for family in IpFamily::ALL {
         let content = table(family, Layout::Flat, NodePortAddresses::All, false);
-        let mut table = Table::new(content);
+        let mut table = TableModel::new(content);
         let (mut rejected, mut of_many) = (0, 0);
         for at in table.endpoints() {
             let (map, element) = &at;
@@ -342,7 +342,7 @@ fn packets_without_an_endpoint_are_rejected() {
                 "udp" => Protocol::Udp,
                 _ => Protocol::Sctp,
             };
-            for (way, source) in [(Way::In, [172, 16, 0, 1]), (Way::Out, NODE)] {
+            for (way, source) in [(Direction::In, [172, 16, 0, 1]), (Direction::Out, NODE)] {
                 let packet = Packet {
                     way,
                     protocol: protocol.number(),
@@ -350,7 +350,7 @@ fn packets_without_an_endpoint_are_rejected() {
                     to,
                     port: u16::from_be_bytes([port[0], port[1]]),
                 };
-                let each = |table: &Table| -> Vec<Outcome> {
+                let each = |table: &TableModel| -> Vec<Outcome> {
                     let turns = 0..TURNS;
                     turns.map(|turn| outcome(table, packet, turn).0).collect()
                 };

@@ -14,7 +14,7 @@ use proxy_nftables::fake::Content;
 use crate::{NODE, at};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     In,
     Out,
 }
@@ -22,7 +22,7 @@ pub(crate) enum Way {
 /// First packet of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Packet {
-    pub(crate) way: Way,
+    pub(crate) way: Direction,
     pub(crate) protocol: u8,
     pub(crate) source: IpAddr,
     pub(crate) to: IpAddr,
@@ -69,12 +69,12 @@ struct Run<'a> {
 }
 
 /// A table with its chains, sets and maps.
-pub(crate) struct Table {
+pub(crate) struct TableModel {
     content: Content,
     hooked: Vec<Name>,
 }
 
-impl Table {
+impl TableModel {
     pub(crate) fn new(content: Content) -> Self {
         let chains = content.chains.values();
         let hooked = chains.filter_map(|(chain, _)| Some((chain.base?.priority, &chain.name)));
@@ -85,7 +85,7 @@ impl Table {
     }
 }
 
-impl Table {
+impl TableModel {
     /// Returns the elements of endpoint maps, each with its map.
     pub(crate) fn endpoints(&self) -> Vec<(Name, Element)> {
         let sets = self.content.sets.iter();
@@ -342,7 +342,7 @@ fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
 }
 
 /// Returns the outcome for this random number, and true if a rule used the number.
-pub(crate) fn outcome(table: &Table, packet: Packet, random: u32) -> (Outcome, bool) {
+pub(crate) fn outcome(table: &TableModel, packet: Packet, random: u32) -> (Outcome, bool) {
     let mut run = Run {
         content: &table.content,
         hooked: &table.hooked,
@@ -355,8 +355,8 @@ pub(crate) fn outcome(table: &Table, packet: Packet, random: u32) -> (Outcome, b
         registers: [0; 64],
     };
     let mut end = match packet.way {
-        Way::In => run.hook(Hook::Prerouting, true),
-        Way::Out => run.hook(Hook::Output, true),
+        Direction::In => run.hook(Hook::Prerouting, true),
+        Direction::Out => run.hook(Hook::Output, true),
     };
     let is_here = local(run.packet.to);
     let mut next = |hook, has_nat| {
@@ -365,13 +365,13 @@ pub(crate) fn outcome(table: &Table, packet: Packet, random: u32) -> (Outcome, b
         }
     };
     match (packet.way, is_here) {
-        (Way::In, true) => next(Hook::Input, true),
-        (Way::In, false) => {
+        (Direction::In, true) => next(Hook::Input, true),
+        (Direction::In, false) => {
             next(Hook::Forward, true);
             next(Hook::Postrouting, true);
         }
-        (Way::Out, false) => next(Hook::Postrouting, true),
-        (Way::Out, true) => {
+        (Direction::Out, false) => next(Hook::Postrouting, true),
+        (Direction::Out, true) => {
             next(Hook::Postrouting, true);
             // The packet arrives again on the loopback interface. Its destination no longer
             // changes.
@@ -392,7 +392,7 @@ pub(crate) fn outcome(table: &Table, packet: Packet, random: u32) -> (Outcome, b
 }
 
 /// Returns the outcomes with the number of occurrences of each.
-pub(crate) fn outcomes(table: &Table, packet: Packet, turns: u32) -> BTreeMap<Outcome, u32> {
+pub(crate) fn outcomes(table: &TableModel, packet: Packet, turns: u32) -> BTreeMap<Outcome, u32> {
     let mut all = BTreeMap::new();
     for random in 0..turns {
         let (outcome, _) = outcome(table, packet, random);

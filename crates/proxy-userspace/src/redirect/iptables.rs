@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use footprint::{Finder, Footprint, Held as HeldChains, ServedBy};
+use footprint::{Finder, Footprint, HeldChainAction as HeldChains, ServedBy};
 use hashbrown::HashMap;
 use ipnet::IpNet;
 use iptables::{

@@ -21,14 +21,14 @@ use source::{Api, Lists, StartError};
 use tracing::subscriber::DefaultGuard;
 
 /// The state that a source has sent, as the daemon keeps it.
-pub(crate) struct Told {
+pub(crate) struct ReceivedState {
     events: BoxStream<'static, Event>,
     pub(crate) model: Model,
     /// All events about objects.
     pub(crate) log: Vec<Event>,
 }
 
-impl Told {
+impl ReceivedState {
     pub(crate) async fn by(url: impl fmt::Display, node: &str) -> Self {
         Self::with(url, node, Api::default()).await
     }
@@ -217,7 +217,7 @@ impl io::Write for Log {
 }
 
 /// Waits until a line of the log contains `part`, and returns the line.
-pub(crate) async fn until_said(told: &mut Told, log: &Log, part: &str) -> String {
+pub(crate) async fn until_said(told: &mut ReceivedState, log: &Log, part: &str) -> String {
     let began = Instant::now();
     loop {
         let text = log.text();

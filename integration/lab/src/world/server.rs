@@ -116,12 +116,12 @@ impl Drop for Servers {
 
 #[derive(Debug, Clone)]
 struct Orders {
-    sender: mpsc::Sender<(Order, Done)>,
+    sender: mpsc::Sender<(Order, CompletionSender)>,
     wake: Arc<OwnedFd>,
 }
 
 /// Channel that closes when the order is complete.
-type Done = mpsc::Sender<()>;
+type CompletionSender = mpsc::Sender<()>;
 
 impl Orders {
     /// Sends an order. Returns when it is complete, or when the thread has ended.
@@ -172,7 +172,7 @@ impl AsFd for Socket {
     }
 }
 
-fn serve(orders: &mpsc::Receiver<(Order, Done)>, wake: &OwnedFd) {
+fn serve(orders: &mpsc::Receiver<(Order, CompletionSender)>, wake: &OwnedFd) {
     let mut sockets: Vec<(Identity, Socket)> = Vec::new();
     loop {
         let mut fds = vec![PollFd::new(wake, PollFlags::IN)];

@@ -29,12 +29,12 @@ const QUIET: Duration = Duration::from_millis(300);
 /// The server. Dropping it cuts its open connections.
 #[derive(Debug)]
 pub(crate) struct Web {
-    state: Arc<State>,
+    state: Arc<PodState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct PodState {
     name: String,
     is_leaving: AtomicBool,
     is_over: AtomicBool,
@@ -50,7 +50,7 @@ impl Web {
             set_socket_timeout(&listener, Timeout::Recv, Some(GLANCE))?;
             Ok(listener)
         })?;
-        let state = Arc::new(State {
+        let state = Arc::new(PodState {
             name: place.name().to_owned(),
             is_leaving: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -117,7 +117,7 @@ impl Drop for Web {
     }
 }
 
-impl State {
+impl PodState {
     fn accept(self: &Arc<Self>, socket: TcpStream, _peer: SocketAddr) {
         self.accepted.fetch_add(1, Ordering::SeqCst);
         self.open.fetch_add(1, Ordering::SeqCst);

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use http_server::WhenTaken;
 use proxy::{Model, Protocol};
-use service_counters::places::{Place, places};
+use service_counters::places::{FrontendAddress, places};
 
 use super::listening::Listener;
 use crate::check::finding::{Finding, some};
@@ -36,7 +36,7 @@ impl NodePorts {
         for service in views.map(|view| view.service) {
             let name = service.name.to_string();
             for place in service.ports.iter().flat_map(|port| places(service, port)) {
-                if let Place::NodePort(number, protocol) = place {
+                if let FrontendAddress::NodePort(number, protocol) = place {
                     ports.services.insert((number, protocol), name.clone());
                 }
             }

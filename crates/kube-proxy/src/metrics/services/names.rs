@@ -8,13 +8,13 @@ use proxy::{
 };
 
 use service_counters::At;
-use service_counters::places::{Place, is_of_node, places};
+use service_counters::places::{FrontendAddress, is_of_node, places};
 
 /// Service ports, indexed by the address and port where they are served.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    at: HashMap<Place, Claims>,
-    services: HashMap<NamespacedName, Vec<(Place, Arc<Owner>)>>,
+    at: HashMap<FrontendAddress, Claims>,
+    services: HashMap<NamespacedName, Vec<(FrontendAddress, Arc<Owner>)>>,
     /// Addresses that serve NodePorts, for each family where they are known.
     node: HashMap<IpFamily, NodePorts>,
 }
@@ -51,11 +51,11 @@ impl Names {
     /// Returns the Service port at an address, or `None` for another program's virtual server.
     pub(crate) fn find(&self, at: &At) -> Option<&ServicePortName> {
         let on_node = || {
-            let place = Place::NodePort(at.port, at.protocol);
+            let place = FrontendAddress::NodePort(at.port, at.protocol);
             let node = self.node.get(&IpFamily::of(at.address));
             self.at.get(&place).filter(|_| is_of_node(node, at.address))
         };
-        let claims = self.at.get(&Place::At(*at)).or_else(on_node);
+        let claims = self.at.get(&FrontendAddress::At(*at)).or_else(on_node);
         Some(&claims?.first()?.name)
     }
 
@@ -66,7 +66,7 @@ impl Names {
     }
 }
 
-fn claimed(view: &ServiceView<'_>) -> Vec<(Place, Arc<Owner>)> {
+fn claimed(view: &ServiceView<'_>) -> Vec<(FrontendAddress, Arc<Owner>)> {
     let service = view.service;
     let of_port = |port| {
         let owner = Owner::new(service, port);
@@ -81,7 +81,11 @@ fn claim(claims: &mut Claims, owner: &Arc<Owner>) {
     }
 }
 
-fn release(all: &mut HashMap<Place, Claims>, place: &Place, owner: &Arc<Owner>) {
+fn release(
+    all: &mut HashMap<FrontendAddress, Claims>,
+    place: &FrontendAddress,
+    owner: &Arc<Owner>,
+) {
     if let Some(claims) = all.get_mut(place) {
         claims.retain(|claim| claim != owner);
         if claims.is_empty() {

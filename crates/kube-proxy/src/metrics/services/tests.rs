@@ -59,7 +59,7 @@ struct KernelState {
 }
 
 impl ReadCounters for Kernel {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         let mut held = self.0.lock().unwrap();
         if held.is_broken {
             bail!("the kernel is away");
@@ -76,10 +76,10 @@ impl ReadCounters for Kernel {
                 Which::Addresses => (count.active, count.inactive) = (None, None),
                 _ => {
                     let endpoint = SocketAddr::from(([10, 244, 0, 1], 8080));
-                    take(Told::Endpoint(*at, endpoint, Some(1), count));
+                    take(CounterSample::Endpoint(*at, endpoint, Some(1), count));
                 }
             }
-            take(Told::Address(*at, Some("rr"), count));
+            take(CounterSample::Address(*at, Some("rr"), count));
         }
         Ok(())
     }
@@ -324,7 +324,7 @@ fn a_port_that_returns_to_the_busiest_keeps_its_sum() {
 struct Relay(Vec<(u64, u64)>);
 
 impl ReadCounters for Relay {
-    fn tell(&mut self, _: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+    fn tell(&mut self, _: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         let name = ServicePortName {
             service: NamespacedName::new("default", "web"),
             port: "http".into(),
@@ -333,8 +333,10 @@ impl ReadCounters for Relay {
         let endpoint = SocketAddr::from(([10, 244, 0, 1], 8080));
         for (listener, connections) in &self.0 {
             let (listener, count) = (Listener(*listener), count(*connections));
-            take(Told::Port(&name, listener, count));
-            take(Told::PortEndpoint(&name, listener, endpoint, count));
+            take(CounterSample::Port(&name, listener, count));
+            take(CounterSample::PortEndpoint(
+                &name, listener, endpoint, count,
+            ));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@ use std::iter::from_fn;
 use std::net::Ipv4Addr;
 
 use proxy::options::SCHEDULER;
-use proxy::{AddressRules, Event as Told, ServiceOptions};
+use proxy::{AddressRules, Event as ModelEvent, ServiceOptions};
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn an_oversized_service_is_reported_once() {
     let service = |addresses: u8, cluster_ip: IpAddr| {
         let hosts = (0..40).flat_map(|net| (0..addresses).map(move |host| (net, host)));
         let external_ips = hosts.map(|(net, host)| Ipv4Addr::new(198, 51, net, host).into());
-        Told::ServiceApplied(Service {
+        ModelEvent::ServiceApplied(Service {
             external_ips: external_ips.collect(),
             ports: [80].map(port).into_iter().collect(),
             ..Service::at(name.clone(), [cluster_ip])
@@ -54,7 +54,7 @@ fn an_ignored_option_is_logged_and_reported_once() {
     let mut model = Model::new();
     let give = |model: &mut Model, value: &str| {
         let options = [(SCHEDULER, value)].into_iter();
-        model.apply(Told::ServiceApplied(Service {
+        model.apply(ModelEvent::ServiceApplied(Service {
             options: ServiceOptions::read(options),
             ..Service::at(
                 NamespacedName::new("default", "web"),
@@ -124,11 +124,11 @@ fn risky_external_addresses_are_reported_with_service_and_field() {
     let mut model = Model::new();
     let name = |name| NamespacedName::new("default", name);
     let ips = |ips: &[&str]| ips.iter().map(|ip| ip.parse().unwrap()).collect();
-    model.apply(Told::ServiceApplied(Service {
+    model.apply(ModelEvent::ServiceApplied(Service {
         external_ips: ips(&["172.35.0.101", "172.35.0.100", "172.35.0.9", "192.0.2.20"]),
         ..Service::at(name("nginx"), [[10, 96, 0, 1].into()])
     }));
-    model.apply(Told::ServiceApplied(Service {
+    model.apply(ModelEvent::ServiceApplied(Service {
         ingress_ips: ips(&["172.35.0.102", "172.35.0.9"]),
         ..Service::at(name("lb"), [[10, 96, 0, 2].into()])
     }));
@@ -173,7 +173,7 @@ fn risky_external_addresses_are_reported_with_service_and_field() {
     }
     assert_eq!(from_fn(|| recorded.try_recv().ok()).count(), 4);
     // The user corrects the Service.
-    model.apply(Told::ServiceApplied(Service {
+    model.apply(ModelEvent::ServiceApplied(Service {
         external_ips: ips(&["192.0.2.20"]),
         ..Service::at(name("nginx"), [[10, 96, 0, 1].into()])
     }));
@@ -190,7 +190,7 @@ fn many_refused_addresses_are_all_reported_over_time() {
     let mut give = |namespace: &str, name: &str, external_ips: Vec<IpAddr>| {
         let name = NamespacedName::new(namespace, name);
         let service = Service::at(name, [[10, 96, 0, 1].into()]);
-        model.apply(Told::ServiceApplied(Service {
+        model.apply(ModelEvent::ServiceApplied(Service {
             external_ips,
             ..service
         }));

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::mpsc;
 
 use anyhow::Result;
-use service_counters::{At, Count, ReadCounters, Told, Which};
+use service_counters::{At, Count, CounterSample, ReadCounters, Which};
 
 use super::*;
 
@@ -38,7 +38,7 @@ impl Kernel {
 }
 
 impl ReadCounters for Kernel {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         if let Some((began, goes_on)) = &self.gate {
             // The waiting test may have ended.
             let _ = began.send(());
@@ -59,7 +59,7 @@ impl ReadCounters for Kernel {
                 bytes_in: Some(number.into()),
                 ..Count::default()
             };
-            take(Told::Address(at, None, count));
+            take(CounterSample::Address(at, None, count));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ mod mode;
 use std::process::Command;
 
 use engine::{Engine, Lanes};
-use explain::{Asked, Objects, Quotes};
+use explain::{Objects, Quotes, TraceRequest};
 use footprint::origin::{ADDRESSES, Origin, Space};
 use footprint::{Footprint, ServedBy};
 use modes::definition::Start;
@@ -108,7 +108,7 @@ async fn a_minimal_mode_supports_show_and_diff() {
 #[test]
 fn a_minimal_mode_supports_explain_and_cleanup() {
     let explained = || {
-        let asked = Asked::parse("10.96.0.1:80/tcp", "node", "default").unwrap();
+        let asked = TraceRequest::parse("10.96.0.1:80/tcp", "node", "default").unwrap();
         let objects = Objects::default();
         let nobody = |_, _, _| None;
         let explanation =
