@@ -202,7 +202,7 @@ impl CounterSamples {
                 of.count.add(&count);
             }
             CounterSample::Port(port, _, count) => {
-                self.ports.entry(port.clone()).or_default().add(&count)
+                self.ports.entry(port.clone()).or_default().add(&count);
             }
             CounterSample::PortEndpoint(port, _, endpoint, count) => {
                 let of = self.port_endpoints.entry((port.clone(), endpoint));

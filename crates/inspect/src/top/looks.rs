@@ -121,10 +121,10 @@ impl Looks {
         };
         read(counters, Which::Addresses, &mut |told| match told {
             CounterSample::Address(at, _, count) => {
-                look.addresses.entry(at).or_default().add(&count)
+                look.addresses.entry(at).or_default().add(&count);
             }
             CounterSample::Port(port, _, count) => {
-                look.ports.entry(port.clone()).or_default().add(&count)
+                look.ports.entry(port.clone()).or_default().add(&count);
             }
             CounterSample::PortEndpoint(port, _, endpoint, count) => {
                 let of = look.port_endpoints.entry((port.clone(), endpoint));
