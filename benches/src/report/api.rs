@@ -1,6 +1,6 @@
 //! Table of the API server's work by occasion.
 
-use super::others::{self, Pair};
+use super::comparison::{self, Pair};
 use super::point::{sizes, subjects};
 use super::table::{short, table};
 use super::{measured, services};
@@ -23,7 +23,7 @@ const NOISE: f64 = 1.05;
 /// Draws a table for each size.
 pub(super) fn tables(report: &Report) -> String {
     let names = subjects(report, Axis::Api);
-    let pairs = others::pairs(report);
+    let pairs = comparison::pairs(report);
     let mut text = String::new();
     for size in sizes(report, Axis::Api) {
         let mut head = vec![format!("**{}**", services(size)), String::new()];
@@ -109,7 +109,7 @@ pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let size = *sizes(report, Axis::Api).last()?;
     let (_, bytes) = COLUMNS.first()?;
     let (mut texts, mut is_met) = (Vec::new(), true);
-    for Pair { ours, other } in others::pairs(report) {
+    for Pair { ours, other } in comparison::pairs(report) {
         let ratios = Occasion::ALL.into_iter().filter_map(|occasion| {
             let of = |name| median(report, name, size, occasion, *bytes);
             let ratio = of(ours)? / of(other).filter(|base| *base > 0.0)?;

@@ -8,7 +8,7 @@ mod aims;
 mod anatomy;
 mod api;
 mod axes;
-mod others;
+mod comparison;
 mod point;
 mod table;
 
@@ -71,7 +71,7 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
     if !short.is_empty() || !aims.is_empty() {
         _ = write!(text, "## In short\n\n{short}{aims}");
     }
-    let beside = others::not_ahead(report, &first_figures(report));
+    let beside = comparison::not_ahead(report, &first_figures(report));
     if !beside.is_empty() {
         _ = write!(
             text,
@@ -191,7 +191,7 @@ fn about(report: &Report) -> String {
             .into(),
         ),
         ("Subjects", about.subjects.join(", ")),
-        ("Other kube-proxies", others::files(report)),
+        ("Other kube-proxies", comparison::files(report)),
     ];
     let rows: Vec<Vec<String>> = rows
         .into_iter()
@@ -216,7 +216,7 @@ fn not_shown(report: &Report) -> String {
         "There is one CPU, shared by the subject, the API fixture and the packets: nothing runs at the same time, and no lock is \
          contended. There is no network card; bytes in a second are copies in memory. Read ratios, not figures. ",
     );
-    _ = write!(text, "**{}**", others::named(report));
+    _ = write!(text, "**{}**", comparison::named(report));
     text.push_str("\n\n");
     for name in &report.about.not_named {
         _ = write!(text, "**{name} was left out:** {NOT_NAMED}.\n\n");
@@ -281,7 +281,7 @@ fn main_table(report: &Report) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let others: Vec<String> = others::names(report)
+    let others: Vec<String> = comparison::names(report)
         .into_iter()
         .filter(|name| names.contains(name))
         .map(|name| format!("`{name}`"))
@@ -296,7 +296,7 @@ fn main_table(report: &Report) -> String {
 
 /// Returns the figures of the main table.
 fn main_figures(report: &Report) -> Vec<Figure> {
-    let are_others = others::are_there(report);
+    let are_others = comparison::are_there(report);
     let mut figures = Vec::new();
     for metric in HEADLINE.iter() {
         let mut sizes = sizes(report, metric.axis);
@@ -379,7 +379,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     );
 
     // Columns, and the subjects that our subjects are compared with.
-    let others = others::names(report);
+    let others = comparison::names(report);
     let is_base = |ours: &str, base: &str| match ours {
         "ipvs" => BASES.contains(&base) || others.contains(&base),
         "iptables" => others.contains(&base),

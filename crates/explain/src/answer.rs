@@ -16,7 +16,7 @@ use view::{Step, Walk};
 
 use super::journeys::{PacketOrigin, Planned, Routing};
 use super::origin::NOT_OURS;
-use super::walked::{Surroundings, in_view, source};
+use super::walk_text::{Surroundings, in_view, source};
 
 /// Access to the kernel's handling of endpoints' replies.
 pub(crate) trait Answers: Routing {

@@ -17,8 +17,8 @@ use view::AddressKind;
 use proxy::Protocol;
 use senders::Cast;
 
-use super::asked::{From, To, TraceRequest};
 use super::objects::{Objects, ServicePortAddress, is_asked};
+use super::trace_request::{From, To, TraceRequest};
 
 /// Next hop towards an address, according to the node's routes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,7 +12,6 @@
 //! of a response is bounded.
 
 mod answer;
-mod asked;
 mod journeys;
 mod listeners;
 mod live;
@@ -20,22 +19,23 @@ mod objects;
 mod origin;
 mod quotes;
 mod text;
+mod trace_request;
 mod verdict;
-mod walked;
+mod walk_text;
 
-pub use asked::{From, PortOf, To, TraceRequest, Unclear};
 pub use journeys::nobodys;
 pub use live::answer;
 pub use objects::{Objects, OwnNode};
 pub use quotes::Quotes;
 pub use text::{Style, render};
-pub use walked::Listening;
+pub use trace_request::{From, PortOf, To, TraceRequest, Unclear};
+pub use walk_text::Listening;
 
 use answer::Answers;
 use footprint::Footprints;
 use journeys::Planned;
 use view::{Explanation, Fate, Journey, Walk};
-use walked::Surroundings;
+use walk_text::Surroundings;
 
 /// Largest number of traced packets.
 const JOURNEYS_MAX: usize = 200;
@@ -81,7 +81,7 @@ pub(crate) fn explain(
             break;
         }
         let walks = kernel.follow(planned).into_iter();
-        let walks = walks.flat_map(|walk| walked::told(&walk, planned, &around));
+        let walks = walks.flat_map(|walk| walk_text::told(&walk, planned, &around));
         let mut walks: Vec<Walk> = walks.collect();
         is_cut |= quotes.leave_out(&mut walks);
         let verdict = verdict::verdict(planned, &walks);

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Protocol};
 use view::{Address, AddressKind, Endpoint, Port, Service};
 
-use super::asked::{PortOf, To, TraceRequest, protocol_of};
+use super::trace_request::{PortOf, To, TraceRequest, protocol_of};
 
 /// This node, and the Services with the requested name or address.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -9,7 +9,7 @@ use view::{ANOTHER_PROGRAM, Fate, Walk};
 use super::journeys::{PacketOrigin, Planned};
 use super::objects::ServicePortAddress;
 use super::origin::NOT_OURS;
-use super::walked::THIS_NODE;
+use super::walk_text::THIS_NODE;
 
 /// Location of a routing step on a path.
 const ROUTING: &str = "routing";

@@ -11,7 +11,7 @@ pub mod go;
 pub mod headings;
 pub mod nets;
 mod removed;
-pub mod unusable;
+pub mod unusable_flag;
 pub mod usage;
 pub mod version;
 pub mod words;

@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 
-use super::unusable::UnusableFlag;
+use super::unusable_flag::UnusableFlag;
 use source::address;
 
 /// Parses the networks of a flag that may be repeated. Each value is a list.

@@ -1,6 +1,6 @@
 //! Parses flags whose values are a few fixed words.
 
-use super::unusable::UnusableFlag;
+use super::unusable_flag::UnusableFlag;
 
 /// Returns the meaning of the word.
 ///

@@ -5,7 +5,7 @@ use std::io;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::places::Client;
+use super::connection_slots::Client;
 
 /// A source of connections.
 pub trait Listen: Send + 'static {

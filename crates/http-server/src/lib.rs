@@ -11,9 +11,9 @@
 //! bodies of requests.
 
 mod accept;
+mod connection_slots;
 mod listen;
-mod patience;
-mod places;
+mod step_timeouts;
 #[doc(hidden)]
 pub mod testing;
 mod thread;
@@ -39,11 +39,11 @@ use tokio::time::sleep;
 use tracing::{debug, error, info};
 
 pub use accept::{Accepted, Listen};
+pub use connection_slots::Client;
+use connection_slots::{ConnectionSlot, ConnectionSlots};
 use listen::listen;
 pub use listen::{Unspecified, listen_on};
-use patience::Patient;
-pub use places::Client;
-use places::{ConnectionSlot, ConnectionSlots};
+use step_timeouts::Patient;
 pub use thread::HttpThread;
 
 /// Largest head of a request, in bytes. Every probe sends less, and each connection may use this

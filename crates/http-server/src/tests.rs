@@ -119,7 +119,7 @@ async fn idle_connections_do_not_block_health_probes() {
     };
     for from in [one, many] {
         // The limits equal the daemon's. Connections of other tests are counted separately.
-        let (to, _server) = small(places::tests::as_in_the_daemon());
+        let (to, _server) = small(connection_slots::tests::as_in_the_daemon());
         let mut idle = Vec::new();
         for number in 1..=600 {
             let mut stream = connect_from(from(number), to).await;
@@ -144,7 +144,7 @@ async fn idle_connections_do_not_block_health_probes() {
 
 #[tokio::test]
 async fn the_connection_limit_covers_all_servers_together() {
-    let places = places::tests::places(4, 3);
+    let places = connection_slots::tests::places(4, 3);
     let (first, _) = small(Arc::clone(&places));
     let (second, _) = small(Arc::clone(&places));
     let mut kept = connect_from([127, 0, 0, 2], first).await;
@@ -167,7 +167,7 @@ async fn the_connection_limit_covers_all_servers_together() {
 
 #[tokio::test]
 async fn a_slow_request_head_times_out() {
-    let (to, _server) = small(places::tests::as_in_the_daemon());
+    let (to, _server) = small(connection_slots::tests::as_in_the_daemon());
     let mut silent = connect_from([127, 0, 0, 2], to).await;
     let mut slow = connect_from([127, 0, 0, 2], to).await;
     let mut kept = connect_from([127, 0, 0, 2], to).await;
@@ -206,7 +206,7 @@ async fn a_slow_request_head_times_out() {
 
 #[tokio::test]
 async fn an_idle_keep_alive_connection_closes_after_minutes() {
-    let (to, _server) = small(places::tests::as_in_the_daemon());
+    let (to, _server) = small(connection_slots::tests::as_in_the_daemon());
     let mut stream = connect_from([127, 0, 0, 2], to).await;
     tokio::time::pause();
     for path in ["/a", "/b", "/c"] {
@@ -219,7 +219,7 @@ async fn an_idle_keep_alive_connection_closes_after_minutes() {
 
 #[tokio::test]
 async fn an_unread_response_times_out() {
-    let (to, _server) = small(places::tests::as_in_the_daemon());
+    let (to, _server) = small(connection_slots::tests::as_in_the_daemon());
     let mut stream = connect_from([127, 0, 0, 2], to).await;
     stream
         .write_all(b"GET /long HTTP/1.1\r\nHost: n\r\n\r\n")

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ::explain::{Objects, OwnNode, Quotes, To, TraceRequest};
 use http::Uri;
 use proxy::{AddressField, IpFamily, LocalDetector, Model, NamespacedName, Protocol, Service};
-use service_counters::places::{FrontendAddress, places};
+use service_counters::frontend_addresses::{FrontendAddress, places};
 use service_counters::{CounterSamples, Counters};
 use source::EndpointPlaces;
 

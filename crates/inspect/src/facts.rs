@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use footprint::uses::Uses;
 use proxy::contested::Contested;
 use proxy::{Conflict, Failure, IpFamily, NodePorts, Standing, Unreadable};
-use service_counters::places::is_of_node;
+use service_counters::frontend_addresses::is_of_node;
 
 /// The state of the daemon.
 #[derive(Debug)]

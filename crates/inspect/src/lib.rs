@@ -36,7 +36,7 @@ mod owners;
 mod parts;
 mod query;
 mod question;
-mod rooms;
+mod request_limits;
 mod service;
 mod services;
 pub mod socket;
@@ -68,8 +68,8 @@ pub use question::{
     Claimed, Copied, DRAINS, ENDPOINTS_A_TURN, Ground, GroundOfFamily, NAMES_A_TURN, Names,
     Question, SERVICES_A_TURN, TROUBLES,
 };
-pub use rooms::Asker;
-use rooms::{Room, TURN_PATIENCE, Trims};
+pub use request_limits::Asker;
+use request_limits::{Room, TURN_PATIENCE, Trims};
 
 /// Prefix of the paths of all requests.
 pub const PREFIX: &str = "/api/v1/";

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use proxy::{Model, NamespacedName, Protocol, Service, ServicePort, ServicePortName};
 
 use service_counters::At;
-use service_counters::places::{FrontendAddress, addresses, places};
+use service_counters::frontend_addresses::{FrontendAddress, addresses, places};
 
 /// Number of Services that one turn checks.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;

@@ -11,8 +11,8 @@
 //! endpoints are read equally often. Blocking threads read the kernel, one sample after the other,
 //! and rank the Services.
 
-mod looks;
 mod rank;
+mod samples;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,8 +20,8 @@ use std::time::Instant;
 use http::Uri;
 use tokio::task::spawn_blocking;
 
-pub(super) use looks::Looks;
 use rank::{Sort, assemble, busiest};
+pub(super) use samples::Looks;
 
 use super::owners::{Owner, Wanted};
 use super::{Inspect, Question, Unanswered, rendered};

@@ -12,7 +12,7 @@
 pub(crate) mod conntrack;
 mod delays;
 pub(crate) mod report;
-pub(crate) mod story;
+pub(crate) mod sync_log;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -34,7 +34,7 @@ use crate::config::options::Options;
 use crate::events::Recorder;
 use crate::family::conntrack::StaleFlows;
 use crate::family::report::Reporter;
-use crate::family::story::Story;
+use crate::family::sync_log::Story;
 use crate::health::Health;
 use crate::health::health_check::{Answering, HealthChecks};
 use crate::metrics::Metrics;

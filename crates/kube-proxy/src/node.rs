@@ -4,5 +4,5 @@
 pub(crate) mod addresses;
 pub(crate) mod external_addresses;
 pub(crate) mod kernel_settings;
+pub(crate) mod missing_objects;
 pub(crate) mod one_family;
-pub(crate) mod vanished;

@@ -5,7 +5,7 @@ use proxy::{IpFamily, LocalDetector, Node};
 
 use flags::Flags;
 use flags::nets::nets;
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 
 /// Longest name of a network interface, in bytes (`IFNAMSIZ` without its NUL).
 const INTERFACE_NAME_MAX: usize = 15;

@@ -26,7 +26,7 @@ use std::path::Path;
 
 use flags::Flags;
 use flags::gates::Gates;
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 
 use crate::sysctl::row::Wanted;
 use definition::{Definition, Facts, Periods};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use flags::Flags;
 use flags::nets::{items, nets};
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use flags::words::word;
 use ipnet::IpNet;
 use iptables::Backend;

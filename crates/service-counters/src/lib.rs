@@ -9,7 +9,7 @@
 //! | nftables | address, endpoint, where they are named | those that are still tracked | no | yes |
 //! | userspace | Service port, endpoint | yes | bytes; of UDP packets, too | yes |
 
-pub mod places;
+pub mod frontend_addresses;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -15,12 +15,12 @@
 pub mod api;
 mod complaints;
 mod decode;
+mod endpoint_places;
 mod error;
 #[doc(hidden)]
 pub mod fuzzed;
 pub mod manifests;
 mod settings;
-mod whereabouts;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -32,9 +32,9 @@ pub use api::{
     uncounted,
 };
 pub use decode::{address, kind_name};
+pub use endpoint_places::{EndpointPlaces, Registry, WhereaboutsError};
 pub use error::StartError;
 pub use settings::{Api, ContentType, Lists, ServiceCidrs, Settings};
-pub use whereabouts::{EndpointPlaces, Registry, WhereaboutsError};
 
 /// A source that is open.
 pub struct Source {

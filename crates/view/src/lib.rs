@@ -6,8 +6,8 @@
 
 mod explanation;
 mod services;
-mod shown;
 mod status;
+mod terminal_text;
 mod top;
 
 pub use explanation::{Chance, Explanation, Fate, Journey, Step, Walk};
@@ -15,9 +15,9 @@ pub use services::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Drain, Endpoint, EndpointCounts,
     Port, Service, ServiceList, ServiceName, ServiceOption,
 };
-pub use shown::shown;
 pub use status::{
     Conflict, Draining, Drifted, Family, Feature, Limit, OFF, Refused, Source, Status, SyncState,
     Unreadable,
 };
+pub use terminal_text::shown;
 pub use top::{Rate, Top, TopEndpoint, TopPort};

@@ -4,7 +4,7 @@ mod foreign;
 mod kernel;
 mod kills;
 mod limits;
-mod ours;
+mod operator;
 mod source;
 
 use anyhow::Result;
@@ -88,15 +88,15 @@ macro_rules! faults {
 
 /// The faults. Unless stated otherwise, a fault promises no failed request and no lost connection.
 pub(crate) const ALL: &[Fault] = faults! {
-    ours::restart, "restart", BY_KERNEL, NEVER, anywhere,
+    operator::restart, "restart", BY_KERNEL, NEVER, anywhere,
         "kube-proxy gets SIGTERM and starts again, several times.";
-    ours::upgrade, "upgrade and back", BY_KERNEL, NEVER, anywhere,
+    operator::upgrade, "upgrade and back", BY_KERNEL, NEVER, anywhere,
         "An older binary (`BEFORE`) and this binary replace each other twice.";
-    ours::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
+    operator::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
         "Scheduler, sync period, masquerading and address form change from start to start.";
-    ours::reload, "config reload", BY_KERNEL, NEVER, anywhere,
+    operator::reload, "config reload", BY_KERNEL, NEVER, anywhere,
         "The configuration file changes under the running daemon: scheduler, masqueradeAll, sync period.";
-    ours::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
+    operator::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
         "kube-proxy gets kill -9 once ready, and starts again, 20 times.";
     kills::cold_start, "kill -9 in a cold start", BY_KERNEL, ONLY_IPVS, anywhere,
         "kube-proxy starts on an empty kernel with many Services. Each kill -9 comes later than the previous one. A path that has answered once must keep answering.";

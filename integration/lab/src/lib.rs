@@ -31,16 +31,16 @@
 //! Not supported: emulating IPVS, internet access from the VM, and more than one CPU. (A User Mode
 //! Linux that moves between CPUs is several times slower.)
 
-mod crew;
-mod doctor;
 pub mod http;
 mod init;
 mod job;
 mod lane;
 pub mod pages;
+mod prerequisites;
 mod runner;
 mod signals;
 mod stalls;
+mod threads;
 pub mod traffic;
 mod world;
 
@@ -48,13 +48,13 @@ use std::ffi::OsString;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-pub use crew::{Crew, Over};
-pub use doctor::{Finding, doctor};
 pub use init::maybe_init;
 pub use lane::{Lane, Missing};
+pub use prerequisites::{Finding, doctor};
 pub use runner::{Options, run};
 pub use rustix::process::Signal;
 pub use stalls::less_stalls;
+pub use threads::{Crew, Over};
 pub use world::{
     Answer, Connection, Dial, Error, Failure, Node, Output, Place, Running, Server, Transport,
     World,

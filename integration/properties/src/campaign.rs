@@ -9,7 +9,7 @@ use crate::modes::Form;
 use crate::real::on_a_node;
 use crate::run::{Failure, HistoryResult, run, run_on_kernel};
 use crate::shrink::shrink;
-use crate::turnstile::Threads;
+use crate::stepped_threads::Threads;
 
 /// One in this many sequences runs twice, to check that both runs are equal.
 const TWICE: u64 = 20;

@@ -13,8 +13,8 @@ use proxy::{
 };
 
 use crate::action::Verb;
+use crate::stepped_threads::{From, Front};
 use crate::subject::Barred;
-use crate::turnstile::{From, Front};
 
 /// Name of our node.
 pub const NODE: &str = "node1";

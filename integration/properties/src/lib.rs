@@ -39,7 +39,7 @@ pub mod real;
 pub mod regressions;
 pub mod run;
 pub mod shrink;
+pub mod stepped_threads;
 pub mod subject;
-pub mod turnstile;
 pub mod verdict;
 pub mod watch;

@@ -8,7 +8,7 @@ use clap::Parser;
 use properties::campaign::{Account, Campaign, Ground, carried, go};
 use properties::modes::FORMS;
 use properties::regressions;
-use properties::turnstile::Threads;
+use properties::stepped_threads::Threads;
 use proxy::IpFamily;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 

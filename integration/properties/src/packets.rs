@@ -8,7 +8,7 @@ use packet_path::{Interface, Question, Ruleset, Sender, Snapshot, walk};
 use proxy::IpFamily;
 
 use crate::cluster::{NODE_ADDRESS, POD_ADDRESS, at, net};
-use crate::turnstile::{From, Front};
+use crate::stepped_threads::{From, Front};
 use crate::verdict::{Verdict, Verdicts};
 
 /// Returns the node on the packets' path, with `eth0`, and with pods behind `cni0`.

@@ -12,8 +12,8 @@ use proxy::{Event, Mode, Model, Notice};
 use crate::action::{Action, Verb};
 use crate::cluster::{self, Cluster};
 use crate::real;
+use crate::stepped_threads::{Ask, Blame, From, Front, Lane, LaneProgress, Permit, Threads, Write};
 use crate::subject::{Fresh, Subject};
-use crate::turnstile::{Ask, Blame, From, Front, Lane, LaneProgress, Permit, Threads, Write};
 use crate::watch::Watch;
 
 /// Time for which timers run at the end: longer than any retry.

@@ -13,7 +13,7 @@ use proxy::{
 };
 
 use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, name, net};
-use crate::turnstile::{Front, Lane, Turnstile, Write};
+use crate::stepped_threads::{Front, Lane, Turnstile, Write};
 use crate::verdict::Verdicts;
 
 /// Time within which a sequence waits for due work.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use packet_path::{Fate, Source, Walk};
 use proxy::Target;
 
-use crate::turnstile::Front;
+use crate::stepped_threads::Front;
 
 /// Verdicts of frontends. Packets to a frontend may take several paths, with one verdict each.
 pub type Verdicts = BTreeMap<Front, BTreeSet<Verdict>>;

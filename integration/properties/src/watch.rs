@@ -26,8 +26,8 @@ use hashbrown::HashMap;
 use proxy::Target;
 
 use crate::cluster::{POD_ADDRESS, at, is_a_cluster_ip, is_for_cluster};
+use crate::stepped_threads::{From, Front, Serves, Write};
 use crate::subject::Entries;
-use crate::turnstile::{From, Front, Serves, Write};
 use crate::verdict::{SeenClient, Verdict, Verdicts, is_served};
 
 /// State of a frontend in its period.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use properties::campaign::{Campaign, Ground, carried, go};
 use properties::modes::FORMS;
-use properties::turnstile::Threads;
+use properties::stepped_threads::Threads;
 use proxy::IpFamily;
 
 #[test]

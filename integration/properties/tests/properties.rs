@@ -12,7 +12,7 @@ use properties::campaign::{Campaign, Ground, family, go};
 use properties::modes::FORMS;
 use properties::regressions;
 use properties::run::run;
-use properties::turnstile::Threads;
+use properties::stepped_threads::Threads;
 
 #[test]
 fn recorded_failures_stay_fixed() {

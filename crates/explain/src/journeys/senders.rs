@@ -7,8 +7,8 @@ use proxy::{IpFamily, LocalDetector};
 use view::AddressKind;
 
 use super::{Hop, PacketOrigin, Routing, Sender};
-use crate::asked::From;
 use crate::objects::{Objects, ServicePortAddress};
+use crate::trace_request::From;
 
 /// Documentation addresses, which no host has (RFC 5737).
 const NOBODYS: [Ipv4Addr; 3] = [

@@ -8,7 +8,7 @@ use proxy::{Protocol, ServicePortName};
 use service_counters::{At, Count};
 use view::{Rate, ServiceName, Top, TopEndpoint, TopPort};
 
-use super::looks::{Endpoints, Span};
+use super::samples::{Endpoints, Span};
 use crate::owners::Owner;
 use crate::service::counters;
 

@@ -7,8 +7,8 @@ use anyhow::Result;
 use proxy::{Event, Model, NamespacedName, Protocol, Service, ServicePort, ServicePortName};
 use service_counters::{At, Count, CounterSample, Counters, ReadCounters, Which};
 
-use super::looks::Looks;
 use super::rank::{Sort, assemble, busiest};
+use super::samples::Looks;
 use super::*;
 use crate::owners::{LOOKED_AT_A_TURN, owners};
 

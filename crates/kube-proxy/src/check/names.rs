@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use proxy::{Model, Protocol};
 
 use service_counters::At;
-use service_counters::places::{FrontendAddress, addresses, places};
+use service_counters::frontend_addresses::{FrontendAddress, addresses, places};
 
 /// Services, indexed by the names and addresses that entries contain.
 #[derive(Debug, Default)]

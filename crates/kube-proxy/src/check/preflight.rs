@@ -9,7 +9,7 @@ mod addresses;
 mod capabilities;
 mod listening;
 mod modules;
-mod others;
+mod other_proxies;
 mod packet_filters;
 mod ports;
 mod routes;
@@ -159,7 +159,7 @@ pub(super) fn look(
         unread.extend(error);
         Vec::new()
     });
-    findings.extend(others::judge(
+    findings.extend(other_proxies::judge(
         &traces.links,
         &foreign,
         changes,
@@ -234,7 +234,7 @@ fn unknown(name: &'static str, unread: &[String]) -> Finding {
 /// # Errors
 ///
 /// Reasons why some state could not be read.
-fn foreign(model: Option<&Model>) -> Result<Vec<others::Foreign>, Vec<String>> {
+fn foreign(model: Option<&Model>) -> Result<Vec<other_proxies::Foreign>, Vec<String>> {
     let names = model.map(Names::of).unwrap_or_default();
     let found = cleanup::foreign_servers(footprints::ALL)?;
     let wanted_by = |server: &cleanup::ForeignServer| {
@@ -243,7 +243,7 @@ fn foreign(model: Option<&Model>) -> Result<Vec<others::Foreign>, Vec<String>> {
     };
     let found = found.into_iter();
     Ok(found
-        .map(|server| others::Foreign {
+        .map(|server| other_proxies::Foreign {
             wanted_by: wanted_by(&server),
             name: server.name,
         })
@@ -368,7 +368,7 @@ mod tests {
                 traces.unread
             );
         }
-        let findings = others::judge(&traces.links, &[], &[], "nftables", &traces.unread);
+        let findings = other_proxies::judge(&traces.links, &[], &[], "nftables", &traces.unread);
         let is_ok = findings.iter().any(|finding| finding.status == Status::Ok);
         assert_eq!(is_ok, traces.unread.is_empty(), "{findings:?}");
     }

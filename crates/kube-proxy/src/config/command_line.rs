@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use clap::FromArgMatches as _;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use flags::{Flags, usage};
 
 use crate::config::question::{Question, StartQuestion};

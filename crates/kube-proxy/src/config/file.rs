@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;

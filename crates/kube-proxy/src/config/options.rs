@@ -20,7 +20,7 @@ use std::env;
 
 use flags::Flags;
 use flags::gates::{EXTERNAL_IPS, Gates};
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use modes::settings::ProxyMode;
 use modes::sysctl;
 use proxy::{AddressRules, ExternalIps};

@@ -1,6 +1,6 @@
 //! Table of the settings that have both a field and a flag.
 
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use flags::{Flags, go};
 use modes::settings::ProxyMode;
 use modes::shared::PRIMARY;

@@ -2,7 +2,7 @@
 
 use flags::Flags;
 use flags::gates::{ALPHA_LOGGING, BETA_LOGGING, Gates};
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use flags::words::word;
 
 /// Values of `--logging-format`.

@@ -236,7 +236,7 @@ impl Gathered {
         match told {
             CounterSample::Address(at, _, count) => self.addresses.push((at, count)),
             CounterSample::Endpoint(at, endpoint, _, count) => {
-                self.endpoints.push((at, endpoint, count))
+                self.endpoints.push((at, endpoint, count));
             }
             CounterSample::Port(name, listener, count) => {
                 let of = self.ports.entry(name.clone()).or_default();

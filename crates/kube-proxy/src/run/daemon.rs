@@ -41,7 +41,7 @@ use crate::family::Family;
 use crate::health::health_check::Answering;
 use crate::node::addresses::AddressChanges;
 use crate::node::external_addresses::ExternalAddresses;
-use crate::node::{one_family, vanished};
+use crate::node::{missing_objects, one_family};
 use crate::process::memory;
 use crate::run::first_lists::drain;
 
@@ -298,7 +298,7 @@ impl Daemon {
             self.observed.metrics.taken(&changes);
             self.observed.metrics.note(&self.model, &changes);
             let heard = self.heard.take().unwrap_or(now);
-            vanished::tell(&changes, &self.observed.metrics.vanished);
+            missing_objects::tell(&changes, &self.observed.metrics.vanished);
             for family in &mut self.families {
                 family.add(changes.clone(), Some(heard));
             }

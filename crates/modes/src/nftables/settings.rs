@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use flags::Flags;
 use flags::gates::{Gates, LOCALHOST_NODE_PORTS};
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use flags::words::word;
 use proxy::IpFamily;
 use proxy_nftables::{Layout, LocalhostNodePorts};

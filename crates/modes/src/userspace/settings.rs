@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use flags::Flags;
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 
 use crate::shared::Shared;
 

@@ -7,8 +7,8 @@
     reason = "a test stops at the first surprise"
 )]
 
+mod foreign_rules;
 mod golden;
 mod listing;
 mod node;
-mod others;
 mod shim;

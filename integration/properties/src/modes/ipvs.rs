@@ -22,10 +22,10 @@ use proxy_ipvs::{
 
 use crate::cluster::{NODE, NODE_ADDRESS, at};
 use crate::real::{add_bystanders, on_a_node};
+use crate::stepped_threads::{Front, Lane, Write};
 use crate::subject::{
     Damage, Entries, Fresh, Subject, detector, run_afresh, start, toggle_address,
 };
-use crate::turnstile::{Front, Lane, Write};
 use crate::verdict::{SeenClient, Verdicts, accepted};
 use real::Real;
 

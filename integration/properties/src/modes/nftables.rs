@@ -21,11 +21,11 @@ use proxy_nftables::{
 use crate::cluster::SERVICES;
 use crate::packets;
 use crate::real::{add_bystanders, on_a_node, set_addresses};
+use crate::stepped_threads::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
 use crate::subject::{
     Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
     toggle_address,
 };
-use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
 use crate::verdict::{self, SeenClient, Verdicts, accepted};
 use real::Real;
 

@@ -16,11 +16,11 @@ use proxy_userspace::{
 use relay::Serving;
 
 use crate::cluster::{SERVICES, at};
+use crate::stepped_threads::{Blame, From, Front, Lane, Permit, Turnstile, Write};
 use crate::subject::{
     Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
     toggle_address,
 };
-use crate::turnstile::{Blame, From, Front, Lane, Permit, Turnstile, Write};
 use crate::verdict::{SeenClient, Verdicts, accepted};
 
 pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {

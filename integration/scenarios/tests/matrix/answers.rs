@@ -8,7 +8,7 @@ use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, SOON, Service, at, kube_proxy, tcp};
 use serde_json::Value;
 
-use crate::cast::{Mode, answers_come_back, place, policies, start};
+use crate::clients::{Mode, answers_come_back, place, policies, start};
 
 /// Timeout for a reply that explain does not expect. All places are on one machine, where replies
 /// take milliseconds.

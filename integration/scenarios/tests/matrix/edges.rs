@@ -9,13 +9,13 @@ use anyhow::ensure;
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, at};
 
-use crate::cast::{
+use crate::clients::{
     Mode, PLACES, WAYS, answers_come_back, carried, is_flat, named, place, policies, service,
     start, transports, v4, v6,
 };
 use crate::echo::ping;
 use crate::explained::Explained;
-use crate::see::{see, see_by_chance};
+use crate::observe::{see, see_by_chance};
 
 /// Maximum time of an immediate reply. TCP retransmits a lost first packet after a second.
 const AT_ONCE: Duration = Duration::from_millis(900);

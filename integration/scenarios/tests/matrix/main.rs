@@ -6,12 +6,12 @@
 //! `kube-proxy explain`, which reads the kernel. `answers` covers lost replies.
 
 mod answers;
-mod cast;
+mod clients;
 mod echo;
 mod edges;
 mod explained;
 mod matrix;
-mod see;
+mod observe;
 mod table;
 
 use std::time::Duration;
@@ -24,10 +24,10 @@ macro_rules! stories {
         &[$($(
             story!("", [], || true, $module::$name),
             story!("lean::", ["--ipvs-shim=lean"], || true, $module::$name),
-            story!("ipvs_nftables::", ["--ipvs-shim=nftables"], cast::has_nftables, $module::$name),
-            story!("nftables::", ["--proxy-mode=nftables"], cast::has_nftables, $module::$name),
+            story!("ipvs_nftables::", ["--ipvs-shim=nftables"], clients::has_nftables, $module::$name),
+            story!("nftables::", ["--proxy-mode=nftables"], clients::has_nftables, $module::$name),
             story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
-                cast::has_nftables, $module::$name),
+                clients::has_nftables, $module::$name),
             // Redirects with nftables if available, and with iptables on lane A.
             story!("userspace::", ["--proxy-mode=userspace"], || true, $module::$name),
         )+)+]
@@ -70,7 +70,7 @@ fn main() {
         story!(
             "userspace_iptables::",
             ["--proxy-mode=userspace", "--iptables-backend=nft"],
-            cast::has_nftables,
+            clients::has_nftables,
             matrix::each_row_of_the_matrix_holds
         ),
         // On lane A, the rules are the same, so IPVS mode is enough.
@@ -78,19 +78,19 @@ fn main() {
         story!(
             "iptables::",
             ["--proxy-mode=iptables"],
-            cast::has_nftables,
+            clients::has_nftables,
             answers::explain_predicts_replies
         ),
         story!(
             "nftables::",
             ["--proxy-mode=nftables"],
-            cast::has_nftables,
+            clients::has_nftables,
             answers::explain_predicts_replies
         ),
         story!(
             "userspace::",
             ["--proxy-mode=userspace"],
-            cast::has_nftables,
+            clients::has_nftables,
             answers::explain_predicts_replies
         ),
     ];

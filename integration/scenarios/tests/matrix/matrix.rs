@@ -6,11 +6,11 @@ use anyhow::{Context as _, ensure};
 use lab::Transport;
 use scenarios::{Cluster, Outcome};
 
-use crate::cast::{
+use crate::clients::{
     Mode, answers_come_back, inner_service, named, place, policies, service, start, v4, v6,
 };
 use crate::explained::Explained;
-use crate::see::{see, see_by_chance};
+use crate::observe::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
 /// The daemon's flags for the three columns. By default, a test's daemon knows the pods' networks.

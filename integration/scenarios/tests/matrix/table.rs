@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use lab::Transport;
 
-use crate::cast::{Mode, carried};
+use crate::clients::{Mode, carried};
 
 /// Services of one kind, with a row for each sender and address.
 pub(crate) struct Section {

@@ -3,12 +3,13 @@
 
 mod addresses;
 mod api;
-mod asking;
 mod conflicts;
 mod drain;
 mod drift;
 mod economy;
 mod foreign;
+mod inspection;
+mod invalid_objects;
 mod manifests;
 mod nft;
 mod options;
@@ -18,7 +19,6 @@ mod shim;
 mod top;
 mod vip_mode;
 mod ways_in;
-mod wrong;
 
 use std::path::Path;
 use std::process::Command;
@@ -45,8 +45,8 @@ fn main() {
         drain: an_open_connection_of_a_removed_endpoint_continues, udp_clients_move_to_another_endpoint_at_once, endpoint_changes_lose_no_udp_query;
         conflicts: the_older_service_wins_a_shared_address;
         options: a_service_chooses_its_scheduler, an_ignored_service_option_is_reported;
-        wrong: invalid_objects_are_reported_by_name, an_endpoint_refused_by_the_kernel_is_reported, a_foreign_ipset_with_our_name_is_reported;
-        asking: the_api_reports_the_kernels_state, explain_follows_a_sender_with_a_service_address, explain_names_an_address_taken_from_another_node;
+        invalid_objects: invalid_objects_are_reported_by_name, an_endpoint_refused_by_the_kernel_is_reported, a_foreign_ipset_with_our_name_is_reported;
+        inspection: the_api_reports_the_kernels_state, explain_follows_a_sender_with_a_service_address, explain_names_an_address_taken_from_another_node;
         top: top_restores_the_terminal_at_each_exit;
         economy: endpoint_changes_start_no_program;
         nft: iptables_nft_is_the_default_backend if has_nft(), the_kubelets_hint_switches_the_iptables_backend if has_both(), a_cleanup_covers_both_iptables_backends if has_both(), conntrack_flows_in_foreign_zones_stay if has_nft(), native_nft_rules_stay_beside_iptables_rules if has_nft();

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use http_server::WhenTaken;
 use proxy::{Model, Protocol};
-use service_counters::places::{FrontendAddress, places};
+use service_counters::frontend_addresses::{FrontendAddress, places};
 
 use super::listening::Listener;
 use crate::check::finding::{Finding, some};

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use flags::go;
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use flags::words::word as word_of;
 
 use crate::config::question::{AnswerOptions, Output, Question};

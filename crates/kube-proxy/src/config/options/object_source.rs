@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use source::{Api, ContentType, Lists, ServiceCidrs, Settings};
 
 use flags::gates::{Gates, STREAMED_LISTS};
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use flags::{Flags, PROTOBUF};
 
 /// Requirement for this node's Node object.

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use flags::Flags;
 use flags::gates::Gates;
 use flags::nets::nets;
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 
 /// Options of the process as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]

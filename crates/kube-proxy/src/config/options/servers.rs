@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use flags::{Flags, go};
 use http_server::WhenTaken;
 

@@ -8,7 +8,7 @@ use proxy::{
 };
 
 use service_counters::At;
-use service_counters::places::{FrontendAddress, is_of_node, places};
+use service_counters::frontend_addresses::{FrontendAddress, is_of_node, places};
 
 /// Service ports, indexed by the address and port where they are served.
 #[derive(Debug, Default)]

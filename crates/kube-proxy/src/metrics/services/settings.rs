@@ -1,7 +1,7 @@
 //! Options of the metrics of single Services.
 
 use flags::Flags;
-use flags::unusable::UnusableFlag;
+use flags::unusable_flag::UnusableFlag;
 use flags::words::word;
 
 /// Values of `--metrics-per-service`.

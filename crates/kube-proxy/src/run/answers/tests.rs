@@ -256,5 +256,5 @@ async fn address_lookups_do_not_block_the_loop() {
     assert!(found.is_empty());
 }
 
-mod asked;
-mod small;
+mod minimal_mode;
+mod request_cost;

@@ -10,7 +10,7 @@ use proxy_ipvs::{
     VirtualServer, VirtualServerKey,
 };
 
-use crate::turnstile::{Ask, Blame, Permit, Serves, Turnstile, Write};
+use crate::stepped_threads::{Ask, Blame, Permit, Serves, Turnstile, Write};
 
 impl<K: Kernel> Kernel for Turnstile<K> {
     fn clock(&self) -> Instant {

@@ -10,7 +10,7 @@ use proxy_ipvs::fake::State;
 use proxy_ipvs::{Rules, SetKind, ShimStyle, VirtualServer, VirtualServerKey};
 
 use crate::packets;
-use crate::turnstile::Front;
+use crate::stepped_threads::Front;
 use crate::verdict::Verdicts;
 
 /// Returns the verdicts at these frontends, computed from virtual servers, addresses, sets and

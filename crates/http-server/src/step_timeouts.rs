@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::places::Activity;
+use super::connection_slots::Activity;
 
 /// Time limit for a request's head. The time starts with the connection for the first request, and
 /// with the first byte for later requests.
