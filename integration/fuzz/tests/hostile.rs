@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use properties::modes::FORMS;
-use properties::turnstile::{From, Front};
+use properties::stepped_threads::{From, Front};
 use properties::verdict;
 use proxy::{AddressRules, IpFamily, Model, NamespacedName, Protocol};
 use source::Settings;
