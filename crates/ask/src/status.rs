@@ -182,7 +182,11 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
     let title = format!("Draining ({})", status.draining_count);
     section(&title, &drains, count);
     let (drift, count) = drift(status);
-    section("Drift: changed by others, and corrected", &drift, count);
+    section(
+        "Drift: changed by other programs, and corrected",
+        &drift,
+        count,
+    );
     let (limits, count) = limits(status, is_wide);
     section("Limits", &limits, count);
     let (features, count) = features(status, is_wide);

@@ -101,7 +101,8 @@ pub(crate) fn remove(
     match removed {
         Ok(None) => {}
         Ok(Some(_)) if !is_free => cleanup.left.push(format!(
-            "link {name} stays: its addresses tell which virtual servers are kube-proxy's; remove what else is left, then \
+            "link {name} stays: its addresses prove which virtual servers are kube-proxy's; \
+             remove the other leftovers, then \
              run this again"
         )),
         Ok(Some(kind)) if kind == "dummy" => {
@@ -112,7 +113,8 @@ pub(crate) fn remove(
         }
         Ok(Some(kind)) => {
             cleanup.left.push(format!(
-                "link {name} is no dummy that a kube-proxy has made, but {}: it stays; remove it by hand (`ip link del \
+                "link {name} is no dummy that a kube-proxy has made, but {}: it stays; remove it \
+                 by hand (`ip link del \
                  {name}`) if nobody needs it",
                 if kind.is_empty() { "hardware" } else { &kind }
             ));

@@ -60,7 +60,8 @@ impl Sets {
     ) {
         if !is_free {
             if !self.names.is_empty() {
-                let why = "they tell which virtual servers are kube-proxy's; remove what else is left, then run this again";
+                let why = "they prove which virtual servers are kube-proxy's; remove the other \
+                           leftovers, then run this again";
                 cleanup.leave(family, &"the ipsets stay", &why);
             }
             return;
@@ -77,7 +78,8 @@ impl Sets {
                 Ok(was_there) => destroyed += usize::from(was_there),
                 Err(error) => {
                     let next = format!(
-                        "{error}; look who uses it (`iptables-save | grep {name}`), then run this again"
+                        "{error}; find its user (`iptables-save | grep {name}`), then run this \
+                         again"
                     );
                     cleanup.leave(family, &format_args!("ipset {name}"), &next);
                 }

@@ -123,7 +123,8 @@ pub(crate) fn remove(
             });
             match removed {
                 Ok(true) if is_evidence => {
-                    let why = "its sets tell which virtual servers are kube-proxy's; remove what else is left, then run this again";
+                    let why = "its sets prove which virtual servers are kube-proxy's; remove the \
+                               other leftovers, then run this again";
                     cleanup.leave(family, &format_args!("{what} stays"), &why);
                 }
                 Ok(true) => cleanup.removed.push(format!("{family}: {what}")),

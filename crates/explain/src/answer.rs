@@ -80,10 +80,7 @@ fn steps(way: &packet_path::Walk, planned: &Planned<'_>, modes: Footprints) -> V
 /// Describes why a reply does not arrive.
 fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     if way.fate == Fate::Unknown {
-        return format!(
-            "what becomes of its answer here cannot be told: {}",
-            way.why
-        );
+        return format!("the fate of its reply is unknown: {}", way.why);
     }
     if !way.why.is_empty() && way.fate == Fate::Dropped {
         return format!("its answer is not taken: {}", way.why);
@@ -120,7 +117,8 @@ fn never_back(
             ))
         }
         Source::ServiceAddress if !is_here(endpoint, planned, around) => Some(format!(
-            "{endpoint} sees the Service's own address {address} as the client's, and what it answers does not come to this node"
+            "{endpoint} sees the Service's own address {address} as the client, and its replies \
+             do not reach this node"
         )),
         _ => None,
     }
@@ -152,8 +150,8 @@ fn elsewhere(
         return None;
     }
     Some(format!(
-        "the endpoint is on another node, and answers {client} itself: only if that way leads by this node it comes from \
-         {}, and else {client} does not take it",
+        "the endpoint is on another node and replies to {client} directly: {client} accepts the \
+         reply only if it passes this node and so comes from {}",
         followed.packet.original
     ))
 }

@@ -40,7 +40,8 @@ pub fn answer(
         let mut explanation = explain(asked, objects, &kernel, listening, quotes, modes);
         let has_changed = kernel.has_changed();
         if has_changed && tries == TRIES {
-            let note = "the rules of nf_tables were changed while they were read: ways may mix what was and what is";
+            let note = "the rules of nf_tables changed during the read: paths may mix old and new \
+                        rules";
             explanation.notes.push(note.to_owned());
         }
         if !has_changed || tries == TRIES {

@@ -7,7 +7,8 @@ use view::{Step, Walk};
 use super::origin::NOT_OURS;
 
 /// Note about removed rules.
-pub(super) const LEFT_OUT: &str = "rules that are not kube-proxy's are named, and not quoted: root is told all, by kube-proxy explain on the node";
+pub(super) const LEFT_OUT: &str = "rules of other programs are named, not quoted: run kube-proxy \
+                                   explain as root on the node to see them";
 /// Rules that a response may quote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quotes {
@@ -84,7 +85,7 @@ mod tests {
                 step(&theirs, "`-m bpf --secret` is not understood"),
                 Step {
                     place: "not understood".to_owned(),
-                    says: "it depends on what is not understood: filter cali-x: `-m bpf --secret`"
+                    says: "it depends on an unsupported rule: filter cali-x: `-m bpf --secret`"
                         .to_owned(),
                     ..Step::default()
                 },

@@ -221,7 +221,7 @@ fn end_of(walk: &Walk) -> &str {
         Fate::Dropped => "dropped",
         Fate::Reset => "reset",
         Fate::Forwarded => "sent on as it is",
-        Fate::Unknown => "cannot be told",
+        Fate::Unknown => "is unknown",
     };
     match walk.endpoint.as_deref() {
         Some(endpoint) if word.is_empty() => endpoint,

@@ -23,7 +23,7 @@ pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
         let said = match end {
             Back::Comes => reached(planned, &delivered),
             Back::Unsure(why) => format!(
-                "{}; not sure that an answer comes back: {why}",
+                "{}; a reply is not certain: {why}",
                 reached(planned, &delivered)
             ),
             Back::Lost(why) => format!(
@@ -43,7 +43,7 @@ pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
     let who = &planned.sender.who;
     match &*parts {
         [] => format!(
-            "what becomes of packets from {} cannot be said",
+            "the path of packets from {} is unknown",
             who.trim_end_matches(',')
         ),
         [(_, said)] => format!("{who} {said}"),
@@ -213,7 +213,8 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
     let because = because.map_or_else(String::new, |why| format!(": {why}"));
     match walk.fate {
         Fate::Refused if at == THIS_NODE => format!(
-            "reaches this node itself, and is refused: no Service is served at {}, and no process listens there{}",
+            "reaches this node itself, and is refused: no Service is served at {}, and no process \
+             listens there{}",
             planned.to,
             taken(planned)
         ),
@@ -221,7 +222,7 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
         Fate::Unrouted => {
             let why = says.split_once(": ").map_or(says, |(_, why)| why);
             format!(
-                "does not get to {}: {why}, which the sender is told",
+                "does not get to {}: {why}, and the sender gets an error",
                 planned.to
             )
         }
@@ -230,7 +231,7 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
         Fate::Local => local(planned, walk),
         // Another function describes delivered paths.
         Fate::Delivered | Fate::Forwarded => format!(
-            "is sent on to {} as it is: no Service takes it here",
+            "is forwarded to {} unchanged: no Service matches here",
             walk.endpoint
                 .clone()
                 .unwrap_or_else(|| planned.to.to_string())
@@ -245,7 +246,8 @@ fn taken(planned: &Planned<'_>) -> String {
         return String::new();
     }
     format!(
-        ". {} is an address of {}, which IPVS mode gives to this node: nothing else of a host that has it is reached from here",
+        ". {} is an address of {}, which IPVS mode gives to this node: nothing else of a host \
+         that has it is reached from here",
         planned.to.ip(),
         planned.named_by.join(", ")
     )
@@ -256,8 +258,10 @@ fn by_routing(planned: &Planned<'_>, says: &str) -> String {
     let why = says.strip_prefix("dropped: ").unwrap_or(says);
     if planned.sender.has_service_address {
         format!(
-            "{why}. A load balancer that sends from its Service's address is not heard in IPVS mode, where the node has that \
-             address too: give `ipMode: Proxy` in status.loadBalancer.ingress, or have the balancer send from another address"
+            "{why}. A load balancer that sends from its Service's address is not heard in IPVS \
+             mode, where the node has that \
+             address too: give `ipMode: Proxy` in status.loadBalancer.ingress, or have the \
+             balancer send from another address"
         )
     } else {
         why.to_owned()

@@ -118,7 +118,7 @@ fn listened(
         }
         Err(why) => {
             walk.unsure = Some(format!(
-                "whether a process listens at {at}/{} cannot be told: {why}",
+                "whether a process listens at {at}/{} is unknown: {why}",
                 planned.protocol
             ));
         }
@@ -219,7 +219,8 @@ fn relayed(
         walk.steps.push(Step {
             place: "kube-proxy".to_owned(),
             says: format!(
-                "port {} of this node, where kube-proxy listens in userspace mode, if it runs: whom it connects to it alone knows",
+                "port {} of this node, where kube-proxy listens in userspace mode: only its \
+                 process knows the endpoint",
                 packet.port
             ),
             ..Step::default()

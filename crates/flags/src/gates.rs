@@ -260,7 +260,8 @@ impl Gates {
                 Stage::Alpha | Stage::Beta => return None,
             };
             Some(format!(
-                "setting {stage} feature gate {name}={value}; it will be removed in a future release"
+                "setting {stage} feature gate {name}={value}; it will be removed in a future \
+                 release"
             ))
         });
         notes.collect()
@@ -285,7 +286,7 @@ impl Gates {
                     let since = known.locked_since().filter(|_| locked);
                     let locked = since.map(|since| {
                         let default = known.spec.default;
-                        format!("Kubernetes {since} locks it to {default}; take it out")
+                        format!("Kubernetes {since} locks it to {default}; remove it")
                     });
                     warnings.extend(row.chain(locked).map(|why| {
                         format!("the feature gate {name}={value} has no effect: {why}")
@@ -303,7 +304,8 @@ impl Gates {
             let (first, last) = (FIRST, FIRST + RELEASES - 1);
             let names = unknown.join(", ");
             warnings.push(format!(
-                "unrecognized feature gates have no effect: {names}; Kubernetes 1.{first} to 1.{last} have none of these names, look for a \
+                "unrecognized feature gates have no effect: {names}; Kubernetes 1.{first} to \
+                 1.{last} have none of these names, look for a \
                  spelling mistake"
             ));
         }

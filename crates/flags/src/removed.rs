@@ -10,11 +10,11 @@ const REMOVED: &[(&[&str], &str)] = &[
     ),
     (
         &["proxy-port-range"],
-        "userspace mode takes ports of net.ipv4.ip_local_port_range; take it out",
+        "userspace mode takes ports of net.ipv4.ip_local_port_range; remove it",
     ),
     (
         &["resource-container"],
-        "it is gone since Kubernetes 1.16; take it out, and limit the container's resources",
+        "it was removed in Kubernetes 1.16; remove it, and limit the container's resources",
     ),
     (
         &[
@@ -30,14 +30,14 @@ const REMOVED: &[(&[&str], &str)] = &[
             "skip-log-headers",
             "stderrthreshold",
         ],
-        "it is gone since Kubernetes 1.26; take it out: the log goes to standard error",
+        "it was removed in Kubernetes 1.26; remove it: the log goes to standard error",
     ),
     (
         &[
             "azure-container-registry-config",
             "cloud-provider-gce-lb-src-cidrs",
         ],
-        "it was left over from another program; take it out",
+        "it was left over from another program; remove it",
     ),
     (
         &[

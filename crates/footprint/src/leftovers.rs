@@ -233,7 +233,8 @@ impl Leftovers {
         self.tables.iter().flat_map(|(table, chains)| {
             chains.holds.iter().map(move |(chain, rule)| {
                 format!(
-                    "chain {chain} of table {table} is empty but stays, because a rule of somebody else jumps to it: `{rule}`; \
+                    "chain {chain} of table {table} is empty but stays, because a rule of another \
+                     program jumps to it: `{rule}`; \
                      remove that rule, then run this again"
                 )
             })

@@ -220,8 +220,9 @@ impl OpenConnections {
         }
         self.told = Some(Instant::now());
         warn!(
-            "{client} has {count} connections to {what}: its oldest idle one is closed for each new one, and others are served. \
-             Find out what opens them there; this is said at most once in ten minutes"
+            "{client} has {count} connections to {what}: its oldest idle one is closed for each \
+             new one, and others are served. \
+             Find the program that opens them; this line appears at most once in ten minutes"
         );
     }
 }

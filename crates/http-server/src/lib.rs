@@ -119,7 +119,8 @@ pub struct Purpose {
 
 /// Failure to bind an address, if the failure ends the process.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for {}: {source}. See what has the port (ss -ltnp), or give another --{}", .purpose.name, .purpose.flag)]
+#[error("cannot listen on {address} for {}: {source}. Find the process on the port (ss -ltnp), or \
+         set another --{}", .purpose.name, .purpose.flag)]
 pub struct ListenError {
     purpose: Purpose,
     address: SocketAddr,

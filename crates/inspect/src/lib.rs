@@ -152,7 +152,7 @@ pub enum Unanswered {
     Late,
     /// Earlier requests are in progress, or their clients have not read the responses yet.
     #[error(
-        "others ask, or do not take their answers, and none of them has ended within {} s: ask again",
+        "too many requests are running, and none ended within {} s: try again",
         TURN_PATIENCE.as_secs()
     )]
     Busy,

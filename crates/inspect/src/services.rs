@@ -100,7 +100,8 @@ impl Inspect {
         let told = self.ask(|answer| Question::Services(asked, answer)).await?;
         let Some(copied) = told.into_iter().next().flatten() else {
             return Err(Unanswered::NotFound(format!(
-                "there is no Service {name} that is proxied: none of that name, or it is headless, of type ExternalName, or has \
+                "there is no Service {name} that is proxied: none of that name, or it is \
+                 headless, of type ExternalName, or has \
                  the label service.kubernetes.io/service-proxy-name"
             )));
         };
@@ -252,7 +253,7 @@ fn counted(counters: &Counters, which: Which<'_>, notes: &mut Vec<String>) -> Co
             notes.extend(counted.note.map(str::to_owned));
             return counted;
         }
-        Some(Err(error)) => notes.push(format!("what was counted is left out: {error:#}")),
+        Some(Err(error)) => notes.push(format!("counters are missing: {error:#}")),
         None => {}
     }
     CounterSamples::default()
@@ -273,7 +274,8 @@ const TIME_WAIT: u32 = 120;
 fn affinity_note(mode: &str, seconds: Option<u32>) -> Option<String> {
     let seconds = seconds.filter(|seconds| mode == "ipvs" && *seconds < TIME_WAIT)?;
     Some(format!(
-        "affinity may last longer than {seconds} s: IPVS keeps a client's endpoint while it knows a connection of the client, \
+        "affinity may last longer than {seconds} s: IPVS keeps a client's endpoint while it knows \
+         a connection of the client, \
          and a closed TCP connection for {TIME_WAIT} s more"
     ))
 }

@@ -35,8 +35,8 @@ pub(crate) fn start(places: SocketLocations, respond: impl Respond) -> Server {
     let first = listen(&places);
     if let Err(error) = &first {
         warn!(
-            "cannot listen on the local socket, by which kube-proxy status and others ask: {error}; all else goes on, and it is \
-             tried again"
+            "cannot listen on the local socket of kube-proxy status: {error}; serving continues, \
+             and it is retried"
         );
     }
     Server(tokio::spawn(async move {
@@ -112,9 +112,10 @@ fn refusal(user: Option<u32>, own: u32) -> Option<String> {
     match user {
         Some(user) if user == 0 || user == own => None,
         Some(user) => Some(format!(
-            "user {user} may not ask: only root, and the user that kube-proxy runs as ({own}), may. Ask as root (sudo)"
+            "user {user} may not ask: only root, and the user that kube-proxy runs as ({own}), \
+             may. Ask as root (sudo)"
         )),
-        None => Some("it cannot be told who asks".to_owned()),
+        None => Some("it is unknown who asks".to_owned()),
     }
 }
 

@@ -109,7 +109,9 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
     status.source.node_exists = facts.has_node;
     if facts.is_complete && !facts.is_whole {
         status.notes.push(
-            "an object exists that could not be read: until it can be, nothing is removed; the log names it".to_owned(),
+            "an object exists that could not be read: until it can be, nothing is removed; the \
+             log names it"
+                .to_owned(),
         );
     }
     for of in facts.families {
@@ -226,7 +228,7 @@ fn state(standing: &Standing, is_served: bool, has_failures: bool) -> SyncState 
 fn told(trouble: &Trouble, is_serving: bool, now: Instant) -> String {
     let seconds = now.saturating_duration_since(trouble.since).as_secs();
     let served = if is_serving {
-        "what was known last is served"
+        "the last known state is served"
     } else {
         "nothing is programmed before"
     };

@@ -19,17 +19,22 @@ pub enum IptablesError {
     Missing(String),
     /// No installed backend can write to this kernel, or the requested backend cannot.
     #[error(
-        "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose another with --iptables-backend"
+        "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a \
+         iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose \
+         another with --iptables-backend"
     )]
     Unusable(String),
     /// No backend works, and the kernel lacks each of them. A retry changes nothing.
     #[error(
-        "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose another with --iptables-backend"
+        "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a \
+         iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose \
+         another with --iptables-backend"
     )]
     Absent(String),
     /// The kernel has no IPv6.
     #[error(
-        "there is no IPv6 here (no /proc/net/if_inet6): run `modprobe ipv6`, and look for ipv6.disable=1 in /proc/cmdline"
+        "there is no IPv6 here (no /proc/net/if_inet6): run `modprobe ipv6`, and look for \
+         ipv6.disable=1 in /proc/cmdline"
     )]
     NoIpv6,
     /// The program could not be started, or its output could not be read.
@@ -41,7 +46,8 @@ pub enum IptablesError {
         source: io::Error,
     },
     /// The program exceeded its time limit, and was killed.
-    #[error("{program} did not end within {} s and was killed: look at what keeps the machine, or the lock /run/xtables.lock, busy (`fuser -v /run/xtables.lock`)", limit.as_secs())]
+    #[error("{program} did not end within {} s and was killed: find the program that keeps the \
+             machine or the lock /run/xtables.lock busy (`fuser -v /run/xtables.lock`)", limit.as_secs())]
     TimedOut {
         /// Name of the program.
         program: String,
@@ -51,7 +57,9 @@ pub enum IptablesError {
     /// A table of nf_tables has rules that iptables cannot express, and other means cannot read the
     /// table either.
     #[error(
-        "table {family} {table} cannot be read, since it holds rules of nft that iptables has no words for ({why}): put these into a table of their own (`nft list table {family} {table}` shows them)"
+        "table {family} {table} cannot be read, since it holds rules of nft that iptables has no \
+         words for ({why}): put these into a table of their own (`nft list table {family} \
+         {table}` shows them)"
     )]
     Native {
         /// Name of the table.
@@ -174,20 +182,25 @@ impl Kind {
     fn next_step(self) -> Option<&'static str> {
         Some(match self {
             Self::LockHeld => {
-                "find who holds the lock (`fuser -v /run/xtables.lock`); it will be tried again"
+                "find who holds the lock (`fuser -v /run/xtables.lock`); it will be retried"
             }
             Self::NotPermitted => {
-                "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW and a writable /run/xtables.lock; legacy iptables is \
-                 root's alone, with these capabilities: nobody else may read /proc/net/ip_tables_names"
+                "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW and a writable \
+                 /run/xtables.lock; legacy iptables is \
+                 root's alone, with these capabilities: nobody else may read \
+                 /proc/net/ip_tables_names"
             }
             Self::Unreadable => {
-                "nft has put a rule into a built-in chain, before a rule of kube-proxy, that iptables cannot read: move it to \
+                "nft has put a rule into a built-in chain, before a rule of kube-proxy, that \
+                 iptables cannot read: move it to \
                  a table of its own, or behind the rules of kube-proxy (`nft list ruleset`)"
             }
             Self::NoSet => "see why the set could not be made; the rules will be tried again",
             Self::NoTable | Self::NoModule => {
-                "a kernel module that the rules need may be missing: see `dmesg`, and run `modprobe -a xt_set xt_comment \
-                 xt_mark xt_addrtype xt_conntrack xt_physdev xt_ipvs xt_MASQUERADE` and the modules of the backend; legacy \
+                "a kernel module that the rules need may be missing: see `dmesg`, and run \
+                 `modprobe -a xt_set xt_comment \
+                 xt_mark xt_addrtype xt_conntrack xt_physdev xt_ipvs xt_MASQUERADE` and the \
+                 modules of the backend; legacy \
                  iptables needs CAP_NET_RAW, too"
             }
             _ => return None,
@@ -431,13 +444,15 @@ mod tests {
     #[test]
     fn the_refused_line_is_part_of_the_error() {
         let said = said_of(
-            "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n\
+            "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: \
+             3\n\
              Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n",
             INPUT,
         );
         assert_eq!(
             said,
-            "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.; line 3 is `-A KUBE-X -m set --match-set NOPE dst \
+            "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.; line 3 is `-A KUBE-X -m \
+             set --match-set NOPE dst \
              -j RETURN`; see why the set could not be made; the rules will be tried again"
         );
     }
@@ -445,9 +460,12 @@ mod tests {
     #[test]
     fn a_refused_table_is_reported_with_modules_to_load() {
         for stderr in [
-            "Warning: Extension physdev revision 0 not supported, missing kernel module?\niptables-restore: line 4 failed\n",
-            "iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'\nError occurred at line: 1\n",
-            "iptables-nft-restore v1.8.9 (nf_tables): \nline 2: TABLE_ADD failed (Operation not supported): table nat\n\
+            "Warning: Extension physdev revision 0 not supported, missing kernel \
+             module?\niptables-restore: line 4 failed\n",
+            "iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table \
+             'nat'\nError occurred at line: 1\n",
+            "iptables-nft-restore v1.8.9 (nf_tables): \nline 2: TABLE_ADD failed (Operation not \
+             supported): table nat\n\
              line 2: CHAIN_USER_ADD failed (No such file or directory): chain KUBE-X\n",
         ] {
             let said = said_of(stderr, INPUT);
@@ -514,7 +532,8 @@ mod tests {
             ),
             ("iptables-restore: line 4 failed", Kind::NoModule, 4),
             (
-                "Error: meta sreg key not supported\niptables-nft-restore v1.8.9 (nf_tables): Parsing nftables rule failed\n\
+                "Error: meta sreg key not supported\niptables-nft-restore v1.8.9 (nf_tables): \
+                 Parsing nftables rule failed\n\
                  Error occurred at line: 3",
                 Kind::Unreadable,
                 3,

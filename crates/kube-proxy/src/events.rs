@@ -126,8 +126,8 @@ impl Event {
             loser,
         } = conflict;
         let note = format!(
-            "{object} is claimed by Service {winner} too, which has it as the older one or the first by name. \
-             This Service takes it over when that one no longer claims it"
+            "{object} is also claimed by Service {winner}, which gets it as the older Service or \
+             the first by name. This Service takes over when the other one no longer claims it"
         );
         Self {
             is_everywhere: true,
@@ -144,8 +144,8 @@ impl Event {
     /// server. Upstream overwrites that virtual server.
     pub fn address_taken(at: &str, owner: &ServicePortName, model: &Model) -> Self {
         let note = format!(
-            "another program has a virtual server of IPVS at {at} on this node: it is left alone, and port {owner} is not served \
-             there until it is gone"
+            "another program has a virtual server of IPVS at {at} on this node: it stays \
+             unchanged, and port {owner} is not served there until it is removed"
         );
         let reason = ("AddressTaken", "SyncProxyRules");
         Self::service_warning(&owner.service, model, reason, note)
@@ -213,7 +213,8 @@ impl Event {
         error: &std::io::Error,
     ) -> Self {
         let note = format!(
-            "node {node} cannot listen on {at} for the health checks of the Service, so its load balancer may leave \
+            "node {node} cannot listen on {at} for the health checks of the Service, so its load \
+             balancer may leave \
              this node out: {error}"
         );
         let reason_and_action = ("FailedToStartServiceHealthcheck", "Listen");
@@ -367,7 +368,7 @@ impl Recorder {
             debug!(
                 reason = event.reason,
                 name = event.name,
-                "event dropped: {EVENTS_MAX} others wait"
+                "event dropped: {EVENTS_MAX} events wait"
             );
         }
     }
@@ -427,7 +428,7 @@ impl Teller {
             let SendOutcome::NotYet(why) = self.create(&object).await else {
                 return true;
             };
-            debug!(reason = recorded.event.reason, "event not told yet: {why}");
+            debug!(reason = recorded.event.reason, "event not sent yet: {why}");
             let delay = backoff.next(Cost::Something, Instant::now());
             if recorded.since.elapsed() + delay > TELLING_PATIENCE {
                 return false;
@@ -459,8 +460,10 @@ impl Teller {
             403 if !is_terminating(status) && !self.is_forbidden => {
                 self.is_forbidden = true;
                 warn!(
-                    "the API server forbids Kubernetes events ({message}); they are in this log only. Bind the ClusterRole \
-                     system:node-proxier, or allow `create` on `events` in the API group events.k8s.io"
+                    "the API server forbids Kubernetes events ({message}); they are in this log \
+                     only. Bind the ClusterRole \
+                     system:node-proxier, or allow `create` on `events` in the API group \
+                     events.k8s.io"
                 );
             }
             code => debug!("event refused: {code} {message}"),

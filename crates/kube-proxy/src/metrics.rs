@@ -190,20 +190,22 @@ impl Metrics {
         let vanished = self.vanished.clone();
         all.registry
             .register("kubeproxy_list_vanished_objects", help, vanished);
-        let help = "External and load-balancer addresses of Services that are not served, or are this node's own, by why";
+        let help = "External and load-balancer addresses of Services that are not served, or are \
+                    this node's own, by why";
         all.registry.register(
             "kubeproxy_contested_external_addresses",
             help,
             self.contested.clone(),
         );
-        let help = "Entries of the kernel's state that somebody else had changed, and that were made right again, by kind";
+        let help = "Kernel entries that other programs changed and kube-proxy repaired, by kind";
         let drifted = self.drifted.clone();
         all.registry
             .register("kubeproxy_drifted_entries", help, drifted);
-        let help = "Writes to the kernel by what they are about, and what became of them";
+        let help = "Writes to the kernel, by subject and outcome";
         all.registry
             .register("kubeproxy_kernel_writes", help, self.writes.clone());
-        let help = "From when a change of a Service or of its endpoints was heard of until all of the Service was in the kernel, in seconds";
+        let help = "From when a change of a Service or of its endpoints was heard of until all of \
+                    the Service was in the kernel, in seconds";
         all.registry.register(
             "kubeproxy_service_programming_duration_seconds",
             help,
@@ -216,8 +218,10 @@ impl Metrics {
         }
         let build = Family::<Build, Gauge>::default();
         build.get_or_create(&Build::this()).set(1);
-        let help = "A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, \
-                    build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.";
+        let help = "A metric with a constant '1' value labeled by major, minor, git version, git \
+                    commit, git tree state, \
+                    build date, Go version, and compiler from which Kubernetes was built, and \
+                    platform on which it is running.";
         all.add("BETA", "kubernetes_build_info", help, build);
         let own = Family::<OwnBuild, Gauge>::default();
         own.get_or_create(&OwnBuild {

@@ -168,8 +168,8 @@ async fn an_address_conflict_is_one_event_on_the_losing_service() {
         json!({
             "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"namespace": "shop"}, "eventTime": null,
             "type": "Warning", "reason": "AddressConflict", "action": "SyncProxyRules",
-            "note": "192.0.2.20:80/TCP is claimed by Service shop/older:http too, which has it as the older one or the \
-                     first by name. This Service takes it over when that one no longer claims it",
+            "note": "192.0.2.20:80/TCP is also claimed by Service shop/older:http, which gets it as the older Service or \
+                     the first by name. This Service takes over when the other one no longer claims it",
             "regarding": {"apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "younger", "uid": "uid-2"},
             "reportingController": "kube-proxy", "reportingInstance": null,
         })

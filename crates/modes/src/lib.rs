@@ -83,7 +83,8 @@ impl ProxyMode {
         let others: Vec<&str> = self.others().map(Self::name).collect();
         let others = others.join(", ");
         let advice = format!(
-            "the feature gate {gate}=false turns this mode off: give one of the modes {others}, or take {gate} out"
+            "the feature gate {gate}=false disables this mode: choose one of the modes {others}, \
+             or remove {gate}"
         );
         Err(UnusableFlag::new("proxy-mode", self.name(), advice))
     }
@@ -200,8 +201,10 @@ pub fn warning_of_default(flags: &Flags) -> Option<String> {
         (format!("{file}: mode is empty"), "mode: ")
     };
     Some(format!(
-        "{empty}: {mode} mode is used, and stays this program's default. Upstream's default becomes nftables in Kubernetes 1.40, so \
-         that an empty mode means another one there. Give {word}{mode} to keep this mode, or {word}ipvs for IPVS"
+        "{empty}: {mode} mode is used, and stays this program's default. Upstream's default \
+         becomes nftables in Kubernetes 1.40, so \
+         that an empty mode means another one there. Give {word}{mode} to keep this mode, or \
+         {word}ipvs for IPVS"
     ))
 }
 

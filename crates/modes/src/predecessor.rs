@@ -52,12 +52,12 @@ fn tell(cleanup: Result<Cleanup, JoinError>) {
     match cleanup {
         Ok(cleanup) => {
             for line in cleanup.removed {
-                info!("removed what another mode had left: {line}");
+                info!("removed leftovers of another mode: {line}");
             }
             for line in cleanup.left {
                 warn!("left by another mode: {line}");
             }
         }
-        Err(error) => error!(%error, "what another mode has left stays"),
+        Err(error) => error!(%error, "leftovers of another mode stay"),
     }
 }

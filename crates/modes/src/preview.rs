@@ -184,7 +184,7 @@ impl Change {
             of: NODE.to_owned(),
             kind: OTHER_MODES,
             action: Action::Remove,
-            write: format!("remove what another mode has left: {line}"),
+            write: format!("remove leftovers of another mode: {line}"),
             lane: "clearing up",
             entry: line.to_owned(),
             before: None,

@@ -57,7 +57,7 @@ pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
         Ok(None) => return vec![AfterIpvs::Stays(branch)],
         Err(unread) => {
             let reason = unread.to_string();
-            branch.step(Step::new(PLACE, "", format!("cannot be told: {reason}")));
+            branch.step(Step::new(PLACE, "", format!("is unknown: {reason}")));
             branch.end = Some(End::Unknown(reason));
             return vec![AfterIpvs::Stays(branch)];
         }
@@ -250,8 +250,10 @@ fn send(
         Ok(Some(value)) if value == "1" => {}
         Ok(_) => {
             branch.packet.tracking = Tracking::Untracked;
-            step.says
-                .push_str("; it is not tracked, so that no chain of type nat sees it (net.ipv4.vs.conntrack is 0)");
+            step.says.push_str(
+                "; it is not tracked, so that no chain of type nat sees it \
+                           (net.ipv4.vs.conntrack is 0)",
+            );
         }
     }
     if let Some(interface) = &interface {
@@ -277,7 +279,7 @@ fn port_at(service: &Service, own: u16, port: u16) -> u16 {
 
 fn ends(mut branch: Branch, mut step: Step, end: End) -> AfterIpvs {
     if let (End::Unknown(why), true) = (&end, step.says.is_empty()) {
-        step.says = format!("cannot be told: {why}");
+        step.says = format!("is unknown: {why}");
     }
     branch.step(step);
     branch.end = Some(end);

@@ -150,7 +150,7 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
     for walk in &mut walks {
         if let Some(doubt) = walk.doubts.first() {
             walk.fate = Fate::Unknown;
-            walk.why = format!("it depends on what is not understood: {}", doubt.what);
+            walk.why = format!("it depends on an unsupported rule: {}", doubt.what);
         }
     }
     let is_many = walks.len() > MOST_TOLD;

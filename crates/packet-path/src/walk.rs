@@ -100,7 +100,7 @@ pub(crate) fn follow(walker: &Walker<'_>, begun: Start) -> Vec<Walk> {
         bound(&mut under_way, &mut done);
     }
     for (_, mut branch) in under_way {
-        branch.end = Some(End::Unknown("it goes in circles".to_owned()));
+        branch.end = Some(End::Unknown("the rules form a loop".to_owned()));
         done.push(branch);
     }
     outcome::settle(done)
@@ -173,8 +173,7 @@ impl<'a> Walker<'a> {
                         Ok(Route::Out { interface, .. }) => interface,
                         Ok(Route::Local { .. }) => return self.send(packet(*address), true),
                         Ok(Route::None { why, .. }) => {
-                            let why =
-                                format!("nobody knows by which interface {address} sends: {why}");
+                            let why = format!("the interface of {address} is unknown: {why}");
                             return Err(unknown(branch, why));
                         }
                         Err(unread) => return Err(unknown(branch, unread)),
@@ -441,7 +440,8 @@ impl<'a> Walker<'a> {
             return match self.answer_to_localhost(&branch.packet) {
                 Ok(true) => ended(Hook::Postrouting, branch, End::Forwarded),
                 Ok(false) => {
-                    let says = "leaves, but its answer would be dropped: nobody may send to a loopback address \
+                    let says = "leaves, but its answer would be dropped: nobody may send to a \
+                                loopback address \
                                 from outside (net.ipv4.conf.all.route_localnet is 0)";
                     branch.step(Step::new("routing", "", says));
                     ended(Hook::Postrouting, branch, End::Dropped)

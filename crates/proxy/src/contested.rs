@@ -158,9 +158,12 @@ impl Contested {
             ContestedPart::Address(address, field, why) => (*address, field.name(), *why),
             ContestedPart::TooLarge(OverLimit(excess)) => {
                 return format!(
-                    "one Service may have {MAX_FRONTENDS} addresses x ports, {MAX_ENDPOINTS} endpoints of a port, and \
-                     {MAX_DESTINATIONS} addresses x ports x endpoints ({MAX_DESTINATIONS_OF_FEW} with up to {FEW_FRONTENDS} \
-                     addresses x ports) in {}, of which the cluster IP comes first, then load-balancer addresses, then \
+                    "one Service may have {MAX_FRONTENDS} addresses x ports, {MAX_ENDPOINTS} \
+                     endpoints of a port, and \
+                     {MAX_DESTINATIONS} addresses x ports x endpoints ({MAX_DESTINATIONS_OF_FEW} \
+                     with up to {FEW_FRONTENDS} \
+                     addresses x ports) in {}, of which the cluster IP comes first, then \
+                     load-balancer addresses, then \
                      external IPs, in the Service's order; split it into several Services",
                     excess.family
                 );
@@ -170,45 +173,53 @@ impl Contested {
             ContestReason::Refused(Refusal::ClusterIp) => {
                 let owner = model.and_then(|model| model.service_at(address));
                 let owner = named(owner);
-                format!("it is the cluster IP of {owner}; take it out of {field}")
+                format!("it is the cluster IP of {owner}; remove it of {field}")
             }
             ContestReason::Refused(Refusal::ApiServer(port)) => format!(
-                "the API server is at {}, which this node would lose; take it out of {field}, or if it is meant, \
-                 add {} to --allowed-external-cidrs, beside the networks of all other external addresses",
+                "the API server is at {}, which this node would lose; remove it of {field}, or if \
+                 it is meant, \
+                 add {} to --allowed-external-cidrs, beside the networks of all other external \
+                 addresses",
                 SocketAddr::new(address, port),
                 IpNet::from(address)
             ),
             ContestReason::Refused(Refusal::NotAllowed) => format!(
-                "it is in no network of --allowed-external-cidrs; take it out of {field}, or add a network there"
+                "it is in no network of --allowed-external-cidrs; remove it of {field}, or add a \
+                 network there"
             ),
             ContestReason::Refused(Refusal::LoadBalancer(port, protocol)) => {
                 let at = ServiceAddress::new(address, port, protocol);
                 let owner = model.and_then(|model| model.load_balancer_at(at));
                 let owner = named(owner);
                 format!(
-                    "it is assigned to {owner} as a load balancer's address ({}), which comes before external IPs; \
-                     take it out of {field}, or choose another port",
+                    "it is assigned to {owner} as a load balancer's address ({}), which comes \
+                     before external IPs; remove it of {field}, or choose another port",
                     AddressField::Ingress.name()
                 )
             }
             ContestReason::Refused(Refusal::NodePort(port, protocol)) => {
                 let owner = named(model.and_then(|model| model.node_port_of(port, protocol)));
                 format!(
-                    "it is an address of this node, and {port}/{protocol} there is the node port of {owner}, which comes before \
-                     external IPs; take it out of {field}, or choose another port"
+                    "it is an address of this node, and {port}/{protocol} there is the node port \
+                     of {owner}, which comes before \
+                     external IPs; remove it of {field}, or choose another port"
                 )
             }
             ContestReason::NextHop => format!(
-                "it is the next hop of this node's default route: in IPVS mode this node takes the address for its own, and \
-                 reaches nothing through it; take it out of {field}"
+                "it is the next hop of this node's default route: in IPVS mode this node takes \
+                 the address for its own, and \
+                 reaches nothing through it; remove it of {field}"
             ),
             ContestReason::InNetwork(net) => format!(
-                "it is in {net}, a network of this node's interfaces: in IPVS mode this node takes the address for its own, and \
-                 reaches nothing else of the host that has it, another node perhaps; if that is not meant, take it out of {field}"
+                "it is in {net}, a network of this node's interfaces: in IPVS mode this node \
+                 takes the address for its own, and \
+                 reaches nothing else of the host that has it, another node perhaps; if that is \
+                 not meant, remove it from {field}"
             ),
             ContestReason::OfNode => format!(
-                "it is an address of this node: what is sent to the Service's ports there goes to the Service, and \
-                 to nothing that listens on the node; if that is not meant, take it out of {field}"
+                "it is an address of this node: what is sent to the Service's ports there goes to \
+                 the Service, and \
+                 to nothing that listens on the node; if that is not meant, remove it from {field}"
             ),
         }
     }

@@ -93,8 +93,9 @@ impl Ephemeral {
         let all = range.count;
         if *count >= all / 2 {
             return Err(io::Error::other(format!(
-                "listening ports have {count} of the {all} ephemeral ports of this node, and half of those are left to the \
-                 node: widen net.ipv4.ip_local_port_range, or choose another mode, which takes none"
+                "listening ports have {count} of the {all} ephemeral ports of this node, and half \
+                 of those are left to the \
+                 node: widen net.ipv4.ip_local_port_range, or choose another mode, which uses none"
             )));
         }
         *count += 1;

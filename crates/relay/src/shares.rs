@@ -344,8 +344,10 @@ impl<T: Clone> Holders<T> {
         }
         self.told = Some(Instant::now());
         warn!(
-            "{client} has {count} {what} to {service}: the longest idle one is ended for each new one that needs room, and \
-             others are served. Find out what opens them there; this is said at most once in ten minutes"
+            "{client} has {count} {what} to {service}: the longest idle one is ended for each new \
+             one that needs room, and \
+             others are served. Find the program that opens them; this line appears at most once \
+             in ten minutes"
         );
     }
 }

@@ -73,7 +73,8 @@ pub fn stream(
             io::ErrorKind::NotADirectory => "--manifests takes a folder, not a file",
             io::ErrorKind::PermissionDenied => "allow this process to read the folder",
             _ => {
-                "if the limits of inotify are reached, raise sysctl fs.inotify.max_user_watches and max_user_instances"
+                "if the limits of inotify are reached, raise sysctl fs.inotify.max_user_watches \
+                 and max_user_instances"
             }
         },
         source,
@@ -172,7 +173,7 @@ fn follow(
             Err(error) if !is_missing => {
                 is_missing = true;
                 warn!(
-                    "{}: {error}; what the folder held stays until it is there again: restore it",
+                    "{}: {error}; its objects stay until the folder exists again: restore it",
                     watch.folder.display()
                 );
             }
@@ -272,7 +273,8 @@ impl Watch {
             if std::mem::take(&mut batch.is_folder) {
                 if let Err(error) = self.renew() {
                     warn!(
-                        "{}: cannot be watched: {error}; changes are not seen until the next one to the folder itself",
+                        "{}: cannot be watched: {error}; changes are not seen until the next one \
+                         to the folder itself",
                         self.folder.display()
                     );
                 }

@@ -154,7 +154,7 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
             let _ = writeln!(text, "\nNot run there: {}.", missing.join(", "));
         }
     }
-    text += "\n## What each fault is, and what kube-proxy did\n\nParentheses give drift counts and log lines. For drift, the log says “somebody else has changed …”.\n\n";
+    text += "\n## What each fault is, and what kube-proxy did\n\nParentheses give drift counts and log lines. For drift, the log says “another program has changed …”.\n\n";
     for fault in ALL {
         let _ = write!(text, "* **{}**: {}", fault.name, fault.about);
         let mut rows = parts.iter().flat_map(|part| &part.rows);

@@ -22,7 +22,7 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// Time without a failure after which the traffic is stable.
 const QUIET: Duration = Duration::from_millis(500);
 /// Part of the log line about changes by another program.
-const DRIFT: &str = "somebody else has changed";
+const DRIFT: &str = "another program has changed";
 
 /// Durations of a run.
 #[derive(Debug, Clone, Copy)]

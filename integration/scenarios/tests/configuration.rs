@@ -95,10 +95,12 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     c.await_line("going on with the configuration in use")?;
     ensure!(scheduler(c, "TCP 10.96.0.10:80")? == "rr");
 
-    let changed = "mode: ipvs\nipvs: {scheduler: wrr, tcpTimeout: 800s, strictARP: true, syncPeriod: 1m}\n\
-                   conntrack: {maxPerCore: 0, tcpBeLiberal: true}\niptables: {masqueradeAll: true}\n";
+    let changed = "mode: ipvs\nipvs: {scheduler: wrr, tcpTimeout: 800s, strictARP: true, \
+                   syncPeriod: 1m}\n\
+                   conntrack: {maxPerCore: 0, tcpBeLiberal: true}\niptables: {masqueradeAll: \
+                   true}\n";
     map.publish("..3", changed)?;
-    let line = c.await_line("which takes no new start")?;
+    let line = c.await_line("which needs no restart")?;
     for field in [
         "conntrack.tcpBeLiberal",
         "iptables.masqueradeAll",
@@ -248,9 +250,10 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
     let (before, daemon) = (c.state()?, c.daemon_id()?);
     map.publish(
         "..2",
-        "mode: iptables\nmetricsBindAddress: 127.0.0.1:9\nconntrack: {maxPerCore: 0, tcpBeLiberal: true}\n",
+        "mode: iptables\nmetricsBindAddress: 127.0.0.1:9\nconntrack: {maxPerCore: 0, \
+         tcpBeLiberal: true}\n",
     )?;
-    let line = c.await_line("takes a new start")?;
+    let line = c.await_line("need a restart")?;
     for part in [
         "ipvs.syncPeriod: 30s (in use: 50s)",
         "metricsBindAddress: 127.0.0.1:9 (in use: 127.0.0.1:10249)",
@@ -260,7 +263,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
         ensure!(line.starts_with('W') && line.contains(part), "{line}");
     }
     // The daemon applies the rest of the file.
-    let line = c.await_line("which takes no new start")?;
+    let line = c.await_line("which needs no restart")?;
     ensure!(
         line.contains("has changed in conntrack.tcpBeLiberal, which"),
         "{line}"
@@ -481,7 +484,7 @@ fn the_old_mode_serves_while_the_new_one_cannot_start(c: &mut Cluster) -> Outcom
     c.launch(&[&map.flag()])?;
     let line = c.await_line("cannot set net.ipv4.vs.conntrack to 1 (it is 0)")?;
     ensure!(
-        line.starts_with('E') && line.contains("goes on as it did"),
+        line.starts_with('E') && line.contains("continues unchanged"),
         "{line}"
     );
     c.await_first_sync()?;
@@ -590,7 +593,8 @@ fn a_configuration_without_a_mode_means_iptables(c: &mut Cluster) -> Outcome {
     // In this mode, Service addresses are not local, and the node's packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
-    let periods = "iptables: {minSyncPeriod: 0s, syncPeriod: 0s}\nipvs: {minSyncPeriod: 0s, syncPeriod: 0s}\n";
+    let periods = "iptables: {minSyncPeriod: 0s, syncPeriod: 0s}\nipvs: {minSyncPeriod: 0s, \
+                   syncPeriod: 0s}\n";
     let map = ConfigMap::new(c, &format!("mode: \"\"\n{periods}"))?;
     c.apply(&web())?;
     c.launch(&[&map.flag()])?;
@@ -616,7 +620,8 @@ fn a_configuration_without_a_mode_means_iptables(c: &mut Cluster) -> Outcome {
 /// Runs `kube-proxy --init-only` on a node with a route.
 fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
     let said = c.sh(&format!(
-        "unshare -m sh -c '{before} exec {} --init-only --conntrack-max-per-core=0 {flags}' 2>&1 && echo done || echo failed",
+        "unshare -m sh -c '{before} exec {} --init-only --conntrack-max-per-core=0 {flags}' 2>&1 \
+         && echo done || echo failed",
         kube_proxy()?.display()
     ))?;
     Ok((said.ends_with("done\n"), said))

@@ -232,7 +232,7 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
         c.stop()?;
         c.launch_with(&[&[by_name.as_str()], flags].concat())?;
         let line = c
-            .await_line("removed what a Service had at the API server's address")
+            .await_line("removed a Service's entries at the API server's address")
             .with_context(|| format!("{flags:?}"))?;
         assert!(line.contains("172.35.0.9"), "{line}");
         c.await_first_sync()?;
@@ -241,7 +241,7 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
         // The cluster IP of the API server's own Service stays. In userspace mode, it does not work
         // before the process starts.
         if !flags.contains(&"--proxy-mode=userspace") {
-            let removals = |c: &Cluster| c.said().matches("removed what a Service had").count();
+            let removals = |c: &Cluster| c.said().matches("removed a Service's entries").count();
             let before = removals(c);
             c.launch_with(&[&[by_cluster_ip.as_str()], flags].concat())?;
             c.await_first_sync()?;

@@ -65,8 +65,10 @@ const NODE_PORT: &str = "192.168.99.10:30080";
 const LOAD_BALANCER_IP: &str = "203.0.113.10:80";
 
 /// A Service that the fixture of the golden cases adds to their objects.
-const KUBERNETES: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: kubernetes, namespace: default}\n\
-    spec: {clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ipFamilies: [IPv4], ports: [{name: https, port: 443, targetPort: 6443}]}\n";
+const KUBERNETES: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: kubernetes, namespace: \
+                          default}\n\
+    spec: {clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ipFamilies: [IPv4], ports: [{name: \
+    https, port: 443, targetPort: 6443}]}\n";
 
 fn main() {
     let stories = stories! {
@@ -280,7 +282,8 @@ fn slow_iptables(c: &Cluster, arms: &str) -> Result<String> {
     for tables in ["iptables", "ip6tables"] {
         let name = format!("{tables}-{}-restore", lab::iptables_backend());
         let script = format!(
-            "#!/bin/sh\ninput=$(cat)\ncase $input in {arms} *KUBE-PROXY-PROBE*) ;; *) sleep 1 ;; esac\n\
+            "#!/bin/sh\ninput=$(cat)\ncase $input in {arms} *KUBE-PROXY-PROBE*) ;; *) sleep 1 ;; \
+             esac\n\
              printf '%s\\n' \"$input\" | /usr/sbin/{name} \"$@\"\n"
         );
         let file = slow.join(name);
@@ -337,8 +340,8 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
     let foretold = p.kube_proxy(&["check", "-o", "json"])?;
     assert_eq!(foretold.status.code(), Some(1), "{}", foretold.stderr);
     for line in [
-        "remove what another mode has left: link kube-ipvs0 with ",
-        "remove what another mode has left: IPv4: 4 virtual servers",
+        "remove leftovers of another mode: link kube-ipvs0 with ",
+        "remove leftovers of another mode: IPv4: 4 virtual servers",
         "remove chain KUBE-IPVS-FILTER of table filter",
     ] {
         assert!(
@@ -475,7 +478,8 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
         "IPv4 addresses",
         "+ 198.51.100.7 on kube-ipvs0   # default/web",
         "IPv4 rules",
-        "+ table nat: -A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
+        "+ table nat: -A OUTPUT -m comment --comment \"kubernetes service portals\" -j \
+         KUBE-SERVICES",
     ] {
         assert!(lines.contains(&line), "{line}: {}", diff.stdout);
     }
@@ -529,7 +533,8 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
 fn a_diff_lists_changes_and_a_cleanup_removes_all(c: &mut Cluster) -> Outcome {
     let p = Programmed::new(c, &DUALSTACK)?;
     p.sh(
-        "ipvsadm -A -t 9.9.9.9:9 -s rr; ipset create OTHER hash:ip; iptables-$backend -t nat -N OTHER
+        "ipvsadm -A -t 9.9.9.9:9 -s rr; ipset create OTHER hash:ip; iptables-$backend -t nat -N \
+         OTHER
         ipvsadm -A -t 10.96.10.10:81 -s rr; ipset add KUBE-CLUSTER-IP 10.96.10.10,tcp:81; ipvsadm -e -t 10.96.10.10:80 -r 10.244.2.5:8080 -m -w 7
         ipset del KUBE-CLUSTER-IP 10.96.0.1,tcp:443; ip address del 198.51.100.7/32 dev kube-ipvs0
         iptables-$backend -t nat -D OUTPUT 1; sysctl -q net.ipv4.vs.conntrack=0",
@@ -550,7 +555,8 @@ fn a_diff_lists_changes_and_a_cleanup_removes_all(c: &mut Cluster) -> Outcome {
         lines,
         [
             "IPv4     add 10.96.0.1,tcp:443 to set KUBE-CLUSTER-IP",
-            "IPv4     add in table nat: -A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
+            "IPv4     add in table nat: -A OUTPUT -m comment --comment \"kubernetes service \
+             portals\" -j KUBE-SERVICES",
             "IPv4     bind 198.51.100.7 to kube-ipvs0",
             "IPv4     remove 10.96.10.10,tcp:81 from set KUBE-CLUSTER-IP",
             "IPv4     remove virtual server 10.96.10.10:81/TCP",

@@ -125,7 +125,7 @@ fn readiness_means_the_first_complete_sync(c: &mut Cluster) -> Outcome {
     ensure!(health(c, "/readyz")? == 200, "what is served stays");
     let (code, text) = ask(c, &["status"])?;
     ensure!(
-        code == 0 && text.contains("what was known last is served") && !text.contains("awaited"),
+        code == 0 && text.contains("the last known state is served") && !text.contains("awaited"),
         "{code} {text}"
     );
     c.stop()
@@ -169,7 +169,8 @@ fn load_balancers_skip_a_node_being_deleted(c: &mut Cluster) -> Outcome {
     let now = c.sh("date -u +%Y-%m-%dT%H:%M:%S.%NZ")?;
     api.apply(&format!(
         "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
-         metadata: {{name: web-more, namespace: default, labels: {{kubernetes.io/service-name: web}}, \
+         metadata: {{name: web-more, namespace: default, labels: {{kubernetes.io/service-name: \
+         web}}, \
          annotations: {{endpoints.kubernetes.io/last-change-trigger-time: '{}'}}}}, \
          ports: [{{name: '', protocol: TCP, port: 8080}}], \
          endpoints: [{{addresses: [10.244.2.10], conditions: {{ready: true}}}}]}}",

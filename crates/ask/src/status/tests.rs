@@ -36,7 +36,7 @@ fn the_status_of_a_healthy_node_is_a_few_lines() {
         render(&status(), false, false),
         "Node      node1\n\
          Mode      ipvs (scheduler rr)\n\
-         SyncState     ready, healthy\n\
+         State     ready, healthy\n\
          Version   kube-proxy-ipvs 0.1.0 (Kubernetes v1.37.0), since 2026-01-01T00:00:00Z\n\
          Source    manifests in /m: 2 Services, 3 EndpointSlices\n\
          \n\

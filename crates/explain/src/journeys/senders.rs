@@ -52,7 +52,8 @@ impl Cast<'_, '_> {
                 let all = all?;
                 if all.is_empty() {
                     return Err(format!(
-                        "no {} address of a pod of this node is known, by spec.podCIDRs of its Node or by an EndpointSlice: \
+                        "no {} address of a pod of this node is known, by spec.podCIDRs of its \
+                         Node or by an EndpointSlice: \
                          give --from POD-IP (kubectl get pods -A -o wide)",
                         self.family()
                     ));
@@ -141,7 +142,8 @@ impl Cast<'_, '_> {
     fn hop(&self, address: IpAddr) -> Result<Hop, String> {
         self.routing.hop(address).ok_or_else(|| {
             format!(
-                "this node has no route to {address}, so that nothing comes from there: `ip route get {address}` says why"
+                "this node has no route to {address}, so no packet comes from there: see `ip \
+                 route get {address}`"
             )
         })
     }
@@ -195,19 +197,26 @@ impl Cast<'_, '_> {
         let (_, detector) = detectors.find(|(of, _)| *of == family)?;
         match detector {
             LocalDetector::None => Some(
-                "nothing tells pods of this node apart: give --cluster-cidr, or another --detect-local-mode".to_owned(),
+                "nothing tells pods of this node apart: give --cluster-cidr, or another \
+                 --detect-local-mode"
+                    .to_owned(),
             ),
             LocalDetector::SourceNet(net) if !net.contains(&address) => Some(format!(
-                "it is not in {net}: let --cluster-cidr (with --detect-local-mode=NodeCIDR: spec.podCIDRs of the Node) \
+                "it is not in {net}: let --cluster-cidr (with --detect-local-mode=NodeCIDR: \
+                 spec.podCIDRs of the Node) \
                  have the network of pods"
             )),
             LocalDetector::Bridge(bridge) if bridge != interface => Some(format!(
-                "it comes by {interface} and not by {bridge}: let --pod-bridge-interface name the bridge of pods"
+                "its interface is {interface}, not {bridge}: set --pod-bridge-interface to the \
+                 pods' bridge"
             )),
-            LocalDetector::InterfacePrefix(prefix) if !interface.starts_with(prefix) => Some(format!(
-                "it comes by {interface}, which does not begin with {prefix}: let --pod-interface-name-prefix say how \
-                 interfaces of pods begin, or give --detect-local-mode=ClusterCIDR with --cluster-cidr"
-            )),
+            LocalDetector::InterfacePrefix(prefix) if !interface.starts_with(prefix) => {
+                Some(format!(
+                    "its interface {interface} does not begin with {prefix}: set \
+                 --pod-interface-name-prefix to the prefix of pods' interfaces, or set \
+                 --detect-local-mode=ClusterCIDR with --cluster-cidr"
+                ))
+            }
             _ => None,
         }
     }
@@ -332,7 +341,8 @@ impl Cast<'_, '_> {
         }
         let (beside, hop) = self.beside().ok_or_else(|| {
             format!(
-                "this node has no {} default route, and no address of its own that a host outside could be beside \
+                "this node has no {} default route, and no address of its own that a host outside \
+                 could be beside \
                  is known: give --from CLIENT-IP",
                 self.family()
             )

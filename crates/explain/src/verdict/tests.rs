@@ -56,18 +56,21 @@ fn a_verdict_names_endpoints_with_their_shares() {
             delivered("10.244.1.5:8080", 0.5, "kept"),
             delivered("10.244.2.7:8080", 0.5, "kept"),
         ]),
-        "a pod on this node reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint sees the client's own address"
+        "a pod on this node reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint \
+         sees the client's own address"
     );
     assert_eq!(
         told(&[delivered("10.244.2.7:8080", 1.0, MASQUERADED)]),
-        "a pod on this node reaches 10.244.2.7:8080; the endpoint sees an address of this node as the client"
+        "a pod on this node reaches 10.244.2.7:8080; the endpoint sees an address of this node as \
+         the client"
     );
     assert_eq!(
         told(&[
             delivered("10.244.2.7:8080", 0.75, "kept"),
             delivered("10.244.2.8:8080", 0.25, "kept"),
         ]),
-        "a pod on this node reaches 10.244.2.7:8080 (75 %) or 10.244.2.8:8080 (25 %); the endpoint sees the client's own address"
+        "a pod on this node reaches 10.244.2.7:8080 (75 %) or 10.244.2.8:8080 (25 %); the \
+         endpoint sees the client's own address"
     );
     let many: Vec<Walk> = (0..50)
         .map(|host| delivered(&format!("10.244.2.{host}:80"), 0.02, "kept"))
@@ -177,7 +180,8 @@ fn a_failure_verdict_says_where_and_why() {
     let objects = objects("Cluster", None, vec![]);
     assert_eq!(
         verdict(&pod(objects.places().next()), &[others]),
-        "a pod on this node is dropped by filter DOCKER-USER (`-A DOCKER-USER -j DROP`), and hears nothing: \
+        "a pod on this node is dropped by filter DOCKER-USER (`-A DOCKER-USER -j DROP`), and \
+         hears nothing: \
          not kube-proxy's: chain DOCKER-USER"
     );
 }
@@ -197,8 +201,10 @@ fn a_verdict_lists_different_outcomes_with_their_probabilities() {
     );
     assert_eq!(
         told,
-        "a pod on this node half of the time reaches 10.244.1.5:8080; the endpoint sees the client's own address; \
-         25 % of the time reaches 10.244.2.7:8080, but gets no answer: it sees 10.96.0.9, which is an address of its own node, \
+        "a pod on this node half of the time reaches 10.244.1.5:8080; the endpoint sees the \
+         client's own address; \
+         25 % of the time reaches 10.244.2.7:8080, but gets no answer: it sees 10.96.0.9, which \
+         is an address of its own node, \
          too; 25 % of the time is dropped by filter FORWARD, and hears nothing"
     );
 }
@@ -208,20 +214,22 @@ fn a_verdict_covers_packets_that_match_no_service() {
     let told = |fate| verdict(&pod(None), &[failed(fate, 1.0, "routing", "", "")]);
     assert_eq!(
         told(Fate::Forwarded),
-        "a pod on this node is sent on to 10.96.0.9:80 as it is: no Service takes it here"
+        "a pod on this node is forwarded to 10.96.0.9:80 unchanged: no Service matches here"
     );
     assert_eq!(
         told(Fate::Local),
-        "a pod on this node reaches a process of this node that listens at 10.96.0.9:80: no Service is served there"
+        "a pod on this node reaches a process of this node that listens at 10.96.0.9:80: no \
+         Service is served there"
     );
     let nobody = failed(Fate::Refused, 1.0, THIS_NODE, "", "");
     assert_eq!(
         verdict(&pod(None), &[nobody]),
-        "a pod on this node reaches this node itself, and is refused: no Service is served at 10.96.0.9:80, and no process \
+        "a pod on this node reaches this node itself, and is refused: no Service is served at \
+         10.96.0.9:80, and no process \
          listens there"
     );
     assert!(told(Fate::Unknown).contains("cannot be followed beyond routing"));
-    assert!(verdict(&pod(None), &[]).contains("cannot be said"));
+    assert!(verdict(&pod(None), &[]).contains("is unknown"));
 }
 
 #[test]
@@ -241,8 +249,9 @@ fn a_verdict_groups_endpoints_with_the_same_reply_outcome() {
     ];
     assert_eq!(
         verdict(&pod(None), &walks),
-        "a pod on this node half of the time reaches 10.244.3.7:8080; the endpoint sees the client's own address; not sure that \
-         an answer comes back: the endpoint is on another node; half of the time reaches 10.244.1.5:8080 or 10.244.2.7:8080, \
+        "a pod on this node half of the time reaches 10.244.3.7:8080; the endpoint sees the \
+         client's own address; a reply is not certain: the endpoint is on another node; half of \
+         the time reaches 10.244.1.5:8080 or 10.244.2.7:8080, \
          half each, but gets no answer: its answer is dropped by filter FORWARD"
     );
 }
@@ -254,7 +263,8 @@ fn an_address_bound_by_ipvs_mode_is_reported_with_its_service() {
     planned.named_by = &names;
     for place in [THIS_NODE, "filter KUBE-IPVS-FILTER"] {
         let told = verdict(&planned, &[failed(Fate::Refused, 1.0, place, "", "")]);
-        let wanted = "10.96.0.9 is an address of Service default/nginx (spec.externalIPs), which IPVS mode gives to this node";
+        let wanted = "10.96.0.9 is an address of Service default/nginx (spec.externalIPs), which \
+                      IPVS mode gives to this node";
         assert!(told.contains(wanted), "{told}");
     }
 }
@@ -270,7 +280,8 @@ fn a_routing_failure_verdict_has_advice() {
     };
     assert_eq!(
         told(Fate::Unrouted, "cannot be sent: no route to there", false),
-        "a pod on this node does not get to 10.96.0.9:80: no route to there, which the sender is told"
+        "a pod on this node does not get to 10.96.0.9:80: no route to there, and the sender gets \
+         an error"
     );
     let martian = "dropped: this node has its source 192.0.2.20 itself (martian)";
     let dropped = told(Fate::Dropped, martian, false);

@@ -183,12 +183,7 @@ fn lost_replies_are_reported() {
         here.source
     );
     let there = made(AddressKind::LoadBalancerIp, "10.244.2.5:80");
-    assert!(
-        there
-            .unanswered
-            .unwrap()
-            .contains("does not come to this node")
-    );
+    assert!(there.unanswered.unwrap().contains("do not reach this node"));
     let node_port = made(AddressKind::NodePort, "10.244.2.5:80");
     assert_eq!((&*node_port.source, node_port.unanswered), ("kept", None));
     // The packet of a pod is sent to the same pod.

@@ -130,7 +130,8 @@ impl<'a> HeldEndpoints<'a> {
         };
         let Some((drain, by)) = drain else {
             endpoint.condition = Condition::Left;
-            "no EndpointSlice has it, and the kernel still sends to it: it is about to go, or it stays until every object can be \
+            "no EndpointSlice has it, and the kernel still sends to it: it is about to go, or it \
+             stays until every object can be \
              read (kube-proxy status)"
                 .clone_into(&mut endpoint.why);
             return;
@@ -217,7 +218,7 @@ fn says(drain: &Drain, by: By) -> String {
     let open = match (drain.open, drain.ended) {
         (None, _) => return text,
         (Some(0), None | Some(0)) => {
-            text.push_str(": no connection is left, it goes at the next look");
+            text.push_str(": no connection is left; it is removed at the next check");
             return text;
         }
         (Some(open), ended) => {
@@ -236,10 +237,15 @@ fn says(drain: &Drain, by: By) -> String {
     let until = match (by, drain.ends_within_seconds) {
         (By::Relay, _) => "; kube-proxy carries them until they end".to_owned(),
         (By::Kernel, Some(left)) => {
-            format!("; it goes when they have ended, or after {left:.0} s more (--ipvs-drain-timeout)")
+            format!(
+                "; it is removed when they have ended, or in {left:.0} s \
+                     (--ipvs-drain-timeout)"
+            )
         }
         (By::Kernel, None) => {
-            "; it goes when they have ended, however long that takes (--ipvs-drain-timeout sets a limit)".to_owned()
+            "; it is removed when they have ended, without a limit (--ipvs-drain-timeout sets \
+             one)"
+                .to_owned()
         }
     };
     text.push_str(&until);

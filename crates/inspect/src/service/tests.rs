@@ -304,24 +304,27 @@ fn draining_endpoints_outside_the_slices_are_listed() {
             (
                 "10.244.1.3:8080",
                 Condition::NotReady,
-                "policy Cluster: not ready; policy Local: on another node; drains for 12 s: 1 connection open; it goes when \
-                 they have ended, or after 288 s more (--ipvs-drain-timeout)"
+                "policy Cluster: not ready; policy Local: on another node; drains for 12 s: 1 \
+                 connection open; it is removed when they have ended, or in 288 s (--ipvs-drain-timeout)"
             ),
             (
                 "10.244.1.7:8080",
                 Condition::Draining,
-                "no EndpointSlice has it any more; drains for 12 s: 2 connections open, 3 closed and still remembered by the \
-                 kernel; it goes when they have ended, or after 288 s more (--ipvs-drain-timeout)"
+                "no EndpointSlice has it any more; drains for 12 s: 2 connections open, 3 closed \
+                 and still remembered by the \
+                 kernel; it is removed when they have ended, or in 288 s (--ipvs-drain-timeout)"
             ),
             (
                 "10.244.1.8:8080",
                 Condition::Draining,
-                "no EndpointSlice has it any more; drains: no connection is left, it goes at the next look"
+                "no EndpointSlice has it any more; drains: no connection is left; it is removed \
+                 at the next check"
             ),
             (
                 "10.244.1.9:8080",
                 Condition::Left,
-                "no EndpointSlice has it, and the kernel still sends to it: it is about to go, or it stays until every \
+                "no EndpointSlice has it, and the kernel still sends to it: it is about to go, or \
+                 it stays until every \
                  object can be read (kube-proxy status)"
             ),
         ]
@@ -403,13 +406,15 @@ fn endpoints_with_open_relay_connections_are_listed() {
             (
                 "10.244.1.3:8080",
                 1,
-                "policy Cluster: not ready; policy Local: on another node; drains: 1 connection open; kube-proxy carries \
+                "policy Cluster: not ready; policy Local: on another node; drains: 1 connection \
+                 open; kube-proxy carries \
                  them until they end"
             ),
             (
                 "10.244.1.7:8080",
                 2,
-                "no EndpointSlice has it any more; drains: 2 connections open; kube-proxy carries them until they end"
+                "no EndpointSlice has it any more; drains: 2 connections open; kube-proxy carries \
+                 them until they end"
             ),
         ]
     );

@@ -114,9 +114,10 @@ impl Migration {
 /// Describes the effect of a change to mode `to` on the connections of the modes in `from`.
 fn connections(from: &[&str], to: &str) -> &'static str {
     if from.contains(&"userspace") {
-        "those that userspace mode carries end, or have ended, with its process; all others go on"
+        "connections of userspace mode end with its process; all others continue"
     } else if from.contains(&"ipvs") && to != "ipvs" {
-        "those that IPVS carries end when its virtual servers go, as their state is in IPVS alone; new ones are \
+        "those that IPVS carries end when its virtual servers go, as their state is in IPVS \
+         alone; new ones are \
          served throughout"
     } else if from.contains(&to) {
         "open ones go on, and new ones are served throughout"
@@ -166,7 +167,8 @@ mod tests {
         let report = report(&["ipvs", "iptables"], "ipvs", changes).unwrap();
         assert_eq!(
             report.lines(),
-            "Programmed by: ipvs, iptables (upstream's kube-proxy or this one); to be served by: ipvs\n\
+            "Programmed by: ipvs, iptables (upstream's kube-proxy or this one); to be served by: \
+             ipvs\n\
              \x20 stays as it is: IPv4 virtual servers 12\n\
              \x20 is made: 2 rules\n\
              \x20 is changed: 1 destinations\n\

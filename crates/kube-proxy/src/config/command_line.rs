@@ -67,8 +67,10 @@ pub enum CommandLineError {
     Meaning(#[from] UnusableFlag),
     /// A command that checks a start, without the daemon's flags.
     #[error(
-        "`kube-proxy {question}` needs the flags of the daemon: give them, as in `kubectl -n kube-system exec POD -- \
-         kube-proxy {question} --config=/var/lib/kube-proxy/config.conf`; in the daemon's container it reads them from process 1"
+        "`kube-proxy {question}` needs the flags of the daemon: give them, as in `kubectl -n \
+         kube-system exec POD -- \
+         kube-proxy {question} --config=/var/lib/kube-proxy/config.conf`; in the daemon's \
+         container it reads them from process 1"
     )]
     NoFlags {
         /// Name of the subcommand.
@@ -196,7 +198,7 @@ fn parse_with<A: Into<OsString>>(
             (None, tree::VERSION) => Ok(Command::Print(version::told())),
             (None, tree::COMPLETION) => Ok(Command::Print(tree::completion(matches))),
             _ => Err(CommandLineError::Syntax(format!(
-                "unexpected argument: '{command}'; a command stands alone in front of its flags"
+                "unexpected argument: '{command}'; write the command alone, before its flags"
             ))),
         };
     }

@@ -49,7 +49,7 @@ pub async fn follow(
             continue;
         }
         info!(
-            "the configuration file {} has changed in {}, which takes no new start",
+            "the configuration file {} has changed in {}, which needs no restart",
             file.display(),
             fields.join(", ")
         );
@@ -92,14 +92,16 @@ impl PendingRestart {
         let file = file.display();
         if waiting.is_empty() {
             info!(
-                "the configuration file {file} matches the settings in use again: no restart is needed"
+                "the configuration file {file} matches the settings in use again: no restart is \
+                 needed"
             );
             return;
         }
         let fields: Vec<String> = waiting.iter().map(ToString::to_string).collect();
         let note = format!(
-            "the configuration file {file} says what takes a new start of kube-proxy, and is not in effect: {}; to bring it into effect, \
-             restart kube-proxy, in a cluster node by node: `kubectl -n kube-system rollout restart daemonset kube-proxy`",
+            "the configuration file {file} has changes that need a restart of kube-proxy and are \
+             not in effect: {}; to apply them, restart kube-proxy, in a cluster node by node: \
+             `kubectl -n kube-system rollout restart daemonset kube-proxy`",
             fields.join(", ")
         );
         warn!("{note}");
@@ -124,9 +126,7 @@ pub fn keep_prepared(options: &Options) {
     if let Ok(None) = config::prepared(file)
         && let Err(error) = config::record(file, &options.said.configuration)
     {
-        warn!(
-            "{error}; should this container be started again, it takes up what --config says by then"
-        );
+        warn!("{error}; a restart of this container uses the --config file of that time");
     }
 }
 

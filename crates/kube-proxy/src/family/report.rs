@@ -102,7 +102,8 @@ impl Reporter {
             self.recorder.record(Event::address_taken(at, owner, model));
         }
         if !report.drift.is_empty() {
-            warn!(family = %self.family, "somebody else has changed {}; it is made right again", list(&report.drift));
+            let drift = list(&report.drift);
+            warn!(family = %self.family, "another program has changed {drift}; it is repaired");
             self.drifted(&report.drift);
         }
         let (written, pending) = (report.written, standing.pending);
@@ -117,7 +118,8 @@ impl Reporter {
     pub(crate) fn served(&mut self, standing: &Standing, now: Instant) {
         if let Some((began, written)) = self.first.take() {
             let took = now.saturating_duration_since(began);
-            info!(family = %self.family, written, pending = standing.pending, ?took, "first sync done");
+            info!(family = %self.family, written, pending = standing.pending, ?took, "first sync \
+                                                                                      done");
         }
     }
 
@@ -146,7 +148,8 @@ impl Reporter {
             error!(%family, "cannot {failure}; it is tried again");
         }
         if fresh.len() > NAMED_FAILURES_MAX {
-            error!(%family, count = fresh.len() - NAMED_FAILURES_MAX, "and more that could not be done; it is tried again");
+            error!(%family, count = fresh.len() - NAMED_FAILURES_MAX, "and more that could not be \
+                                                                       done; it is tried again");
         }
         if failing == 0 && told.is_empty() && !self.failing.is_empty() {
             info!(%family, "all that had failed is done");
@@ -173,7 +176,8 @@ impl Reporter {
         for conflict in fresh.iter().take(NAMED_CONFLICTS_MAX) {
             warn!(
                 family = %self.family,
-                "{} is claimed by Services {} and {}: the former has it, as the older one or the first by name",
+                "{} is claimed by Services {} and {}: the former has it, as the older one or the \
+                 first by name",
                 conflict.object, conflict.winner, conflict.loser
             );
             self.recorder
@@ -185,7 +189,8 @@ impl Reporter {
         if more > 0 {
             warn!(
                 family = %self.family,
-                "and {more} more addresses and ports that two Services claim; kube-proxy status names the first"
+                "and {more} more addresses and ports that two Services claim; kube-proxy status \
+                 names the first"
             );
         }
         self.conflicts = all.iter().cloned().collect();
@@ -198,7 +203,8 @@ impl Reporter {
             }
             error!(
                 family = %self.family,
-                "cannot read {part}: {reason}; what is programmed stays, what does not depend on it is done, and it is tried again"
+                "cannot read {part}: {reason}; programmed entries stay, independent writes \
+                 continue, and the read is retried"
             );
             self.unreadable.insert(part, reason.clone());
         }
@@ -363,7 +369,8 @@ mod tests {
         }
         assert_eq!(
             list(&drift),
-            "4 addresses (10.96.0.1, 10.96.0.2, 10.96.0.3, ...), 1 link (kube-ipvs0) and 2 sets (KUBE-CLUSTER-IP, \
+            "4 addresses (10.96.0.1, 10.96.0.2, 10.96.0.3, ...), 1 link (kube-ipvs0) and 2 sets \
+             (KUBE-CLUSTER-IP, \
              KUBE-CLUSTER-IP)"
         );
     }

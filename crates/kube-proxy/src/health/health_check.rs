@@ -188,8 +188,8 @@ impl HealthChecks {
             if !mem::replace(&mut server.is_reported, true) {
                 error!(
                     family = %self.family, service = %name, port = check.port, %address, %error,
-                    "cannot listen for the health checks of the Service, so its load balancer may leave this node out; \
-                     it is tried again. See what has the port: ss -ltnp"
+                    "cannot listen for the health checks of the Service, so its load balancer may \
+                     skip this node; it is retried. Find the process on the port: ss -ltnp"
                 );
                 let at = SocketAddr::new(address, check.port);
                 let event = Event::health_check_failed(&name, model, &self.node, at, &error);

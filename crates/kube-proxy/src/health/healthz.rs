@@ -214,7 +214,8 @@ impl inspect::Health for Status {
     fn awaiting(&self) -> Vec<String> {
         if let Some(hung) = self.health.hung_for(Instant::now()) {
             return vec![format!(
-                "the daemon's loop, which has not come round for {} s: it hangs, and a restart is needed",
+                "the daemon's loop, which has not come round for {} s: it hangs, and a restart is \
+                 needed",
                 hung.as_secs()
             )];
         }
@@ -224,19 +225,21 @@ impl inspect::Health for Status {
             None => vec![format!("{}, for {seconds} s now", awaited.words())],
             Some(families) => {
                 let progress = self.health.progress();
-                let awaited = families.iter().filter_map(|family| {
-                    let progress = progress.get(family).copied().unwrap_or_default();
-                    let Progress {
-                        updated,
-                        pending,
-                        failing,
-                        ..
-                    } = progress;
-                    updated.is_none().then(|| format!(
-                        "{family}: what was known at the start is not in the kernel yet, after {seconds} s; {pending} entries wait, \
-                         {failing} of them were refused, and the log says why"
+                let awaited =
+                    families.iter().filter_map(|family| {
+                        let progress = progress.get(family).copied().unwrap_or_default();
+                        let Progress {
+                            updated,
+                            pending,
+                            failing,
+                            ..
+                        } = progress;
+                        updated.is_none().then(|| format!(
+                        "{family}: the initial state is not in the kernel after {seconds} s; \
+                         {pending} entries are pending, {failing} of them were rejected, see the \
+                         log"
                     ))
-                });
+                    });
                 awaited.collect()
             }
         }

@@ -37,7 +37,7 @@ impl Collector for Draining {
             return Ok(());
         }
         let name = "kubeproxy_draining_endpoints";
-        let help = "Endpoints that are gone, and whose connections go on.";
+        let help = "Removed endpoints whose connections continue.";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (ip_family, (count, _)) in &all {
             let labels = modes::metrics::OfFamily { ip_family };

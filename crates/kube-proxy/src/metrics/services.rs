@@ -374,18 +374,19 @@ impl Collector for ServiceMetrics {
                 encode(&mut encoder, "service_endpoint", of, row, &endpoints)?;
             }
         }
-        let help = "Service ports, and endpoints, that are not told: others have more connections.";
+        let help = "Service ports and endpoints without metrics, because others have more \
+                    connections.";
         let name = "kubeproxy_service_series_left_out";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         let kinds = ["ports", "endpoints"].into_iter().zip(read.left_out);
         for (kind, count) in kinds.take(1 + usize::from(has_endpoints)) {
             gauge(count as u64).encode(metric.encode_family(&OfLeftOut { kind })?)?;
         }
-        let help = "How long it took to read what Services carry, when it was last read.";
+        let help = "Duration of the last read of the Services' counters.";
         let name = "kubeproxy_service_counters_read_duration_seconds";
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(read.took.as_secs_f64()).encode(metric)?;
-        let help = "Whether what Services carry could be read, when it was last tried.";
+        let help = "1 if the last read of the Services' counters succeeded, else 0.";
         let name = "kubeproxy_service_counters_readable";
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         gauge(u64::from(read.failure.is_none())).encode(metric)

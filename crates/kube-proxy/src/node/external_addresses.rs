@@ -287,7 +287,8 @@ impl ExternalAddresses {
         }
         if self.untold > 0 {
             warn!(
-                "and {} more, which are told in the minutes to come; all external addresses are counted by \
+                "and {} more, which are logged in the next minutes; all external addresses are \
+                 counted by \
                  kubeproxy_contested_external_addresses",
                 self.untold
             );

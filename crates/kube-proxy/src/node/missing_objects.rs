@@ -46,7 +46,8 @@ pub(crate) fn tell(changes: &Changes, counts: &Counts) {
         let line = line(vanished);
         if is_much(vanished) {
             warn!(
-                "{line}. If nobody has deleted so much, see whether the API server's storage (etcd) was restored or made anew"
+                "{line}. If these deletions were not intended, check whether the API server's \
+                 storage (etcd) was restored or recreated"
             );
         } else {
             info!("{line}");
@@ -75,7 +76,8 @@ fn line(vanished: &MissingObjects) -> String {
         let names = names.concat();
         let name = names.trim_start_matches('/');
         return format!(
-            "the API server's list no longer names the own Node, {name}: what was known of it stays in use"
+            "the API server's list no longer names the own Node, {name}: its last known state \
+             stays in use"
         );
     }
     if count > names.len() {
@@ -83,7 +85,7 @@ fn line(vanished: &MissingObjects) -> String {
     }
     let consequence = match kind {
         Kind::EndpointSlice => "their endpoints are taken away",
-        _ => "what was programmed for them is taken away",
+        _ => "their entries are removed",
     };
     format!(
         "the API server's list no longer names {count} of {known} {}s: {}; {consequence}",
@@ -208,18 +210,22 @@ mod tests {
             .map(|line| line.trim().to_owned())
             .collect();
         lines.sort_unstable();
-        let advice = "If nobody has deleted so much, see whether the API server's storage (etcd) was restored or made anew";
+        let advice = "If these deletions were not intended, check whether the API server's \
+                      storage (etcd) was restored or recreated";
         assert_eq!(
             lines,
             [
                 format!(
-                    "WARN the API server's list no longer names 120 of 120 EndpointSlices: default/web100-a, default/web101-a, \
-                     default/web102-a, default/web103-a, default/web104-a, …; their endpoints are taken away. {advice}"
+                    "WARN the API server's list no longer names 120 of 120 EndpointSlices: \
+                     default/web100-a, default/web101-a, \
+                     default/web102-a, default/web103-a, default/web104-a, …; their endpoints are \
+                     taken away. {advice}"
                 ),
                 // Each server has default/kubernetes.
                 format!(
-                    "WARN the API server's list no longer names 120 of 121 Services: default/web100, default/web101, default/web102, \
-                     default/web103, default/web104, …; what was programmed for them is taken away. {advice}"
+                    "WARN the API server's list no longer names 120 of 121 Services: \
+                     default/web100, default/web101, default/web102, \
+                     default/web103, default/web104, …; their entries are removed. {advice}"
                 ),
             ]
         );
@@ -254,12 +260,13 @@ mod tests {
         let one = vanished(Kind::Service, 1, 7, &[name("a")]);
         assert_eq!(
             said(&one, &metrics).trim(),
-            "INFO the API server's list no longer names 1 of 7 Services: default/a; what was programmed for them is taken away"
+            "INFO the API server's list no longer names 1 of 7 Services: default/a; their entries \
+             are removed"
         );
         let node = vanished(Kind::Node, 1, 1, &[NamespacedName::new("", "node1")]);
         let line = said(&node, &metrics);
         assert!(
-            line.contains("the own Node, node1: what was known of it stays"),
+            line.contains("the own Node, node1: its last known state stays"),
             "{line}"
         );
         assert_eq!(counted(&metrics, "Node"), 1);

@@ -24,12 +24,14 @@ pub fn with_next_step(error: String) -> String {
     let is_errno = |errno: i32| error.contains(&format!("(os error {errno})"));
     if is_errno(libc::EMFILE) {
         format!(
-            "{error}; this process may have too few files open: raise its limit (`ulimit -n`, LimitNOFILE= of systemd, the \
+            "{error}; this process may have too few files open: raise its limit (`ulimit -n`, \
+             LimitNOFILE= of systemd, the \
              container runtime's nofile), 1024 are enough but for very many health-check node ports"
         )
     } else if is_errno(libc::ENFILE) {
         format!(
-            "{error}; the node has too many files open: raise sysctl fs.file-max, and see who has them (`lsof`)"
+            "{error}; the node has too many files open: raise sysctl fs.file-max, and find the \
+             processes (`lsof`)"
         )
     } else {
         error

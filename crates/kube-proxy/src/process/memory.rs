@@ -59,7 +59,8 @@ pub fn set_oom_score(wanted: i16) {
     }
     if let Err(error) = std::fs::write(FILE, &wanted) {
         warn!(
-            "cannot set {FILE} to {wanted}: {error}; allow CAP_SYS_RESOURCE, or give --oom-score-adj (oomScoreAdj) what it is"
+            "cannot set {FILE} to {wanted}: {error}; allow CAP_SYS_RESOURCE, or set \
+             --oom-score-adj (oomScoreAdj) to the current value"
         );
     }
 }

@@ -18,8 +18,9 @@ pub fn end_the_process() {
         say(panic);
         // The log is not used: the logging code itself may have panicked with its lock held.
         eprintln!(
-            "kube-proxy: this is a defect of kube-proxy. It ends with status {EXIT_STATUS}, and what it has programmed stays and serves; \
-             started anew, it goes on from there. Please report the message above"
+            "kube-proxy: this is a defect of kube-proxy. It ends with status {EXIT_STATUS}, and \
+             the programmed entries stay and serve; after a restart it continues from there. \
+             Please report the message above"
         );
         exit(EXIT_STATUS);
     }));
@@ -59,6 +60,6 @@ mod tests {
         assert_eq!(ended.status.code(), Some(EXIT_STATUS), "{said}");
         assert!(said.contains("'services'"), "{said}");
         assert!(said.contains("on purpose"), "{said}");
-        assert!(said.contains("started anew"), "{said}");
+        assert!(said.contains("after a restart"), "{said}");
     }
 }

@@ -99,14 +99,15 @@ impl Clearing {
             Ok(found) => {
                 let removed = found.removed.iter().map(|line| {
                     format!(
-                        "removed what a Service had at the API server's address, which was out of reach: {line}; the Service \
+                        "removed a Service's entries at the API server's address, which was \
+                         unreachable: {line}; the Service \
                          is named once it is known"
                     )
                 });
                 let left = found.left.iter().map(|line| {
                     format!(
-                        "cannot look for what a Service has at the API server's address: {line}; if the API server stays out of \
-                         reach, look for it by hand"
+                        "cannot search for a Service's entries at the API server's address: \
+                         {line}; if the API server stays unreachable, search manually"
                     )
                 });
                 removed.chain(left).for_each(|line| self.tell(line));

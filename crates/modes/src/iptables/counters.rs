@@ -26,7 +26,7 @@ impl ReadCounters for RuleCounters {
             let mut counts = CounterReader::new(*family);
             self.iptables
                 .save_counted(*family, Some(Table::Nat), &mut |line| counts.read(line))
-                .with_context(|| format!("cannot read what rules of {family} have counted"))?;
+                .with_context(|| format!("cannot read the rule counters of {family}"))?;
             for port in counts.into_ports() {
                 let mut at = port.addresses.iter().map(|(served, _)| at(served));
                 if !matches!(which, Which::Of(_)) || at.any(|at| asked.contains(&at)) {
@@ -39,7 +39,8 @@ impl ReadCounters for RuleCounters {
 
     fn note(&self) -> Option<&'static str> {
         Some(
-            "rules of iptables mode count new connections, and neither packets nor bytes of those there are; \
+            "rules of iptables mode count new connections, and neither packets nor bytes of those \
+             there are; \
              an endpoint's are of all addresses of its Service port",
         )
     }

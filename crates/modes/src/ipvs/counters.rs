@@ -27,9 +27,9 @@ impl ReadCounters for IpvsCounters {
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         let mut ipvs = match self.ipvs.take() {
             Some(ipvs) => ipvs,
-            None => Ipvs::open().context("cannot read what IPVS has counted")?,
+            None => Ipvs::open().context("cannot read the IPVS counters")?,
         };
-        tell(&mut ipvs, which, take).context("cannot read what IPVS has counted")?;
+        tell(&mut ipvs, which, take).context("cannot read the IPVS counters")?;
         // After a failure, the socket is dropped.
         self.ipvs = Some(ipvs);
         Ok(())

@@ -48,8 +48,8 @@ impl ReadCounters for TrackedFlows {
 
     fn note(&self) -> Option<&'static str> {
         Some(
-            "rules of nftables mode count nothing, as upstream's: connections are those that the kernel tracks now, \
-             told for single Services",
+            "rules of nftables mode count nothing, like upstream's: connections are those in \
+             conntrack now, shown only for single Services",
         )
     }
 }

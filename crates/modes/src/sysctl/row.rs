@@ -59,7 +59,7 @@ impl Need {
     /// Describes the consequence of unwritable settings with this need.
     pub fn then(self) -> &'static str {
         match self {
-            Self::Mode => "this mode has served here before, and goes on as it did",
+            Self::Mode => "this mode has served here before and continues unchanged",
             Self::Part { then } => then,
             Self::Comfort => "everything is served",
         }
@@ -162,8 +162,8 @@ impl Row {
         (found.trim() == wanted).then(|| {
             let name = self.name();
             format!(
-                "{name} stays {wanted}, as {by} sets it: who has set it here cannot be told, and \
-                 others may need it; if nobody does, `sysctl -w {name}={default}` undoes it"
+                "{name} stays {wanted}, as {by} sets it: its origin on this node is unknown, and \
+                 other programs may need it; if none does, `sysctl -w {name}={default}` undoes it"
             )
         })
     }

@@ -36,8 +36,8 @@ impl ReadCounters for RelayCounters {
 
     fn note(&self) -> Option<&'static str> {
         Some(
-            "userspace mode counts what this process has carried since it opened the port, by Service port and not \
-             by address, and no packets of TCP",
+            "userspace mode counts the traffic of this process since it opened the port, by \
+             Service port instead of address, without TCP packets",
         )
     }
 

@@ -23,7 +23,7 @@ impl Settings {
             return Err(UnusableFlag::new(
                 "udp-timeout",
                 "0s",
-                "give more than 0, as 250ms, so that answers come back",
+                "set more than 0, such as 250ms, so that replies arrive",
             ));
         }
         Ok(Self {

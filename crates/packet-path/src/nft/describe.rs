@@ -34,9 +34,13 @@ pub(super) fn step(
     let has_translated = run.did.iter().any(Effect::is_translation);
     match (&run.branch.end, verdict) {
         (Some(End::Refused(message)), _) => says.push(format!("refuses it: {message}")),
-        (_, Some(Verdict::Drop)) => says.push("drops it, and nobody is told".to_owned()),
+        (_, Some(Verdict::Drop)) => says.push("drops it without an error to the sender".to_owned()),
         (_, Some(Verdict::Accept)) if !has_translated => {
-            says.push("lets it pass this base chain; others may still drop it".to_owned());
+            says.push(
+                "accepts it in this base chain; other base chains may still drop \
+                       it"
+                .to_owned(),
+            );
         }
         (_, Some(Verdict::Return)) => {
             says.push("passes over the other rules of this chain".to_owned());
@@ -153,7 +157,7 @@ pub(super) fn not_understood(chain: &ObjectId, rule: &Rule, expression: &Express
 pub(super) fn lost(chain: &ObjectId, rule: &Rule, expression: &Expression) -> String {
     let what = expression.name();
     let rule = quoted(chain, rule);
-    format!("{rule}: what its `{what}` does to the packet cannot be told")
+    format!("{rule}: what its `{what}` does to the packet is unknown")
 }
 
 /// Describes a rule after which there are too many paths to follow.

@@ -41,7 +41,7 @@ impl<R: Reader> Evaluation<'_, R> {
         let mut branches = Vec::new();
         for (mut branch, exit) in self.chain(chain, branch, 0)? {
             if exit != Exit::Out && policy == Policy::Drop {
-                let says = "no rule has accepted it: it is dropped, and nobody is told";
+                let says = "no rule has accepted it: it is dropped without an error to the sender";
                 branch.step(Step::new(describe::place(chain), "policy drop", says));
                 branch.end = Some(End::Dropped);
             }

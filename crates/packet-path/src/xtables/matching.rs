@@ -308,7 +308,7 @@ fn told(unread: &ReadFailure) -> String {
 pub(super) fn source_words(nat: &SourceNat) -> String {
     match nat {
         SourceNat::To(Some(address), _) => format!("its source becomes {address}"),
-        SourceNat::To(None, _) => "its source port is chosen anew".to_owned(),
+        SourceNat::To(None, _) => "a new source port is chosen".to_owned(),
         SourceNat::Masquerade(Some(address)) => {
             format!(
                 "masqueraded: its source becomes {address}, of the interface by which it leaves"

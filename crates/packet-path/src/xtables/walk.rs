@@ -136,8 +136,7 @@ impl<'a> TableWalk<'a> {
             }
             MatchResult::Yes => self.apply(at, &rule.target, step),
             MatchResult::Unknown(why) if is_harmless(&rule.target) => {
-                step.says =
-                    format!("cannot be told ({why}); does nothing to the packet either way");
+                step.says = format!("is unknown ({why}); does nothing to the packet either way");
                 at.branch.step(step);
                 Some(at)
             }
@@ -161,7 +160,7 @@ impl<'a> TableWalk<'a> {
             }
             MatchResult::Unknown(why) if is_wordless(&rule.target) => {
                 // The effect is unknown too. The step notes it, and the branch continues.
-                step.says = format!("cannot be told: {why}; here taken not to match");
+                step.says = format!("is unknown: {why}; assumed not to match");
                 at.branch.step(step);
                 Some(at)
             }
@@ -170,9 +169,9 @@ impl<'a> TableWalk<'a> {
                 let frames = at.frames.clone();
                 let (branch, mut no) = at.branch.doubt(&what);
                 let mut passed = step.clone();
-                passed.says = format!("cannot be told: {why}; here taken not to match");
+                passed.says = format!("is unknown: {why}; assumed not to match");
                 no.step(passed);
-                step.says = format!("cannot be told: {why}; here taken to match, so ");
+                step.says = format!("is unknown: {why}; assumed to match, so ");
                 let fits = self.apply(Position { branch, frames }, &rule.target, step);
                 self.under_way.extend(fits);
                 Some(Position {
@@ -233,7 +232,10 @@ impl<'a> TableWalk<'a> {
             }
             Target::Drop => {
                 at.branch.end = Some(End::Dropped);
-                ("dropped: nobody is told".to_owned(), Next::Leave)
+                (
+                    "dropped without an error to the sender".to_owned(),
+                    Next::Leave,
+                )
             }
             Target::Reject(with) => {
                 at.branch.end = Some(End::Refused(with.clone()));
@@ -283,7 +285,7 @@ impl<'a> TableWalk<'a> {
             }
             Target::Unknown(text) => {
                 let why = format!("`{text}` is not understood");
-                let says = format!("what becomes of it cannot be told: {why}");
+                let says = format!("what becomes of it is unknown: {why}");
                 at.branch.end = Some(End::Unknown(why));
                 (says, Next::Leave)
             }
@@ -327,7 +329,7 @@ impl<'a> TableWalk<'a> {
             let mut step = Step::new(
                 place,
                 format!("policy DROP of {name}"),
-                "dropped: nobody is told",
+                "dropped without an error to the sender",
             );
             step.counters = self.built_in.counters;
             branch.step(step);
@@ -371,7 +373,8 @@ fn is_harmless(target: &Target) -> bool {
 
 /// Notes once per branch that lists of earlier clients exist. Every endpoint has such a list.
 fn note_new_client(branch: &mut Branch, mut step: Step) {
-    const SAYS: &str = "would send a client that came before to the same endpoint as then; this one is \
+    const SAYS: &str = "would send a client that came before to the same endpoint as then; this \
+                        one is \
                         taken to be new";
     branch.passed += 1;
     if !branch.steps.iter().any(|earlier| earlier.says == SAYS) {

@@ -10,7 +10,8 @@ use proptest::prelude::*;
 /// Builds a table with these rules.
 fn filter(rules: &str) -> World {
     World::bare(&format!(
-        "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:X - [0:0]\n{rules}COMMIT\n"
+        "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:X - \
+         [0:0]\n{rules}COMMIT\n"
     ))
 }
 
@@ -127,7 +128,7 @@ fn a_native_nft_rule_in_iptables_is_skipped_and_noted() {
     assert_eq!(walks.len(), 1, "{walks:#?}");
     assert_eq!(short(&walks[0]), "forwarded 10.244.2.5:80 kept");
     let mut steps = walks[0].steps.iter();
-    let told = "cannot be told: `[nft]` is not understood; here taken not to match";
+    let told = "is unknown: `[nft]` is not understood; assumed not to match";
     assert!(steps.any(|step| step.says == told), "{walks:#?}");
 }
 
@@ -190,22 +191,27 @@ fn rules_of_foreign_programs_are_supported() {
         -A OUTPUT -p udp -m udp --dport 4789 -j CT --notrack\nCOMMIT\n\
         *mangle\n:PREROUTING ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n\
         -A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu\n\
-        -A PREROUTING -m connmark ! --mark 0x0/0xf00 -j CONNMARK --restore-mark --nfmask 0xf00 --ctmask 0xf00\n\
+        -A PREROUTING -m connmark ! --mark 0x0/0xf00 -j CONNMARK --restore-mark --nfmask 0xf00 \
+        --ctmask 0xf00\n\
         COMMIT\n\
-        *nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n:FLANNEL-POSTRTG - [0:0]\n:DOCKER - [0:0]\n\
+        *nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n:FLANNEL-POSTRTG - \
+        [0:0]\n:DOCKER - [0:0]\n\
         -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER\n\
         -A DOCKER -i docker0 -j RETURN\n\
         -A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80\n\
         -A POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG\n\
-        -A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -m comment --comment \"flanneld masq\" -j RETURN\n\
+        -A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -m comment --comment \"flanneld masq\" -j \
+        RETURN\n\
         -A FLANNEL-POSTRTG -s 10.244.1.0/24 -d 10.244.0.0/16 -j RETURN\n\
         -A FLANNEL-POSTRTG -s 10.244.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE --random-fully\nCOMMIT\n\
-        *filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n:cali-FORWARD - [0:0]\n:KUBE-FIREWALL - [0:0]\n\
+        *filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n:cali-FORWARD - [0:0]\n:KUBE-FIREWALL \
+        - [0:0]\n\
         -A FORWARD -j cali-FORWARD\n\
         -A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000\n\
         -A cali-FORWARD -i cali+ -m set ! --match-set cali40all dst -j DROP\n\
         -A cali-FORWARD -m comment --comment \"cali:policy\" -m mark --mark 0x0/0x10000 -j ACCEPT\n\
-        -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP\n\
+        -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate \
+        RELATED,ESTABLISHED,DNAT -j DROP\n\
         -A INPUT -j KUBE-FIREWALL\nCOMMIT\n";
     let world = World::bare(rules);
     assert_eq!(world.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
@@ -263,14 +269,16 @@ proptest! {
     #[test]
     fn no_iptables_rules_panic_the_evaluation(
         lines in proptest::collection::vec(
-            "(\\[[0-9]{0,3}:[0-9]{0,3}\\] )?-A (FORWARD|X)( (!|-m|-j|-g|-s|-d|-p|--dport|--dports|--ctstate|--mark|\
+            "(\\[[0-9]{0,3}:[0-9]{0,3}\\] )?-A (FORWARD|X)( \
+             (!|-m|-j|-g|-s|-d|-p|--dport|--dports|--ctstate|--mark|\
              --match-set|--probability|--to-destination|--set-xmark|set|tcp|conntrack|ipvs|--vaddr|recent|\
              --rcheck|--name|X|DNAT|MARK|DROP|SNAT|10\\.0\\.0\\.0/8|[a-z0-9:/.,\"\\\\-]{0,9})){0,9}|.{0,40}",
             0..12,
         ),
     ) {
         let saved = lines.join("\n");
-        let text = format!("*nat\n:PREROUTING ACCEPT [0:0]\n:X - [0:0]\n*filter\n:FORWARD DROP [1:\n:X - [0:0]\n{saved}\n");
+        let text = format!("*nat\n:PREROUTING ACCEPT [0:0]\n:X - [0:0]\n*filter\n:FORWARD DROP \
+                            [1:\n:X - [0:0]\n{saved}\n");
         let rules = Xtables::of(&text);
         let world = World::bare("");
         let packet = Packet::new(6, [10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 80);

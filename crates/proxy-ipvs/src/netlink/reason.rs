@@ -70,7 +70,7 @@ pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
 pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     let next = match refusal.errno {
         libc::EPERM => "CAP_NET_ADMIN is needed: run as root, or grant it",
-        libc::ENOMEM | libc::ENOBUFS => "the kernel is short of memory; it will be tried again",
+        libc::ENOMEM | libc::ENOBUFS => "the kernel is short of memory; it will be retried",
         _ => next,
     };
     let name = NAMES.iter().find(|(errno, _)| *errno == refusal.errno);
@@ -85,7 +85,8 @@ pub(super) fn unsent(error: &Error) -> Outcome {
     match error {
         Error::Permission { .. } => refused(error.to_string()),
         error => {
-            tracing::warn!(%error, "a batch of writes may have been done or not; reading the kernel again");
+            tracing::warn!(%error, "a batch of writes may have been done or not; reading the \
+                                    kernel again");
             Outcome::Unknown
         }
     }

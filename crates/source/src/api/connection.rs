@@ -127,8 +127,8 @@ impl Shared {
                 current.1 = pool;
             }
             Err(error) => warn!(
-                "API server {url}: certificate files have changed and cannot be used: {error}; going on with what they \
-                 held before; correct {}",
+                "API server {url}: certificate files have changed and cannot be used: {error}; \
+                 the previous certificates stay in use; correct {}",
                 self.files
             ),
         }

@@ -217,7 +217,10 @@ impl ListWatch {
                     continue;
                 }
                 Err(End::Expired) => {
-                    debug!("{name}s: the server has forgotten what changed since; listing again");
+                    debug!(
+                        "{name}s: the server no longer has the changes since the last version; \
+                            listing again"
+                    );
                     self.version = None;
                     if is_list {
                         self.next_list = Age::Newest;
@@ -238,8 +241,9 @@ impl ListWatch {
                         // This Retry-After is meant for clients that repeat the same request.
                         self.retry_after = None;
                         info!(
-                            "{name}s: the API server has not come to the version that was last seen of it ({message}): \
-                             its storage may have been restored or made anew; listing again"
+                            "{name}s: the API server has not reached its last seen version \
+                             ({message}): \
+                             its storage may have been restored or recreated; listing again"
                         );
                         continue;
                     }
@@ -310,7 +314,8 @@ impl ListWatch {
         let name = kind_name(kind);
         if let Need::Optional { right, since } = self.resource.need {
             let beginning = format!("the API server does not tell of {name}s");
-            let end = "what needs them is left out, and all else is served; they are asked for again, later and later";
+            let end = "features that need them are off, and everything else is served; they are \
+                       requested again with back-off";
             if code == 404 {
                 info!("{beginning}: it has none, which Kubernetes has from {since} on; {end}");
             } else {

@@ -84,7 +84,8 @@ impl Findings {
             self.text(
                 "metadata.name",
                 &shown,
-                "a name is letters, digits, points and dashes, at most 253; it is left out until it is corrected",
+                "a name is letters, digits, points and dashes, at most 253; it is left out until \
+                 it is corrected",
             );
         }
         is_well
@@ -103,7 +104,8 @@ impl Findings {
         self.text(
             field(),
             name,
-            "a name is letters, digits, points and dashes; this port is left out until it is corrected",
+            "a name is letters, digits, points and dashes; this port is left out until it is \
+             corrected",
         );
         None
     }
@@ -152,7 +154,7 @@ impl Findings {
         self.value(
             "the object",
             "unreadable",
-            format!("{what}; what was known of it before stays until it is corrected"),
+            format!("{what}; its last known state stays until it is corrected"),
         );
         self.unusable()
     }

@@ -188,7 +188,8 @@ fn cluster_ips(
                 field(),
                 text,
                 format!(
-                    "{of}, but spec.ipFamilies[{i}] is {wanted:?}; it is not served until one of them is corrected"
+                    "{of}, but spec.ipFamilies[{i}] is {wanted:?}; it is not served until one of \
+                     them is corrected"
                 ),
             );
         } else if i >= families.len() && !families.is_empty() {
@@ -259,7 +260,7 @@ fn source_ranges(
             findings.text(
                 format!("spec.loadBalancerSourceRanges[{i}]"),
                 text,
-                "not a network such as 10.0.0.0/8; nobody is let in by it until it is corrected",
+                "not a network such as 10.0.0.0/8; it admits no client until it is corrected",
             );
         }
     }
@@ -307,7 +308,8 @@ fn ports(
             findings.text(
                 format!("spec.ports[{i}]"),
                 &format!("{name}:{port}/{protocol}"),
-                "an earlier port has the same name or number; this one is left out: change one of them",
+                "an earlier port has the same name or number; this one is left out: change one of \
+                 them",
             );
             continue;
         }
@@ -318,7 +320,8 @@ fn ports(
                 findings.value(
                     field(),
                     number,
-                    "a Service of type ClusterIP has no node ports; it is not served: change spec.type",
+                    "a Service of type ClusterIP has no node ports; it is not served: change \
+                     spec.type",
                 );
                 None
             }

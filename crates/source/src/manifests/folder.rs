@@ -147,9 +147,9 @@ impl Folder {
         let is_unknown = known.map_or(self.progress == Progress::New, |file| file.is_unknown);
         let shown = path.display();
         let fate = match known {
-            _ if is_unknown => "nothing is taken away until it is known what it holds: correct it",
+            _ if is_unknown => "nothing is removed until its content is known: correct it",
             None => "nothing of it is served until it is corrected",
-            Some(_) => "what it held before stays until it is corrected",
+            Some(_) => "its previous objects stay until it is corrected",
         };
         let found = metadata.and_then(|metadata| {
             if metadata.is_file() {
@@ -314,7 +314,8 @@ impl Folder {
             let names: Vec<_> = files.iter().map(|name| name.to_string_lossy()).collect();
             if let [first, ..] = &names[..] {
                 warnings.push(format!(
-                    "{}: {key} is in {}; {first} is used, as its name sorts first: leave it in one of them",
+                    "{}: {key} is in {}; {first} is used, as its name sorts first: leave it in \
+                     one of them",
                     self.path.display(),
                     names.join(" and ")
                 ));

@@ -185,7 +185,7 @@ fn an_invalid_manifest_is_reported_and_keeps_its_previous_objects() {
     let wanted = format!("{}:10:11: ", dir.0.join("a.yaml").display());
     assert!(
         seen.warnings[0].starts_with(&wanted)
-            && seen.warnings[0].contains("what it held before stays"),
+            && seen.warnings[0].contains("its previous objects stay"),
         "{:?}",
         seen.warnings
     );
@@ -208,7 +208,7 @@ fn an_invalid_manifest_at_start_makes_the_list_incomplete() {
         let mut folder = Folder::new(&dir.0, "node1");
         let seen = look(&mut folder);
         assert_eq!(listed(&seen.events), (vec!["a 10.96.0.1".into()], false));
-        assert!(seen.warnings[0].contains("nothing is taken away until it is known what it holds"));
+        assert!(seen.warnings[0].contains("nothing is removed until its content is known"));
         dir.remove("c.yaml");
         assert_eq!(
             words(&look(&mut folder).events),

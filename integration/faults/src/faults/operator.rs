@@ -81,7 +81,8 @@ pub(super) fn reload(s: &mut Stage<'_>) -> Result<Row> {
         .iter()
         .find_map(|flag| flag.strip_prefix("--proxy-mode="));
     let mode = format!("mode: {}\n", mode.unwrap_or("ipvs"));
-    let other = "iptables: {masqueradeAll: true, syncPeriod: 20s}\nnftables: {masqueradeAll: true}\n\
+    let other = "iptables: {masqueradeAll: true, syncPeriod: 20s}\nnftables: {masqueradeAll: \
+                 true}\n\
                  ipvs: {scheduler: wrr, syncPeriod: 20s}\n";
     publish(&mode)?;
     let flag = format!("--config={}", file.display());
@@ -95,10 +96,10 @@ pub(super) fn reload(s: &mut Stage<'_>) -> Result<Row> {
         } else {
             mode.clone()
         })?;
-        s.c.await_line("which takes no new start")?;
+        s.c.await_line("which needs no restart")?;
     }
     s.did(format!("applied {times} changed files without a restart"));
-    s.sees("log: “… which takes no new start”");
+    s.sees("log: “… which needs no restart”");
     s.close(began, Promise::NothingFails)
 }
 

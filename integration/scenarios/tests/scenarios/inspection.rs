@@ -147,7 +147,7 @@ fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     let path = "http://localhost/api/v1/explain?to=default/web&from=pod";
     let (code, anyone) = get(&c.node1, METRICS, path)?;
     ensure!(
-        code == 200 && anyone.contains(whose) && anyone.contains("named, and not quoted"),
+        code == 200 && anyone.contains(whose) && anyone.contains("named, not quoted"),
         "{code} {anyone}"
     );
     ensure!(

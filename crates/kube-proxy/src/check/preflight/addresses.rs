@@ -65,7 +65,8 @@ pub(super) fn judge(
         findings.push(Finding::warn(
             NAME,
             format!(
-                "claimed by two Services, of which the older one has it: {}; give one of them another address or port",
+                "claimed by two Services, of which the older one has it: {}; give one of them \
+                 another address or port",
                 some(&contested)
             ),
         ));
@@ -75,7 +76,8 @@ pub(super) fn judge(
         let what = match mode {
             "ipvs" => "are served, and not bound to kube-ipvs0",
             _ => {
-                "are served by rules: what the node itself listens on there is not reached at those ports"
+                "are served by rules: the node's own listeners at those ports are not reachable \
+                 there"
             }
         };
         findings.push(Finding::warn(
@@ -94,7 +96,8 @@ pub(super) fn judge(
         findings.push(Finding::warn(
             NAME,
             format!(
-                "routes of this node lead to networks in which Services are: {}; hosts in both are not reached: \
+                "routes of this node lead to networks in which Services are: {}; hosts in both \
+                 are not reached: \
                  check --service-cluster-ip-range against the networks of nodes and pods",
                 some(&covered)
             ),

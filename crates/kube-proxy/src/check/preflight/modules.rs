@@ -142,7 +142,8 @@ pub(super) fn judge(wanted: &[Module], modules: &Modules, is_read: bool) -> Vec<
             None => unknown.push(name.to_string()),
             Some(false) => {
                 let message = format!(
-                    "the kernel has no {name}, and there is no module file of it: install the package with \
+                    "the kernel has no {name}, and there is no module file of it: install the \
+                     package with \
                      the kernel's modules"
                 );
                 findings.push(match need {
@@ -166,7 +167,8 @@ pub(super) fn judge(wanted: &[Module], modules: &Modules, is_read: bool) -> Vec<
         findings.push(Finding::ok(
             NAME,
             format!(
-                "not loaded, or built in, which cannot be told here without /lib/modules: {}; --init-only tries \
+                "not loaded, or built in, which is unknown here without /lib/modules: {}; \
+                 --init-only tries \
                  what the mode needs",
                 some(&unknown)
             ),
@@ -249,7 +251,7 @@ mod tests {
         fs::remove_dir_all(&root).unwrap();
         let findings = told(&empty);
         assert!(
-            findings.len() == 1 && findings[0].1.contains("cannot be told here"),
+            findings.len() == 1 && findings[0].1.contains("is unknown here"),
             "{findings:?}"
         );
         assert_eq!(told(&other).len(), 3, "by files alone");

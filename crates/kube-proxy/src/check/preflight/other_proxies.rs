@@ -12,23 +12,26 @@ const NAME: &str = "other proxies";
 const KNOWN: [(&str, &str); 4] = [
     (
         "cilium_host",
-        "Cilium is here (cilium_host): if it replaces kube-proxy (`cilium-dbg status | grep KubeProxyReplacement`), \
+        "Cilium is here (cilium_host): if it replaces kube-proxy (`cilium-dbg status | grep \
+         KubeProxyReplacement`), \
          one of the two is to serve; set kubeProxyReplacement=false, or do without a kube-proxy",
     ),
     (
         "kube-dummy-if",
-        "kube-router's service proxy is here (kube-dummy-if): two proxies would write virtual servers; run it with \
+        "kube-router's service proxy is here (kube-dummy-if): two proxies would write virtual \
+         servers; run it with \
          --run-service-proxy=false, and `kube-router --cleanup-config` on the node",
     ),
     (
         "bpfin.cali",
-        "Calico's eBPF data plane is here (bpfin.cali): it serves Services by itself; set bpfEnabled: false in its \
+        "Calico's eBPF data plane is here (bpfin.cali): it serves Services by itself; set \
+         bpfEnabled: false in its \
          FelixConfiguration, or do without a kube-proxy",
     ),
     (
         "nodelocaldns",
-        "NodeLocal DNSCache is here (nodelocaldns): in ipvs mode pods have to be told its own address \
-         (--cluster-dns of the kubelet), as it cannot take over that of the DNS Service",
+        "NodeLocal DNSCache is here (nodelocaldns): in ipvs mode pods need its own address \
+         (--cluster-dns of the kubelet), because it cannot take over the DNS Service's",
     ),
 ];
 
@@ -65,8 +68,10 @@ pub(super) fn judge(
         findings.push(Finding::warn(
             NAME,
             format!(
-                "another program has virtual servers where Services are to be served ({}): unless they hold endpoints of these \
-                 Services they are left alone, and the Services are not served there until they are gone (`ipvsadm -Ln`)",
+                "another program has virtual servers where Services are to be served ({}): unless \
+                 they hold endpoints of these \
+                 Services they are left alone, and the Services are not served there until they \
+                 are gone (`ipvsadm -Ln`)",
                 some(&taken)
             ),
         ));
@@ -77,7 +82,8 @@ pub(super) fn judge(
         findings.push(Finding::warn(
             NAME,
             format!(
-                "{} virtual servers of IPVS are somebody else's ({}): they stay; see who makes them (keepalived, \
+                "{} virtual servers of IPVS belong to other programs ({}): they stay; find their \
+                 owner (keepalived, \
                  another proxy) with `ipvsadm -Ln`",
                 foreign.len(),
                 some(&foreign)
@@ -143,7 +149,7 @@ mod tests {
         assert!(
             both[0]
                 .1
-                .starts_with("1 virtual servers of IPVS are somebody else's (9.9.9.9:9/TCP)")
+                .starts_with("1 virtual servers of IPVS belong to other programs (9.9.9.9:9/TCP)")
         );
         assert!(
             both[1]

@@ -104,8 +104,8 @@ pub(super) fn judge(
             Some(None) => Finding::warn(
                 NAME,
                 format!(
-                    "{at} for {of} is taken, by whom cannot be seen from here: right if that is the kube-proxy \
-                     which this one replaces, else see `ss -ltnp` on the node"
+                    "{at} for {of} is in use by an unknown process: correct if that is the \
+                     kube-proxy to be replaced, else see `ss -ltnp` on the node"
                 ),
             ),
         });
@@ -134,7 +134,8 @@ pub(super) fn judge(
         findings.push(Finding::warn(
             NAME,
             format!(
-                "NodePorts that are listened on: {}; the Service gets what is sent there, or for a health check \
+                "NodePorts that are listened on: {}; the Service gets what is sent there, or for \
+                 a health check \
                  nobody answers: choose another port",
                 some(&listened)
             ),

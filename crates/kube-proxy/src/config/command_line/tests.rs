@@ -831,7 +831,7 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
                 "'ipvs' for '--proxy-mode'",
                 "KubeProxyIPVS=false",
                 "modes iptables, nftables, userspace",
-                "take KubeProxyIPVS out",
+                "remove KubeProxyIPVS",
             ],
         ),
         (
@@ -908,7 +908,7 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
         ),
         (
             "--resource-container=/x",
-            &["unknown flag: --resource-container", "take it out"],
+            &["unknown flag: --resource-container", "remove it"],
         ),
         (
             "--logtostderr=true",

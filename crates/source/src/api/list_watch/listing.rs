@@ -103,7 +103,7 @@ impl ListWatch {
         self.next_list = Age::Newest;
         let version = version.unwrap_or_default();
         Err(End::nonsense(format!(
-            "a list of resource version {version}, which is from before the last one that was told"
+            "a list of resource version {version}, which is older than the last one"
         )))
     }
 

@@ -483,8 +483,8 @@ fn an_invalid_protobuf_message_affects_only_its_own_object() {
     };
     assert_eq!(
         problem.to_string(),
-        "Service a/web: the object is unreadable: a length of 9 is beyond the end; what was known of it before stays \
-         until it is corrected"
+        "Service a/web: the object is unreadable: a length of 9 is beyond the end; its last known \
+         state stays until it is corrected"
     );
     for (wrong, why) in [
         (&[0x10, 1][..], "a field is not a text or message"),
