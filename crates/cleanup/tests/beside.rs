@@ -1,11 +1,7 @@
 //! Cleanup while a mode serves, on a kernel with nf_tables. It removes entries of other modes in
 //! every iptables backend and keeps entries of the current mode. The tests compare the output of
 //! `nft` and `iptables-save`.
-#![allow(
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::io::Write as _;
 use std::process::{Child, Command, Stdio};

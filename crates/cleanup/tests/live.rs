@@ -3,11 +3,7 @@
 //!
 //! `tests/dualstack/` and `tests/iptables-mode/` are dumps of the kernel's state after upstream's
 //! kube-proxy 1.36.2.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};

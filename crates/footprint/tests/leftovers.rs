@@ -1,9 +1,5 @@
 //! Leftovers of modes in iptables, and the tables after their removal.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
 

@@ -1,12 +1,7 @@
 //! Compares our bytes with those of the real kernel (6.1) and of `ipvsadm` (1.31).
 //! `examples/capture.rs` captured them on a little-endian machine.
 #![cfg(target_endian = "little")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests stop at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,10 +1,5 @@
 //! Tests with a real IPVS, each in a separate network namespace. Needs root and `ip_vs`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests stop at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,12 +1,7 @@
 //! Kubernetes events, tested with the API server fixture, and with servers that reject events or
 //! are unreachable.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "../../source/tests/common/scripted.rs"]
 mod scripted;

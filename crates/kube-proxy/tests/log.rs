@@ -1,10 +1,6 @@
 //! Tests the log that the starter of the program receives: its streams and formats.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test stops at the first surprise, also in what surrounds it"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::process::Command;
 

@@ -1,11 +1,6 @@
 //! Tests that `Attributes` reads the output of `Writer`, and never panics on other bytes.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests stop at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use netlink_batch::{Attribute, Attributes, Batch, Malformed, Writer, messages};
 use proptest::collection::vec;

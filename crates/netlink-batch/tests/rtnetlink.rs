@@ -1,12 +1,7 @@
 //! Tests with the real kernel: rtnetlink on the loopback device of a new network namespace. Needs
 //! root, or `CAP_SYS_ADMIN` and `CAP_NET_ADMIN`.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests stop at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::io;
 use std::net::Ipv4Addr;

@@ -1,12 +1,7 @@
 //! Recreates rulesets that upstream's kube-proxy created with `nft`. The kernel then has the same
 //! bytes, and `nft` lists the same text. Needs root and `nft` 1.0.6.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests stop at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod common;
 

@@ -1,11 +1,6 @@
 //! Tests with the running kernel, each in a separate network namespace. Needs root.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests stop at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod common;
 

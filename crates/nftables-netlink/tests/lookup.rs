@@ -1,12 +1,7 @@
 //! Looks up single objects by name and key in rulesets loaded by `nft`, each test in its own
 //! network namespace. Needs root.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests stop at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod common;
 

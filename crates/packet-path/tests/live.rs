@@ -2,12 +2,7 @@
 //! kernel's state.
 //!
 //! Needs root, `ip`, `ipset`, `iptables` and `ipvsadm`, and a kernel with IPVS.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::process::Command;
 

@@ -1,11 +1,6 @@
 //! Compares the strict fake with the programs and the kernel. Both accept or refuse the same
 //! restores, and then have the same rules.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fmt::Write as _;
 

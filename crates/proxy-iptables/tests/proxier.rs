@@ -1,9 +1,5 @@
 //! Test scenarios for the iptables mode on the strict fake kernel.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -4,12 +4,7 @@
 //! Each test is a node in its own network namespace, with the single interface `eth0`
 //! (192.168.99.10/24 and fd00:99::10/64). `tests/dualstack/` has the dumps of upstream's kube-proxy
 //! 1.36.2 for the same objects on the same node.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
 

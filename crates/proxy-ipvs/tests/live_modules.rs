@@ -1,12 +1,7 @@
 //! Tests messages on a real kernel that lacks modules. The test unloads modules and disables
 //! loading, so it needs a kernel that is discarded afterwards: lane A (a test virtual machine) of
 //! the lab.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
 

@@ -1,9 +1,5 @@
 //! Tests the shim in nftables on the real kernel, without IPVS. `nft` shows the results.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fs;
 use std::process::Command;

@@ -1,9 +1,5 @@
 //! Tests the writes of the proxier, their order and their number, on the strict fake kernel.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "proxier/chaos.rs"]
 mod chaos;

@@ -1,12 +1,7 @@
 //! Compares this mode's table for the objects of a golden case with upstream's table for the same
 //! objects. The same `nft` lists both, each in a separate network namespace. If the named folder
 //! does not exist, the test compares no tables.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,5 @@
 //! Tests the nftables mode on the real nf\_tables, each test in a separate network namespace.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

@@ -1,11 +1,6 @@
 //! Compares the strict fake with the kernel: the same transactions fail with the same errors and
 //! leave the same table.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
 

@@ -1,12 +1,7 @@
 //! Checks the packet matrix (docs/packet-matrix.md) by rules alone. The interpreter behind
 //! `explain` evaluates the rules of each Service of the matrix in each layout. Scenarios check the
 //! same table with real packets.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "../../packet-path/tests/nft/node.rs"]
 #[allow(dead_code, reason = "what needs a kernel is for others")]

@@ -1,9 +1,5 @@
 //! Tests the nftables mode in short scenarios on the strict fake kernel.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "proxier/localhost.rs"]
 mod localhost;

@@ -1,10 +1,5 @@
 //! The mode on a real kernel, with real packets, redirected by a table of nf_tables.
-#![allow(
-    clippy::panic,
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
 

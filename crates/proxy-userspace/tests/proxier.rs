@@ -1,10 +1,5 @@
 //! Test scenarios for the mode on the strict fake kernel.
-#![allow(
-    clippy::panic,
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,11 +1,6 @@
 //! Checks which external and load-balancer addresses Services get. The order of events must not
 //! matter.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,9 +1,5 @@
 //! Checks which part of a Service above the limits is served.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

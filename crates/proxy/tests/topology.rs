@@ -3,12 +3,7 @@
 //! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`. States are `ready`,
 //! `dying` (serving while terminating), `dead` (terminating, not serving) and `starting` (neither).
 //! This node is `n1`, in zone `z1`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

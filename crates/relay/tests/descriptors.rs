@@ -1,10 +1,6 @@
 //! The relay in a process without free descriptors. The limit applies to the whole process, so this
 //! test is in a separate file.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
 

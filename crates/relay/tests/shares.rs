@@ -1,10 +1,6 @@
 //! Tests of the shares of one client and one Service, in a network namespace with several client
 //! addresses and a short range of ephemeral ports.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
 

@@ -1,12 +1,7 @@
 //! Tests against the running kernel, each in its own network namespace. They need root. Tests of
 //! dummy links are ignored by default, since some kernels lack dummy links.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests stop at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

@@ -2,12 +2,7 @@
 //!
 //! Time is paused in tests where only the source and the server use it. It advances when both wait.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise, also in what surrounds it"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[expect(dead_code, reason = "the server that is scripted is for other tests")]
 mod common;

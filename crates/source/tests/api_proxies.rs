@@ -1,11 +1,6 @@
 //! The API server through HTTP, HTTPS and SOCKS 5 proxies.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise, also in what surrounds it"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[expect(dead_code, reason = "the server that is scripted is for other tests")]
 mod common;

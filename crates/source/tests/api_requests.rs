@@ -1,11 +1,6 @@
 //! Checks the requests of the API source, and their cost for the server.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise, also in what surrounds it"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[expect(dead_code, reason = "much is for other tests")]
 mod common;

@@ -1,11 +1,6 @@
 //! The API source against the API server fixture, and against servers with wrong responses.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise, also in what surrounds it"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[expect(dead_code, reason = "what is read and logged is for other tests")]
 mod common;

@@ -1,10 +1,6 @@
 //! ServiceCIDRs from servers with and without them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test stops at the first surprise, also in what surrounds it"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[expect(dead_code, reason = "what else is shared is for other tests")]
 mod common;

@@ -1,9 +1,5 @@
 //! Tests the fixture over HTTP, as a client sees it.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 #![allow(
     clippy::needless_pass_by_value,
     reason = "json!() stands where it is used"

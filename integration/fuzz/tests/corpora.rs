@@ -1,10 +1,5 @@
 //! Parses each saved input once, and random mutations for a few seconds.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fs;
 use std::panic::catch_unwind;

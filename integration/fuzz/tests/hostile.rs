@@ -1,11 +1,6 @@
 //! Hostile objects: the source reads them, and every mode programs them on a strict fake. Time and
 //! memory must be bounded, and a valid Service among them must work.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
 use std::fs;

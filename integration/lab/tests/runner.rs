@@ -1,9 +1,6 @@
 //! Tests the runner from the host's side: its input, its output, and its cleanup.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "clippy.toml excuses test functions, but not what they share"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};

@@ -1,9 +1,5 @@
 //! Runs a bounded number of event sequences, and all saved ones.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::time::Duration;
 

@@ -1,11 +1,7 @@
 //! Helpers of the live tests.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    dead_code,
-    reason = "tests stop at the first surprise; not each uses all of it"
-)]
+#![allow(dead_code, reason = "not each test uses all of it")]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};

@@ -1,11 +1,6 @@
 //! Tests nf_tables rules in the kernel. `nft` loads rulesets, each in a separate network namespace,
 //! and the walks read them from the kernel.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod foreign_rules;
 mod golden;

@@ -1,11 +1,6 @@
 //! Tests that both layouts give every packet the same verdict. Evaluates the rules of both tables
 //! for the same Services as the kernel would.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod run;
 

@@ -1,9 +1,6 @@
 //! Endpoints of the relay's tests, on loopback.
 #![allow(dead_code, reason = "each test binary uses its own part")]
-#![allow(
-    clippy::indexing_slicing,
-    reason = "a test stops at the first surprise"
-)]
+#![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
