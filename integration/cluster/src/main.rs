@@ -55,10 +55,10 @@ mount --bind $modules $release";
 /// A Kubernetes cluster in one guest of the lab.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The folder with Kubernetes' programs, and archives of further images in images/*.tar
+    /// Folder with Kubernetes' programs, and with archives of more images in images/*.tar
     #[arg(long, value_name = "DIR")]
     kubernetes: Option<PathBuf>,
-    /// The archive of the image that is put into kubeadm's DaemonSet
+    /// Archive of the image for kubeadm's DaemonSet
     #[arg(long, value_name = "FILE")]
     image: PathBuf,
     /// The proxy's mode: ipvs, iptables or nftables (which needs lane B)
@@ -73,7 +73,7 @@ struct Arguments {
     /// The folder for logs and reports
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Minutes after which everything is ended
+    /// Time limit in minutes
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     #[command(subcommand)]
@@ -84,16 +84,16 @@ struct Arguments {
 enum Task {
     /// Boot it, ask a Service, and say what is there
     Up {
-        /// A shell command that runs at the first node then, as the administrator
+        /// Shell command for the first node, with the administrator's kubeconfig
         #[arg(long)]
         run: Option<String>,
     },
     /// Run the network suite of e2e.test
     E2e {
-        /// Which specs
+        /// Pattern of the specs to run
         #[arg(long, default_value = e2e::FOCUS)]
         focus: String,
-        /// Which of them not
+        /// Pattern of the specs to skip
         #[arg(long, default_value = e2e::SKIP)]
         skip: String,
     },

@@ -40,31 +40,31 @@ struct Arguments {
     /// Run only this fault (a part of its name)
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
-    /// Begin with this fault (a part of its name)
+    /// Start with this fault (a part of its name)
     #[arg(long, value_name = "NAME", conflicts_with = "fault")]
     from: Option<String>,
     /// Run only this mode
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
-    /// The short form, as in `make test`
+    /// Run the short form, as in `make test`
     #[arg(long)]
     short: bool,
-    /// Say which faults there are
+    /// List the faults
     #[arg(long)]
     list: bool,
     /// An older kube-proxy, for the upgrade
     #[arg(long, value_name = "PATH")]
     before: Option<PathBuf>,
-    /// The kernel of lane B: run there, too, after lane A
+    /// Kernel of lane B, for a second run after lane A
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
-    /// Keep the rows in this folder: those of faults that are run again take the place of older ones
+    /// Folder that keeps the rows. A new row of a fault replaces the old one
     #[arg(long, value_name = "FOLDER")]
     rows: Option<PathBuf>,
-    /// Write the page of the documentation into this file, of the rows that are kept
+    /// Write the documentation page with the kept rows to this file
     #[arg(long, value_name = "FILE", requires = "rows")]
     document: Option<PathBuf>,
-    /// Run nothing: write the page of the rows that are kept
+    /// Only write the page of the kept rows
     #[arg(long, requires = "document")]
     page: bool,
     /// File for the rows; in the lab

@@ -58,26 +58,25 @@ struct Arguments {
     /// The folder of cases
     #[arg(long, value_name = "DIR")]
     cases: PathBuf,
-    /// The daemon finds what upstream left for the case, and changes nothing; every second node is
-    /// then given the next case of the list, and the daemon does what `kube-proxy check` has
-    /// foretold
+    /// Start the daemon on upstream's state, which it must leave unchanged. Every second node then
+    /// gets the next case, and the daemon must make the changes that `kube-proxy check` listed
     #[arg(long)]
     adopt: bool,
     /// Next case; in the lab, with `adopt`
     #[arg(long, value_name = "CASE", hide = true)]
     next: Option<String>,
-    /// The binary is Kubernetes' own: it has no flags of ours, and does not say when it is done
+    /// The binary is Kubernetes' own, without our flags and without a line after its first sync
     #[arg(long)]
     upstream: bool,
     /// Cases to run
     names: Vec<String>,
-    /// File to which the verdicts are appended; in the lab
+    /// File for the results; in the lab
     #[arg(long, value_name = "FILE", hide = true)]
     verdicts: Option<PathBuf>,
     /// Run the one case in this network namespace, and print the differences; in the lab
     #[arg(long, hide = true)]
     here: bool,
-    /// Print no summary, as one of several guests
+    /// Print no summary, because this is one of several guests
     #[arg(long, hide = true)]
     part: bool,
     /// Run the case in this network namespace, which is the kernel's initial one; in the lab

@@ -24,7 +24,7 @@ enum Verb {
     Run {
         #[command(flatten)]
         place: Where,
-        /// Seconds after which everything is killed, boot included
+        /// Time limit in seconds, boot included
         #[arg(long, value_name = "SECS", default_value_t = 600)]
         timeout: u64,
         /// Memory of the guest
