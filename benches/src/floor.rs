@@ -174,7 +174,7 @@ fn accepted(replies: &[Reply], what: &str) -> Result<()> {
 fn definition(set: Set, family: IpFamily) -> Definition {
     let set_type = match set.kind() {
         SetKind::Address => SetType::HashIp,
-        SetKind::AddressPort => SetType::HashIpPort,
+        SetKind::AddressPort | SetKind::AddressPortMark => SetType::HashIpPort,
         SetKind::AddressPortAddress => SetType::HashIpPortIp,
         SetKind::AddressPortNet => SetType::HashIpPortNet,
         SetKind::Port => SetType::BitmapPort,

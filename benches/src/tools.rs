@@ -52,7 +52,9 @@ pub(crate) fn sets(objects: &Objects) -> String {
         for set in Set::all() {
             let options = match set.kind() {
                 SetKind::Address => format!("hash:ip family {inet} maxelem {room}"),
-                SetKind::AddressPort => format!("hash:ip,port family {inet} maxelem {room}"),
+                SetKind::AddressPort | SetKind::AddressPortMark => {
+                    format!("hash:ip,port family {inet} maxelem {room}")
+                }
                 SetKind::AddressPortAddress => {
                     format!("hash:ip,port,ip family {inet} maxelem {room}")
                 }

@@ -58,6 +58,8 @@ const HEADINGS: &[(&str, &[&str])] = &[
             "ipvs-shim",
             "ipvs-drain-timeout",
             "ipvs-vip-mode",
+            "ipvs-semantics",
+            "ipvs-mark-bits",
         ],
     ),
     (

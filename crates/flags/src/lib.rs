@@ -399,6 +399,26 @@ pub struct Flags {
     )]
     pub ipvs_vip_mode: String,
 
+    /// Endpoints and sources that packets get in IPVS mode: upstream, or exact (those of iptables
+    /// mode; needs --ipvs-shim=nftables or auto); no effect in other modes
+    #[arg(
+        long,
+        value_name = "upstream|exact",
+        default_value = "upstream",
+        allow_hyphen_values = true
+    )]
+    pub ipvs_semantics: String,
+
+    /// Bits of the packet mark that number virtual servers with --ipvs-semantics=exact, unused by
+    /// other programs; no effect in other modes
+    #[arg(
+        long,
+        value_name = "BITS",
+        default_value = "0x307f",
+        allow_hyphen_values = true
+    )]
+    pub ipvs_mark_bits: String,
+
     /// Conntrack entries for each CPU (sysctl nf_conntrack_max); 0 keeps the kernel's limit, also with
     /// --conntrack-min
     #[arg(long, value_name = "COUNT", default_value = "32768", value_parser = go::int, allow_hyphen_values = true)]

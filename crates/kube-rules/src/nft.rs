@@ -338,6 +338,20 @@ impl Line {
         self.change_mark(!mark, mark)
     }
 
+    /// Replaces the mark by that of a map for a key: `mark set ip daddr . meta l4proto . th dport
+    /// map @map`. Without an element, the rule ends.
+    pub fn mark_by(self, key: &[Field], map: impl Into<Name>) -> Self {
+        let map = SetRef::Named(map.into());
+        let from = Register::FIRST;
+        let set = Expression::SetMeta {
+            key: MetaKey::Mark,
+            from,
+        };
+        self.load(key, 0)
+            .look_up(map, LookupFor::Value(from))
+            .push([set])
+    }
+
     /// Flips mark bits: `mark set mark xor MARK`.
     pub fn flip_mark(self, mark: u32) -> Self {
         self.change_mark(u32::MAX, mark)

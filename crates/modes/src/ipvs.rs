@@ -85,6 +85,14 @@ impl Definition for IpvsMode {
                 differs: |one, other| one.ipvs_drain_timeout != other.ipvs_drain_timeout,
             },
             OwnFlag {
+                name: "ipvs-semantics",
+                differs: |one, other| one.ipvs_semantics != other.ipvs_semantics,
+            },
+            OwnFlag {
+                name: "ipvs-mark-bits",
+                differs: |one, other| one.ipvs_mark_bits != other.ipvs_mark_bits,
+            },
+            OwnFlag {
                 name: "ipvs-vip-mode",
                 differs: |one, other| one.ipvs_vip_mode != other.ipvs_vip_mode,
             },

@@ -16,12 +16,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
-use proxy::{NamespacedName, Owner, Protocol, ServiceAddress, Target, released};
+use proxy::{IpFamily, NamespacedName, Owner, Protocol, ServiceAddress, Target, released};
 use reconcile::Table;
 use smallvec::SmallVec;
 
-use crate::compile::Fragment;
+use crate::compile::{Fragment, OutsideServer};
+use crate::config::Semantics;
 use crate::drain::Drains;
+use crate::marks::Marks;
 use crate::server::{Destinations, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
@@ -40,13 +42,15 @@ pub(crate) struct Claims {
     /// Prefix lengths of source ranges.
     prefixes: Table<u8, (), Arc<Owner>>,
     pub(crate) drains: Drains,
+    /// Marks of virtual servers for clients from outside.
+    pub(crate) marks: Marks,
     /// True once the initial lists are complete. Before that, no entry is deleted.
     pub(crate) may_delete: bool,
 }
 
 impl Claims {
     /// Creates a table without claims.
-    pub(crate) fn new(drains: Drains) -> Self {
+    pub(crate) fn new(drains: Drains, semantics: Semantics) -> Self {
         Self {
             owners: HashMap::new(),
             disputed: BTreeSet::new(),
@@ -54,6 +58,7 @@ impl Claims {
             forbidden_version: 0,
             prefixes: Table::new(),
             drains,
+            marks: Marks::new(semantics),
             may_delete: false,
         }
     }
@@ -133,6 +138,7 @@ impl Claims {
         };
         let before = before.map_or_else(Vec::new, SmallVec::into_vec);
         for gone in released(before, &owners, |owner| owner) {
+            self.marks.release(&gone);
             self.claim(Fragment::of_nothing(gone), tables);
         }
         for fragment in fragments {
@@ -146,13 +152,15 @@ impl Claims {
         self.disputed.pop_first()
     }
 
-    fn claim(&mut self, fragment: Fragment, tables: &mut Tables) {
+    fn claim(&mut self, mut fragment: Fragment, tables: &mut Tables) {
+        let outside = self.mark(&mut fragment, tables);
         let Fragment {
             owner,
             servers,
             members,
             addresses,
             forbidden_to_node,
+            outside: _,
         } = fragment;
         // Two entries can have the same key. The first entry counts.
         let mut keys = HashSet::new();
@@ -160,6 +168,7 @@ impl Claims {
         let servers: Vec<_> = servers
             .into_iter()
             .map(|(at, server)| (VirtualServerKey::from(at), server))
+            .chain(outside)
             .filter(|(key, _)| keys.insert(*key))
             .map(|(key, server)| {
                 let server = self.claim_of(&owner, key, server, tables, &mut merge);
@@ -198,7 +207,7 @@ impl Claims {
             let prefixes = prefixes.into_iter().map(|prefix| (prefix, ()));
             self.prefixes.claim(&owner, prefixes);
         }
-        for set in Set::all() {
+        for set in Set::every() {
             let own = members
                 .iter()
                 .filter(|(of, member)| {
@@ -227,6 +236,42 @@ impl Claims {
             let forbidden = forbidden.into_iter().map(|at| (at, ()));
             self.forbidden_to_node.claim(&owner, forbidden);
         }
+    }
+
+    /// Gives the virtual server for clients from outside its mark. Without a free mark, all clients
+    /// get the same endpoints at the address, as with upstream's semantics.
+    fn mark(
+        &mut self,
+        fragment: &mut Fragment,
+        tables: &Tables,
+    ) -> Option<(VirtualServerKey, VirtualServer)> {
+        let Some(OutsideServer { server, at }) = fragment.outside.take() else {
+            self.marks.release(&fragment.owner);
+            return None;
+        };
+        let family = IpFamily::of(at.first()?.address);
+        if let Some(mark) = self.marks.of(&fragment.owner, &at, tables) {
+            let member = |at: &ServiceAddress| {
+                Member::AddressPortMark(at.address, at.protocol, at.port, mark)
+            };
+            let members = at.iter().map(|at| (Set::LocalMark, member(at)));
+            fragment.members.extend(members);
+            return Some((VirtualServerKey::Mark { family, mark }, server));
+        }
+        if self.marks.is_open() {
+            fragment
+                .members
+                .retain(|(set, _)| *set != Set::UnservedOutside);
+            if !server.destinations.is_empty() {
+                let at: HashSet<ServiceAddress> = at.into_iter().collect();
+                for (of, shared) in &mut fragment.servers {
+                    if at.contains(of) {
+                        shared.destinations = server.destinations.clone();
+                    }
+                }
+            }
+        }
+        None
     }
 
     // ---- leftovers ----
@@ -315,7 +360,11 @@ impl Claims {
         compiled: &VirtualServer,
     ) -> Merge {
         let (actual, compiled) = (&actual.destinations, &compiled.destinations);
-        let is_drained = key.address().is_some_and(|at| at.protocol == Protocol::Tcp);
+        let protocol = match key {
+            VirtualServerKey::Address(at) => Some(at.protocol),
+            VirtualServerKey::Mark { mark, .. } => self.marks.protocol(*mark),
+        };
+        let is_drained = protocol == Some(Protocol::Tcp);
         let keeps = is_drained || !self.may_delete;
         let mut leftovers = Vec::new();
         let mut merged = Vec::new();

@@ -9,6 +9,7 @@ use proxy::{
     ServiceView, Target,
 };
 
+use crate::config::Semantics;
 use crate::server::{Destinations, Properties, RealServer, VirtualServer};
 use crate::sets::{Member, Set};
 
@@ -26,6 +27,18 @@ pub struct Fragment {
     /// Load-balancer addresses whose source ranges exclude this node. The node may not open
     /// connections to them.
     pub forbidden_to_node: Vec<ServiceAddress>,
+    /// The local endpoints, for clients from outside.
+    pub outside: Option<OutsideServer>,
+}
+
+/// A virtual server by mark, which clients from outside use instead of that at the address
+/// (`--ipvs-semantics=exact`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutsideServer {
+    /// The virtual server.
+    pub server: VirtualServer,
+    /// Addresses whose packets from outside get the mark.
+    pub at: Vec<ServiceAddress>,
 }
 
 impl Fragment {
@@ -37,6 +50,7 @@ impl Fragment {
             members: Vec::new(),
             addresses: Vec::new(),
             forbidden_to_node: Vec::new(),
+            outside: None,
         }
     }
 }
@@ -65,6 +79,7 @@ pub fn compile(
     node: &NodeFacts,
     node_ports: &NodePortAddresses,
     scheduler: &Arc<str>,
+    semantics: Semantics,
 ) -> Vec<Fragment> {
     let Some(cluster_ip) = view.service.cluster_ip(node.family) else {
         return Vec::new();
@@ -75,6 +90,7 @@ pub fn compile(
         .map(|port| {
             let backends = endpoints.serving(port);
             Compiler::new(view.service, port, backends, node, scheduler)
+                .with(semantics)
                 .compile(view, cluster_ip, node_ports)
         })
         .collect()
@@ -89,6 +105,9 @@ struct Compiler<'a> {
     /// Destinations for policy Cluster. The next field has the destinations for policy Local.
     cluster: Destinations,
     local: Destinations,
+    semantics: Semantics,
+    /// Addresses of the Service with `externalTrafficPolicy: Local`.
+    outside: Vec<ServiceAddress>,
     fragment: Fragment,
 }
 
@@ -116,8 +135,18 @@ impl<'a> Compiler<'a> {
             backends,
             cluster,
             local,
+            semantics: Semantics::Upstream,
+            outside: Vec::new(),
             fragment: Fragment::of_nothing(Owner::new(service, port)),
         }
+    }
+
+    fn with(mut self, semantics: Semantics) -> Self {
+        if semantics.is_exact() {
+            self.local = destinations(&self.backends.local);
+        }
+        self.semantics = semantics;
+        self
     }
 
     fn compile(
@@ -146,6 +175,7 @@ impl<'a> Compiler<'a> {
             }
             None => self.health_check(),
         }
+        self.serve_outside();
         self.fragment
     }
 
@@ -172,6 +202,9 @@ impl<'a> Compiler<'a> {
 
     fn cluster_ip(&mut self, ip: IpAddr) {
         self.member(Set::ClusterIp, ip);
+        if self.semantics.is_exact() && self.service.internal_local && self.lacks_local() {
+            self.member(Set::Unserved, ip);
+        }
         self.serve(ip, self.port.port, self.service.internal_local);
         self.bind(ip);
     }
@@ -185,7 +218,7 @@ impl<'a> Compiler<'a> {
             },
             ip,
         );
-        self.serve(ip, self.port.port, self.service.external_local);
+        self.serve_external(self.properties.clone(), ip, self.port.port);
     }
 
     fn ingress_ip(&mut self, ip: IpAddr) {
@@ -194,7 +227,7 @@ impl<'a> Compiler<'a> {
             self.member(Set::LoadBalancerLocal, ip);
         }
         self.source_ranges(ip);
-        self.serve(ip, self.port.port, self.service.external_local);
+        self.serve_external(self.properties.clone(), ip, self.port.port);
     }
 
     /// Adds the members for `loadBalancerSourceRanges`: the clients that may use a load-balancer
@@ -257,8 +290,7 @@ impl<'a> Compiler<'a> {
             ..self.properties.clone()
         };
         for ip in addresses {
-            let is_local = self.service.external_local;
-            self.serve_with(properties.clone(), *ip, number, is_local);
+            self.serve_external(properties.clone(), *ip, number);
         }
     }
 
@@ -273,6 +305,55 @@ impl<'a> Compiler<'a> {
     fn member(&mut self, set: Set, ip: IpAddr) {
         let at = ServiceAddress::new(ip, self.port.port, self.port.protocol);
         self.fragment.members.push((set, at.into()));
+    }
+
+    /// Serves an address for clients from outside. With exact semantics, clients inside the cluster
+    /// get all endpoints there, whatever the policy.
+    fn serve_external(&mut self, properties: Properties, address: IpAddr, port: u16) {
+        let is_local = self.service.external_local;
+        let is_exact = self.semantics.is_exact();
+        if is_exact && is_local {
+            let at = ServiceAddress::new(address, port, self.port.protocol);
+            self.outside.push(at);
+        }
+        self.serve_with(properties, address, port, is_local && !is_exact);
+    }
+
+    /// Serves clients from outside by the local endpoints. Without a local endpoint, their packets
+    /// are dropped, unless no endpoint serves anywhere: then IPVS refuses them.
+    fn serve_outside(&mut self) {
+        if self.outside.is_empty() {
+            return;
+        }
+        let at = std::mem::take(&mut self.outside);
+        if self.lacks_local() {
+            let members = at.iter().map(|at| (Set::UnservedOutside, (*at).into()));
+            self.fragment.members.extend(members);
+        }
+        let flags = self.properties.flags | Properties::NODE_PORT;
+        let is_same_port = |at: &ServiceAddress| {
+            let mut targets = self.backends.local.iter();
+            targets.all(|target| target.port == at.port)
+        };
+        let mut properties = Properties {
+            flags,
+            ..self.properties.clone()
+        };
+        if self.service.affinity_seconds.is_some() && !at.iter().all(is_same_port) {
+            properties = properties.by_source();
+        }
+        self.fragment.outside = Some(OutsideServer {
+            server: VirtualServer {
+                properties,
+                destinations: self.local.clone(),
+            },
+            at,
+        });
+    }
+
+    /// True if endpoints serve, but none on this node.
+    fn lacks_local(&self) -> bool {
+        self.backends.local.is_empty() && self.backends.any
     }
 
     fn serve(&mut self, address: IpAddr, port: u16, is_local: bool) {

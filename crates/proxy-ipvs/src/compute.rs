@@ -72,7 +72,8 @@ impl Ipvs {
         let schedulers = &mut self.schedulers;
         let compiled = model.view(name).map(|view| {
             let scheduler = schedulers.of(view.service, &state.config);
-            compile(&view, &state.node, &self.node_ports, &scheduler)
+            let semantics = state.config.semantics;
+            compile(&view, &state.node, &self.node_ports, &scheduler, semantics)
         });
         let fragments = compiled.unwrap_or_default();
         self.claims.put(name, fragments, &mut self.tables);

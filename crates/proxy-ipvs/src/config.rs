@@ -39,6 +39,49 @@ pub enum VipMode {
     Route,
 }
 
+/// Endpoints and sources that packets get (`--ipvs-semantics`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Semantics {
+    /// Those of upstream's IPVS mode: a service address has one list of endpoints for all clients.
+    #[default]
+    Upstream,
+    /// Those of iptables mode. Clients from outside get the local endpoints of a Service with
+    /// `externalTrafficPolicy: Local` by virtual servers with marks of these bits.
+    Exact(MarkBits),
+}
+
+impl Semantics {
+    /// True for the semantics of iptables mode.
+    pub fn is_exact(self) -> bool {
+        self != Self::Upstream
+    }
+}
+
+/// Bits of the packet mark that number virtual servers (`--ipvs-mark-bits`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MarkBits(pub u32);
+
+impl MarkBits {
+    /// Bits that neither Kubernetes (0xc000) nor network plug-ins use by default: Calico
+    /// (0xffff0000), Cilium (0xffff0f00), the AWS VPC CNI (0x80).
+    pub const DEFAULT: Self = Self(0x307f);
+
+    /// Returns the mark with this number, from 1 on, or `None` if the bits hold no such number.
+    pub(crate) fn mark(self, number: u32) -> Option<u32> {
+        let (mut left, mut mark) = (number, 0);
+        for bit in (0..u32::BITS).filter(|bit| self.0 >> bit & 1 == 1) {
+            mark |= (left & 1) << bit;
+            left >>= 1;
+        }
+        (left == 0 && mark != 0).then_some(mark)
+    }
+
+    /// True if these bits can hold a mark.
+    pub(crate) fn can_hold(self, mark: u32) -> bool {
+        mark != 0 && mark & !self.0 == 0
+    }
+}
+
 /// Settings of the IPVS mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -68,6 +111,9 @@ pub struct Config {
     pub vip_mode: VipMode,
     /// Form of the shim (`--ipvs-shim`).
     pub shim: ShimStyle,
+    /// Endpoints and sources that packets get (`--ipvs-semantics`). Exact semantics need the shim
+    /// in nftables.
+    pub semantics: Semantics,
     /// Source port of masqueraded packets.
     pub source_port: SourcePort,
 }
@@ -97,6 +143,7 @@ impl Default for Config {
             drain_timeout: None,
             vip_mode: VipMode::default(),
             shim: ShimStyle::default(),
+            semantics: Semantics::default(),
             source_port: SourcePort::Random,
         }
     }

@@ -56,7 +56,7 @@ pub const FOOTPRINT: Footprint = Footprint {
 /// Returns the sets of a family, with the spare one that a crash may have left. Earlier builds used
 /// IPv4's spare name for both families.
 fn sets(family: IpFamily) -> Vec<OwnSet> {
-    let own = Set::all().map(|set| OwnSet {
+    let own = Set::every().map(|set| OwnSet {
         name: set.name(family),
         says: set.says(),
         origin: origins::of_set(set),

@@ -33,7 +33,7 @@ pub fn object(bytes: &[u8]) {
         if let Some((of, elements)) = &read.elements {
             for set in names.iter().map(|name| &**name).chain([&**of]) {
                 for element in elements {
-                    let _ = member(set, &element.key, family);
+                    let _ = member(set, element, family);
                 }
             }
             let keys = elements.iter();

@@ -32,6 +32,7 @@ mod kernel;
 mod kinds;
 mod leftovers;
 mod link;
+mod marks;
 mod masquerading;
 mod native;
 mod netlink;
@@ -51,7 +52,7 @@ mod takeover;
 
 pub use crate::footprint::FOOTPRINT;
 pub use compile::{Fragment, NodePortAddresses, compile};
-pub use config::{Config, ShimStyle, VipMode};
+pub use config::{Config, MarkBits, Semantics, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Snapshot};
 pub use kinds::IpvsKinds;

@@ -10,6 +10,7 @@ use std::time::Instant;
 use hashbrown::{HashMap, HashSet};
 use proxy::{Protocol, ServiceAddress, Target};
 
+use crate::marks::Marks;
 use crate::plan::Op;
 use crate::server::{RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
@@ -86,6 +87,83 @@ pub(crate) fn end_exemptions(
         );
     }
     ops
+}
+
+/// Sets whose members lead packets from outside to the virtual server by mark, or leave them with
+/// their source.
+const OF_OUTSIDE: [Set; 6] = [
+    Set::LoadBalancerLocal,
+    Set::NodePortLocalTcp,
+    Set::NodePortLocalUdp,
+    Set::NodePortLocalSctp,
+    Set::ExternalIpLocal,
+    Set::LocalMark,
+];
+
+/// True if a member must wait for the virtual server by mark. Meanwhile that at the address serves
+/// packets from outside, masqueraded.
+pub(crate) fn awaits_outside_server(
+    tables: &Tables,
+    marks: &Marks,
+    set: Set,
+    member: &Member,
+) -> bool {
+    if !OF_OUTSIDE.contains(&set) {
+        return false;
+    }
+    let owner = tables.members(set).owner(member);
+    let Some((owner, mark)) = owner.and_then(|owner| Some((owner, marks.get(owner)?))) else {
+        return false;
+    };
+    let servers = &tables.servers;
+    let mut all = servers.keys_of(owner).iter();
+    let is_there = |key: &&VirtualServerKey| servers.actual(key).is_some();
+    let is_its = |key: &&VirtualServerKey| matches!(key, VirtualServerKey::Mark { mark: of, .. } if *of == mark);
+    let outside = all.clone().find(is_its);
+    let is_made = outside.is_none_or(|key| is_there(&key) || servers.is_failing(key));
+    !is_made && all.any(|key| is_there(&key))
+}
+
+/// Removes the unwanted marks and exemptions of addresses. An address that gets another mark keeps
+/// its own until the other virtual server exists.
+pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op> {
+    let table = tables.members(Set::LocalMark);
+    let mut due = table.due(now).peekable();
+    if due.peek().is_none() {
+        return Vec::new();
+    }
+    let (wanted, unwanted): (Vec<&Member>, Vec<&Member>) =
+        due.partition(|member| table.wanted(member).is_some());
+    let awaits = |member: &&Member| awaits_outside_server(tables, marks, Set::LocalMark, member);
+    let at = |member: &Member| Set::LocalMark.service_address(member);
+    let awaited: HashSet<_> = wanted.into_iter().filter(awaits).filter_map(at).collect();
+    let is_free = |member: &&Member| at(member).is_none_or(|at| !awaited.contains(&at));
+    let ended = sorted(unwanted.into_iter().filter(is_free)).into_iter();
+    ended
+        .map(|member| Op::RemoveMember(Set::LocalMark, member))
+        .collect()
+}
+
+/// Ends the drops of packets whose endpoints serve now.
+pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
+    let sets = [Set::Unserved, Set::UnservedOutside].into_iter();
+    let ended = sets.flat_map(|set| {
+        let table = tables.members(set);
+        let due = table.due(now);
+        let ended = sorted(due.filter(|member| table.wanted(member).is_none()));
+        let ended = ended.into_iter();
+        ended.map(move |member| Op::RemoveMember(set, member))
+    });
+    ended.collect()
+}
+
+/// True if packets still get the mark of a virtual server.
+pub(crate) fn is_marked(tables: &Tables, key: &VirtualServerKey) -> bool {
+    let VirtualServerKey::Mark { mark, .. } = key else {
+        return false;
+    };
+    let mut marked = tables.members(Set::LocalMark).iter_actual();
+    marked.any(|(member, ())| matches!(member, Member::AddressPortMark(.., of) if of == mark))
 }
 
 /// Returns removed endpoints that may still get packets: their removal is pending, or its reply was

@@ -14,7 +14,7 @@ pub(crate) use content::{
     Content, HeldChain, TABLE, add_table, forbidden_key, forbidden_of, sets_of,
 };
 pub(crate) use sets::{
-    FORBIDDEN, SetKey, definition, definition_of, is_of, member, place, prefix_set,
+    FORBIDDEN, SetElement, definition, definition_of, is_of, member, place, prefix_set,
 };
 
 /// Name of a table that tests whether the kernel can carry the shim. It is never committed.

@@ -79,6 +79,8 @@ pub const MODULES: [&str; 6] = [
 pub struct NetlinkKernel {
     family: IpFamily,
     vip_mode: VipMode,
+    /// True if the node's own packets to service addresses have an address of the node as source.
+    has_node_source: bool,
     carrier: Carrier,
     /// Modes whose leftovers are removed.
     modes: Footprints,
@@ -139,6 +141,7 @@ impl NetlinkKernel {
         Self {
             family,
             vip_mode: VipMode::default(),
+            has_node_source: false,
             carrier: carrier.into(),
             modes: &[&FOOTPRINT],
             servers: None,
@@ -167,6 +170,17 @@ impl NetlinkKernel {
         self.vip_mode = vip_mode;
         if let Some(addresses) = &mut self.addresses {
             addresses.vip_mode = vip_mode;
+        }
+        self
+    }
+
+    /// Sets whether routes of service addresses name an address of the node as the source of the
+    /// node's own packets. The default is no.
+    #[must_use]
+    pub fn with_node_source(mut self, has_node_source: bool) -> Self {
+        self.has_node_source = has_node_source;
+        if let Some(addresses) = &mut self.addresses {
+            addresses.has_node_source = has_node_source;
         }
         self
     }
@@ -211,10 +225,11 @@ impl NetlinkKernel {
     }
 
     fn addresses(&mut self) -> Result<&mut Addresses, netlink_batch::Error> {
-        let addresses = match self.addresses.take() {
+        let mut addresses = match self.addresses.take() {
             Some(addresses) => addresses,
             None => Addresses::open(self.family, self.vip_mode)?,
         };
+        addresses.has_node_source = self.has_node_source;
         Ok(self.addresses.insert(addresses))
     }
 

@@ -57,6 +57,10 @@ impl Ipvs {
             former: _,
         } = found;
         let sets = &mut self.tables.sets;
+        // Sets that another `--ipvs-semantics` has left stay, without members.
+        let sizes = sizes.into_iter();
+        let sizes = sizes.filter(|(set, _)| sets.wanted(set).is_some());
+        let sizes: BTreeMap<Set, u32> = sizes.collect();
         let believed = sets.iter_actual();
         let believed: BTreeMap<Set, u32> = believed.map(|(set, size)| (*set, *size)).collect();
         for set in sets.observe(sizes) {
@@ -70,7 +74,7 @@ impl Ipvs {
                 state.news.drifted(state.now, "set", name);
             }
         }
-        for set in Set::all() {
+        for set in Set::every() {
             let found = members.remove(&set).unwrap_or_default().into_iter();
             let table = self.tables.members_mut(set);
             let changed = table.observe(found.map(|member| (member, ())));
@@ -236,6 +240,8 @@ impl Ipvs {
             self.adopt(adopted);
             self.refresh_node_ports(state);
             self.recognize(state);
+            let marked = self.tables.members(Set::LocalMark).iter_actual();
+            self.claims.marks.open(marked.map(|(member, ())| *member));
         }
     }
 
@@ -292,6 +298,18 @@ impl Ipvs {
         if self.schedulers.has_news() && self.schedulers.take_changed(is_named) {
             let names = named().filter(|(_, options)| options.scheduler.is_some());
             let names: Vec<_> = names.map(|(service, _)| service.name.clone()).collect();
+            self.update_before_told(state, model, &names);
+        }
+    }
+
+    /// Recomputes Services that need a mark, once marks can be given.
+    pub(crate) fn follow_marks(&mut self, state: &mut State, model: &Model) {
+        if self.claims.marks.take_news() {
+            let names = self.claims.services().filter(|name| {
+                let view = model.view(name);
+                view.is_some_and(|view| view.service.external_local)
+            });
+            let names: Vec<NamespacedName> = names.cloned().collect();
             self.update_before_told(state, model, &names);
         }
     }

@@ -218,8 +218,8 @@ impl engine::Scheme for Ipvs {
         let (config, now) = (&state.config, state.now);
         Self {
             node_ports: NodePortAddresses::default(),
-            claims: Claims::new(Drains::new(config.drain_timeout)),
-            tables: Tables::new(now),
+            claims: Claims::new(Drains::new(config.drain_timeout), config.semantics),
+            tables: Tables::new(config.semantics, now),
             takeover: Some(TakeOver::default()),
             link: Link::default(),
             cover: Cover::new(state.node.family, now),
@@ -303,10 +303,13 @@ impl engine::Scheme for Ipvs {
         self.recognize(state);
         self.follow_foreign(state, model);
         self.follow_schedulers(state, model);
+        self.follow_marks(state, model);
     }
 
     fn wants_update(&self) -> bool {
-        self.tables.foreign.has_changed() || self.schedulers.has_news()
+        self.tables.foreign.has_changed()
+            || self.schedulers.has_news()
+            || self.claims.marks.has_news()
     }
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {

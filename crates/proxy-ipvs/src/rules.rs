@@ -121,7 +121,7 @@ impl Rules {
             rules.any(|rule| rule.asks_set(&name))
         };
         let native = self.native.uncovered(&installed.native, family);
-        Set::all()
+        Set::every()
             .filter(|set| native.contains(set) || is_about(set))
             .collect()
     }

@@ -13,15 +13,16 @@ use proxy::{IpFamily, ServiceAddress, Target};
 /// evidence use service addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
-    /// Packets to this address and port.
-    Address(ServiceAddress),
-    /// Packets with this firewall mark, to any address. No Service uses one yet.
+    /// Packets with this firewall mark, to any address. Comes first in plans: without it, packets
+    /// with the mark would reach the virtual server at their address.
     Mark {
         /// Family of the packets.
         family: IpFamily,
         /// Mark, not 0.
         mark: u32,
     },
+    /// Packets to this address and port.
+    Address(ServiceAddress),
 }
 
 impl VirtualServerKey {
@@ -106,6 +107,20 @@ impl Properties {
     /// address decides. A kernel that drops the bit loses only the note. If a kernel refuses the
     /// bit, the virtual server is created without it.
     pub const NODE_PORT: u32 = 1 << 30;
+
+    /// Flag of the schedulers `sh` and `mh` to choose another destination instead of one that
+    /// drains (`IP_VS_SVC_F_SCHED_SH_FALLBACK`).
+    pub const HASH_FALLBACK: u32 = 0x8;
+
+    /// Returns properties that choose a destination by the client's address instead of persistence.
+    /// IPVS' persistence by mark keeps the packet's port, so it fits only endpoints with that port.
+    pub(crate) fn by_source(&self) -> Self {
+        Self {
+            scheduler: "sh".into(),
+            flags: Self::HASH_FALLBACK | (self.flags & Self::NODE_PORT),
+            timeout: 0,
+        }
+    }
 
     /// True if the flags have the note of a NodePort.
     pub fn is_node_port(&self) -> bool {

@@ -33,6 +33,9 @@ pub enum Set {
     NodePortLocalSctp,
     HealthCheckNodePort,
     IpvsIps,
+    LocalMark,
+    Unserved,
+    UnservedOutside,
 }
 
 /// Type of a set's members.
@@ -48,6 +51,8 @@ pub enum SetKind {
     AddressPortNet,
     /// Ports (`bitmap:port` with range 0-65535).
     Port,
+    /// Addresses with a port, each with the mark for packets to it. Only in nftables: a map.
+    AddressPortMark,
 }
 
 struct Row {
@@ -67,7 +72,7 @@ const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static st
 }
 
 /// Rows in the order of [`Set`]. The number of a set is the index of its row.
-const ROWS: [Row; 17] = [
+const ROWS: [Row; 20] = [
     row(
         Set::LoopBack,
         "LOOP-BACK",
@@ -170,19 +175,52 @@ const ROWS: [Row; 17] = [
         SetKind::Address,
         "Addresses on the ipvs interface",
     ),
+    row(
+        Set::LocalMark,
+        "LOCAL-MARK",
+        SetKind::AddressPortMark,
+        "externalTrafficPolicy=local: the mark of packets from outside",
+    ),
+    row(
+        Set::Unserved,
+        "UNSERVED",
+        SetKind::AddressPort,
+        "internalTrafficPolicy=local without an endpoint on this node",
+    ),
+    row(
+        Set::UnservedOutside,
+        "UNSERVED-OUTSIDE",
+        SetKind::AddressPort,
+        "externalTrafficPolicy=local without an endpoint on this node",
+    ),
 ];
+
+/// Number of upstream's sets, the first in [`ROWS`].
+const UPSTREAM: usize = 17;
 
 /// Longest set name in the kernel.
 const MAX_NAME: usize = 31;
 
 impl Set {
-    /// Returns every set, in the order of their numbers.
+    /// Returns every set of upstream, in the order of their numbers.
     pub fn all() -> impl Iterator<Item = Self> {
+        Self::every().take(UPSTREAM)
+    }
+
+    /// Returns every set, also those of `--ipvs-semantics=exact`.
+    pub fn every() -> impl Iterator<Item = Self> {
         ROWS.iter().map(|row| row.set)
     }
 
-    /// Number of sets.
-    pub const COUNT: usize = ROWS.len();
+    /// True if only `--ipvs-semantics=exact` has the set.
+    pub fn is_of_exact(self) -> bool {
+        self as usize >= UPSTREAM
+    }
+
+    /// Number of upstream's sets.
+    pub const COUNT: usize = UPSTREAM;
+    /// Number of all sets.
+    pub(crate) const EVERY: usize = ROWS.len();
 
     fn row(self) -> &'static Row {
         #[allow(
@@ -205,7 +243,7 @@ impl Set {
 
     /// Returns our set of this family with this name.
     pub fn by_name(name: &str, family: IpFamily) -> Option<Self> {
-        Self::all().find(|set| set.name(family) == name)
+        Self::every().find(|set| set.name(family) == name)
     }
 
     /// Returns the type of the set's members.
@@ -246,7 +284,8 @@ impl Set {
             _ if self == Self::LoopBack => None,
             Member::AddressPort(address, protocol, port)
             | Member::AddressPortAddress(address, protocol, port, _)
-            | Member::AddressPortNet(address, protocol, port, _) => {
+            | Member::AddressPortNet(address, protocol, port, _)
+            | Member::AddressPortMark(address, protocol, port, _) => {
                 Some(ServiceAddress::new(address, port, protocol))
             }
             Member::Address(_) | Member::Port(_) => None,
@@ -285,6 +324,8 @@ pub enum Member {
     AddressPortNet(IpAddr, Protocol, u16, IpNet),
     /// Port (`PORT`).
     Port(u16),
+    /// Address and port with a mark (`ADDRESS,PROTOCOL:PORT,MARK`).
+    AddressPortMark(IpAddr, Protocol, u16, u32),
 }
 
 impl From<ServiceAddress> for Member {
@@ -327,6 +368,9 @@ impl fmt::Display for Member {
                 write!(f, "{address},{}:{port},{net}", protocol.lower())
             }
             Self::Port(port) => write!(f, "{port}"),
+            Self::AddressPortMark(address, protocol, port, mark) => {
+                write!(f, "{address},{}:{port},{mark:#x}", protocol.lower())
+            }
         }
     }
 }
@@ -337,7 +381,7 @@ mod tests {
 
     #[test]
     fn each_set_number_equals_its_table_row() {
-        for (index, set) in Set::all().enumerate() {
+        for (index, set) in Set::every().enumerate() {
             assert_eq!(set as usize, index);
         }
     }
@@ -354,7 +398,7 @@ mod tests {
             "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"
         );
         for family in IpFamily::ALL {
-            for set in Set::all() {
+            for set in Set::every() {
                 assert_eq!(Set::by_name(&set.name(family), family), Some(set));
             }
         }

@@ -12,6 +12,7 @@ use hashbrown::HashSet;
 use proxy::Owner;
 use reconcile::{Removals, Rows, Table};
 
+use crate::config::Semantics;
 use crate::foreign::Foreign;
 use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::part::Part;
@@ -29,7 +30,7 @@ pub(crate) struct Tables {
     /// Needed capacity of each set. All sets are always wanted.
     pub(crate) sets: Table<Set, u32, ()>,
     /// Members of each set, by the set's number.
-    members: [Table<Member, (), Arc<Owner>>; Set::COUNT],
+    members: [Table<Member, (), Arc<Owner>>; Set::EVERY],
     pub(crate) rules: Table<(), Arc<Rules>, ()>,
     /// Leftovers of other modes. None is wanted.
     pub(crate) leftovers: Table<LeftoverPlace, Arc<Leftovers>, ()>,
@@ -62,7 +63,7 @@ macro_rules! each {
 
 impl Tables {
     /// Creates tables that want the link and the sets, without known entries.
-    pub(crate) fn new(now: Instant) -> Self {
+    pub(crate) fn new(semantics: Semantics, now: Instant) -> Self {
         let mut tables = Self {
             link: Table::new(),
             sets: Table::new(),
@@ -77,7 +78,8 @@ impl Tables {
         };
         tables.begin(now);
         tables.link.claim(&(), [((), ())]);
-        let sets = Set::all().map(|set| (set, SET_SIZE));
+        let is_used = |set: &Set| semantics.is_exact() || !set.is_of_exact();
+        let sets = Set::every().filter(is_used).map(|set| (set, SET_SIZE));
         tables.sets.claim(&(), sets);
         tables
     }
@@ -104,12 +106,12 @@ impl Tables {
     }
 
     pub(crate) fn members(&self, set: Set) -> &Table<Member, (), Arc<Owner>> {
-        #[allow(clippy::indexing_slicing, reason = "Set::COUNT is the number of sets")]
+        #[allow(clippy::indexing_slicing, reason = "Set::EVERY is the number of sets")]
         &self.members[set as usize]
     }
 
     pub(crate) fn members_mut(&mut self, set: Set) -> &mut Table<Member, (), Arc<Owner>> {
-        #[allow(clippy::indexing_slicing, reason = "Set::COUNT is the number of sets")]
+        #[allow(clippy::indexing_slicing, reason = "Set::EVERY is the number of sets")]
         &mut self.members[set as usize]
     }
 
@@ -117,7 +119,7 @@ impl Tables {
     pub(crate) fn all_members(
         &self,
     ) -> impl Iterator<Item = (Set, &Table<Member, (), Arc<Owner>>)> {
-        Set::all().zip(&self.members)
+        Set::every().zip(&self.members)
     }
 
     /// True if the kernel holds all entries that an owner claims. A virtual server may lack invalid
@@ -176,7 +178,10 @@ impl Tables {
     /// Wants capacity for all members of each set, including members that are being removed. A set
     /// never shrinks.
     pub(crate) fn want_room(&mut self) {
-        for (set, table) in Set::all().zip(&self.members) {
+        for (set, table) in Set::every().zip(&self.members) {
+            if self.sets.wanted(&set).is_none() {
+                continue;
+            }
             let needed = u32::try_from(table.len().next_power_of_two()).unwrap_or(u32::MAX);
             let there = self.sets.actual(&set).copied().unwrap_or(SET_SIZE);
             let size = needed.max(there);

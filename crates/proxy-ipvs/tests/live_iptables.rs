@@ -128,6 +128,7 @@ fn written_rules_read_back_unchanged_with_each_iptables_backend() {
                     SetKind::AddressPortAddress => "hash:ip,port,ip",
                     SetKind::AddressPortNet => "hash:ip,port,net",
                     SetKind::Port => "bitmap:port range 0-65535",
+                    SetKind::AddressPortMark => unreachable!("no set of iptables has marks"),
                 };
                 let options = if kind.starts_with("hash") {
                     format!(" family {inet}")

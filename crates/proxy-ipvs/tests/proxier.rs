@@ -7,6 +7,8 @@ mod chaos;
 mod drains;
 #[path = "proxier/drift.rs"]
 mod drift;
+#[path = "proxier/exact.rs"]
+mod exact;
 #[path = "proxier/foreign.rs"]
 mod foreign;
 #[path = "proxier/lanes.rs"]

@@ -86,6 +86,7 @@ fn typed_routes() -> Batch {
             link: LOOPBACK,
             address: address.into(),
             protocol: PROTOCOL,
+            source: None,
         };
         route.push_new(&mut batch);
     }

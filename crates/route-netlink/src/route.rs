@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use libc::{RT_TABLE_LOCAL, RTA_DST, RTA_OIF};
+use libc::{RT_TABLE_LOCAL, RTA_DST, RTA_OIF, RTA_PREFSRC};
 use netlink_batch::{Batch, Malformed, NLM_F_CREATE};
 use netlink_packet_core::{Emitable, ParseableParametrized};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -24,6 +24,8 @@ pub struct LocalRoute {
     pub address: IpAddr,
     /// Origin of the route, `RTPROT_*` of linux/rtnetlink.h or another number.
     pub protocol: u8,
+    /// Source of the node's own packets to the destination, if not the kernel's choice.
+    pub source: Option<IpAddr>,
 }
 
 impl LocalRoute {
@@ -54,6 +56,8 @@ impl LocalRoute {
             RouteAttribute::Destination(self.address.into()),
             RouteAttribute::Oif(self.link),
         ];
+        let source = self.source.map(|ip| RouteAttribute::PrefSource(ip.into()));
+        message.attributes.extend(source);
         message
     }
 
@@ -77,14 +81,24 @@ impl LocalRoute {
             return Ok(None);
         }
         let context = (header.address_family, header.kind, RouteLwEnCapType::None);
-        let (mut address, mut link) = (None, None);
-        for attribute in attributes(payload, header.buffer_len(), &[RTA_DST, RTA_OIF]) {
+        let (mut address, mut link, mut source) = (None, None, None);
+        for attribute in attributes(
+            payload,
+            header.buffer_len(),
+            &[RTA_DST, RTA_OIF, RTA_PREFSRC],
+        ) {
             match RouteAttribute::parse_with_param(&attribute?, context)? {
                 RouteAttribute::Destination(RouteAddress::Inet(four)) => {
                     address = Some(IpAddr::V4(four));
                 }
                 RouteAttribute::Destination(RouteAddress::Inet6(six)) => {
                     address = Some(IpAddr::V6(six));
+                }
+                RouteAttribute::PrefSource(RouteAddress::Inet(four)) => {
+                    source = Some(IpAddr::V4(four));
+                }
+                RouteAttribute::PrefSource(RouteAddress::Inet6(six)) => {
+                    source = Some(IpAddr::V6(six));
                 }
                 RouteAttribute::Oif(index) => link = Some(index),
                 _ => {}
@@ -94,6 +108,7 @@ impl LocalRoute {
             link,
             address,
             protocol,
+            source,
         }))
     }
 }
@@ -121,6 +136,7 @@ mod tests {
             link: 7,
             address,
             protocol: 107,
+            source: None,
         };
         let mut batch = Batch::new();
         route([10, 96, 0, 1].into()).push_new(&mut batch);
@@ -143,6 +159,7 @@ mod tests {
             link: 7,
             address: [10, 96, 0, 1].into(),
             protocol: 107,
+            source: None,
         };
         let mut batch = Batch::new();
         route.push_new(&mut batch);

@@ -144,6 +144,7 @@ fn routes_created_by_the_kernel_have_a_different_protocol() {
             link: LOOPBACK,
             address,
             protocol: OURS,
+            source: None,
         };
         ours.push_new(&mut batch);
         ours.push_new(&mut batch);
@@ -236,6 +237,7 @@ fn thousands_of_addresses_and_routes_are_written_at_once() {
                 link,
                 address,
                 protocol: OURS,
+                source: None,
             };
             let all: BTreeSet<_> = many(family, COUNT).collect();
             let mut batch = Batch::new();

@@ -43,6 +43,7 @@ pub(super) struct Ipvs {
 impl Ipvs {
     pub(super) fn open(settings: &Settings, shim: ChosenShim, access: Access) -> Result<Self> {
         let vip_mode = settings.ipvs.vip_mode;
+        let is_exact = settings.ipvs.semantics.is_exact();
         // No address of a disabled family can be bound to the link. A link that does not exist yet
         // will have the default setting.
         let is_off = |family| {
@@ -59,7 +60,8 @@ impl Ipvs {
                 Access::Read => NetlinkKernel::open_to_read(family, own.clone()),
             };
             let kernel = kernel?.one_of(Arc::clone(&of_kernel));
-            Ok(kernel.with_vip_mode(vip_mode).among(footprints::ALL))
+            let kernel = kernel.with_vip_mode(vip_mode).with_node_source(is_exact);
+            Ok(kernel.among(footprints::ALL))
         })?;
         Ok(Self {
             shim,
@@ -130,9 +132,11 @@ impl Ipvs {
         let into_proxier = |(family, services): (IpFamily, Worker<NetlinkKernel>)| {
             let further = |what: &str| {
                 let (carrier, vip_mode) = (shim.carrier.clone(), settings.ipvs.vip_mode);
+                let is_exact = settings.ipvs.semantics.is_exact();
                 let written = Arc::clone(&written);
                 thread(what, family, move || {
                     let kernel = NetlinkKernel::lazy(family, carrier).with_vip_mode(vip_mode);
+                    let kernel = kernel.with_node_source(is_exact);
                     Ok(kernel.among(footprints::ALL).one_of(written))
                 })
             };
@@ -283,6 +287,7 @@ fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
         glance_period: Some(GLANCE_PERIOD),
         vip_mode: own.vip_mode,
         shim: shim.style,
+        semantics: own.semantics,
         drain_timeout: own.drain_timeout,
         source_port: shim.source_port(),
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use flags::Flags;
 use flags::unusable_flag::UnusableFlag;
 use flags::words::word;
-use proxy_ipvs::{ShimStyle, VipMode};
+use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VipMode};
 
 use super::shim::ShimChoice;
 
@@ -20,6 +20,9 @@ const SHIMS: [(&str, ShimChoice); 4] = [
 /// Values of `--ipvs-vip-mode`.
 const VIP_MODES: [(&str, VipMode); 2] = [("address", VipMode::Address), ("route", VipMode::Route)];
 
+/// Values of `--ipvs-semantics`.
+const SEMANTICS: [(&str, bool); 2] = [("upstream", false), ("exact", true)];
+
 /// Settings that only IPVS mode has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
@@ -33,6 +36,8 @@ pub struct Settings {
     pub drain_timeout: Option<Duration>,
     /// Form of the service addresses on `kube-ipvs0`.
     pub vip_mode: VipMode,
+    /// Endpoints and sources that packets get.
+    pub semantics: Semantics,
 }
 
 /// Timeouts of IPVS connections. Zero keeps the kernel's value.
@@ -58,11 +63,68 @@ impl Settings {
                 tcp_fin: timeout("ipvs-tcpfin-timeout", flags.ipvs_tcpfin_timeout)?,
                 udp: timeout("ipvs-udp-timeout", flags.ipvs_udp_timeout)?,
             },
-            shim: word("ipvs-shim", &flags.ipvs_shim, &SHIMS)?,
+            shim: shim(flags)?,
             drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
                 .then_some(flags.ipvs_drain_timeout),
-            vip_mode: word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)?,
+            vip_mode: match word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)? {
+                // An address of the node would be the source of the node's own packets to it.
+                VipMode::Address if is_exact(flags)? => VipMode::Route,
+                vip_mode => vip_mode,
+            },
+            semantics: if is_exact(flags)? {
+                Semantics::Exact(mark_bits(flags)?)
+            } else {
+                Semantics::Upstream
+            },
         })
+    }
+}
+
+fn is_exact(flags: &Flags) -> Result<bool, UnusableFlag> {
+    word("ipvs-semantics", &flags.ipvs_semantics, &SEMANTICS)
+}
+
+/// Reads `--ipvs-shim`. Only the shim in nftables can have exact semantics.
+fn shim(flags: &Flags) -> Result<ShimChoice, UnusableFlag> {
+    let shim = word("ipvs-shim", &flags.ipvs_shim, &SHIMS)?;
+    match shim {
+        _ if !is_exact(flags)? => Ok(shim),
+        ShimChoice::Auto | ShimChoice::Fixed(ShimStyle::Nftables) => {
+            Ok(ShimChoice::Fixed(ShimStyle::Nftables))
+        }
+        ShimChoice::Fixed(_) => Err(UnusableFlag::new(
+            "ipvs-shim",
+            &flags.ipvs_shim,
+            "--ipvs-semantics=exact needs rules in nftables: set --ipvs-shim=nftables or auto",
+        )),
+    }
+}
+
+/// Reads `--ipvs-mark-bits`. The bits of masquerading have another meaning.
+fn mark_bits(flags: &Flags) -> Result<MarkBits, UnusableFlag> {
+    let unusable = |reason: String| {
+        Err(UnusableFlag::new(
+            "ipvs-mark-bits",
+            &flags.ipvs_mark_bits,
+            reason,
+        ))
+    };
+    let text = &*flags.ipvs_mark_bits;
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    let masquerade = u32::try_from(flags.iptables_masquerade_bit).ok();
+    let masquerade = masquerade
+        .and_then(|bit| 1_u32.checked_shl(bit))
+        .unwrap_or(0);
+    match number {
+        Ok(0) => unusable("at least one bit is needed".to_owned()),
+        Ok(bits) if bits & masquerade != 0 => unusable(format!(
+            "{masquerade:#x} is the mark for masquerading (--iptables-masquerade-bit): leave its bit out"
+        )),
+        Ok(bits) => Ok(MarkBits(bits)),
+        Err(_) => unusable("must be a number of 32 bits, like 0x307f".to_owned()),
     }
 }
 

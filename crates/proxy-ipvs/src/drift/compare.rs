@@ -136,7 +136,7 @@ impl Comparison {
         // A set may be larger than requested: a bitmap of ports has room for all ports. A new read
         // of a set includes its members.
         let is_too_small = |found: &mut FoundSets| {
-            Set::all().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
+            Set::every().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
         };
         if !touched.sets && sets.take_if(is_too_small).is_some() {
             state.ask(Part::Sets);

@@ -334,7 +334,8 @@ fn fits(set: Set, member: &Member, family: IpFamily) -> bool {
     let own = |address: &IpAddr| IpFamily::of(*address) == family;
     match (set.kind(), member) {
         (SetKind::Address, Member::Address(address))
-        | (SetKind::AddressPort, Member::AddressPort(address, ..)) => own(address),
+        | (SetKind::AddressPort, Member::AddressPort(address, ..))
+        | (SetKind::AddressPortMark, Member::AddressPortMark(address, ..)) => own(address),
         (SetKind::AddressPortAddress, Member::AddressPortAddress(address, _, _, second)) => {
             own(address) && own(second)
         }

@@ -36,7 +36,7 @@ impl NativeTable {
             for member in members {
                 let at = place(*set, member, family);
                 let of_set = elements.entry(at.set).or_default();
-                of_set.push(Element::of_set(at.key));
+                of_set.push(at.element);
             }
         }
         for key in &content.forbidden {

@@ -11,12 +11,13 @@ use crate::sets::Set;
 /// The shim's table in nf\_tables.
 const SHIM: Space<'static> = Space::Nftables(TABLE);
 const LOAD_BALANCERS: &str = "Services: status.loadBalancer.ingress";
+const OUTSIDE: &str = "Services: externalTrafficPolicy and internalTrafficPolicy: Local";
 const UNEXPOSED: &str = "kube-proxy: ports that no Service exposes (kubernetes/kubernetes#72236)";
 const NODE_RANGES: &str =
     "Services: spec.loadBalancerSourceRanges that hold no address of this node";
 
 /// Origins of chains; [`of_set`] has those of sets.
-pub(super) const ORIGINS: [Origin; 23] = [
+pub(super) const ORIGINS: [Origin; 24] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-POSTROUTING", MASQUERADE),
     Origin::of(NAT, "KUBE-MARK-MASQ", MARK),
@@ -35,6 +36,7 @@ pub(super) const ORIGINS: [Origin; 23] = [
     Origin::of(SHIM, "filter-input", RANGES),
     Origin::of(SHIM, "filter-forward", RANGES),
     Origin::of(SHIM, "filter-input-behind-ipvs", UNEXPOSED),
+    Origin::of(SHIM, "filter-input-before-ipvs", OUTSIDE),
     Origin::of(SHIM, "filter-output", NODE_RANGES),
     Origin::of(SHIM, "KUBE-NODE-PORT", NODE_PORTS),
     Origin::of(SHIM, "KUBE-SOURCE-RANGES-FIREWALL", RANGES),
@@ -62,5 +64,8 @@ pub(super) fn of_set(set: Set) -> &'static str {
         }
         Set::HealthCheckNodePort => HEALTH,
         Set::IpvsIps => "Services: addresses on kube-ipvs0",
+        Set::LocalMark => "Services: externalTrafficPolicy: Local, --ipvs-semantics=exact",
+        Set::Unserved => "Services: internalTrafficPolicy: Local, no endpoint on this node",
+        Set::UnservedOutside => "Services: externalTrafficPolicy: Local, no endpoint on this node",
     }
 }

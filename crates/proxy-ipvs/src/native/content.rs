@@ -190,6 +190,7 @@ pub(crate) fn forbidden_of(key: &[u8], family: IpFamily) -> Option<ServiceAddres
     let address = address_len(family) as usize;
     let (from, rest) = key.split_at_checked(address)?;
     // The remaining bytes have the form of a member of this set.
-    let (set, to) = member(&Set::ClusterIp.name(family), rest, family)?;
+    let rest_of = Element::of_set(Bytes::from_slice(rest));
+    let (set, to) = member(&Set::ClusterIp.name(family), &rest_of, family)?;
     set.service_address(&to).filter(|_| rest.starts_with(from))
 }

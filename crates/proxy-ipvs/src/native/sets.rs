@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use kube_rules::nft::address_type;
-use nftables_netlink::{Bytes, Concatenation, DataType, Name};
+use nftables_netlink::{Bytes, Concatenation, DataType, Element, ElementData, Name};
 use proxy::{IpFamily, Protocol};
 
 use crate::sets::{Member, Set, SetKind};
@@ -28,15 +28,15 @@ pub(super) const fn address_len(family: IpFamily) -> u32 {
     }
 }
 
-/// Location of a member: the name of its set, and its key.
+/// A member as the kernel holds it: the name of its set, and the element.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SetKey {
+pub(crate) struct SetElement {
     pub(crate) set: Name,
-    pub(crate) key: Bytes,
+    pub(crate) element: Element,
 }
 
-/// Returns the set and key of a member.
-pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> SetKey {
+/// Returns the set and the element of a member.
+pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> SetElement {
     let key = Concatenation::new();
     let name = || Name::from(set.name(family));
     let (set, key) = match *member {
@@ -50,11 +50,17 @@ pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> SetKey {
             to(key, address, protocol, port).address(net.network()),
         ),
         Member::Port(port) => (name(), key.port(port)),
+        Member::AddressPortMark(address, protocol, port, _) => {
+            (name(), to(key, address, protocol, port))
+        }
     };
-    SetKey {
-        set,
-        key: key.into_key(),
+    let mut element = Element::of_set(key.into_key());
+    if let Member::AddressPortMark(.., mark) = member {
+        // The kernel compares marks in host byte order.
+        let bytes = Bytes::from_slice(&mark.to_ne_bytes());
+        element.data = Some(ElementData::Value(bytes));
     }
+    SetElement { set, element }
 }
 
 fn to(key: Concatenation, address: IpAddr, protocol: Protocol, port: u16) -> Concatenation {
@@ -86,7 +92,7 @@ fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
 /// Returns the definition of an empty set under upstream's name. Returns `None` for source ranges,
 /// whose sets are created with their members.
 pub(crate) fn definition(set: Set, family: IpFamily) -> Option<nftables_netlink::Set> {
-    (set != PREFIXED).then(|| made(set.name(family).into(), types(set, family), set.comment()))
+    (set != PREFIXED).then(|| made_for(set, set.name(family).into(), family))
 }
 
 /// Returns the definition of a set of the table by its name.
@@ -97,8 +103,15 @@ pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_net
         let comment = "load-balancer addresses that this node may not use";
         return Some(made(name.into(), key, comment));
     }
-    let set = is_of(name, family)?;
-    Some(made(name.into(), types(set, family), set.comment()))
+    Some(made_for(is_of(name, family)?, name.into(), family))
+}
+
+fn made_for(set: Set, name: Name, family: IpFamily) -> nftables_netlink::Set {
+    let mut made = made(name, types(set, family), set.comment());
+    if set.kind() == SetKind::AddressPortMark {
+        made.kind = nftables_netlink::SetKind::Map(vec![DataType::Mark]);
+    }
+    made
 }
 
 fn made(name: Name, key: Vec<DataType>, comment: &str) -> nftables_netlink::Set {
@@ -114,7 +127,7 @@ fn types(set: Set, family: IpFamily) -> Vec<DataType> {
     let (protocol, port) = (DataType::InetProto, DataType::InetService);
     match set.kind() {
         SetKind::Address => vec![address],
-        SetKind::AddressPort => vec![address, protocol, port],
+        SetKind::AddressPort | SetKind::AddressPortMark => vec![address, protocol, port],
         SetKind::AddressPortAddress | SetKind::AddressPortNet => {
             vec![address, protocol, port, address]
         }
@@ -124,9 +137,12 @@ fn types(set: Set, family: IpFamily) -> Vec<DataType> {
 
 /// Parses an element of the named set as a member. Returns `None` for an element that this proxy
 /// cannot express and so cannot have written.
-pub(crate) fn member(name: &str, key: &[u8], family: IpFamily) -> Option<(Set, Member)> {
+pub(crate) fn member(name: &str, element: &Element, family: IpFamily) -> Option<(Set, Member)> {
     let set = is_of(name, family)?;
-    let mut key = Key { rest: key, family };
+    let mut key = Key {
+        rest: &element.key,
+        family,
+    };
     let member = match set.kind() {
         SetKind::Address => Member::Address(key.address()?),
         SetKind::AddressPort => Member::AddressPort(key.address()?, key.protocol()?, key.port()?),
@@ -140,6 +156,13 @@ pub(crate) fn member(name: &str, key: &[u8], family: IpFamily) -> Option<(Set, M
             IpNet::new(key.address()?, prefix_of(name, family)?).ok()?,
         ),
         SetKind::Port => Member::Port(key.port()?),
+        SetKind::AddressPortMark => {
+            let Some(ElementData::Value(mark)) = &element.data else {
+                return None;
+            };
+            let mark = u32::from_ne_bytes(<[u8; 4]>::try_from(&mark[..]).ok()?);
+            Member::AddressPortMark(key.address()?, key.protocol()?, key.port()?, mark)
+        }
     };
     Some((set, member))
 }
@@ -194,6 +217,10 @@ mod tests {
                     Member::AddressPortAddress(ip, Protocol::Udp, 53, ip),
                 ),
                 (Set::NodePortTcp, Member::Port(30000)),
+                (
+                    Set::LocalMark,
+                    Member::AddressPortMark(ip, Protocol::Tcp, 80, 0x1001),
+                ),
             ];
             let nets = match family {
                 IpFamily::V4 => nets,
@@ -207,15 +234,16 @@ mod tests {
                 )
             }));
             for (set, there) in all {
-                let SetKey { set: name, key } = place(set, &there, family);
-                assert_eq!(member(&name, &key, family), Some((set, there)), "{name}");
+                let SetElement { set: name, element } = place(set, &there, family);
+                let read = member(&name, &element, family);
+                assert_eq!(read, Some((set, there)), "{name}");
                 let definition = definition_of(&name, family).unwrap();
                 let parts = definition.key.iter().map(|part| part.len());
                 let len = match definition.key.len() {
                     1 => parts.sum::<usize>(),
                     _ => parts.map(|len| len.next_multiple_of(4)).sum(),
                 };
-                assert_eq!(key.len(), len, "{name}");
+                assert_eq!(element.key.len(), len, "{name}");
             }
         }
         assert_eq!(
@@ -228,8 +256,10 @@ mod tests {
         );
         assert_eq!(is_of("OTHERS", IpFamily::V4), None);
         // The first key is too short. The second has a protocol that no Service has.
-        assert_eq!(member("KUBE-CLUSTER-IP", &[10, 0, 0], IpFamily::V4), None);
         let icmp = [10, 0, 0, 1, 1, 0, 0, 0, 0, 80, 0, 0];
-        assert_eq!(member("KUBE-CLUSTER-IP", &icmp, IpFamily::V4), None);
+        for key in [&icmp[..3], &icmp] {
+            let element = Element::of_set(Bytes::from_slice(key));
+            assert_eq!(member("KUBE-CLUSTER-IP", &element, IpFamily::V4), None);
+        }
     }
 }

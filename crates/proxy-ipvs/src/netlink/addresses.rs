@@ -16,7 +16,7 @@
 //! `route.c`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,12 @@ pub(super) struct Addresses {
     family: IpFamily,
     /// Form of the service addresses.
     pub(super) vip_mode: VipMode,
+    /// True if the node's own packets to service addresses have an address of the node as source.
+    pub(super) has_node_source: bool,
+    /// Source of the routes.
+    route_source: Option<IpAddr>,
+    /// Our routes with another source, which stay until they are replaced or unwanted.
+    of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
     /// Addresses on the link with a prefix length that this proxy does not use. A removal must name
     /// the prefix length.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
@@ -94,6 +100,9 @@ impl Addresses {
             rtnetlink: Rtnetlink::open()?,
             family,
             vip_mode,
+            has_node_source: false,
+            route_source: None,
+            of_other_source: BTreeMap::new(),
             foreign_prefixes: BTreeMap::new(),
             is_anchored: false,
             bound: 0,
@@ -130,6 +139,7 @@ impl Addresses {
             }
             found.bound.insert(held.address);
         }
+        self.choose_source(&found.interface_addresses);
         if let Some(link) = link {
             found.has_link = match (self.vip_mode, self.family) {
                 (VipMode::Address, _) if link.state == LinkState::Down => true,
@@ -143,7 +153,19 @@ impl Addresses {
                 (VipMode::Route, IpFamily::V4) => self.is_anchored,
                 (VipMode::Route, IpFamily::V6) => link.state == LinkState::Up,
             };
-            found.bound_otherwise = self.routes(link.index, ROUTE_PROTOCOL)?;
+            let mut of_other_source = BTreeMap::new();
+            for route in self
+                .rtnetlink
+                .local_routes(self.family.into(), ROUTE_PROTOCOL)?
+            {
+                if route.link == link.index {
+                    found.bound_otherwise.insert(route.address);
+                    if route.source != self.route_source {
+                        of_other_source.insert(route.address, route.source);
+                    }
+                }
+            }
+            self.of_other_source = of_other_source;
         }
         self.bound = found.bound.len();
         let has_landmark = found.bound_otherwise.remove(&LANDMARK.into());
@@ -154,8 +176,39 @@ impl Addresses {
         };
         if self.vip_mode == VipMode::Route {
             std::mem::swap(&mut found.bound, &mut found.bound_otherwise);
+            for address in self.of_other_source.keys() {
+                if *address != IpAddr::V4(LANDMARK) {
+                    found.bound.remove(address);
+                    found.bound_otherwise.insert(*address);
+                }
+            }
         }
         Ok(found)
+    }
+
+    /// Chooses the source of the routes: the address that the kernel chooses for packets to hosts
+    /// outside, as if service addresses were not local. Sends nothing.
+    fn choose_source(&mut self, own: &BTreeSet<IpAddr>) {
+        self.route_source = None;
+        if !self.has_node_source {
+            return;
+        }
+        let far = match self.family {
+            IpFamily::V4 => ["198.18.0.1:9", "203.0.113.1:9", "8.8.8.8:9"],
+            IpFamily::V6 => ["[2001:2::1]:9", "[3fff::1]:9", "[2001:4860:4860::8888]:9"],
+        };
+        let any = match self.family {
+            IpFamily::V4 => "0.0.0.0:0",
+            IpFamily::V6 => "[::]:0",
+        };
+        let source = |far| {
+            let socket = UdpSocket::bind(any).ok()?;
+            socket.connect(far).ok()?;
+            Some(socket.local_addr().ok()?.ip())
+        };
+        let mut sources = far.into_iter().filter_map(source);
+        let chosen = sources.find(|ip| own.contains(ip));
+        self.route_source = chosen.or_else(|| own.first().copied());
     }
 
     /// Returns the destinations of the link's local routes with one protocol number.
@@ -310,10 +363,19 @@ impl Addresses {
         {
             return run.iter().map(|_| unsent(&error)).collect();
         }
+        let source = self.route_source;
         let route = |address| LocalRoute {
             link: index,
             address,
             protocol: ROUTE_PROTOCOL,
+            source,
+        };
+        let others = |address: &IpAddr| {
+            let source = self.of_other_source.get(address)?;
+            Some(LocalRoute {
+                source: *source,
+                ..route(*address)
+            })
         };
         let mut batch = Batch::new();
         for op in run {
@@ -321,7 +383,18 @@ impl Addresses {
                 // The address in the other form has a separate route to the same destination.
                 Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
                 Op::UnbindAddress(address) if is_route => route(*address).push_del(&mut batch),
-                Op::UnbindOtherwise(address) if !is_route => route(*address).push_del(&mut batch),
+                Op::UnbindOtherwise(address) if !is_route => LocalRoute {
+                    source: None,
+                    ..route(*address)
+                }
+                .push_del(&mut batch),
+                Op::UnbindOtherwise(address) if others(address).is_some() => {
+                    // A removal without a source would remove the first route of the two.
+                    let Some(other) = others(address) else {
+                        continue;
+                    };
+                    other.push_del(&mut batch)
+                }
                 Op::BindAddress(address) => Address::host(index, *address).push_new(&mut batch),
                 Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
                     let mut held = Address::host(index, *address);

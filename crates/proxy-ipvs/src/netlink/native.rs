@@ -18,7 +18,7 @@ use super::error::SetInTheWay;
 use super::reason::{refused, said, surprise};
 use crate::kernel::FoundSets;
 use crate::native::{
-    self, Content, FORBIDDEN, HeldChain, SetKey, TABLE, add_table, definition, definition_of,
+    self, Content, FORBIDDEN, HeldChain, SetElement, TABLE, add_table, definition, definition_of,
     forbidden_of, is_of, member, place, sets_of,
 };
 use crate::plan::{Op, Outcome};
@@ -86,7 +86,7 @@ impl Native {
             };
             let members = elements
                 .iter()
-                .filter_map(|element| Some(member(name, &element.key, self.family)?.1));
+                .filter_map(|element| Some(member(name, element, self.family)?.1));
             found.members.entry(set).or_default().extend(members);
             // The kernel grows the set.
             found.sizes.insert(set, u32::MAX);
@@ -222,7 +222,7 @@ impl Native {
 
     /// Adds and removes members.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
-        let writes: Vec<(Set, Direction, SetKey)> =
+        let writes: Vec<(Direction, SetElement)> =
             run.iter().filter_map(|op| self.write(op)).collect();
         let runs = runs(&writes);
         let changes = self.changes(&runs);
@@ -252,13 +252,13 @@ impl Native {
         }
     }
 
-    fn write(&self, op: &Op) -> Option<(Set, Direction, SetKey)> {
+    fn write(&self, op: &Op) -> Option<(Direction, SetElement)> {
         let (set, member, direction) = match op {
             Op::AddMember(set, member) => (*set, member, Direction::Comes),
             Op::RemoveMember(set, member) => (*set, member, Direction::Goes),
             _ => return None,
         };
-        Some((set, direction, place(set, member, self.family)))
+        Some((direction, place(set, member, self.family)))
     }
 
     fn changes(&self, runs: &[Run]) -> Vec<Change> {
@@ -431,11 +431,11 @@ impl Failure {
 }
 
 /// Groups consecutive writes by set and direction.
-fn runs(writes: &[(Set, Direction, SetKey)]) -> Vec<Run> {
+fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
     // One set here may be several sets in the kernel.
     let mut runs: Vec<Run> = Vec::new();
-    for (_, direction, SetKey { set, key }) in writes {
-        let element = Element::of_set(key.clone());
+    for (direction, SetElement { set, element }) in writes {
+        let element = element.clone();
         match runs.last_mut() {
             Some(run) if run.set == *set && run.direction == *direction => {
                 run.elements.push(element);

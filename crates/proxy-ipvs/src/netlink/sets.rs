@@ -250,7 +250,8 @@ fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
 fn definition(set: Set, family: IpFamily) -> Definition {
     let set_type = match set.kind() {
         SetKind::Address => SetType::HashIp,
-        SetKind::AddressPort => SetType::HashIpPort,
+        // No shim in iptables matches marks.
+        SetKind::AddressPort | SetKind::AddressPortMark => SetType::HashIpPort,
         SetKind::AddressPortAddress => SetType::HashIpPortIp,
         SetKind::AddressPortNet => SetType::HashIpPortNet,
         SetKind::Port => SetType::BitmapPort,
@@ -274,7 +275,8 @@ fn entry(member: Member) -> Entry {
     let number = |protocol: Protocol| IpProtocol(protocol.number());
     match member {
         Member::Address(ip) => Entry::Ip(ip),
-        Member::AddressPort(ip, protocol, port) => Entry::IpPort {
+        Member::AddressPort(ip, protocol, port)
+        | Member::AddressPortMark(ip, protocol, port, _) => Entry::IpPort {
             ip,
             protocol: number(protocol),
             port,

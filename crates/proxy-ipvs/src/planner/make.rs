@@ -32,12 +32,17 @@ pub(super) fn make(
         let there = tables.sets.actual(set);
         there.is_some() || (has_sets && ops.iter().any(|op| creates(op, *set)))
     };
-    let usable: BTreeSet<Set> = Set::all().filter(is_there).collect();
+    let usable: BTreeSet<Set> = Set::every().filter(is_there).collect();
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
     // Among entries that are not urgent, the plan examines only as many as it can hold.
-    let is_made = |key: &VirtualServerKey| makes(tables, key) && !waits_for_rules(tables, key, of);
+    let is_made = |key: &VirtualServerKey| {
+        let waits = waits_for_rules(tables, key, of)
+            || waits_for_marks(tables, key, of)
+            || waits_for_outside(tables, key, of);
+        makes(tables, key) && !waits
+    };
     let due = due.filter(|key| !is_urgent(rank(&tables.servers, key)) || is_made(key));
     let servers = sorted(due).into_iter();
     let mut shares = Shares::new(budget.share());
@@ -71,7 +76,10 @@ pub(super) fn make(
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
         // An exemption waits until its virtual server has the right destinations.
-        let is_early = |member: &Member| exempted(set, member) == Some(true);
+        let is_early = |member: &Member| {
+            exempted(set, member) == Some(true)
+                || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
+        };
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
         let added = added.filter(|member| !is_early(member));
         let added = added.map(|member| (rank(table, member), set, *member));
@@ -79,8 +87,12 @@ pub(super) fn make(
     }
     let mut ended = Vec::new();
     if of.claims.may_delete {
-        let is_ended = |set, member: &Member| exempted(set, member).is_some();
+        let is_exact = of.state.config.semantics.is_exact();
+        let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
+        // The kernel refuses a second mark for an address, so the first one is removed before.
+        let unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
+        ops.extend(unmarked);
     }
     // The API server and DNS always get a separate plan, before all other Services.
     let has_urgent = servers
@@ -94,6 +106,10 @@ pub(super) fn make(
     // Members that admit clients come before members that drop all other clients.
     let refuses = |set: Set| set == Set::LoadBalancerFirewall;
     members.sort_unstable_by_key(|(_, set, member)| (refuses(*set), *set, *member));
+    let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
+    if of.claims.may_delete && is_quiet {
+        ended.extend(masquerading::end_drops(tables, of.now));
+    }
     let members = members.into_iter();
     ops.extend(members.map(|(_, set, member)| Op::AddMember(set, member)));
     ops.extend(ended);
@@ -219,6 +235,29 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
+/// Reports whether a virtual server must keep its endpoints, because packets from outside do not
+/// have their mark yet: other endpoints would get them, too.
+fn waits_for_outside(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
+    let owner = tables.servers.owner(key);
+    let mark = owner.and_then(|owner| of.claims.marks.get(owner));
+    let (Some(at), Some(mark)) = (key.address(), mark) else {
+        return false;
+    };
+    let member = Member::AddressPortMark(at.address, at.protocol, at.port, mark);
+    let table = tables.members(Set::LocalMark);
+    let is_marked = table.actual(&member).is_some() || table.is_failing(&member);
+    let is_matched = !of.cover.uncovered.contains(&Set::LocalMark);
+    tables.servers.actual(key).is_some()
+        && table.wanted(&member).is_some()
+        && !(is_marked && is_matched)
+        && are_rules_under_way(tables, of)
+}
+
+/// Reports whether a virtual server must wait, because it is not known yet which marks are free.
+fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
+    !of.claims.marks.is_open() && tables.servers.actual(key).is_none()
+}
+
 /// Reports whether a virtual server without destinations must wait for rules. One that replaces a
 /// foreign virtual server has no rules yet, because no set contained it.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
@@ -235,7 +274,16 @@ fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
         return true;
     }
     let is_uncovered = |set: &Set| of.cover.uncovered.contains(set);
+    let owner = tables.servers.owner(key);
+    if let Some(mark) = owner.and_then(|owner| of.claims.marks.get(owner)) {
+        let by_mark = Member::AddressPortMark(at.address, at.protocol, at.port, mark);
+        if wants(Set::LocalMark, by_mark) && is_uncovered(&Set::LocalMark) {
+            return true;
+        }
+    }
     let by_address_sets = [
+        Set::Unserved,
+        Set::UnservedOutside,
         Set::ExternalIp,
         Set::ExternalIpLocal,
         Set::LoadBalancer,

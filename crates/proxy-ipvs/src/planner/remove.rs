@@ -41,6 +41,8 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
             // A Service that will be read soon may want the virtual server again.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
+            // Without the virtual server, packets with its mark would reach that at their address.
+            None if masquerading::is_marked(tables, &key) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
             // Additions precede removals.
             Some(_) if makes(tables, &key) => {}
@@ -106,6 +108,10 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     };
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
+        if set == Set::LocalMark {
+            // Removed with the exemptions.
+            continue;
+        }
         let removed = sorted(table.due(of.now)).into_iter().filter(|member| {
             table.wanted(member).is_none()
                 && !is_evidence(set, member)

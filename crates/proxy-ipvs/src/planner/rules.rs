@@ -59,7 +59,10 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
 
 /// True if each set exists or could not be created. The rules match all sets.
 fn are_sets_tried(tables: &Tables) -> bool {
-    Set::all().all(|set| tables.sets.actual(&set).is_some() || tables.sets.is_failing(&set))
+    Set::every().all(|set| {
+        let sets = &tables.sets;
+        sets.wanted(&set).is_none() || sets.actual(&set).is_some() || sets.is_failing(&set)
+    })
 }
 
 /// True if all serving entries exist, except failed ones.

@@ -29,11 +29,11 @@ use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 
 use super::words::{
     BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, flip_mark, in_set, in_set_by_prefix,
-    keep_destination, marked, masquerade, new_flow, not_local, port_in_set, port_not_in_set,
-    reject, set_mark, source, to_local, verdict,
+    keep_destination, mark_by, marked, masquerade, new_flow, not_local, port_in_set,
+    port_not_in_set, reject, set_mark, source, to_local, verdict,
 };
 use super::{Shim, loopback};
-use crate::config::Config;
+use crate::config::{Config, MarkBits, Semantics};
 use crate::native::{Content, FORBIDDEN, HeldChain, definition, prefix_set};
 use crate::sets::Set;
 
@@ -51,6 +51,9 @@ const FILTER: i32 = 0;
 /// Priority after IPVS at hook input (`ip_vs_ops4`: 98 and 99) and after the kernel's own
 /// translation (100).
 const BEHIND_IPVS: i32 = 101;
+/// Priority before IPVS at hook input, and after the filters of other programs: they see the mark
+/// that the packet came with.
+const JUST_BEFORE_IPVS: i32 = 97;
 /// Priority before IPVS at hook output (-99), equal to `NF_IP_PRI_MANGLE`.
 const BEFORE_IPVS: i32 = -150;
 
@@ -92,14 +95,29 @@ impl Shim {
                     BEHIND_IPVS,
                     self.access(),
                 ),
-                filter("filter-output", Hook::Output, BEFORE_IPVS, self.forbid()),
+                filter(
+                    "filter-input-before-ipvs",
+                    Hook::Input,
+                    JUST_BEFORE_IPVS,
+                    self.mark_outside(config),
+                ),
+                filter(
+                    "filter-output",
+                    Hook::Output,
+                    BEFORE_IPVS,
+                    self.filter_output(config),
+                ),
                 chain(LOAD_BALANCER, self.native_load_balancers(config)),
                 chain(NODE_PORT, self.native_node_ports(config)),
                 chain(SOURCE_RANGES, self.native_source_ranges(prefixes)),
                 chain(ACCESS, self.native_access_filter()),
             ]
             .into(),
-            forbidden: self.forbidden_to_node.clone(),
+            // With exact semantics, the source ranges themselves decide.
+            forbidden: match config.semantics {
+                Semantics::Upstream => self.forbidden_to_node.clone(),
+                Semantics::Exact(_) => BTreeSet::new(),
+            },
             activity: Activity::Active,
         };
         content.chains.retain(|_, chain| !chain.rules.is_empty());
@@ -134,10 +152,16 @@ impl Shim {
             let why = "IPVS has it: no DNAT rule of others may";
             rules.push(rule([self.packet_to(Set::ClusterIp), keep()], why));
         }
+        // The node gets all endpoints, whatever the policy.
+        let marks_all = way == NatHook::Out && config.semantics.is_exact();
         if self.has(Set::LoadBalancer) {
-            let to_chain = verdict(Verdict::Goto(LOAD_BALANCER.into()));
             let why = Set::LoadBalancer.comment();
-            rules.push(rule([self.packet_to(Set::LoadBalancer), to_chain], why));
+            let to = self.packet_to(Set::LoadBalancer);
+            rules.push(if marks_all {
+                rule([to, mark(), keep()], why)
+            } else {
+                rule([to, verdict(Verdict::Goto(LOAD_BALANCER.into()))], why)
+            });
         }
         if self.has(Set::ExternalIp) {
             let why = Set::ExternalIp.comment();
@@ -145,9 +169,13 @@ impl Shim {
         }
         if self.has(Set::ExternalIpLocal) {
             let why = Set::ExternalIpLocal.comment();
-            rules.push(rule([self.packet_to(Set::ExternalIpLocal), keep()], why));
+            let to = self.packet_to(Set::ExternalIpLocal);
+            let marked = if marks_all { mark() } else { Vec::new() };
+            rules.push(rule([to, marked, keep()], why));
         }
-        if !self.native_node_ports(config).is_empty() {
+        if marks_all {
+            rules.extend(self.node_port_rules(config, false));
+        } else if !self.native_node_ports(config).is_empty() {
             let why = "node ports, for masquerade purpose";
             rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
         }
@@ -167,7 +195,9 @@ impl Shim {
         let (from, to) = match &config.detector {
             _ if config.masquerade_all => (Vec::new(), all()),
             // Only the node sends packets from a Service's own address.
-            LocalDetector::None if way == NatHook::In => return None,
+            LocalDetector::None if way == NatHook::In || config.semantics.is_exact() => {
+                return None;
+            }
             LocalDetector::None => {
                 let name = self.set_name(Set::ClusterIp);
                 let by_source = in_set(self.family, BY_SOURCE, name, Sense::Is);
@@ -209,6 +239,10 @@ impl Shim {
     /// Orders the conditions by cost: the port's look-up is the cheapest, the address's look-up in
     /// the routing table the most expensive.
     fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
+        self.node_port_rules(config, true)
+    }
+
+    fn node_port_rules(&self, config: &Config, has_exemptions: bool) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.has(Set::node_port(*protocol)));
         let rule_of = |protocol| {
@@ -220,7 +254,7 @@ impl Shim {
                     port_not_in_set(self.set_name(local)),
                 ),
             };
-            let not_pinned = if self.has(local) {
+            let not_pinned = if has_exemptions && self.has(local) {
                 not_pinned
             } else {
                 Vec::new()
@@ -335,6 +369,49 @@ impl Shim {
         rules
     }
 
+    /// Leads packets from outside to the virtual server of the local endpoints, by its mark. IPVS
+    /// compares the whole mark, so the rule replaces all of it.
+    fn mark_outside(&self, config: &Config) -> Vec<Rule> {
+        if !config.semantics.is_exact() {
+            return Vec::new();
+        }
+        let mut rules = Vec::new();
+        if self.has(Set::Unserved) {
+            rules.push(self.drop_new(Vec::new(), Set::Unserved));
+        }
+        let outside = || not_local(self.family, &config.detector);
+        if self.has(Set::UnservedOutside) {
+            rules.push(self.drop_new(outside(), Set::UnservedOutside));
+        }
+        if self.has(Set::LocalMark) {
+            let mark = mark_by(self.family, self.set_name(Set::LocalMark));
+            let why = Set::LocalMark.comment();
+            rules.push(rule([new_flow(), outside(), mark], why));
+        }
+        rules
+    }
+
+    fn drop_new(&self, from: Clause, set: Set) -> Rule {
+        let to = self.packet_to(set);
+        rule(
+            [new_flow(), from, to, verdict(Verdict::Drop)],
+            set.comment(),
+        )
+    }
+
+    /// Filters the node's own packets. With exact semantics, they have the node's address as their
+    /// source, so the source ranges themselves decide.
+    fn filter_output(&self, config: &Config) -> Vec<Rule> {
+        if !config.semantics.is_exact() {
+            return self.forbid();
+        }
+        let mut rules = self.firewall();
+        if self.has(Set::Unserved) {
+            rules.push(self.drop_new(Vec::new(), Set::Unserved));
+        }
+        rules
+    }
+
     fn forbid(&self) -> Vec<Rule> {
         if self.forbidden_to_node.is_empty() {
             return Vec::new();
@@ -352,7 +429,7 @@ impl Shim {
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let chains = everything(family).chains.into_keys();
     let chains = chains.map(|name| name.to_string());
-    let sets = Set::all().filter_map(|set| definition(set, family));
+    let sets = Set::every().filter_map(|set| definition(set, family));
     let sets = sets.map(|set| set.name.to_string());
     chains.chain(sets).chain([FORBIDDEN.to_owned()]).collect()
 }
@@ -362,7 +439,7 @@ pub(crate) fn everything(family: IpFamily) -> Content {
     let address = family.localhost();
     let shim = Shim {
         family,
-        filled: Set::all().collect(),
+        filled: Set::every().collect(),
         forbidden_to_node: [ServiceAddress::new(address, 1, Protocol::Tcp)].into(),
     };
     let detector = LocalDetector::SourceNet(IpNet::new_assert(address, 31));
@@ -370,7 +447,15 @@ pub(crate) fn everything(family: IpFamily) -> Content {
         detector,
         ..Config::default()
     };
-    shim.native(&[24, 31].into(), &config)
+    let mut content = shim.native(&[24, 31].into(), &config);
+    let exact = Config {
+        semantics: Semantics::Exact(MarkBits::DEFAULT),
+        ..config
+    };
+    for (name, chain) in shim.native(&[24, 31].into(), &exact).chains {
+        content.chains.entry(name).or_insert(chain);
+    }
+    content
 }
 
 fn rule<const N: usize>(clauses: [Clause; N], comment: &str) -> Rule {

@@ -85,6 +85,12 @@ pub(super) fn set_mark(mark: u32) -> Clause {
     any(|line| line.set_mark(mark))
 }
 
+/// Replaces the packet mark by that of a map, if it has one: `meta mark set ip daddr . meta l4proto
+/// . th dport map @MAP`.
+pub(super) fn mark_by(family: IpFamily, map: Name) -> Clause {
+    clause(family, |line| line.mark_by(TO, map))
+}
+
 /// Inverts bits of the packet mark: `meta mark set meta mark ^ MARK`.
 pub(super) fn flip_mark(mark: u32) -> Clause {
     any(|line| line.flip_mark(mark))

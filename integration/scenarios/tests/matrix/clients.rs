@@ -81,12 +81,19 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Ipvs,
+    /// IPVS mode with `--ipvs-semantics=exact`.
+    Exact,
     Iptables,
     Nftables,
     Userspace,
 }
 
 impl Mode {
+    /// Returns true for IPVS mode, with either semantics.
+    pub(crate) fn is_ipvs(self) -> bool {
+        matches!(self, Self::Ipvs | Self::Exact)
+    }
+
     /// Returns the mode of a test's daemons.
     pub(crate) fn of(c: &Cluster) -> Self {
         let is = |mode: &str| {
@@ -94,7 +101,10 @@ impl Mode {
                 .iter()
                 .any(|flag| *flag == *format!("--proxy-mode={mode}"))
         };
-        if is("userspace") {
+        let exact = "--ipvs-semantics=exact";
+        if c.flags.iter().any(|flag| *flag == *exact) {
+            Self::Exact
+        } else if is("userspace") {
             Self::Userspace
         } else if is("nftables") {
             Self::Nftables
@@ -144,6 +154,11 @@ pub(crate) fn has_nftables() -> bool {
 
 /// Starts the daemon, and waits until its state is complete in the kernel.
 pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
+    if Mode::of(c) == Mode::Exact {
+        // The node's own packets have the source that this route gives them.
+        c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
+        return c.start(flags);
+    }
     if Mode::of(c) != Mode::Ipvs {
         // The nftables mode serves node ports only at the addresses of the Node object.
         if !c.manifests().join("node.yaml").exists() {

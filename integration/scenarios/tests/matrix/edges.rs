@@ -76,7 +76,7 @@ fn each<'a>(
         let try_it = || {
             let asked = Instant::now();
             let seen = match Mode::of(c) {
-                Mode::Ipvs => see(c, from, transport, to, expected),
+                Mode::Ipvs | Mode::Exact => see(c, from, transport, to, expected),
                 _ => see_by_chance(c, from, transport, to, expected),
             };
             (seen, asked.elapsed())
@@ -144,7 +144,7 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
             // The node reaches its own node port through `lo`. The packets are rejected on input,
             // but in nftables mode's flat layout on output, like all others.
             let is_by_lo = to.port() != 80 && !is_flat(c);
-            let is_sent = mode != Mode::Ipvs && is_by_lo || mode == Mode::Userspace;
+            let is_sent = !mode.is_ipvs() && is_by_lo || mode == Mode::Userspace;
             let is_send = from == "node" && transport == Transport::Udp && !is_sent;
             (
                 place(c, from),
@@ -165,7 +165,7 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
 fn unexposed(mode: Mode, to: IpAddr) -> &'static str {
     let is_cluster_ip = all_cluster_ips().any(|cluster_ip| cluster_ip == to);
     match mode {
-        Mode::Ipvs => "refused",
+        Mode::Ipvs | Mode::Exact => "refused",
         Mode::Nftables if is_cluster_ip => "refused",
         _ => "timeout",
     }
@@ -362,7 +362,7 @@ pub(crate) fn service_addresses_answer_ping(c: &mut Cluster) -> Outcome {
             // The rule is in the node's output path. With IPv6, the sender of a dropped packet gets
             // no error, but the sender of the reply does.
             let is_send =
-                mode != Mode::Ipvs && to.is_ipv4() && from == "node" && *expected == "refused";
+                !mode.is_ipvs() && to.is_ipv4() && from == "node" && *expected == "refused";
             let expected = if is_send { "not sent" } else { *expected };
             let seen = ping(place(c, from), *to, expected);
             ensure!(

@@ -28,6 +28,7 @@ macro_rules! stories {
             story!("nftables::", ["--proxy-mode=nftables"], clients::has_nftables, $module::$name),
             story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
                 clients::has_nftables, $module::$name),
+            story!("ipvs_exact::", ["--ipvs-semantics=exact"], clients::has_nftables, $module::$name),
             // Redirects with nftables if available, and with iptables on lane A.
             story!("userspace::", ["--proxy-mode=userspace"], || true, $module::$name),
         )+)+]

@@ -124,7 +124,7 @@ pub(crate) fn each_row_holds_for_udp_and_sctp(c: &mut Cluster) -> Outcome {
         for (number, row) in rows().filter(|(number, _)| [0, 1, 5].contains(number)) {
             let (expected, to) = (row.expected(mode, transport, 0), to(row.to, number));
             let from = place(c, row.from);
-            let seen = if mode == Mode::Ipvs {
+            let seen = if mode.is_ipvs() {
                 see(c, from, transport, to, expected)
             } else {
                 see_by_chance(c, from, transport, to, expected)

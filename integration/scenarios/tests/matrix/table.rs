@@ -343,6 +343,7 @@ different results of other modes; an empty cell means the same result. The last 
 reason:
 
 * iptables mode and both layouts of nftables mode (`--nftables-layout`) always have equal results.
+* IPVS mode with [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics) has these results, too.
 * Userspace mode differs for reason G, with redirects by nftables or iptables.
 
 `integration/scenarios/tests/matrix` tests every row with real packets, and compares each row with

@@ -12,7 +12,7 @@ use modes::shared::{IptablesBackend, Shared};
 use modes::sysctl;
 use modes::sysctl::settings::Conntrack;
 use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses, Selection};
-use proxy_ipvs::{ShimStyle, VipMode};
+use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VipMode};
 use proxy_nftables::Layout;
 use source::{Api, ContentType, Lists, Settings};
 
@@ -104,6 +104,7 @@ fn defaults_without_flags_equal_upstreams() {
                     shim: ShimChoice::Auto,
                     drain_timeout: None,
                     vip_mode: VipMode::Address,
+                    semantics: Semantics::Upstream,
                 },
                 nftables: modes::nftables::settings::Settings {
                     masquerade_all: false,
@@ -245,7 +246,9 @@ fn each_flag_of_upstream_is_accepted_with_its_default() {
             "ipvs-shim",
             "nftables-layout",
             "ipvs-drain-timeout",
-            "ipvs-vip-mode"
+            "ipvs-vip-mode",
+            "ipvs-semantics",
+            "ipvs-mark-bits"
         ]
     );
 }
@@ -713,6 +716,16 @@ fn each_flag_sets_its_option() {
         (&["--ipvs-drain-timeout=5m"], |o| {
             o.modes.ipvs.drain_timeout == Some(Duration::from_mins(5))
         }),
+        // Alone, the bits have no effect.
+        (&["--ipvs-mark-bits=7"], |o| {
+            o.modes.ipvs.semantics == Semantics::Upstream
+        }),
+        (&["--ipvs-semantics=exact"], |o| {
+            let of = &o.modes.ipvs;
+            of.semantics == Semantics::Exact(MarkBits::DEFAULT)
+                && of.vip_mode == VipMode::Route
+                && of.shim == ShimChoice::Fixed(ShimStyle::Nftables)
+        }),
         (&["--ipvs-vip-mode=route"], |o| {
             o.modes.ipvs.vip_mode == VipMode::Route
         }),
@@ -1081,7 +1094,7 @@ fn flags_are_logged_like_upstream() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
-    assert_eq!(told.len(), UPSTREAM.len() + 10);
+    assert_eq!(told.len(), UPSTREAM.len() + 12);
     let names = told.iter().map(|line| line.split('=').next());
     assert!(names.is_sorted(), "{told:?}");
     for line in [

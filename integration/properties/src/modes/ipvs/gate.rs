@@ -104,6 +104,7 @@ fn write(op: &Op) -> Write {
                 Op::AddMember(_, member) | Op::RemoveMember(_, member) => match member {
                     Member::Address(address)
                     | Member::AddressPort(address, ..)
+                    | Member::AddressPortMark(address, ..)
                     | Member::AddressPortAddress(address, ..)
                     | Member::AddressPortNet(address, ..) => Serves::Address(*address),
                     Member::Port(_) => Serves::All,

@@ -51,7 +51,7 @@ fn node(state: &State) -> packet_path::Snapshot {
         let sets = there.sets.iter().map(|(set, members)| {
             let kind = match set.kind() {
                 SetKind::Address => "hash:ip",
-                SetKind::AddressPort => "hash:ip,port",
+                SetKind::AddressPort | SetKind::AddressPortMark => "hash:ip,port",
                 SetKind::AddressPortAddress => "hash:ip,port,ip",
                 SetKind::AddressPortNet => "hash:ip,port,net",
                 SetKind::Port => "bitmap:port",

@@ -1,0 +1,154 @@
+//! Tests `--ipvs-semantics=exact`: packets from outside get the local endpoints by a mark.
+
+use proxy_ipvs::{MarkBits, Semantics, ShimStyle};
+
+use super::*;
+
+fn config(bits: MarkBits) -> Config {
+    Config {
+        shim: ShimStyle::Nftables,
+        semantics: Semantics::Exact(bits),
+        ..Config::default()
+    }
+}
+
+fn world_of(bits: MarkBits) -> World {
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    kernel.state().shim = ShimStyle::Nftables;
+    World::with(config(bits), kernel)
+}
+
+/// Returns a Service with a load-balancer address and this externalTrafficPolicy.
+fn exposed(name: &str, number: u8, is_local: bool) -> Service {
+    Service {
+        kind: proxy::ServiceType::LoadBalancer,
+        ingress_ips: vec![[192, 0, 2, number].into()],
+        external_local: is_local,
+        ..service(name, &format!("10.96.0.{number}"), 80)
+    }
+}
+
+fn synced(world: &mut World) {
+    let report = world.sync();
+    let state = (report.pending, report.failures.len());
+    assert_eq!(state, (0, 0), "{report:?}");
+}
+
+fn web() -> World {
+    let mut world = world_of(MarkBits::DEFAULT);
+    world.service(exposed("default/web", 10, true));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    synced(&mut world);
+    world
+}
+
+fn marked(number: u8, mark: u32) -> Member {
+    Member::AddressPortMark([192, 0, 2, number].into(), Protocol::Tcp, 80, mark)
+}
+
+fn marks(world: &World) -> Vec<Member> {
+    let state = world.kernel.state();
+    let of = state.snapshot.sets.get(&Set::LocalMark);
+    of.into_iter().flatten().copied().collect()
+}
+
+/// Returns the number of destinations at the load balancer's address, and by the mark.
+fn destinations(world: &World) -> [Option<usize>; 2] {
+    let family = IpFamily::V4;
+    let state = world.kernel.state();
+    let by_mark = proxy_ipvs::VirtualServerKey::Mark { family, mark: 1 };
+    [server("192.0.2.10:80"), by_mark].map(|key| {
+        let server = state.snapshot.servers.get(&key)?;
+        Some(server.destinations.len())
+    })
+}
+
+fn drops(world: &World) -> usize {
+    let state = world.kernel.state();
+    let of = state.snapshot.sets.get(&Set::UnservedOutside);
+    of.into_iter().flatten().count()
+}
+
+#[test]
+fn clients_from_outside_have_a_virtual_server_of_the_local_endpoints() {
+    let world = web();
+    assert_eq!(marks(&world), [marked(10, 1)]);
+    assert_eq!(destinations(&world), [Some(2), Some(1)]);
+    assert_eq!(drops(&world), 0);
+}
+
+#[test]
+fn a_restart_keeps_marks_without_a_write() {
+    let mut world = web();
+    world.service(exposed("default/next", 11, true));
+    synced(&mut world);
+    world.delete_service("default/web");
+    synced(&mut world);
+    assert_eq!(marks(&world), [marked(11, 2)]);
+    world.work();
+    let mut world = world.restarted(config(MarkBits::DEFAULT));
+    world.service(exposed("default/next", 11, true));
+    let mut world = world.listed();
+    synced(&mut world);
+    assert_eq!(world.work().1, Vec::new());
+    assert_eq!(marks(&world), [marked(11, 2)]);
+}
+
+#[test]
+fn without_a_local_endpoint_packets_from_outside_are_dropped() {
+    let mut world = web();
+    world.slice(slice("default/web", &["10.244.2.5@node2"]));
+    synced(&mut world);
+    assert_eq!(drops(&world), 1);
+    // Without any endpoint, IPVS refuses them.
+    world.slice(slice("default/web", &[]));
+    synced(&mut world);
+    assert_eq!(drops(&world), 0);
+}
+
+#[test]
+fn a_changed_policy_masks_no_packet_before_its_virtual_server_exists() {
+    let mut world = world_of(MarkBits::DEFAULT);
+    world.service(exposed("default/web", 10, false));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    synced(&mut world);
+    world.written();
+    world.service(exposed("default/web", 10, true));
+    synced(&mut world);
+    let order = world.written();
+    let at = |begin: &str| {
+        let found = order.iter().position(|op| op.starts_with(begin));
+        found.unwrap_or_else(|| panic!("no `{begin}`: {order:#?}"))
+    };
+    let destination = at("add destination 10.244.1.5:80");
+    for member in [
+        "add 192.0.2.10,tcp:80 to set KUBE-LOAD-BALANCER-LOCAL",
+        "add 192.0.2.10,tcp:80,0x1 to set KUBE-LOCAL-MARK",
+    ] {
+        assert!(destination < at(member), "{order:#?}");
+    }
+    world.service(exposed("default/web", 10, false));
+    synced(&mut world);
+    let order = world.written();
+    let at = |begin: &str| order.iter().position(|op| op.starts_with(begin)).unwrap();
+    let server = at("remove virtual server");
+    assert!(at("remove 192.0.2.10,tcp:80 from set KUBE-LOAD-BALANCER-LOCAL") < server);
+    assert!(at("remove 192.0.2.10,tcp:80,0x1 from set KUBE-LOCAL-MARK") < server);
+    assert_eq!(destinations(&world), [Some(2), None]);
+}
+
+#[test]
+fn without_a_free_mark_all_clients_get_the_local_endpoints() {
+    let mut world = world_of(MarkBits(1));
+    world.service(exposed("default/first", 11, true));
+    world.slice(slice("default/first", &PAIR));
+    let mut world = world.listed();
+    synced(&mut world);
+    world.service(exposed("default/web", 10, true));
+    world.slice(slice("default/web", &PAIR));
+    synced(&mut world);
+    assert_eq!(marks(&world), [marked(11, 1)]);
+    assert_eq!(destinations(&world)[0], Some(1));
+}
