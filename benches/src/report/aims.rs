@@ -1,5 +1,7 @@
 //! The aims, and whether this run meets or misses each.
 
+use std::fmt::Write as _;
+
 use super::axes::{COLD, SHOWN};
 use super::point::{self, cell};
 use super::table::{self, short};
@@ -20,26 +22,35 @@ struct Aim {
     figure: Option<Figure>,
 }
 
-/// Draws a table of all aims. Empty if this run has no figure for any aim.
+/// Draws a table of the measured aims. Empty if this run has no figure for any aim.
 pub(super) fn table(report: &Report) -> String {
     let aims = aims(report);
-    if aims.iter().all(|aim| aim.figure.is_none()) {
-        return String::new();
-    }
+    let all = aims.len();
     let rows: Vec<Vec<String>> = aims
         .into_iter()
-        .map(|aim| {
-            let (figure, verdict) = match aim.figure {
-                Some((figure, Some(true))) => (figure, "met"),
-                Some((figure, Some(false))) => (figure, "**missed**"),
-                Some((figure, None)) => (figure, "no bound"),
-                None => ("–".to_owned(), "not measured"),
+        .filter_map(|aim| {
+            let (figure, is_met) = aim.figure?;
+            let result = match is_met {
+                Some(true) => "met",
+                Some(false) => "**missed**",
+                None => "no bound",
             };
-            vec![aim.text.to_owned(), figure, verdict.to_owned()]
+            Some(vec![aim.text.to_owned(), figure, result.to_owned()])
         })
         .collect();
-    let head = ["Aim", "this run", ""].map(str::to_owned);
-    format!("### Aims\n\n{}", table::table(&head, &rows))
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = ["Aim", "this run", "result"].map(str::to_owned);
+    let mut text = format!("### Aims\n\n{}", table::table(&head, &rows));
+    let missing = all - rows.len();
+    if missing > 0 {
+        _ = write!(
+            text,
+            "This run did not measure {missing} of {all} aims (benches/src/report/aims.txt).\n\n"
+        );
+    }
+    text
 }
 
 fn aims(report: &Report) -> Vec<Aim> {

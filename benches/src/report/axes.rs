@@ -21,9 +21,11 @@ pub(super) fn title(axis: Axis) -> &'static str {
     section(axis).0
 }
 
-/// Explains an axis in a sentence or two.
-pub(super) fn explained(axis: Axis) -> &'static str {
-    section(axis).1.lines().next().unwrap_or_default()
+/// Explains an axis: the lines above its figures, as Markdown.
+pub(super) fn explained(axis: Axis) -> String {
+    let lines = section(axis).1.lines();
+    let lines: Vec<&str> = lines.take_while(|line| !line.starts_with("- ")).collect();
+    lines.join("\n")
 }
 
 /// Describes the counts of a cell.

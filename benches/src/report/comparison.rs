@@ -92,7 +92,7 @@ pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
                 Verdict::Unknown => unknown += 1,
                 Verdict::Equal | Verdict::Behind => {
                     let note = if verdict == Verdict::Equal {
-                        " (equal within the spread)"
+                        " (equal)"
                     } else {
                         ""
                     };

@@ -29,14 +29,36 @@ use table::{brief, count, full, short, table};
 /// Subjects that ratios compare with, in addition to every other kube-proxy.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
-/// Explanation of the columns.
-const COLUMNS: &str = "`ipvs`, `ipvs-route`, `ipvs-lean`, `iptables`: our daemon in IPVS mode, with `--ipvs-vip-mode=route`, with `--ipvs-shim=lean`, \
-    in iptables mode; `ipvs-nftables`, `nftables`, `nftables-flat`, `userspace`: with `--ipvs-shim=nftables`, in nftables mode, there with \
-    `--nftables-layout=flat`, in userspace mode; `nft-floor`, `nft-flat-floor`: bare loaders of these two layouts; `floor`: a bare loader of the IPVS mode's state; `tools`: `ipvsadm -R`, `ipset restore`, `ip -batch` with it; `bare-ipvs`: \
-    virtual servers without sets and rules; `direct`: the pod itself";
+/// Explanations of the columns.
+const COLUMNS: [(&str, &str); 14] = [
+    ("ipvs", "our daemon in IPVS mode"),
+    ("ipvs-route", "IPVS mode with `--ipvs-vip-mode=route`"),
+    ("ipvs-lean", "IPVS mode with `--ipvs-shim=lean`"),
+    ("ipvs-nftables", "IPVS mode with `--ipvs-shim=nftables`"),
+    ("iptables", "our daemon in iptables mode"),
+    ("nftables", "our daemon in nftables mode"),
+    (
+        "nftables-flat",
+        "nftables mode with `--nftables-layout=flat`",
+    ),
+    ("userspace", "our daemon in userspace mode"),
+    ("nft-floor", "a bare loader of the state of `nftables`"),
+    (
+        "nft-flat-floor",
+        "a bare loader of the state of `nftables-flat`",
+    ),
+    ("floor", "a bare loader of IPVS mode's state"),
+    (
+        "tools",
+        "`ipvsadm -R`, `ipset restore` and `ip -batch` with the same state",
+    ),
+    ("bare-ipvs", "virtual servers without sets and rules"),
+    ("direct", "the pod itself"),
+];
 
 /// Text above the list of figures for which our daemon is not faster.
-const BESIDE: &str = "Beside other kube-proxies, each in the same mode; *ahead* is by more than the spread of the repeats, and than 5 %:\n\n";
+const BESIDE: &str = "Our daemon beside other kube-proxies in the same mode, by the first figure of each axis at all sizes. *Ahead* means by more \
+    than 5 %, and by more than the spread of the repeats:\n\n";
 
 /// Reason for the absence of a given kube-proxy from a report.
 const NOT_NAMED: &str = "it was given by --kube-proxy, and --subjects does not name it";
@@ -50,8 +72,8 @@ struct Figure {
 }
 
 /// Text on a page with the main figures that links to the other figures.
-const MAIN_FIGURES: &str = "For who wants to know how fast it is: the short answer is the table below. This page has the main figures; `bench report` of a copy \
-    of [report.json](report.json) draws all of them.\n\n";
+const MAIN_FIGURES: &str = "For readers who compare speed: the first table has the answer, and this page the main figures. `bench report` draws all \
+    figures from a copy of [report.json](report.json).\n\n";
 
 /// Writes `report.md` and its charts into `folder`. Without `is_whole`, writes only the main
 /// figures.
@@ -73,10 +95,7 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
     }
     let beside = comparison::not_ahead(report, &first_figures(report));
     if !beside.is_empty() {
-        _ = write!(
-            text,
-            "### Where ours is not ahead\n\nThe first figure of each axis, at all sizes. {BESIDE}{beside}"
-        );
+        _ = write!(text, "### Where ours is not ahead\n\n{BESIDE}{beside}");
     }
     for axis in Axis::all() {
         let metrics: Vec<&Metric> = SHOWN.iter().filter(|one| one.axis == axis).collect();
@@ -201,20 +220,20 @@ fn about(report: &Report) -> String {
 }
 
 fn not_shown(report: &Report) -> String {
-    let mut text = "Each cell has a fresh kernel. A figure counts only when the kernel, read back whole, holds what it must. \
-        Figures are medians over the repeats; *best* is the least (of rates: the most), *spread* is (max − min) / median.\n\n\
-        **What this does not show.** "
+    let mut text = "Each cell has a fresh kernel. A figure counts only if the kernel, read back, holds the expected state. Figures are \
+        medians of the repeats. *Best* is the least (of rates: the most). *Spread* is (max − min) / median.\n\n\
+        **Limits of these figures.** "
         .to_owned();
     if report.about.lane != "host" {
         text.push_str(
-            "User Mode Linux: computing is as fast as on the host, but a system call, a fresh page and the start of a process \
-             cost many times the real price. Programs that make many of them (the tools, iptables) are slower here than on a \
-             real machine; programs that batch look better beside them. ",
+            "User Mode Linux computes as fast as the host. System calls, fresh pages and process starts cost many times \
+             more than on a real machine. Programs with many of them (the tools, iptables) are too slow here; programs that \
+             batch look better. ",
         );
     }
     text.push_str(
-        "There is one CPU, shared by the subject, the API fixture and the packets: nothing runs at the same time, and no lock is \
-         contended. There is no network card; bytes in a second are copies in memory. Read ratios, not figures. ",
+        "The subject, the API fixture and the packets share one CPU. Nothing runs in parallel, and no lock is contended. \
+         Without a network card, throughput is the speed of memory copies. Compare ratios, not figures. ",
     );
     _ = write!(text, "**{}**", comparison::named(report));
     text.push_str("\n\n");
@@ -234,7 +253,7 @@ fn not_shown(report: &Report) -> String {
     }
     let is_late = left_out.keys().any(|(_, why)| *why == NO_TIME);
     if is_late {
-        text.push_str("**Not all was run:** the time of the whole run was over. The end of this report says what is missing.\n\n");
+        text.push_str("**Not all was run:** the run reached its time limit. The complete report lists the skipped cells.\n\n");
     }
     if report.measurements.len() < report.about.cells {
         text.push_str("**Not all was run:** the run was interrupted.\n\n");
@@ -281,17 +300,15 @@ fn main_table(report: &Report) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let others: Vec<String> = comparison::names(report)
-        .into_iter()
-        .filter(|name| names.contains(name))
-        .map(|name| format!("`{name}`"))
-        .collect();
-    let others = if others.is_empty() {
-        String::new()
-    } else {
-        format!("; {}: other kube-proxies, told below", others.join(", "))
-    };
-    table(&head, &rows) + COLUMNS + &others + ".\n\n"
+    let mut text = table(&head, &rows);
+    for (name, subject) in COLUMNS.iter().filter(|(name, _)| names.contains(name)) {
+        _ = writeln!(text, "- `{name}`: {subject}");
+    }
+    let others = comparison::names(report);
+    for name in others.iter().filter(|name| names.contains(name)) {
+        _ = writeln!(text, "- `{name}`: another kube-proxy");
+    }
+    text + "\n"
 }
 
 /// Returns the figures of the main table.
@@ -401,15 +418,14 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     if !pairs.is_empty() {
         let mut head = vec!["ratio".to_owned()];
         head.extend(pairs.iter().map(|(ours, base)| format!("{ours} / {base}")));
-        text.push_str(&table(
-            &head,
-            &row(&|size| {
-                let ratios = pairs.iter().map(|(ours, base)| {
-                    ratio(ours, base, size).map_or_else(|| "–".to_owned(), short)
-                });
-                ratios.collect()
-            }),
-        ));
+        let mut rows = row(&|size| {
+            let ratios = pairs
+                .iter()
+                .map(|(ours, base)| ratio(ours, base, size).map_or_else(|| "–".to_owned(), short));
+            ratios.collect()
+        });
+        rows.retain(|cells| cells.iter().skip(1).any(|cell| cell != "–"));
+        text.push_str(&table(&head, &rows));
     }
     text
 }
