@@ -53,7 +53,7 @@ pub(super) fn named(report: &Report) -> String {
         });
         programs.entry(program).or_default().push(name);
     }
-    let mut text = "Other kube-proxies, by the names that they were given: ".to_owned();
+    let mut text = "Other kube-proxies: ".to_owned();
     let each: Vec<String> = programs
         .into_iter()
         .map(|(program, names)| {
@@ -355,8 +355,7 @@ mod tests {
         };
         assert_eq!(
             named(&report),
-            "Other kube-proxies, by the names that they were given: `upstream-ipvs` (`Kubernetes v1.36.2` by its `--version`, \
-             sha256 0123456789ab…)."
+            "Other kube-proxies: `upstream-ipvs` (`Kubernetes v1.36.2` by its `--version`, sha256 0123456789ab…)."
         );
         let metric = HEADLINE.first().unwrap();
         let figures = ["100", "1000", "10000", "50000"].map(|size| Figure {
