@@ -173,10 +173,10 @@ impl Contested {
             ContestReason::Refused(Refusal::ClusterIp) => {
                 let owner = model.and_then(|model| model.service_at(address));
                 let owner = named(owner);
-                format!("it is the cluster IP of {owner}; remove it of {field}")
+                format!("it is the cluster IP of {owner}; remove it from {field}")
             }
             ContestReason::Refused(Refusal::ApiServer(port)) => format!(
-                "the API server is at {}, which this node would lose; remove it of {field}, or if \
+                "the API server is at {}, which this node would lose; remove it from {field}, or if \
                  it is meant, \
                  add {} to --allowed-external-cidrs, beside the networks of all other external \
                  addresses",
@@ -184,7 +184,7 @@ impl Contested {
                 IpNet::from(address)
             ),
             ContestReason::Refused(Refusal::NotAllowed) => format!(
-                "it is in no network of --allowed-external-cidrs; remove it of {field}, or add a \
+                "it is in no network of --allowed-external-cidrs; remove it from {field}, or add a \
                  network there"
             ),
             ContestReason::Refused(Refusal::LoadBalancer(port, protocol)) => {
@@ -193,7 +193,7 @@ impl Contested {
                 let owner = named(owner);
                 format!(
                     "it is assigned to {owner} as a load balancer's address ({}), which comes \
-                     before external IPs; remove it of {field}, or choose another port",
+                     before external IPs; remove it from {field}, or choose another port",
                     AddressField::Ingress.name()
                 )
             }
@@ -202,13 +202,13 @@ impl Contested {
                 format!(
                     "it is an address of this node, and {port}/{protocol} there is the node port \
                      of {owner}, which comes before \
-                     external IPs; remove it of {field}, or choose another port"
+                     external IPs; remove it from {field}, or choose another port"
                 )
             }
             ContestReason::NextHop => format!(
                 "it is the next hop of this node's default route: in IPVS mode this node takes \
                  the address for its own, and \
-                 reaches nothing through it; remove it of {field}"
+                 reaches nothing through it; remove it from {field}"
             ),
             ContestReason::InNetwork(net) => format!(
                 "it is in {net}, a network of this node's interfaces: in IPVS mode this node \

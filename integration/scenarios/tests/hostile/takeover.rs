@@ -78,7 +78,7 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
             "default/a-thief",
             "10.96.0.10",
             "Service default/victim",
-            "take it out of spec.externalIPs",
+            "remove it from spec.externalIPs",
         ],
         [
             "default/b-thief",
@@ -90,7 +90,7 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
             "default/a-thief",
             "172.35.0.100",
             "an address of this node",
-            "take it out of spec.externalIPs",
+            "remove it from spec.externalIPs",
         ],
     ] {
         let is_said = said
