@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use proxy::{
     Backends, Endpoints, IpFamily, NodeFacts, Owner, Service, ServiceAddress, ServicePort,
-    ServiceView, Target,
+    ServiceView,
 };
 
+use crate::balance::Balance;
 use crate::config::Semantics;
-use crate::server::{Destinations, Properties, RealServer, VirtualServer};
+use crate::server::{Destinations, Properties, VirtualServer};
 use crate::sets::{Member, Set};
 
 /// Kernel entries that one Service port wants.
@@ -101,6 +102,7 @@ struct Compiler<'a> {
     port: &'a ServicePort,
     node: &'a NodeFacts,
     properties: Properties,
+    balance: Balance<'a>,
     backends: Backends,
     /// Destinations for policy Cluster. The next field has the destinations for policy Local.
     cluster: Destinations,
@@ -117,21 +119,23 @@ impl<'a> Compiler<'a> {
         port: &'a ServicePort,
         backends: Backends,
         node: &'a NodeFacts,
-        scheduler: &Arc<str>,
+        scheduler: &'a Arc<str>,
     ) -> Self {
-        let cluster = destinations(&backends.cluster);
+        let balance = Balance::of(service, scheduler);
+        let cluster = balance.destinations(&backends.cluster);
         // As upstream since k/k#97081: policy Local without a local endpoint falls back to all
         // endpoints.
         let local = if backends.local.is_empty() {
             cluster.clone()
         } else {
-            destinations(&backends.local)
+            balance.destinations(&backends.local)
         };
         Self {
             service,
             port,
             node,
-            properties: properties(service, scheduler),
+            properties: balance.properties(service),
+            balance,
             backends,
             cluster,
             local,
@@ -143,7 +147,7 @@ impl<'a> Compiler<'a> {
 
     fn with(mut self, semantics: Semantics) -> Self {
         if semantics.is_exact() {
-            self.local = destinations(&self.backends.local);
+            self.local = self.balance.destinations(&self.backends.local);
         }
         self.semantics = semantics;
         self
@@ -393,24 +397,5 @@ impl<'a> Compiler<'a> {
                 .members
                 .push((Set::IpvsIps, Member::Address(ip)));
         }
-    }
-}
-
-fn destinations(targets: &[Target]) -> Destinations {
-    targets.iter().copied().map(RealServer::new).collect()
-}
-
-fn properties(service: &Service, scheduler: &Arc<str>) -> Properties {
-    let mut flags = 0;
-    if service.affinity_seconds.is_some() {
-        flags |= Properties::PERSISTENT;
-    }
-    if &**scheduler == "mh" {
-        flags |= Properties::MH_PORT;
-    }
-    Properties {
-        scheduler: Arc::clone(scheduler),
-        flags,
-        timeout: service.affinity_seconds.unwrap_or(0),
     }
 }

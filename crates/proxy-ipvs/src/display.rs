@@ -113,9 +113,17 @@ impl fmt::Display for Properties {
             write!(f, " persistent {}", self.timeout)?;
         }
         let known = Self::PERSISTENT | Self::HASHED | Self::NODE_PORT;
-        match self.flags & !known {
+        let mut others = self.flags & !known;
+        if matches!(&*self.scheduler, "mh" | "sh") {
+            for (flag, name) in [(Self::HASH_PORT, "port"), (Self::FALLBACK, "fallback")] {
+                if others & flag != 0 {
+                    write!(f, " {}-{name}", self.scheduler)?;
+                    others &= !flag;
+                }
+            }
+        }
+        match others {
             0 => Ok(()),
-            Self::MH_PORT => f.write_str(" mh-port"),
             others => write!(f, " flags {others:#x}"),
         }
     }
@@ -124,8 +132,11 @@ impl fmt::Display for Properties {
 impl fmt::Display for RealServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "weight {}", self.weight)?;
+        if self.max_connections > 0 {
+            write!(f, ", at most {} connections", self.max_connections)?;
+        }
         if !self.is_plain {
-            f.write_str(", not masqueraded, or with thresholds")?;
+            f.write_str(", not masqueraded, or with other thresholds")?;
         }
         Ok(())
     }
@@ -145,7 +156,10 @@ mod tests {
         let told = |flags, timeout| properties(flags, timeout).to_string();
         assert_eq!(told(Properties::NODE_PORT, 0), "mh");
         assert_eq!(told(Properties::PERSISTENT, 10800), "mh persistent 10800");
-        assert_eq!(told(Properties::MH_PORT, 0), "mh mh-port");
+        assert_eq!(told(Properties::HASH_PORT, 0), "mh mh-port");
+        let both = Properties::HASH_PORT | Properties::FALLBACK;
+        assert_eq!(told(both, 0), "mh mh-port mh-fallback");
+        assert_eq!(told(0x20, 0), "mh flags 0x20");
         assert_eq!(told(0x4, 0), "mh flags 0x4");
         let target = Target {
             ip: [10, 244, 1, 5].into(),
@@ -159,7 +173,7 @@ mod tests {
         };
         assert_eq!(
             other.to_string(),
-            "weight 1, not masqueraded, or with thresholds"
+            "weight 1, not masqueraded, or with other thresholds"
         );
     }
 }

@@ -12,6 +12,7 @@
 //! is pure. A [`Kernel`] is netlink on its own thread, or the strict fake of the tests.
 
 mod access;
+mod balance;
 mod booking;
 mod claims;
 mod compile;

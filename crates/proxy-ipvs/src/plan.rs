@@ -149,9 +149,8 @@ impl fmt::Display for Op {
             Self::SetDestination(key, real) => {
                 write!(
                     f,
-                    "set destination {} of {key} to weight {}",
+                    "set destination {} of {key} to {real}",
                     Where(real.target),
-                    real.weight
                 )
             }
             Self::RemoveDestination(key, target) => {

@@ -87,8 +87,12 @@ impl Properties {
     pub const PERSISTENT: u32 = 0x1;
     /// Flag that the kernel sets and this proxy ignores (`IP_VS_SVC_F_HASHED`).
     pub const HASHED: u32 = 0x2;
-    /// Flag of the `mh` scheduler to hash the client's port as well (`IP_VS_SVC_F_SCHED_MH_PORT`).
-    pub const MH_PORT: u32 = 0x10;
+    /// Flag of the schedulers `mh` and `sh` to choose another destination if the hashed one takes no
+    /// connections (`IP_VS_SVC_F_SCHED_MH_FALLBACK`, `IP_VS_SVC_F_SCHED_SH_FALLBACK`).
+    pub const FALLBACK: u32 = 0x8;
+    /// Flag of the schedulers `mh` and `sh` to hash the client's port as well
+    /// (`IP_VS_SVC_F_SCHED_MH_PORT`, `IP_VS_SVC_F_SCHED_SH_PORT`).
+    pub const HASH_PORT: u32 = 0x10;
     /// Note in the kernel that a kube-proxy created this virtual server for a NodePort. Sets of
     /// NodePorts contain only ports. So any program could own a virtual server at an address that
     /// the node has lost.
@@ -171,8 +175,10 @@ pub struct RealServer {
     /// Share of new connections, 0 during a drain. Larger values in the kernel count as the largest
     /// value here.
     pub weight: u16,
+    /// Number of connections at which the destination gets no new ones (`ipvsadm -x`), or 0.
+    pub max_connections: u16,
     /// True if all other attributes have this proxy's defaults: network address translation
-    /// (`ipvsadm -m`) and no connection limits. Details of other values are not stored.
+    /// (`ipvsadm -m`) and no lower limit. Details of other values are not stored.
     pub is_plain: bool,
 }
 
@@ -183,6 +189,7 @@ impl RealServer {
         Self {
             target,
             weight: 1,
+            max_connections: 0,
             is_plain: true,
         }
     }
@@ -207,6 +214,7 @@ enum Packed {
         addresses: Arc<[Ipv4Addr]>,
         port: u16,
         weight: u16,
+        max_connections: u16,
         is_plain: bool,
     },
     Any(Arc<[RealServer]>),
@@ -257,6 +265,7 @@ impl Destinations {
                 addresses,
                 port,
                 weight,
+                max_connections,
                 is_plain,
             } => Some(RealServer {
                 target: Target {
@@ -264,6 +273,7 @@ impl Destinations {
                     port: *port,
                 },
                 weight: *weight,
+                max_connections: *max_connections,
                 is_plain: *is_plain,
             }),
             Packed::Any(list) => list.get(at).copied(),
@@ -315,6 +325,7 @@ impl From<&[RealServer]> for Destinations {
             addresses: addresses.into(),
             port: first.target.port,
             weight: first.weight,
+            max_connections: first.max_connections,
             is_plain: first.is_plain,
         }))
     }
@@ -357,6 +368,7 @@ mod tests {
                 port: target.port(),
             },
             weight,
+            max_connections: 0,
             is_plain: weight == 1,
         }
     }
@@ -406,7 +418,7 @@ mod tests {
         };
         assert!(with(Properties::NODE_PORT).is_node_port() && !plain.is_node_port());
         assert_eq!(with(Properties::NODE_PORT), plain);
-        assert_ne!(with(Properties::MH_PORT), plain);
+        assert_ne!(with(Properties::HASH_PORT), plain);
         let other = Properties {
             timeout: 601,
             ..with(Properties::NODE_PORT)
@@ -426,7 +438,11 @@ mod tests {
             is_plain: false,
             ..other
         };
-        for second in [other.with_weight(0), foreign] {
+        let limited = RealServer {
+            max_connections: 9,
+            ..other
+        };
+        for second in [other.with_weight(0), limited, foreign] {
             let list = Destinations::from([one, second]);
             assert!(matches!(list.0, Packed::Any(_)) && list != plain.into());
             assert_eq!(list.to_vec(), [one, second]);

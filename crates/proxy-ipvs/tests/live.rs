@@ -1188,7 +1188,7 @@ fn the_kernel_keeps_the_node_port_flag_and_ipvsadm_hides_it() {
             };
             let kinds = [
                 (1, "rr", 0, 0),
-                (2, "mh", Properties::MH_PORT, 0),
+                (2, "mh", Properties::HASH_PORT, 0),
                 (3, "wlc", Properties::PERSISTENT, 600),
             ];
             let noted = |port: u16, note| {

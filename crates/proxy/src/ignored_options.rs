@@ -1,8 +1,10 @@
 //! Options of Services that this node ignores, and the reasons.
 
+use std::sync::Arc;
+
 use crate::model::Model;
 use crate::names::NamespacedName;
-use crate::options::{OptionRow, UnavailableOption};
+use crate::options::{OptionRow, SCHEDULER, ServiceOptions, UnavailableOption};
 
 /// An option of a Service that is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +33,8 @@ impl IgnoredOption {
 pub struct OptionSupport {
     /// The mode's name.
     pub mode: &'static str,
+    /// The scheduler of Services without their own (`--ipvs-scheduler`).
+    pub scheduler: Arc<str>,
     /// Values that the kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
 }
@@ -55,8 +59,36 @@ impl OptionSupport {
                 });
                 let given = options.given();
                 let refused = given.filter_map(|(row, value)| self.judge(row, value));
-                wrong.chain(refused).map(|one| (&service.name, one))
+                let ignored = self.ignored_by_scheduler(options);
+                let all = wrong.chain(refused).chain(ignored);
+                all.map(|one| (&service.name, one))
             })
+    }
+
+    /// Returns the options that the Service's scheduler ignores.
+    fn ignored_by_scheduler<'a>(
+        &'a self,
+        options: &'a ServiceOptions,
+    ) -> impl Iterator<Item = IgnoredOption> + 'a {
+        let is_lacking = |name: &str| {
+            let mut lacking = self.unavailable.iter();
+            lacking.any(|one| one.annotation == SCHEDULER && one.value == name)
+        };
+        let own = options.scheduler.as_ref().map(|own| own.name());
+        let own = own.filter(|own| !is_lacking(own));
+        let objections = options.objections(own.unwrap_or(&self.scheduler));
+        let heeded = objections.filter(|(row, _)| row.is_heeded_by(self.mode));
+        heeded.map(move |(row, reason)| {
+            let mut given = options.given();
+            let value =
+                given.find_map(|(of, value)| (of.annotation == row.annotation).then_some(value));
+            IgnoredOption {
+                annotation: row.annotation.into(),
+                value: value.unwrap_or_default().into(),
+                reason: format!("{reason}; {} holds until then", row.default),
+                is_of_this_node: own.is_none(),
+            }
+        })
     }
 
     fn judge(&self, row: &OptionRow, value: String) -> Option<IgnoredOption> {
@@ -81,7 +113,7 @@ impl OptionSupport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{SCHEDULER, ServiceOptions};
+    use crate::options::SCHEDULER_FLAGS;
     use crate::{Event, Service};
 
     #[test]
@@ -111,7 +143,11 @@ mod tests {
                 value: "lblc".to_owned(),
                 reason: "run `modprobe ip_vs_lblc`".to_owned(),
             }];
-            let heeding = OptionSupport { mode, unavailable };
+            let heeding = OptionSupport {
+                mode,
+                scheduler: "rr".into(),
+                unavailable,
+            };
             let told = heeding.unheeded(&model);
             let mut told: Vec<String> = told
                 .map(|(of, one)| format!("{of}: {}: {}", one.object(), one.reason))
@@ -122,8 +158,8 @@ mod tests {
         let wrong = [
             "default/wrong: heed annotation kube-proxy-ipvs/scheduler \"be\\\"st\": give one of rr, wrr, lc, wlc, sh, mh, dh, sed, nq, \
              fo, ovf, lblc, lblcr, twos; --ipvs-scheduler holds until then",
-            "default/wrong: heed annotation kube-proxy-ipvs/weight \"3\": there is no such option, only kube-proxy-ipvs/scheduler; \
-             correct it, or take it away",
+            "default/wrong: heed annotation kube-proxy-ipvs/weight \"3\": there is no such option, only kube-proxy-ipvs/scheduler, \
+             kube-proxy-ipvs/scheduler-flags, kube-proxy-ipvs/max-connections; correct it, or take it away",
         ];
         let lacking = "default/lacking: heed annotation kube-proxy-ipvs/scheduler \"lblc\": run `modprobe ip_vs_lblc`; \
                        --ipvs-scheduler holds until then";
@@ -136,5 +172,53 @@ mod tests {
         });
         let here: Vec<&str> = here.iter().map(String::as_str).collect();
         assert_eq!(told("iptables"), [&here[..], &wrong[..]].concat());
+    }
+
+    #[test]
+    fn an_option_that_the_scheduler_ignores_is_told_with_the_scheduler() {
+        let mut model = Model::new();
+        for (name, scheduler, flags) in [
+            ("heeded", "sh", "sh-port"),
+            ("other", "sh", "mh-port"),
+            ("of-node", "", "mh-port"),
+            ("lacking", "mh", "mh-port"),
+        ] {
+            let options = [(SCHEDULER, scheduler), (SCHEDULER_FLAGS, flags)];
+            model.apply(Event::ServiceApplied(Service {
+                options: ServiceOptions::read(options.into_iter()),
+                ..Service::at(
+                    NamespacedName::new("default", name),
+                    [[10, 96, 0, 1].into()],
+                )
+            }));
+        }
+        let support = OptionSupport {
+            mode: "ipvs",
+            scheduler: "rr".into(),
+            unavailable: vec![UnavailableOption {
+                annotation: SCHEDULER,
+                value: "mh".to_owned(),
+                reason: "run `modprobe ip_vs_mh`".to_owned(),
+            }],
+        };
+        let told = support.unheeded(&model);
+        let mut told: Vec<_> = told
+            .filter(|(_, one)| &*one.annotation == SCHEDULER_FLAGS)
+            .map(|(of, one)| (of.name().to_owned(), one.reason, one.is_of_this_node))
+            .collect();
+        told.sort();
+        let default = "mh-port for mh, none for others holds until then";
+        let of = |name: &str, scheduler: &str, is_of_this_node| {
+            let reason = format!("scheduler {scheduler} has no such flag, only mh has; {default}");
+            (name.to_owned(), reason, is_of_this_node)
+        };
+        assert_eq!(
+            told,
+            [
+                of("lacking", "rr", true),
+                of("of-node", "rr", true),
+                of("other", "sh", false)
+            ]
+        );
     }
 }

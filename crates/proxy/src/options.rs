@@ -8,7 +8,11 @@
 //! A further option needs a row, a type with [`OptionValue`], a row in `docs/service-options.md`,
 //! and a mode that reads the field. A test compares the rows with the document.
 
+mod balancing;
+
 use std::fmt;
+
+pub use balancing::{MaxConnections, SchedulerFlags};
 
 /// The prefix of all options' annotations: the program's name. The prefix is no domain, since the
 /// project owns none and `kubernetes.io` is reserved.
@@ -16,6 +20,12 @@ pub const PREFIX: &str = "kube-proxy-ipvs/";
 
 /// The annotation that names a scheduler.
 pub const SCHEDULER: &str = "kube-proxy-ipvs/scheduler";
+
+/// The annotation that sets flags of the scheduler.
+pub const SCHEDULER_FLAGS: &str = "kube-proxy-ipvs/scheduler-flags";
+
+/// The annotation that limits the connections of each endpoint.
+pub const MAX_CONNECTIONS: &str = "kube-proxy-ipvs/max-connections";
 
 /// Limit of stored invalid annotations of one Service.
 const WRONG_MAX: usize = 4;
@@ -30,7 +40,7 @@ pub struct OptionRow {
     pub annotation: &'static str,
     /// Returns the allowed values, in words.
     pub allowed: fn() -> String,
-    /// The flag that sets the value for Services without the option.
+    /// The value for Services without the option: a flag, or words.
     pub default: &'static str,
     /// The names of the modes that support the option.
     pub modes: &'static [&'static str],
@@ -48,6 +58,11 @@ pub trait OptionValue: Sized {
 
     /// Returns the value as in the annotation.
     fn text(&self) -> String;
+
+    /// Returns the reason why a scheduler ignores the value, if it does.
+    fn objection(&self, _scheduler: &str) -> Option<String> {
+        None
+    }
 }
 
 /// Declares options by rows of `FIELD: TYPE = { annotation, default, modes, doc };`
@@ -83,6 +98,17 @@ macro_rules! options {
                 }
             }
 
+            /// Returns the options that a scheduler ignores, each with the reason.
+            pub(crate) fn objections(
+                &self,
+                scheduler: &str,
+            ) -> impl Iterator<Item = (&'static OptionRow, String)> {
+                let objections = [$(
+                    self.$field.as_ref().and_then(|value| value.objection(scheduler))
+                ),+];
+                ROWS.iter().zip(objections).filter_map(|(row, reason)| Some((row, reason?)))
+            }
+
             /// Returns the options that are set, with their values as in the annotations.
             pub fn given(&self) -> impl Iterator<Item = (&'static OptionRow, String)> {
                 let values = [$(self.$field.as_ref().map(OptionValue::text)),+];
@@ -98,6 +124,18 @@ options! {
         default: "--ipvs-scheduler",
         modes: &["ipvs"],
         doc: "The scheduler of the Service's virtual servers: which endpoint gets a new connection.",
+    };
+    scheduler_flags: SchedulerFlags = {
+        annotation: SCHEDULER_FLAGS,
+        default: "mh-port for mh, none for others",
+        modes: &["ipvs"],
+        doc: "Flags of the scheduler, as `ipvsadm -b` names them.",
+    };
+    max_connections: MaxConnections = {
+        annotation: MAX_CONNECTIONS,
+        default: "no limit",
+        modes: &["ipvs"],
+        doc: "The number of connections from this node at which an endpoint gets no new ones.",
     };
 }
 
@@ -261,7 +299,13 @@ mod tests {
         let options = read(&[("kube-proxy-ipvs/schedular", "rr")]).unwrap();
         assert_eq!(
             options.wrong[0].advice(),
-            "there is no such option, only kube-proxy-ipvs/scheduler"
+            format!(
+                "there is no such option, only {}",
+                ROWS.iter()
+                    .map(|row| row.annotation)
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            )
         );
     }
 
@@ -307,7 +351,7 @@ mod tests {
         for row in ROWS {
             let name = row.annotation.strip_prefix(PREFIX).unwrap();
             assert!(!name.is_empty() && name.len() <= 63 && !row.modes.is_empty());
-            assert!(row.doc.ends_with('.') && row.default.starts_with("--"));
+            assert!(row.doc.ends_with('.') && !row.default.is_empty());
         }
     }
 }

@@ -142,6 +142,7 @@ pub(super) async fn foresee(options: &Options, timeout: Duration) -> Result<(For
     let mut preview = kernel.preview(&start, &told).await?;
     let heeding = OptionSupport {
         mode: settings.chosen.name(),
+        scheduler: settings.ipvs.scheduler.as_str().into(),
         unavailable: std::mem::take(&mut preview.unavailable),
     };
     warnings.extend(external_addresses::refused(&model, &heeding));

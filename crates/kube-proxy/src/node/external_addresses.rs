@@ -128,7 +128,7 @@ impl ExternalAddresses {
             node: node.to_owned(),
             heeding: OptionSupport {
                 mode,
-                unavailable: Vec::new(),
+                ..OptionSupport::default()
             },
             recorder,
             counts,
@@ -150,8 +150,11 @@ impl ExternalAddresses {
         known.filter(|(one, _)| one.is_refused())
     }
 
-    /// Replaces the option values that this node does not support.
-    pub(crate) fn lack(&mut self, unavailable: Vec<UnavailableOption>) {
+    /// Replaces the node's scheduler, and the option values that this node does not support.
+    pub(crate) fn support(&mut self, scheduler: &str, unavailable: Vec<UnavailableOption>) {
+        if *self.heeding.scheduler != *scheduler {
+            self.heeding.scheduler = scheduler.into();
+        }
         self.heeding.unavailable = unavailable;
     }
 

@@ -223,7 +223,8 @@ impl Daemon {
         let of_node: Option<Vec<_>> = self.families.iter().map(Family::node_addresses).collect();
         let of_node = of_node.map(|all| all.into_iter().flatten());
         let lacks = self.families.iter().flat_map(Family::unavailable_options);
-        self.external_addresses.lack(lacks.collect());
+        let scheduler = &self.options.modes.ipvs.scheduler;
+        self.external_addresses.support(scheduler, lacks.collect());
         self.external_addresses.look(&self.model, of_node, now);
         let changed = self.model.has_changes().then(|| {
             let services = self.model.changes().services.len();

@@ -175,7 +175,9 @@ fn real_server(entry: &DestinationEntry) -> RealServer {
             port: there.key.port,
         },
         weight: u16::try_from(there.weight).unwrap_or(u16::MAX),
+        max_connections: u16::try_from(there.upper_threshold).unwrap_or(u16::MAX),
         is_plain: there.forward == Forward::Masq
-            && (there.upper_threshold, there.lower_threshold) == (0, 0),
+            && there.lower_threshold == 0
+            && there.upper_threshold <= u16::MAX.into(),
     }
 }

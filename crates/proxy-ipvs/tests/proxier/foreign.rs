@@ -19,6 +19,7 @@ fn of_keepalived() -> VirtualServer {
             port: 80,
         },
         weight: 1,
+        max_connections: 0,
         is_plain: true,
     };
     VirtualServer {

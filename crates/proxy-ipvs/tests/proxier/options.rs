@@ -1,7 +1,7 @@
 //! Tests Services with a scheduler of their own.
 
 use proxy::ServiceOptions;
-use proxy::options::SCHEDULER;
+use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS};
 
 use super::*;
 
@@ -61,7 +61,7 @@ fn the_scheduler_annotation_affects_only_its_service() {
     world.sync();
     assert_eq!(
         schedulers(&world)[0],
-        ("mh".to_owned(), Properties::MH_PORT)
+        ("mh".to_owned(), Properties::HASH_PORT)
     );
 }
 
@@ -213,4 +213,112 @@ fn a_known_scheduler_is_not_probed() {
             ["kube-proxy-ipvs/scheduler lc: there is no module ip_vs_lc"]
         );
     }
+}
+
+/// Returns `default/web` with these annotations.
+fn annotated(annotations: &[(&str, &str)]) -> Service {
+    Service {
+        options: ServiceOptions::read(annotations.iter().copied()),
+        ..service("default/web", "10.96.0.10", 80)
+    }
+}
+
+#[test]
+fn flags_of_a_scheduler_are_one_write_and_ignored_by_other_schedulers() {
+    let mut world = named("mh");
+    world.sync();
+    world.written();
+    let (port, fallback) = (Properties::HASH_PORT, Properties::FALLBACK);
+    for (scheduler, flags, wanted) in [
+        ("mh", "mh-fallback", fallback),
+        ("mh", "none", 0),
+        ("mh", "mh-port,mh-fallback", port | fallback),
+        ("mh", "", port),
+        // Flags of another scheduler are ignored.
+        ("sh", "mh-port", 0),
+        ("sh", "sh-port,sh-fallback", port | fallback),
+        ("rr", "sh-port", 0),
+    ] {
+        world.service(annotated(&[
+            (SCHEDULER, scheduler),
+            (SCHEDULER_FLAGS, flags),
+        ]));
+        assert_eq!(world.sync().pending, 0);
+        // A scheduler that is new to the kernel is queried first.
+        world.sync();
+        assert_eq!(schedulers(&world)[0], (scheduler.to_owned(), wanted));
+        let written = world.written();
+        assert!(
+            written
+                .iter()
+                .all(|op| op == "change virtual server 10.96.0.10:80/TCP"),
+            "{written:?}"
+        );
+    }
+}
+
+#[test]
+fn a_ceiling_of_connections_changes_each_destination_in_place() {
+    let mut world = named("rr");
+    world.sync();
+    world.written();
+    let ceilings = |world: &World| -> Vec<u16> {
+        let state = world.kernel.state();
+        let server = state
+            .snapshot
+            .servers
+            .get(&server("10.96.0.10:80"))
+            .unwrap();
+        server
+            .destinations
+            .iter()
+            .map(|real| real.max_connections)
+            .collect()
+    };
+    world.service(annotated(&[(MAX_CONNECTIONS, "100")]));
+    world.sync();
+    assert_eq!(ceilings(&world), [100, 100]);
+    let set = |pod: &str, limit: &str| {
+        format!("set destination {pod}:8080 of 10.96.0.10:80/TCP to weight 1{limit}")
+    };
+    let limit = ", at most 100 connections";
+    assert_eq!(
+        world.written(),
+        [set("10.244.1.5", limit), set("10.244.2.5", limit)]
+    );
+    // An endpoint that drains and returns has the ceiling.
+    let targets: Vec<Target> = {
+        let state = world.kernel.state();
+        let server = state
+            .snapshot
+            .servers
+            .get(&server("10.96.0.10:80"))
+            .unwrap();
+        server.destinations.iter().map(|real| real.target).collect()
+    };
+    world
+        .kernel
+        .state()
+        .connections
+        .insert((server("10.96.0.10:80"), targets[1]), 1);
+    world.slice(slice("default/web", &PAIR[..1]));
+    world.sync();
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        ["10.244.1.5:8080=1", "10.244.2.5:8080=0"]
+    );
+    world.slice(slice("default/web", &PAIR));
+    world.sync();
+    assert_eq!(ceilings(&world), [100, 100]);
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        ["10.244.1.5:8080=1", "10.244.2.5:8080=1"]
+    );
+    world.written();
+    world.service(annotated(&[]));
+    world.sync();
+    assert_eq!(
+        world.written(),
+        [set("10.244.1.5", ""), set("10.244.2.5", "")]
+    );
 }

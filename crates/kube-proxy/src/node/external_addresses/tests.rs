@@ -78,7 +78,7 @@ fn an_ignored_option_is_logged_and_reported_once() {
         ("lblc", vec![], None, true),
     ] {
         give(&mut model, value);
-        addresses.lack(lacks);
+        addresses.support("rr", lacks);
         addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
         addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
         let told: Vec<_> = addresses
@@ -100,7 +100,7 @@ fn an_ignored_option_is_logged_and_reported_once() {
     }
     let heeding = OptionSupport {
         mode: "iptables",
-        unavailable: Vec::new(),
+        ..OptionSupport::default()
     };
     let foreseen = refused(&model, &heeding);
     let here = "it means nothing in iptables mode, only in: ipvs";

@@ -304,7 +304,10 @@ fn destination_key(target: Target) -> DestinationKey {
 
 /// Encodes a plain destination.
 fn destination(real: &RealServer) -> Destination {
-    Destination::new(destination_key(real.target), real.weight.into())
+    Destination {
+        upper_threshold: real.max_connections.into(),
+        ..Destination::new(destination_key(real.target), real.weight.into())
+    }
 }
 
 #[cfg(test)]
@@ -471,7 +474,7 @@ mod tests {
             panic!("{ops:?}");
         };
         // This kernel does not support the flag.
-        properties.flags |= Properties::MH_PORT;
+        properties.flags |= Properties::HASH_PORT;
         kernel.known = Properties::NODE_PORT;
         let outcomes = apply(&mut kernel, &mut takes_notes, &ops);
         let refused: Vec<_> = outcomes.iter().map(|one| *one != Outcome::Done).collect();

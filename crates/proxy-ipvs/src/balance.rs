@@ -1,0 +1,65 @@
+//! Balancing of one Service: the scheduler with its flags, and the attributes of destinations.
+
+use std::sync::Arc;
+
+use proxy::options::MaxConnections;
+use proxy::{Service, Target};
+
+use crate::server::{Destinations, Properties, RealServer};
+
+/// Balancing that a Service wants, as far as its scheduler supports it.
+#[derive(Debug)]
+pub(crate) struct Balance<'a> {
+    scheduler: &'a Arc<str>,
+    /// Flags of the scheduler.
+    flags: u32,
+    max_connections: u16,
+}
+
+impl<'a> Balance<'a> {
+    /// Returns the balancing of a Service with this scheduler. Ignores options that the scheduler
+    /// does not support.
+    pub(crate) fn of(service: &Service, scheduler: &'a Arc<str>) -> Self {
+        let options = service.options.as_deref();
+        let flags = options.and_then(|options| options.scheduler_flags);
+        let flags = match flags.filter(|flags| flags.are_heeded_by(scheduler)) {
+            Some(flags) => {
+                let set = |is_set, flag| if is_set { flag } else { 0 };
+                set(flags.port, Properties::HASH_PORT) | set(flags.fallback, Properties::FALLBACK)
+            }
+            // As upstream.
+            None if &**scheduler == "mh" => Properties::HASH_PORT,
+            None => 0,
+        };
+        let ceiling = options.and_then(|options| options.max_connections);
+        Self {
+            scheduler,
+            flags,
+            max_connections: ceiling.map_or(0, MaxConnections::get),
+        }
+    }
+
+    /// Returns the properties of the Service's virtual servers.
+    pub(crate) fn properties(&self, service: &Service) -> Properties {
+        let is_persistent = service.affinity_seconds.is_some();
+        let persistent = if is_persistent {
+            Properties::PERSISTENT
+        } else {
+            0
+        };
+        Properties {
+            scheduler: Arc::clone(self.scheduler),
+            flags: self.flags | persistent,
+            timeout: service.affinity_seconds.unwrap_or(0),
+        }
+    }
+
+    /// Returns the destinations for these endpoints.
+    pub(crate) fn destinations(&self, targets: &[Target]) -> Destinations {
+        let real = |target: &Target| RealServer {
+            max_connections: self.max_connections,
+            ..RealServer::new(*target)
+        };
+        targets.iter().map(real).collect()
+    }
+}

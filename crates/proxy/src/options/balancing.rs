@@ -1,0 +1,148 @@
+//! Options that refine how a Service's scheduler balances.
+
+use super::OptionValue;
+
+/// Flags of a scheduler, as `ipvsadm --sched-flags` names them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SchedulerFlags {
+    /// Name of the scheduler that supports the flags. `None` for no flags.
+    scheduler: Option<&'static str>,
+    /// True to hash the client's port besides its address.
+    pub port: bool,
+    /// True to choose another endpoint if the hashed one is draining or full.
+    pub fallback: bool,
+}
+
+impl SchedulerFlags {
+    /// Schedulers with flags.
+    const SCHEDULERS: [&'static str; 2] = ["mh", "sh"];
+
+    /// Reports whether a scheduler supports these flags.
+    pub fn are_heeded_by(&self, scheduler: &str) -> bool {
+        self.scheduler.is_none_or(|of| of == scheduler)
+    }
+}
+
+impl OptionValue for SchedulerFlags {
+    fn parse(text: &str) -> Option<Self> {
+        let mut flags = Self {
+            scheduler: None,
+            port: false,
+            fallback: false,
+        };
+        if text == "none" {
+            return Some(flags);
+        }
+        for word in text.split(',') {
+            let (scheduler, flag) = word.split_once('-')?;
+            let scheduler = Self::SCHEDULERS.into_iter().find(|of| *of == scheduler)?;
+            if flags.scheduler.is_some_and(|of| of != scheduler) {
+                return None;
+            }
+            flags.scheduler = Some(scheduler);
+            match flag {
+                "port" => flags.port = true,
+                "fallback" => flags.fallback = true,
+                _ => return None,
+            }
+        }
+        Some(flags)
+    }
+
+    fn allowed() -> String {
+        "none, or mh-port, mh-fallback or both (of scheduler mh), or sh-port, sh-fallback or both (of sh), with a comma between"
+            .to_owned()
+    }
+
+    fn text(&self) -> String {
+        let Some(scheduler) = self.scheduler else {
+            return "none".to_owned();
+        };
+        let flags = [(self.port, "port"), (self.fallback, "fallback")];
+        let set = flags.iter().filter(|(is_set, _)| *is_set);
+        let words: Vec<String> = set.map(|(_, flag)| format!("{scheduler}-{flag}")).collect();
+        words.join(",")
+    }
+
+    fn objection(&self, scheduler: &str) -> Option<String> {
+        let own = self.scheduler.filter(|own| *own != scheduler)?;
+        Some(format!(
+            "scheduler {scheduler} has no such flag, only {own} has"
+        ))
+    }
+}
+
+/// Ceiling of connections of each endpoint, per node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MaxConnections(u16);
+
+impl MaxConnections {
+    /// Returns the number.
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+}
+
+impl OptionValue for MaxConnections {
+    fn parse(text: &str) -> Option<Self> {
+        let number: u16 = text.parse().ok().filter(|number| *number > 0)?;
+        // One number has one text, so `+5` and `05` are invalid.
+        (number.to_string() == text).then_some(Self(number))
+    }
+
+    fn allowed() -> String {
+        "a number from 1 to 65535".to_owned()
+    }
+
+    fn text(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scheduler_flags_are_of_one_scheduler() {
+        for (text, scheduler, port, fallback) in [
+            ("none", "rr", false, false),
+            ("mh-port", "mh", true, false),
+            ("mh-fallback", "mh", false, true),
+            ("sh-port,sh-fallback", "sh", true, true),
+        ] {
+            let flags = SchedulerFlags::parse(text).unwrap();
+            assert_eq!((flags.port, flags.fallback), (port, fallback));
+            assert_eq!(flags.text(), text);
+            assert_eq!(flags.objection(scheduler), None);
+            assert_eq!(flags.objection("wrr").is_none(), text == "none");
+            assert_eq!(flags.are_heeded_by("wrr"), text == "none");
+        }
+        for text in [
+            "port",
+            "rr-port",
+            "mh-",
+            "mh-port,sh-port",
+            "mh-port,",
+            "none,mh-port",
+        ] {
+            assert_eq!(SchedulerFlags::parse(text), None, "{text}");
+        }
+        let flags = SchedulerFlags::parse("sh-port").unwrap();
+        assert_eq!(
+            flags.objection("mh").unwrap(),
+            "scheduler mh has no such flag, only sh has"
+        );
+    }
+
+    #[test]
+    fn a_ceiling_is_a_positive_number() {
+        for (text, number) in [("1", 1), ("100", 100), ("65535", 65_535)] {
+            let ceiling = MaxConnections::parse(text).unwrap();
+            assert_eq!((ceiling.get(), ceiling.text()), (number, text.to_owned()));
+        }
+        for text in ["0", "-1", "65536", "+5", "05", "many", "1.5"] {
+            assert_eq!(MaxConnections::parse(text), None, "{text}");
+        }
+    }
+}
