@@ -3,20 +3,28 @@
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
-use lab::Transport;
+use lab::{Failure, Transport};
 use scenarios::under_traffic;
 use scenarios::{Cluster, FIRST_TRY, Modprobe, Outcome, Service, ask, at, is_module, tally, tcp};
 use serde_json::Value;
 
 const VIP: &str = "10.96.0.10:80";
 
+/// Value of the option that limits connections.
+const CEILING: usize = 20;
+
 /// Returns a Service with this scheduler. An empty scheduler selects the node's default.
 fn with(scheduler: &str) -> Service {
+    with_flags(scheduler, "")
+}
+
+/// Returns a Service with this scheduler and its flags.
+fn with_flags(scheduler: &str, flags: &str) -> Service {
     Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
         .metadata(&format!(
-            "annotations: {{other.io/x: \"1\", kube-proxy-ipvs/scheduler: {scheduler:?}}}"
+            "annotations: {{other.io/x: \"1\", kube-proxy-ipvs/scheduler: {scheduler:?}, kube-proxy-ipvs/scheduler-flags: {flags:?}}}"
         ))
 }
 
@@ -111,6 +119,8 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     let origin = "spec.clusterIPs; annotation kube-proxy-ipvs/scheduler";
     ensure!(way.contains(origin), "{way}");
 
+    flags_and_a_ceiling_hold(c, &mut api)?;
+
     // A restart finds the module loaded, and writes nothing.
     let before = c.state()?;
     c.stop()?;
@@ -121,6 +131,39 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     }
     assert_eq!(c.state()?, before);
     Ok(())
+}
+
+/// Checks with packets that `sh-port` spreads one client, and that full endpoints refuse clients.
+fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
+    api.apply(&with_flags("sh", "sh-port"))?;
+    until_scheduled(c, "sh -b sh-port")?;
+    let spread = tally(&c.client, Transport::Tcp, at(VIP), 16)?;
+    ensure!(spread.len() == 2, "{spread:?}");
+
+    let full = Service::new("full", "10.96.0.12")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 10.244.2.10");
+    let annotation = format!("annotations: {{kube-proxy-ipvs/max-connections: \"{CEILING}\"}}");
+    api.apply(&full.clone().metadata(&annotation))?;
+    c.until_served(&full)?;
+    let open = || c.client.open_tcp(at("10.96.0.12:80"), FIRST_TRY);
+    let mut held = Vec::new();
+    let refusal = loop {
+        match open() {
+            Ok(connection) => held.push(connection),
+            Err(refusal) => break refusal,
+        }
+        ensure!(held.len() <= 2 * CEILING, "no endpoint is ever full");
+    };
+    println!(
+        "    two endpoints with a ceiling of {CEILING}: {} connections, then {refusal:?}",
+        held.len()
+    );
+    ensure!(matches!(refusal, Failure::Refused), "{refusal}");
+    // Connections that the wait for the Service has opened count, too.
+    ensure!(held.len() > CEILING, "{}", held.len());
+    api.apply(&full)?;
+    c.until("no ceiling", || Ok(open().is_ok())).map(drop)
 }
 
 pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome {
