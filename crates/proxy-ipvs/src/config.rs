@@ -42,10 +42,11 @@ pub enum VipMode {
 /// Endpoints and sources that packets get (`--ipvs-semantics`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Semantics {
-    /// Those of upstream's IPVS mode: a service address has one list of endpoints for all clients.
+    /// Semantics of upstream's IPVS mode: a service address has one list of endpoints for all
+    /// clients.
     #[default]
     Upstream,
-    /// Those of iptables mode. Clients from outside get the local endpoints of a Service with
+    /// Semantics of iptables mode. Clients from outside get the local endpoints of a Service with
     /// `externalTrafficPolicy: Local` by virtual servers with marks of these bits.
     Exact(MarkBits),
 }
