@@ -9,13 +9,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fixtures::{
+    KINDS, SyncOutcome, complete_lists, name, numbered as service, settle_until_due, slice_of,
+    start_lists,
+};
 use iptables::Input;
 use netlink_batch::Worker;
 use proptest::prelude::*;
 use proxy::{
-    Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily, Kind,
-    LocalDetector, Mode as _, Model, NamespacedName, Node, NodeFacts, NodePortAddresses, Notice,
-    Placement, Protocol, Service, ServicePort, Unreadable,
+    Conflict, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
+    NamespacedName, Node, NodeFacts, NodePortAddresses, Notice, Protocol, Service, ServicePort,
+    Unreadable,
 };
 use proxy_iptables::fake::{FakeKernel, State};
 use proxy_iptables::{Config, Kernel, Lanes, Proxier, Refusal, Table};
@@ -27,20 +31,6 @@ struct World<K: Kernel = FakeKernel> {
     model: Model,
     now: Instant,
     conflicts: Vec<Conflict>,
-}
-
-/// The results of a sync.
-#[derive(Debug, Default)]
-struct Synced {
-    written: usize,
-    failures: Vec<Failure>,
-    failed_restores: usize,
-    unreadable: Vec<Unreadable>,
-    settled: Vec<String>,
-    repaired: Vec<String>,
-    drift: Drift,
-    pending: usize,
-    stuck: Option<Instant>,
 }
 
 fn config() -> Config {
@@ -136,10 +126,8 @@ impl World<Slow> {
 impl<K: Kernel> World<K> {
     fn with(proxier: Proxier<K>, kernel: FakeKernel, is_whole: bool) -> Self {
         let mut model = Model::new();
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
-            model.apply(Event::ListStarted(kind));
-            model.apply(Event::ListComplete { kind, is_whole });
-        }
+        start_lists(&mut model, &KINDS);
+        complete_lists(&mut model, &KINDS, is_whole);
         Self {
             proxier,
             kernel,
@@ -154,47 +142,20 @@ impl<K: Kernel> World<K> {
     }
 
     /// Runs the daemon's loop until no work is left.
-    fn sync(&mut self) -> Synced {
+    fn sync(&mut self) -> SyncOutcome {
         let changes = self.model.take_changes();
         self.proxier.update(&self.model, &changes, self.now);
         self.settle()
     }
 
     /// Runs the loop without new events.
-    fn settle(&mut self) -> Synced {
-        let mut synced = Synced::default();
-        for turn in 0.. {
-            assert!(turn < 1_000, "it goes on without end: {synced:?}");
-            self.proxier.proceed(&self.model, self.now);
-            let mut has_booked = false;
-            while let Some(report) = self.proxier.book(&self.model, self.now) {
-                has_booked = true;
-                synced.written += report.written;
-                synced.failures.extend(report.failures);
-                synced.failed_restores += report.failed_restores;
-                synced.unreadable.extend(report.unreadable);
-                let names = |all: Vec<NamespacedName>| all.into_iter().map(|at| at.to_string());
-                synced.settled.extend(names(report.settled));
-                synced.repaired.extend(names(report.repaired));
-                if !report.drift.is_empty() {
-                    synced.drift = report.drift;
-                }
-                self.conflicts = report.conflicts.unwrap_or(self.conflicts.clone());
-            }
-            let soon = self.now + Duration::from_millis(100);
-            match self.proxier.next_due(self.now).filter(|due| *due <= soon) {
-                _ if has_booked => {}
-                Some(due) => self.now = due,
-                None => break,
-            }
-        }
-        let standing = self.proxier.standing();
-        (synced.pending, synced.stuck) = (standing.pending, standing.stuck_since);
-        synced
+    fn settle(&mut self) -> SyncOutcome {
+        let (model, now) = (&self.model, &mut self.now);
+        settle_until_due(&mut self.proxier, model, now, &mut self.conflicts)
     }
 
     /// Runs the periodic check of the kernel.
-    fn tick(&mut self, later: Duration) -> Synced {
+    fn tick(&mut self, later: Duration) -> SyncOutcome {
         self.now += later;
         self.proxier.check(self.now);
         self.settle()
@@ -248,69 +209,12 @@ impl<K: Kernel> World<K> {
     }
 }
 
-fn name(name: &str) -> NamespacedName {
-    NamespacedName::new("default", name)
-}
-
-fn service(number: u8) -> Service {
-    Service {
-        created: Some(i64::from(number)),
-        ports: [ServicePort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: 80,
-            node_port: None,
-        }]
-        .into_iter()
-        .collect(),
-        ..Service::at(name(&format!("web-{number}")), [[10, 96, 1, number].into()])
-    }
-}
-
-fn slice(number: u8, endpoints: impl IntoIterator<Item = u16>) -> Event {
-    let endpoint = |host: u16| {
-        let [high, low] = host.to_be_bytes();
-        Endpoint {
-            address: [10, 244, high, low].into(),
-            ready: true,
-            serving: true,
-            terminating: false,
-            placement: Placement {
-                node: Some(
-                    if host.is_multiple_of(2) {
-                        "node1"
-                    } else {
-                        "node2"
-                    }
-                    .into(),
-                ),
-                ..Placement::default()
-            }
-            .into(),
-        }
-    };
-    Event::SliceApplied(EndpointSlice {
-        name: name(&format!("web-{number}-a")),
-        service: name(&format!("web-{number}")),
-        family: IpFamily::V4,
-        ports: [EndpointPort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: 8080,
-        }]
-        .into_iter()
-        .collect(),
-        endpoints: endpoints.into_iter().map(endpoint).collect(),
-        change_trigger: None,
-    })
-}
-
 /// Returns a synced world with this many Services of two endpoints each.
-fn serving(services: u8) -> World {
+fn serving(services: u16) -> World {
     let mut world = World::new();
     for number in 1..=services {
         world.apply(Event::ServiceApplied(service(number)));
-        world.apply(slice(number, [1, 2]));
+        world.apply(slice_of(number, [1, 2]));
     }
     assert_eq!(world.sync().pending, 0);
     world.restores();
@@ -326,14 +230,14 @@ fn lines_with(text: &str, part: &str) -> usize {
 fn a_restart_reads_once_and_writes_nothing() {
     let mut world = World::new();
     world.apply(Event::ServiceApplied(service(1)));
-    world.apply(slice(1, [1, 2]));
+    world.apply(slice_of(1, [1, 2]));
     let report = world.sync();
     assert_eq!((report.written, report.pending), (1, 0));
     assert_eq!(world.kernel.state().saves, [None]);
     assert_eq!(world.chain(Table::Nat, "KUBE-SERVICES").len(), 2);
     let (mut next, held) = (World::on(world.kernel.clone(), true), world.kernel.saved());
     next.apply(Event::ServiceApplied(service(1)));
-    next.apply(slice(1, [1, 2]));
+    next.apply(slice_of(1, [1, 2]));
     world.restores();
     let report = next.sync();
     assert_eq!((report.written, report.pending), (0, 0));
@@ -344,10 +248,10 @@ fn a_restart_reads_once_and_writes_nothing() {
 fn the_cost_of_a_change_does_not_depend_on_the_services() {
     let cost = |services| {
         let mut world = serving(services);
-        world.apply(slice(1, [1, 2, 3]));
+        world.apply(slice_of(1, [1, 2, 3]));
         world.sync();
         world.apply(Event::ServiceApplied(service(250)));
-        world.apply(slice(250, [1]));
+        world.apply(slice_of(250, [1]));
         world.sync();
         world.apply(Event::ServiceDeleted(name("web-250")));
         world.sync();
@@ -360,7 +264,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_services() {
     };
     assert_eq!(cost(2), cost(200));
     let mut world = serving(3);
-    world.apply(slice(1, [1, 2, 3]));
+    world.apply(slice_of(1, [1, 2, 3]));
     world.sync();
     let text = world.restores().concat();
     // Only the new endpoint's chain and the choosing chain are written.
@@ -376,7 +280,7 @@ fn large_services_of_one_namespace_are_written_last_in_pieces() {
     let tenant = |number: u8| {
         let port = |port: u16| (Arc::<str>::from(format!("p{port}")), port);
         let ports: Vec<(Arc<str>, u16)> = (1..=50).map(port).collect();
-        let mut large = service(number);
+        let mut large = service(number.into());
         large.name = NamespacedName::new("tenant", large.name.name());
         large.cluster_ips = [[10, 96, 2, number].into()].into_iter().collect();
         large.external_ips = (1..=20).map(|ip| [203, 0, number, ip].into()).collect();
@@ -387,7 +291,7 @@ fn large_services_of_one_namespace_are_written_last_in_pieces() {
             node_port: None,
         });
         large.ports = of_service.collect();
-        let Event::SliceApplied(mut slice) = slice(number, 1..=20) else {
+        let Event::SliceApplied(mut slice) = slice_of(number.into(), 1..=20) else {
             unreachable!("it is a slice");
         };
         slice.name = NamespacedName::new("tenant", slice.name.name());
@@ -401,7 +305,7 @@ fn large_services_of_one_namespace_are_written_last_in_pieces() {
         [Event::ServiceApplied(large), Event::SliceApplied(slice)]
     };
     let mut world = serving(3);
-    let changes = || (101..=104).flat_map(tenant).chain([slice(1, [1, 3])]);
+    let changes = || (101..=104).flat_map(tenant).chain([slice_of(1, [1, 3])]);
     for event in changes() {
         world.apply(event);
     }
@@ -415,7 +319,7 @@ fn large_services_of_one_namespace_are_written_last_in_pieces() {
     let mut other = World::new();
     for number in 1..=3 {
         other.apply(Event::ServiceApplied(service(number)));
-        other.apply(slice(number, [1, 2]));
+        other.apply(slice_of(number, [1, 2]));
     }
     for event in changes() {
         other.apply(event);
@@ -429,7 +333,7 @@ fn large_services_of_one_namespace_are_written_last_in_pieces() {
         let large = NamespacedName::new("tenant", &format!("web-{number}"));
         world.apply(Event::ServiceDeleted(large));
     }
-    world.apply(slice(1, [1, 2]));
+    world.apply(slice_of(1, [1, 2]));
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.holds(), serving(3).holds());
 }
@@ -448,7 +352,7 @@ fn rules_of_a_service_are_removed_with_it() {
     with_all.health_check_node_port = Some(31999);
     with_all.affinity_seconds = Some(10);
     world.apply(Event::ServiceApplied(with_all));
-    world.apply(slice(1, [1, 2]));
+    world.apply(slice_of(1, [1, 2]));
     world.sync();
     assert!(world.holds().len() > before.len() + 5);
     world.apply(Event::ServiceDeleted(name("web-1")));
@@ -474,13 +378,13 @@ fn a_slow_canary_check_delays_no_change() {
     let hangs = Arc::new(AtomicBool::new(true));
     let mut world = World::threaded(&hangs);
     world.apply(Event::ServiceApplied(service(1)));
-    world.apply(slice(1, [1]));
+    world.apply(slice_of(1, [1]));
     world.until("a first sync", |state| !state.restores.is_empty());
     world.proxier.check(world.now);
     world.until("a look", |state| state.saves.contains(&Some(Table::Mangle)));
     let mut longest = Duration::ZERO;
     for endpoint in 2..12 {
-        world.apply(slice(1, [endpoint]));
+        world.apply(slice_of(1, [endpoint]));
         let chosen = format!("to-destination 10.244.0.{endpoint}:8080");
         let is_chosen = |state: &State| {
             let last = state.restores.last();
@@ -553,7 +457,7 @@ fn without_nfacct_rules_are_equal_except_for_counting() {
         let mut exposed = service(1);
         exposed.ports[0].node_port = Some(30080);
         world.apply(Event::ServiceApplied(exposed));
-        world.apply(slice(1, [1, 2]));
+        world.apply(slice_of(1, [1, 2]));
         assert_eq!(world.sync().pending, 0);
         let with = |chain: &str| -> Vec<String> {
             let state = world.kernel.state();
@@ -620,7 +524,7 @@ fn a_chain_held_by_a_foreign_rule_does_not_make_the_node_unhealthy() {
     kernel.load(&foreign);
     let mut world = World::on(kernel, true);
     world.apply(Event::ServiceApplied(service(1)));
-    world.apply(slice(1, [1, 2]));
+    world.apply(slice_of(1, [1, 2]));
     let report = world.sync();
     let failure = report.failures.first().unwrap();
     assert!(failure.object.contains(stale), "{}", failure.object);
@@ -642,7 +546,7 @@ fn separate_writes_after_a_temporary_refusal_are_complete() {
     world.kernel.state().refused = vec!["-j MASQUERADE".to_owned()];
     for number in 1..=3 {
         world.apply(Event::ServiceApplied(service(number)));
-        world.apply(slice(number, [1, 2]));
+        world.apply(slice_of(number, [1, 2]));
     }
     world.sync();
     world.kernel.state().refused.clear();
@@ -652,7 +556,7 @@ fn separate_writes_after_a_temporary_refusal_are_complete() {
         let mut world = World::new();
         for number in 1..=3 {
             world.apply(Event::ServiceApplied(service(number)));
-            world.apply(slice(number, [1, 2]));
+            world.apply(slice_of(number, [1, 2]));
         }
         world.sync();
         world.holds()
@@ -683,7 +587,7 @@ fn a_refused_service_does_not_affect_other_services() {
             affinity_seconds,
             ..service(number)
         }));
-        world.apply(slice(number, [1, 2]));
+        world.apply(slice_of(number, [1, 2]));
     }
     let report = world.sync();
     let named: BTreeSet<String> = report
@@ -700,7 +604,7 @@ fn a_refused_service_does_not_affect_other_services() {
     assert!(served.last().unwrap().ends_with("-j KUBE-NODEPORTS"));
     assert!(world.restores().len() < 32);
     // Other Services change in the meantime.
-    world.apply(slice(1, [1, 2, 3]));
+    world.apply(slice_of(1, [1, 2, 3]));
     let report = world.sync();
     assert!(report.failures.is_empty(), "{report:?}");
     world.kernel.state().refused.clear();
@@ -714,7 +618,7 @@ fn a_held_iptables_lock_is_reported_once_and_retried() {
     let mut world = serving(3);
     world.kernel.state().held = Some("somebody holds the lock".to_owned());
     for number in 1..=3 {
-        world.apply(slice(number, [1, 2, 3]));
+        world.apply(slice_of(number, [1, 2, 3]));
     }
     let synced = world.sync();
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 1));
@@ -733,7 +637,7 @@ fn rules_are_read_again_after_a_partly_written_restore() {
         rules.iter().filter(|rule| rule.contains("web-1")).count()
     };
     // The change adds one rule in table filter, and removes one in table nat.
-    world.apply(slice(1, []));
+    world.apply(slice_of(1, []));
     world.kernel.state().held_after = Some(1);
     world.kernel.state().unreadable = Some("the machine is busy".to_owned());
     let synced = world.sync();
@@ -754,7 +658,7 @@ fn rules_are_read_again_after_a_partly_written_restore() {
     for number in [1, 2] {
         fresh.apply(Event::ServiceApplied(service(number)));
     }
-    fresh.apply(slice(2, [1, 2]));
+    fresh.apply(slice_of(2, [1, 2]));
     fresh.sync();
     assert_eq!(world.holds(), fresh.holds());
 }
@@ -763,7 +667,7 @@ fn rules_are_read_again_after_a_partly_written_restore() {
 fn an_endpoint_chain_is_written_together_with_its_jump() {
     let mut world = serving(2);
     world.kernel.state().refused = vec!["--to-destination 10.244.0.3:8080".to_owned()];
-    world.apply(slice(1, [1, 2, 3]));
+    world.apply(slice_of(1, [1, 2, 3]));
     for _ in 0..4 {
         world.sync();
         world.now = world.proxier.next_due(world.now).unwrap();
@@ -772,15 +676,15 @@ fn an_endpoint_chain_is_written_together_with_its_jump() {
     // The kernel would accept the change now, and its retry is due in some seconds. Another
     // endpoint is removed now.
     world.kernel.state().refused.clear();
-    world.apply(slice(1, [1, 3]));
+    world.apply(slice_of(1, [1, 3]));
     let synced = world.sync();
     assert_eq!((synced.pending, synced.failures), (0, Vec::new()));
     let mut fresh = World::new();
     for number in [1, 2] {
         fresh.apply(Event::ServiceApplied(service(number)));
     }
-    fresh.apply(slice(1, [1, 3]));
-    fresh.apply(slice(2, [1, 2]));
+    fresh.apply(slice_of(1, [1, 3]));
+    fresh.apply(slice_of(2, [1, 2]));
     fresh.sync();
     assert_eq!(world.holds(), fresh.holds());
 }
@@ -794,7 +698,7 @@ fn unreadable_rules_are_reported_once_and_block_no_change() {
     let mut tries = 0;
     for (at, endpoint) in (3..23).enumerate() {
         world.now += Duration::from_secs(5);
-        world.apply(slice(1, [1, endpoint]));
+        world.apply(slice_of(1, [1, endpoint]));
         let synced = world.sync();
         assert_eq!(synced.settled, ["default/web-1"], "after {at} others");
         tries += synced.unreadable.len();
@@ -816,7 +720,7 @@ fn unreadable_rules_at_start_are_unknown_and_late() {
     held.kernel.state().unreadable = Some("it hangs".to_owned());
     let mut world = World::on(held.kernel.clone(), true);
     world.apply(Event::ServiceApplied(service(1)));
-    world.apply(slice(1, [1, 2]));
+    world.apply(slice_of(1, [1, 2]));
     let synced = world.sync();
     assert!(synced.pending > 0 && synced.stuck.is_some(), "{synced:?}");
     assert_eq!(synced.unreadable.len(), 1);
@@ -838,7 +742,7 @@ fn a_node_with_only_refused_services_is_stuck() {
     world.kernel.state().refused = vec!["default/".into()];
     for number in 1..=3 {
         world.apply(Event::ServiceApplied(service(number)));
-        world.apply(slice(number, [1, 2]));
+        world.apply(slice_of(number, [1, 2]));
     }
     let asked = world.now;
     let changes = world.model.take_changes();
@@ -882,7 +786,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
     };
     let mut world = World::new();
     world.apply(Event::ServiceApplied(exposed()));
-    world.apply(slice(1, [1]));
+    world.apply(slice_of(1, [1]));
     world.sync();
     let before = into_node_ports(&world);
     assert_eq!(before.len(), 1);
@@ -892,7 +796,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
     let lanes = Lanes::inline(|| world.kernel.clone());
     next.proxier = Proxier::new(config(), node, lanes, next.now);
     next.apply(Event::ServiceApplied(exposed()));
-    next.apply(slice(1, [1]));
+    next.apply(slice_of(1, [1]));
     next.sync();
     assert_eq!(into_node_ports(&next), before);
     next.apply(Event::NodeApplied(Node {
@@ -923,7 +827,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
         last.now,
     );
     last.apply(Event::ServiceApplied(exposed()));
-    last.apply(slice(1, [1]));
+    last.apply(slice_of(1, [1]));
     assert_eq!(last.sync().pending, 0);
     let now = into_node_ports(&last).concat();
     for address in ["-d 192.168.0.10/32", "-d 127.0.0.1/32"] {
@@ -934,7 +838,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
 #[test]
 fn repaired_drift_is_reported_by_kind() {
     let mut world = serving(2);
-    let told = |synced: &Synced| -> Vec<(&str, usize)> {
+    let told = |synced: &SyncOutcome| -> Vec<(&str, usize)> {
         let kinds = synced.drift.kinds();
         kinds.map(|(kind, of)| (kind, of.count)).collect()
     };
@@ -951,7 +855,7 @@ fn repaired_drift_is_reported_by_kind() {
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!(told(&synced), [("chain", 2), ("rule", 1)]);
     // The mode's own changes do not count as drift.
-    world.apply(slice(1, [1, 2, 3]));
+    world.apply(slice_of(1, [1, 2, 3]));
     assert!(world.sync().drift.is_empty());
     assert!(world.tick(Duration::from_mins(1)).drift.is_empty());
 }
@@ -1011,7 +915,7 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     let mut world = World::new();
     for number in [2, 1] {
         world.apply(Event::ServiceApplied(shared(number)));
-        world.apply(slice(number, [u16::from(number)]));
+        world.apply(slice_of(number, [number]));
     }
     world.sync();
     assert_eq!(world.conflicts.len(), 1);
@@ -1035,7 +939,7 @@ fn the_older_of_two_services_keeps_a_shared_address() {
 /// affect an address and port of an older Service.
 #[test]
 fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
-    let balanced = |number: u8, ranges: &[&str]| Service {
+    let balanced = |number: u16, ranges: &[&str]| Service {
         ingress_ips: vec!["198.51.100.7".parse().unwrap()],
         source_ranges: ranges.iter().map(|net| net.parse().unwrap()).collect(),
         ..service(number)
@@ -1061,14 +965,14 @@ fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
     ] {
         let mut alone = World::new();
         alone.apply(Event::ServiceApplied(balanced(1, older.0)));
-        alone.apply(slice(1, older.1.iter().copied()));
+        alone.apply(slice_of(1, older.1.iter().copied()));
         alone.sync();
         for order in [[1, 2], [2, 1]] {
             let mut world = World::new();
             for number in order {
                 let (ranges, endpoints) = if number == 1 { older } else { younger };
                 world.apply(Event::ServiceApplied(balanced(number, ranges)));
-                world.apply(slice(number, endpoints.iter().copied()));
+                world.apply(slice_of(number, endpoints.iter().copied()));
                 world.sync();
             }
             assert_eq!(about(&world), about(&alone), "{older:?} {younger:?}");
@@ -1092,7 +996,7 @@ fn removals_wait_for_complete_lists() {
     let held = serving(2);
     let mut world = World::on(held.kernel.clone(), false);
     world.apply(Event::ServiceApplied(service(2)));
-    world.apply(slice(2, [1, 3]));
+    world.apply(slice_of(2, [1, 3]));
     world.sync();
     let served = world.chain(Table::Nat, "KUBE-SERVICES").concat();
     assert!(
@@ -1118,7 +1022,7 @@ fn local_endpoints_stay_served_until_the_lists_are_complete() {
     let mut local = service(1);
     local.external_local = true;
     local.ports[0].node_port = Some(30_001);
-    let elsewhere = || match slice(1, [3]) {
+    let elsewhere = || match slice_of(1, [3]) {
         Event::SliceApplied(slice) => Event::SliceApplied(EndpointSlice {
             name: name("web-1-b"),
             ..slice
@@ -1127,7 +1031,7 @@ fn local_endpoints_stay_served_until_the_lists_are_complete() {
     };
     let mut held = World::new();
     held.apply(Event::ServiceApplied(local.clone()));
-    held.apply(slice(1, [2]));
+    held.apply(slice_of(1, [2]));
     held.apply(elsewhere());
     held.sync();
     let leads_here = |world: &World| {
@@ -1160,18 +1064,18 @@ fn local_endpoints_stay_served_until_the_lists_are_complete() {
 #[test]
 fn rule_comments_are_short_with_many_endpoints() {
     let mut world = serving(1);
-    world.apply(slice(1, 1..=1001));
+    world.apply(slice_of(1, 1..=1001));
     world.sync();
     let terse = world.kernel.saved();
     assert!(!terse.contains(" -> "), "no endpoint is named");
     assert!(terse.contains("\"default/web-1 cluster IP\""));
-    world.apply(slice(1, 1..=950));
+    world.apply(slice_of(1, 1..=950));
     world.sync();
     assert!(
         !world.kernel.saved().contains(" -> "),
         "one that comes and goes changes nothing"
     );
-    world.apply(slice(1, 1..=10));
+    world.apply(slice_of(1, 1..=10));
     world.sync();
     assert!(
         world
@@ -1193,7 +1097,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_iptables_mode_serves() {
     );
     let mut world = World::on(kernel, true);
     world.apply(Event::ServiceApplied(service(1)));
-    world.apply(slice(1, [1]));
+    world.apply(slice_of(1, [1]));
     assert_eq!(world.sync().pending, 0);
     let restores = world.restores();
     assert_eq!(restores.len(), 2);
@@ -1252,7 +1156,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
     assert!(!has_leftovers(&world));
     assert_eq!(world.proxier.standing().pending, 0);
     // From then on, a change is one restore again.
-    world.apply(slice(1, [1, 2, 3]));
+    world.apply(slice_of(1, [1, 2, 3]));
     world.sync();
     assert_eq!(world.restores().len(), 1);
 }
@@ -1274,9 +1178,9 @@ fn a_shared_chain_with_drift_is_pending_until_written() {
     let tries = 1 + world.restores_within(Duration::from_mins(2));
     assert!((5..12).contains(&tries), "{tries} in two minutes");
     // No Service is settled.
-    world.apply(slice(1, [1, 2, 3]));
+    world.apply(slice_of(1, [1, 2, 3]));
     assert!(world.sync().settled.is_empty());
-    world.apply(slice(1, [1, 2]));
+    world.apply(slice_of(1, [1, 2]));
     world.kernel.state().held = None;
     world.kernel.state().unreadable = None;
     world.sync();
@@ -1296,15 +1200,15 @@ fn a_kernel_without_drift_is_not_written() {
 /// A change of one Service.
 #[derive(Debug, Clone)]
 enum Step {
-    Apply(u8, u8),
-    Delete(u8),
-    Endpoints(u8, Vec<u16>),
+    Apply(u16, u8),
+    Delete(u16),
+    Endpoints(u16, Vec<u16>),
     Flush,
     Sync,
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let number = || 1u8..5;
+    let number = || 1u16..5;
     prop_oneof![
         3 => (number(), 0u8..64).prop_map(|(number, kind)| Step::Apply(number, kind)),
         1 => number().prop_map(Step::Delete),
@@ -1315,18 +1219,19 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Returns a Service with optional fields, one for each bit.
-fn varied(number: u8, bits: u8) -> Service {
+fn varied(number: u16, bits: u8) -> Service {
+    let [_, low] = number.to_be_bytes();
     let is = |bit: u8| bits & (1 << bit) != 0;
     let mut varied = service(number);
     if is(0) {
-        varied.ports[0].node_port = Some(30_000 + u16::from(number));
+        varied.ports[0].node_port = Some(30_000 + number);
     }
     if is(1) {
         // Two Services share one address.
-        varied.external_ips = vec![[198, 51, 100, number / 2].into()];
+        varied.external_ips = vec![[198, 51, 100, low / 2].into()];
     }
     if is(2) {
-        varied.ingress_ips = vec![[203, 0, 113, number].into()];
+        varied.ingress_ips = vec![[203, 0, 113, low].into()];
         varied.source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
     }
     varied.external_local = is(3);
@@ -1357,7 +1262,7 @@ proptest! {
                 }
                 Step::Endpoints(number, endpoints) => {
                     let endpoints: BTreeSet<u16> = endpoints.into_iter().collect();
-                    world.apply(slice(number, endpoints.clone()));
+                    world.apply(slice_of(number, endpoints.clone()));
                     slices.insert(number, endpoints);
                 }
                 Step::Flush => {
@@ -1374,7 +1279,7 @@ proptest! {
             fresh.apply(Event::ServiceApplied(varied(number, bits)));
         }
         for (number, endpoints) in slices {
-            fresh.apply(slice(number, endpoints));
+            fresh.apply(slice_of(number, endpoints));
         }
         fresh.sync();
         prop_assert_eq!(world.holds(), fresh.holds());

@@ -7,14 +7,15 @@
 #[allow(dead_code, reason = "what needs a kernel is for others")]
 mod node;
 
+use std::net::IpAddr;
 use std::time::Instant;
 
+use fixtures::{ALL_KINDS, complete_lists, start_lists};
 use nftables_netlink::Family;
 use packet_path::nft::{InMemoryTables, Nft};
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
-    NamespacedName, Node, NodeFacts, Placement, Protocol, Service, ServiceCidr, ServicePort,
-    ServiceType,
+    EndpointSlice, Event, IpFamily, LocalDetector, Mode as _, Model, NamespacedName, NodeFacts,
+    Protocol, Service, ServiceCidr, ServicePort, ServiceType,
 };
 use proxy_nftables::fake::FakeKernel;
 use proxy_nftables::{Config, Lanes, Layout, Proxier, TABLE};
@@ -65,53 +66,21 @@ impl Section<'_> {
             service.ingress_ips = vec!["203.0.113.1".parse().unwrap()];
             service.external_ips = vec!["198.51.100.1".parse().unwrap()];
         }
-        let endpoint = |(address, node): (&str, &str)| Endpoint {
-            address: address.parse().unwrap(),
-            ready: true,
-            serving: true,
-            terminating: false,
-            placement: Placement {
-                node: Some(node.into()),
-                ..Placement::default()
-            }
-            .into(),
-        };
         let both = [(LOCAL, "node1"), (REMOTE, "node2")];
         let is_remote_only = self.title.ends_with("an endpoint elsewhere only");
         let there = if is_remote_only { &both[1..] } else { &both };
-        let slice = EndpointSlice {
-            name: NamespacedName::new("default", "web-a"),
-            service: name,
-            family: IpFamily::V4,
-            ports: [EndpointPort {
-                name: "".into(),
-                protocol: Protocol::Tcp,
-                port: 8080,
-            }]
-            .into_iter()
-            .collect(),
-            endpoints: there.iter().copied().map(endpoint).collect(),
-            change_trigger: None,
-        };
+        let endpoints = there.iter().map(|(address, node)| {
+            let address: IpAddr = address.parse().unwrap();
+            fixtures::endpoint(address, node)
+        });
+        let slice = fixtures::slice("web-a", "web", &[Protocol::Tcp], endpoints);
         (service, slice)
     }
 
     fn model(self) -> Model {
         let mut model = Model::new();
-        let kinds = [
-            Kind::Service,
-            Kind::EndpointSlice,
-            Kind::Node,
-            Kind::ServiceCidr,
-        ];
-        for kind in kinds {
-            model.apply(Event::ListStarted(kind));
-        }
-        model.apply(Event::NodeApplied(Node {
-            name: "node1".into(),
-            addresses: vec![node::NODE.parse().unwrap()],
-            ..Node::default()
-        }));
+        start_lists(&mut model, &ALL_KINDS);
+        model.apply(fixtures::node(node::NODE.parse().unwrap()));
         model.apply(Event::ServiceCidrApplied(ServiceCidr {
             name: "kubernetes".into(),
             nets: vec!["10.96.0.0/12".parse().unwrap()],
@@ -119,10 +88,7 @@ impl Section<'_> {
         let (service, slice) = self.service();
         model.apply(Event::ServiceApplied(service));
         model.apply(Event::SliceApplied(slice));
-        for kind in kinds {
-            let is_whole = true;
-            model.apply(Event::ListComplete { kind, is_whole });
-        }
+        complete_lists(&mut model, &ALL_KINDS, true);
         model
     }
 

@@ -12,15 +12,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fixtures::{
+    KINDS, SyncOutcome, complete_lists, name, node, numbered as service, settle_until_due,
+    slice_of, start_lists,
+};
 use ipnet::IpNet;
 use nftables_netlink::{
     Bytes, Chain, DataType, Element, ElementData, Name, Rule, Timeout, Verdict,
 };
 use proptest::prelude::*;
 use proxy::{
-    Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily, Kind,
-    LocalDetector, Mode as _, Model, NamespacedName, Node, NodeFacts, NodePortAddresses, Notice,
-    Placement, Protocol, Service, ServiceCidr, ServicePort, ServiceType, Unreadable,
+    Conflict, Event, IpFamily, Kind, LocalDetector, Mode as _, Model, NamespacedName, Node,
+    NodeFacts, NodePortAddresses, Notice, Protocol, Service, ServiceCidr, ServicePort, ServiceType,
 };
 use proxy_nftables::fake::{Content, FakeKernel};
 use proxy_nftables::{Config, Lanes, Layout, Proxier};
@@ -36,17 +39,6 @@ struct World {
 }
 
 const LAYOUTS: [Layout; 2] = [Layout::Upstream, Layout::Flat];
-
-/// Outcome of all work that was due.
-#[derive(Debug, Default)]
-struct SyncOutcome {
-    failures: Vec<Failure>,
-    unreadable: Vec<Unreadable>,
-    settled: Vec<String>,
-    repaired: Vec<String>,
-    drift: Drift,
-    pending: usize,
-}
 
 fn config(layout: Layout) -> Config {
     Config {
@@ -91,17 +83,9 @@ impl World {
     }
 
     fn list(&mut self, is_whole: bool) {
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
-            self.model.apply(Event::ListStarted(kind));
-            if kind == Kind::Node {
-                self.model.apply(Event::NodeApplied(Node {
-                    name: "node1".into(),
-                    addresses: vec!["192.168.0.10".parse().unwrap()],
-                    ..Node::default()
-                }));
-            }
-            self.model.apply(Event::ListComplete { kind, is_whole });
-        }
+        start_lists(&mut self.model, &KINDS);
+        self.apply(node([192, 168, 0, 10].into()));
+        complete_lists(&mut self.model, &KINDS, is_whole);
     }
 
     /// Restarts the daemon on the same kernel with the same objects.
@@ -129,32 +113,8 @@ impl World {
 
     /// Runs the daemon's loop without new events.
     fn settle(&mut self) -> SyncOutcome {
-        let mut synced = SyncOutcome::default();
-        for turn in 0.. {
-            assert!(turn < 1_000, "it goes on without end: {synced:?}");
-            self.proxier.proceed(&self.model, self.now);
-            let mut has_booked = false;
-            while let Some(report) = self.proxier.book(&self.model, self.now) {
-                has_booked = true;
-                synced.failures.extend(report.failures);
-                synced.unreadable.extend(report.unreadable);
-                let names = |all: Vec<NamespacedName>| all.into_iter().map(|at| at.to_string());
-                synced.settled.extend(names(report.settled));
-                synced.repaired.extend(names(report.repaired));
-                if !report.drift.is_empty() {
-                    synced.drift = report.drift;
-                }
-                self.conflicts = report.conflicts.unwrap_or(self.conflicts.clone());
-            }
-            let soon = self.now + Duration::from_millis(100);
-            match self.proxier.next_due(self.now).filter(|due| *due <= soon) {
-                _ if has_booked => {}
-                Some(due) => self.now = due,
-                None => break,
-            }
-        }
-        synced.pending = self.proxier.standing().pending;
-        synced
+        let (model, now) = (&self.model, &mut self.now);
+        settle_until_due(&mut self.proxier, model, now, &mut self.conflicts)
     }
 
     /// Changes the table as another program would, and notifies the proxier.
@@ -222,68 +182,9 @@ impl World {
     }
 }
 
-fn name(name: &str) -> NamespacedName {
-    NamespacedName::new("default", name)
-}
-
-fn service(number: u16) -> Service {
-    let [high, low] = number.to_be_bytes();
-    Service {
-        created: Some(i64::from(number)),
-        ports: [ServicePort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: 80,
-            node_port: None,
-        }]
-        .into_iter()
-        .collect(),
-        ..Service::at(
-            name(&format!("web-{number}")),
-            [[10, 96, 1 + high, low].into()],
-        )
-    }
-}
-
-fn slice(number: u16, endpoints: impl IntoIterator<Item = u16>) -> Event {
-    let endpoint = |host: u16| {
-        let [high, low] = host.to_be_bytes();
-        let node = if host.is_multiple_of(2) {
-            "node1"
-        } else {
-            "node2"
-        };
-        Endpoint {
-            address: [10, 244, high, low].into(),
-            ready: true,
-            serving: true,
-            terminating: false,
-            placement: Placement {
-                node: Some(node.into()),
-                ..Placement::default()
-            }
-            .into(),
-        }
-    };
-    Event::SliceApplied(EndpointSlice {
-        name: name(&format!("web-{number}-a")),
-        service: name(&format!("web-{number}")),
-        family: IpFamily::V4,
-        ports: [EndpointPort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: 8080,
-        }]
-        .into_iter()
-        .collect(),
-        endpoints: endpoints.into_iter().map(endpoint).collect(),
-        change_trigger: None,
-    })
-}
-
 fn web(world: &mut World, number: u16, endpoints: impl IntoIterator<Item = u16>) {
     world.apply(Event::ServiceApplied(service(number)));
-    world.apply(slice(number, endpoints));
+    world.apply(slice_of(number, endpoints));
 }
 
 fn with_affinity(number: u16, seconds: u32) -> Event {
@@ -338,7 +239,7 @@ fn a_changed_endpoint_does_not_wait_for_another_namespace() {
             ..service(number)
         }));
     }
-    world.apply(slice(1, [1, 3]));
+    world.apply(slice_of(1, [1, 3]));
     world.sync();
     let made = world.made();
     let is_web = |lines: &Vec<String>| lines.iter().any(|line| line.contains("web-1/"));
@@ -360,7 +261,7 @@ fn a_changed_endpoint_writes_only_its_own_objects() {
     }
     world.sync();
     world.made();
-    world.apply(slice(7, [1, 3]));
+    world.apply(slice_of(7, [1, 3]));
     world.sync();
     let made = world.made();
     let chain = world
@@ -374,7 +275,7 @@ fn a_changed_endpoint_writes_only_its_own_objects() {
     ];
     assert_eq!(made, [wanted]);
     // An endpoint on this node also becomes a hairpin connection.
-    world.apply(slice(7, [1, 2]));
+    world.apply(slice_of(7, [1, 2]));
     world.sync();
     assert_eq!(
         world.made()[0][2],
@@ -391,13 +292,13 @@ fn a_service_rejects_connections_until_it_has_an_endpoint() {
         world.sync();
         world.made();
         assert_eq!(world.served_and_refused(), (0, 1));
-        world.apply(slice(1, [1]));
+        world.apply(slice_of(1, [1]));
         world.sync();
         let made = world.made().concat();
         let one_and_its_chain = 2 + 2 * world.of_plain(1);
         assert_eq!(made.len(), one_and_its_chain, "{made:?}");
         assert_eq!(world.served_and_refused(), (1, 0));
-        world.apply(slice(1, []));
+        world.apply(slice_of(1, []));
         world.sync();
         let chains = world.chains();
         assert!(chains.is_empty(), "stale chains go at once: {chains:?}");
@@ -437,13 +338,13 @@ fn chains_in_use_are_deleted_in_a_second_transaction() {
     web(&mut world, 2, [1]);
     world.sync();
     world.made();
-    world.apply(slice(1, []));
+    world.apply(slice_of(1, []));
     let synced = world.sync();
     assert_eq!((synced.failures.len(), synced.pending), (0, 0));
     assert_eq!((world.made().len(), world.chains().len()), (2, 1));
     assert_eq!(world.kernel.state().refusals, 1);
     // The proxier remembers the refusal and deletes chains in a second transaction.
-    world.apply(slice(2, []));
+    world.apply(slice_of(2, []));
     world.sync();
     assert_eq!((world.made().len(), world.chains().len()), (2, 0));
     assert_eq!(world.kernel.state().refusals, 1);
@@ -512,7 +413,7 @@ fn a_lost_reply_causes_a_read_of_the_table() {
         world.sync();
         world.kernel.state().lost = 1;
         world.made();
-        world.apply(slice(1, [1, 3]));
+        world.apply(slice_of(1, [1, 3]));
         let synced = world.sync();
         // The kernel has applied the transaction, although its reply was lost.
         assert_eq!((synced.pending, world.made().len()), (0, 1));
@@ -696,7 +597,7 @@ fn the_older_of_two_services_gets_a_shared_address() {
             ..service(number)
         };
         world.apply(Event::ServiceApplied(same(2)));
-        world.apply(slice(2, [1]));
+        world.apply(slice_of(2, [1]));
         world.sync();
         world.apply(Event::ServiceApplied(same(1)));
         // The older Service has no endpoints, but wins the address.
@@ -731,7 +632,7 @@ fn only_the_older_load_balancer_has_elements_for_a_shared_address() {
         if !has_ranges {
             service.source_ranges.clear();
         }
-        let endpoints = slice(number, endpoints.iter().copied());
+        let endpoints = slice_of(number, endpoints.iter().copied());
         [Event::ServiceApplied(service), endpoints]
     };
     let about = |world: &World| {
@@ -777,7 +678,7 @@ fn source_ranges_also_protect_a_load_balancer_address_listed_as_external_ip() {
             external_ips: vec![vip],
             ..balanced(1, vip)
         }));
-        world.apply(slice(1, [1]));
+        world.apply(slice_of(1, [1]));
         world.sync();
         assert_eq!(world.elements("service-ips"), 2);
         // In upstream's layout, a separate map leads to the firewall chains. In the layout `flat`,
@@ -804,7 +705,7 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
         world.made();
         for endpoints in [vec![7], vec![], vec![1, 40]] {
             let left: Vec<u16> = (1..=40).filter(|host| !endpoints.contains(host)).collect();
-            world.apply(slice(1, left.iter().copied()));
+            world.apply(slice_of(1, left.iter().copied()));
             assert_eq!(world.sync().pending, 0);
             let made = world.made().concat();
             assert!(made.len() <= 16, "{made:?}");
@@ -847,7 +748,7 @@ fn many_endpoints_with_affinity_are_written_in_pieces() {
         let first = made.iter().position(leads);
         assert_eq!(first, Some(made.len() - 1), "only when it is whole");
         // All endpoints are replaced. The chain always has its last rule.
-        world.apply(slice(1, 1_001..=1_700));
+        world.apply(slice_of(1, 1_001..=1_700));
         assert_eq!(world.sync().pending, 0);
         let made = world.made();
         let deletes =
@@ -880,7 +781,7 @@ fn removal_of_an_endpoint_moves_at_most_one_element() {
     world.sync();
     world.made();
     let left = (1..=40).filter(|host| *host != 3);
-    world.apply(slice(1, left));
+    world.apply(slice_of(1, left));
     world.sync();
     let made = world.made().concat();
     let of = |what: &str| {
@@ -949,7 +850,7 @@ fn affinity_clients_stay_with_their_endpoints() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.apply(with_affinity(1, 300));
-        world.apply(slice(1, [1, 2, 3]));
+        world.apply(slice_of(1, [1, 2, 3]));
         world.sync();
         let sets = |world: &World| -> Vec<Name> {
             let sets = world.content().sets.into_keys();
@@ -961,7 +862,7 @@ fn affinity_clients_stay_with_their_endpoints() {
             .into_iter()
             .find(|name| name.contains("__10.244.0.1/"))
             .unwrap();
-        world.apply(slice(1, [1, 3]));
+        world.apply(slice_of(1, [1, 3]));
         world.made();
         let synced = world.sync();
         assert_eq!((world.chains().len(), sets(&world).len()), (3, 2));
@@ -988,7 +889,7 @@ fn a_changed_affinity_timeout_works_on_each_kernel() {
             let mut world = World::new(layout);
             world.kernel.state().is_old = is_old;
             world.apply(with_affinity(1, 300));
-            world.apply(slice(1, [1, 2]));
+            world.apply(slice_of(1, [1, 2]));
             world.sync();
             world.apply(with_affinity(1, 60));
             let synced = world.sync();
@@ -1011,7 +912,7 @@ fn an_unrelated_refusal_does_not_disable_timeout_changes() {
         let mut world = World::new(layout);
         for number in [1, 2] {
             world.apply(with_affinity(number, 300));
-            world.apply(slice(number, [1]));
+            world.apply(slice_of(number, [1]));
         }
         world.sync();
         world.kernel.state().refused = vec!["/web-1/".to_owned()];
@@ -1035,7 +936,7 @@ fn a_timeout_and_a_policy_change_together_on_each_kernel() {
         for is_old in [false, true] {
             let mut world = World::new(layout);
             world.kernel.state().is_old = is_old;
-            world.apply(slice(1, [2]));
+            world.apply(slice_of(1, [2]));
             for (seconds, internal_local) in [(60, false), (300, false), (60, true)] {
                 world.apply(Event::ServiceApplied(Service {
                     affinity_seconds: Some(seconds),
@@ -1189,7 +1090,7 @@ fn a_cluster_ip_that_equals_a_load_balancer_address_keeps_source_ranges() {
     let mut world = World::new(Layout::Upstream);
     let own = service(1).cluster_ip(IpFamily::V4).unwrap();
     world.apply(Event::ServiceApplied(balanced(1, own)));
-    world.apply(slice(1, [1]));
+    world.apply(slice_of(1, [1]));
     world.sync();
     assert_eq!(world.elements("firewall-ips"), 1);
     let (_, elements) = &world.content().sets["service-ips"];
@@ -1267,7 +1168,7 @@ fn an_element_is_written_once_its_refused_chain_is_accepted() {
             })
         };
         world.apply(with(&[1]));
-        world.apply(slice(1, [1]));
+        world.apply(slice_of(1, [1]));
         assert!(!world.sync().failures.is_empty());
         let reads = world.kernel.state().reads;
         // Another address leads to the same chain.
@@ -1320,7 +1221,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     }
     world.sync();
     world.made();
-    world.apply(slice(7, [1, 5]));
+    world.apply(slice_of(7, [1, 5]));
     world.sync();
     let wanted = [
         "delete from endpoints-tcp-2: 1 . 10.96.1.7 . 80",
@@ -1329,7 +1230,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     assert_eq!(world.made(), [wanted]);
     // A changed number of endpoints moves them to another map, in the same transaction. The first
     // Service with four endpoints also needs a chooser chain.
-    world.apply(slice(7, [1, 3, 5, 7]));
+    world.apply(slice_of(7, [1, 3, 5, 7]));
     world.sync();
     let made = world.made();
     assert_eq!(made.len(), 1);
@@ -1340,9 +1241,9 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     assert!(has("delete from endpoints-tcp-2: 0 . ") && has("add to service-ips: 10.96.1.7 . tcp"));
     // The second Service with four endpoints needs no new chain. Unchanged endpoints are not
     // written.
-    world.apply(slice(8, [1, 3, 5, 7]));
+    world.apply(slice_of(8, [1, 3, 5, 7]));
     world.sync();
-    world.apply(slice(7, [1, 3, 5, 9]));
+    world.apply(slice_of(7, [1, 3, 5, 9]));
     world.made();
     world.sync();
     let wanted = [
@@ -1355,7 +1256,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     assert_eq!(world.kernel.state().reads, 1, "nothing is listed to write");
     // The next start deletes an unneeded chooser chain.
     for number in [7, 8] {
-        world.apply(slice(number, [1]));
+        world.apply(slice_of(number, [1]));
     }
     world.sync();
     assert!(world.content().chains.contains_key("endpoints-of-tcp-4"));
@@ -1387,7 +1288,7 @@ fn all_kinds(world: &mut World) {
         let hosts = if is(5) { 0 } else { number % 7 };
         // Endpoints with odd numbers are on another node.
         let hosts = (1..=hosts).map(|host| 2 * host - u16::from(is(1)));
-        world.apply(slice(number, hosts));
+        world.apply(slice_of(number, hosts));
     }
 }
 
@@ -1459,7 +1360,7 @@ fn valid_changes_after_an_invalid_one_are_written() {
             let mut world = World::new(layout);
             for number in 1..=40 {
                 world.apply(with_affinity(number, 60));
-                world.apply(slice(number, [1, 2]));
+                world.apply(slice_of(number, [1, 2]));
             }
             let is_guilty = |chain: &str| {
                 guilty
@@ -1469,7 +1370,7 @@ fn valid_changes_after_an_invalid_one_are_written() {
             let mut fresh = World::new(layout);
             for number in 1..=40 {
                 fresh.apply(with_affinity(number, 60));
-                fresh.apply(slice(number, [1, 2]));
+                fresh.apply(slice_of(number, [1, 2]));
             }
             fresh.sync();
             let chains = fresh.chains().into_iter().filter(|chain| is_guilty(chain));
@@ -1544,7 +1445,7 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
                 let mut world = World::new(before);
                 world.kernel.state().is_old = is_old;
                 world.apply(walled(1));
-                world.apply(slice(1, [1, 2]));
+                world.apply(slice_of(1, [1, 2]));
                 web(&mut world, 2, [1]);
                 world.sync();
                 let firewall = world.content().chains;
@@ -1555,12 +1456,12 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
                 if is_late {
                     world = World::unlisted(world.kernel.clone(), after);
                     world.apply(walled(1));
-                    world.apply(slice(1, [1, 2]));
+                    world.apply(slice_of(1, [1, 2]));
                     web(&mut world, 2, [1]);
                     world.sync();
                     world.list(true);
                     world.apply(walled(1));
-                    world.apply(slice(1, [1, 2]));
+                    world.apply(slice_of(1, [1, 2]));
                     web(&mut world, 2, [1]);
                     world.settle();
                 } else {
@@ -1675,7 +1576,7 @@ fn a_transaction_has_a_limit_of_sets_and_endpoints() {
         let mut world = World::new(layout);
         for number in 1..=300 {
             world.apply(with_affinity(number, 60));
-            world.apply(slice(number, 1..=40));
+            world.apply(slice_of(number, 1..=40));
         }
         assert_eq!(world.sync().pending, 0);
         let made = world.made();
@@ -1882,7 +1783,7 @@ proptest! {
                 Step::Delete(at) => {
                     world.apply(Event::ServiceDeleted(name(&format!("web-{at}"))));
                 }
-                Step::Endpoints(at, hosts) => world.apply(slice(at, hosts)),
+                Step::Endpoints(at, hosts) => world.apply(slice_of(at, hosts)),
                 Step::Damage(which) => {
                     if let Some(table) = world.kernel.state().table.as_mut() {
                         harm(table, which);

@@ -41,7 +41,7 @@ fn exposing(layout: Layout, localhost: LocalhostNodePorts) -> World {
     let mut world = World::new(layout);
     restart_with(&mut world, localhost);
     world.apply(Event::ServiceApplied(exposed(1)));
-    world.apply(slice(1, [1, 2]));
+    world.apply(slice_of(1, [1, 2]));
     let synced = world.sync();
     assert_eq!((synced.failures.len(), synced.pending), (0, 0));
     world
@@ -112,7 +112,7 @@ fn localhost_added_later_is_served_after_a_restart() {
 fn the_relay_follows_endpoints_policies_and_affinity() {
     let mut world = exposing(Layout::Upstream, LocalhostNodePorts::Served);
     world.made();
-    world.apply(slice(1, [1]));
+    world.apply(slice_of(1, [1]));
     world.sync();
     assert_eq!(listening(&world), [(NODE_PORT + 1, 1)]);
     world.apply(Event::ServiceApplied(Service {
@@ -122,7 +122,7 @@ fn the_relay_follows_endpoints_policies_and_affinity() {
     }));
     world.sync();
     assert_eq!(listening(&world), [], "no endpoint is on this node");
-    world.apply(slice(1, [1, 2]));
+    world.apply(slice_of(1, [1, 2]));
     world.sync();
     assert_eq!(listening(&world), [(NODE_PORT + 1, 1)]);
     let affinity = world.kernel.state().listening[&(NODE_PORT + 1)].affinity;
@@ -140,7 +140,7 @@ fn a_localhost_port_in_use_is_reported_and_the_rest_works() {
     restart_with(&mut world, LocalhostNodePorts::Served);
     for number in [1, 2] {
         world.apply(Event::ServiceApplied(exposed(number)));
-        world.apply(slice(number, [1]));
+        world.apply(slice_of(number, [1]));
     }
     let synced = world.sync();
     assert_eq!(listening(&world), [(NODE_PORT + 2, 1)]);

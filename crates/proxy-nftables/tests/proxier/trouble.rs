@@ -116,7 +116,7 @@ fn an_affinity_set_of_another_type_is_replaced() {
             let mut world = World::new(Layout::Upstream);
             world.kernel.state().is_old = is_old;
             world.apply(with_affinity(1, 300));
-            world.apply(slice(1, [1, 2]));
+            world.apply(slice_of(1, [1, 2]));
             world.sync();
             let before = world.content();
             world.now += Duration::from_secs(1);
@@ -140,7 +140,7 @@ fn an_affinity_set_of_another_type_is_replaced() {
 fn a_set_of_another_type_does_not_disable_timeout_changes() {
     let mut world = World::new(Layout::Upstream);
     world.apply(with_affinity(1, 300));
-    world.apply(slice(1, [1]));
+    world.apply(slice_of(1, [1]));
     world.sync();
     make_other(world.kernel.state().table.as_mut().unwrap(), with_ports);
     world.apply(with_affinity(1, 60));

@@ -4,14 +4,14 @@
 
 mod run;
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::Instant;
 
+use fixtures::{ALL_KINDS, at, complete_lists, start_lists};
 use ipnet::IpNet;
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
-    NamespacedName, Node, NodeFacts, NodePortAddresses, Placement, Protocol, Service, ServiceCidr,
-    ServicePort, ServiceType,
+    EndpointSlice, Event, IpFamily, LocalDetector, Mode as _, Model, NodeFacts, NodePortAddresses,
+    Protocol, Service, ServiceCidr, ServicePort, ServiceType,
 };
 use proxy_nftables::fake::{Content, FakeKernel};
 use proxy_nftables::{Config, Lanes, Layout, Proxier};
@@ -25,26 +25,9 @@ const TURNS: u32 = 12;
 
 // ---- addresses ----
 
-/// Returns an address, or its counterpart in the other family.
-fn at(family: IpFamily, octets: [u8; 4]) -> IpAddr {
-    let [a, b, c, d] = octets;
-    match (family, octets) {
-        (IpFamily::V4, _) => octets.into(),
-        (IpFamily::V6, [127, ..]) => Ipv6Addr::LOCALHOST.into(),
-        (IpFamily::V6, _) => {
-            let (high, low) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
-            Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, high, low).into()
-        }
-    }
-}
-
 /// Returns a network, or its counterpart in the other family.
 fn net(family: IpFamily, octets: [u8; 4], len: u8) -> IpNet {
-    let before = match family {
-        IpFamily::V4 => 0,
-        IpFamily::V6 => 96,
-    };
-    IpNet::new(at(family, octets), before + len).unwrap()
+    fixtures::net(family, octets, len).unwrap()
 }
 
 // ---- Services ----
@@ -82,8 +65,8 @@ fn numbers(family: IpFamily, service: u16) -> Numbers {
 fn add_service(model: &mut Model, family: IpFamily, number: u16) {
     let is = |bit: u16| number & 1 << bit != 0;
     let own = numbers(family, number);
-    let name = NamespacedName::new("default", &format!("web-{number}"));
-    let mut service = Service::at(name.clone(), [own.cluster]);
+    let name = fixtures::name(&service_name(number));
+    let mut service = Service::at(name, [own.cluster]);
     service.kind = ServiceType::LoadBalancer;
     service.affinity_seconds = is(0).then_some(300);
     if is(2) {
@@ -109,56 +92,29 @@ fn add_service(model: &mut Model, family: IpFamily, number: u16) {
     });
     model.apply(Event::ServiceApplied(service));
     let hosts = ENDPOINTS[usize::from(number >> BITS)];
-    let endpoint = |host: &u8| Endpoint {
-        address: at(family, [10, 244, 1, *host]),
-        ready: true,
-        serving: true,
-        terminating: false,
-        placement: Placement {
-            node: Some(
-                if host.is_multiple_of(2) {
-                    "node1"
-                } else {
-                    "node2"
-                }
-                .into(),
-            ),
-            ..Placement::default()
-        }
-        .into(),
-    };
+    let endpoints = hosts.iter().map(|host| {
+        let node = if host.is_multiple_of(2) {
+            "node1"
+        } else {
+            "node2"
+        };
+        fixtures::endpoint(at(family, [10, 244, 1, *host]), node)
+    });
+    let name = service_name(number);
     model.apply(Event::SliceApplied(EndpointSlice {
-        name: NamespacedName::new("default", &format!("web-{number}-a")),
-        service: name,
         family,
-        ports: [EndpointPort {
-            name: "".into(),
-            protocol: own.protocol,
-            port: 8080,
-        }]
-        .into_iter()
-        .collect(),
-        endpoints: hosts.iter().map(endpoint).collect(),
-        change_trigger: None,
+        ..fixtures::slice(&format!("{name}-a"), &name, &[own.protocol], endpoints)
     }));
+}
+
+fn service_name(number: u16) -> String {
+    format!("web-{number}")
 }
 
 fn model(family: IpFamily) -> Model {
     let mut model = Model::new();
-    let kinds = [
-        Kind::Service,
-        Kind::EndpointSlice,
-        Kind::Node,
-        Kind::ServiceCidr,
-    ];
-    for kind in kinds {
-        model.apply(Event::ListStarted(kind));
-    }
-    model.apply(Event::NodeApplied(Node {
-        name: "node1".into(),
-        addresses: vec![at(family, NODE)],
-        ..Node::default()
-    }));
+    start_lists(&mut model, &ALL_KINDS);
+    model.apply(fixtures::node(at(family, NODE)));
     model.apply(Event::ServiceCidrApplied(ServiceCidr {
         name: "kubernetes".into(),
         nets: vec![net(family, [10, 96, 0, 0], 12)],
@@ -166,12 +122,7 @@ fn model(family: IpFamily) -> Model {
     for number in 0..SERVICES {
         add_service(&mut model, family, number);
     }
-    for kind in kinds {
-        model.apply(Event::ListComplete {
-            kind,
-            is_whole: true,
-        });
-    }
+    complete_lists(&mut model, &ALL_KINDS, true);
     model
 }
 

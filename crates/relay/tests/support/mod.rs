@@ -6,12 +6,11 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use fixtures::endpoint::answer;
+pub(crate) use fixtures::endpoint::{LONG, echo, until};
 use relay::{Limits, ListeningPort, Reach, Relay, Serving, Transport};
-
-/// A timeout longer than any step takes.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 pub(crate) const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -100,20 +99,7 @@ pub(crate) fn both(at: IpAddr, name: &'static str) -> SocketAddr {
 
 /// Opens an endpoint for TCP and UDP at this address and port.
 pub(crate) fn both_at(at: SocketAddr, name: &'static str) -> SocketAddr {
-    let listener = TcpListener::bind(at).unwrap();
-    let at = listener.local_addr().unwrap();
-    let socket = UdpSocket::bind(at).unwrap();
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            let mut connection = connection.unwrap();
-            thread::spawn(move || {
-                let _ = connection.write_all(name.as_bytes());
-                echo(connection);
-            });
-        }
-    });
-    thread::spawn(move || answer(&socket, name));
-    at
+    fixtures::endpoint::open(at, name).unwrap()
 }
 
 /// Opens an endpoint that sends its name, and then echoes.
@@ -122,15 +108,6 @@ pub(crate) fn named(name: &'static str) -> SocketAddr {
         let _ = connection.write_all(name.as_bytes());
         echo(connection);
     })
-}
-
-pub(crate) fn echo(mut connection: TcpStream) {
-    let mut buffer = [0; 4096];
-    while let Ok(count @ 1..) = connection.read(&mut buffer) {
-        if connection.write_all(&buffer[..count]).is_err() {
-            return;
-        }
-    }
 }
 
 /// Returns an address without a listener.
@@ -145,21 +122,4 @@ pub(crate) fn answering(name: &'static str) -> SocketAddr {
     let at = socket.local_addr().unwrap();
     thread::spawn(move || answer(&socket, name));
     at
-}
-
-fn answer(socket: &UdpSocket, name: &str) {
-    let mut buffer = vec![0; 65_536];
-    while let Ok((count, from)) = socket.recv_from(&mut buffer) {
-        let answer = [name.as_bytes(), &buffer[..count]].concat();
-        let _ = socket.send_to(&answer, from);
-    }
-}
-
-/// Waits until the condition holds.
-pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < LONG, "{what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
