@@ -53,10 +53,9 @@ pub(crate) fn await_ready(mut process: Process, limit: Duration) -> Result<(Proc
 }
 
 fn is_stopped(pid: u32) -> Result<bool> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    Ok(text
-        .rsplit_once(") ")
-        .is_some_and(|(_, rest)| rest.starts_with('T')))
+    Ok(lab::process::stat(pid)?
+        .first()
+        .is_some_and(|state| state == "T"))
 }
 
 /// Runs the verb `floor` in a separate process: the work of a cell's floor. At the end, the process

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use lab::Signal;
+use lab::{Signal, process};
 use rustix::process::{Pid, kill_process};
 
 /// A running program. Its output goes to a file. It is killed on drop.
@@ -72,12 +72,12 @@ impl Process {
 
     /// Returns the CPU time of the process and its ended children, in seconds.
     pub(crate) fn cpu_s(&self) -> Result<f64> {
-        cpu_s(self.id())
+        Ok(process::cpu(self.id())?.as_secs_f64())
     }
 
     /// Returns a field of `/proc/PID/status` in KiB: `VmHWM`, `VmRSS`.
     pub(crate) fn memory_kib(&self, field: &str) -> Result<u64> {
-        status_field(self.id(), field)
+        Ok(process::status(self.id(), field)?)
     }
 
     /// Returns the number of voluntary context switches of all threads. Each follows a wakeup.
@@ -85,7 +85,7 @@ impl Process {
         let mut sum = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.id()))? {
             let text = fs::read_to_string(task?.path().join("status"))?;
-            sum += field(&text, "voluntary_ctxt_switches").unwrap_or(0);
+            sum += process::field(&text, "voluntary_ctxt_switches").unwrap_or(0);
         }
         Ok(sum)
     }
@@ -98,37 +98,6 @@ impl Drop for Process {
     }
 }
 
-/// Returns the user and system time of a process and its ended children.
-pub(crate) fn cpu_s(pid: u32) -> Result<f64> {
-    // Ticks per second (USER_HZ). The value is 100 on every Linux platform.
-    const TICKS: f64 = 100.0;
-    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The second field is the program's name. It may contain any character.
-    let (_, rest) = text
-        .rsplit_once(')')
-        .with_context(|| format!("/proc/{pid}/stat is not understood"))?;
-    let ticks: u32 = rest
-        .split_whitespace()
-        .skip(11)
-        .take(4)
-        .filter_map(|ticks| ticks.parse::<u32>().ok())
-        .sum();
-    Ok(f64::from(ticks) / TICKS)
-}
-
-/// Returns a number of `/proc/PID/status`.
-pub(crate) fn status_field(pid: u32, name: &str) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    field(&text, name).with_context(|| format!("/proc/{pid}/status has no {name}"))
-}
-
-fn field(status: &str, name: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 /// Returns the kernel's threads: the children of process 2.
 pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
     let mut threads = BTreeSet::new();
@@ -138,11 +107,8 @@ pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
             continue;
         };
         // The process may have ended.
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let parent = stat
-            .rsplit_once(')')
-            .and_then(|(_, rest)| rest.split_whitespace().nth(1));
-        if parent == Some("2") {
+        let stat = process::stat(pid).unwrap_or_default();
+        if stat.get(1).is_some_and(|parent| parent == "2") {
             threads.insert(pid);
         }
     }
@@ -165,14 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_and_cpu_use_of_a_process_are_read() {
-        let own = std::process::id();
-        assert!(status_field(own, "VmHWM").unwrap() > 100);
-        assert!(cpu_s(own).unwrap() >= 0.0);
+    fn started_processes_are_counted() {
         assert!(forks().unwrap() > 0);
-        let text = "Name:\tx\nVmHWM:\t  120 kB\nvoluntary_ctxt_switches:\t7\n";
-        assert_eq!(field(text, "VmHWM"), Some(120));
-        assert_eq!(field(text, "voluntary_ctxt_switches"), Some(7));
-        assert_eq!(field(text, "nothing"), None);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -266,10 +265,8 @@ impl<'a> Stage<'a> {
 
     /// Returns the daemon's resident memory, in megabytes.
     pub(crate) fn memory(&self) -> Result<f64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.c.daemon_id()?))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<f64>().ok());
-        Ok(kilobytes.context("no VmRSS")? / 1024.0)
+        let kilobytes = lab::process::status(self.c.daemon_id()?, "VmRSS")?;
+        Ok(f64::from(u32::try_from(kilobytes)?) / 1024.0)
     }
 
     /// Starts the traffic. From now on, counters and log lines belong to the fault.

@@ -37,6 +37,7 @@ mod job;
 mod lane;
 pub mod pages;
 mod prerequisites;
+pub mod process;
 mod runner;
 mod signals;
 mod stalls;

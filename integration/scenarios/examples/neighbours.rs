@@ -12,7 +12,6 @@
 //! API server fixture runs on the same CPUs, so the figures include its work.
 #![allow(clippy::print_stdout, reason = "a measurement")]
 
-use std::fs;
 use std::net::Ipv4Addr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -410,11 +409,7 @@ fn one_endpoint(c: &mut Cluster, has_affinity: bool) -> Outcome {
 
 /// Returns the CPU seconds of the daemon and its child processes.
 fn cpu(c: &Cluster) -> Result<f64> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", c.daemon_id()?))?;
-    let fields = stat.rsplit(')').next().unwrap_or_default();
-    let ticks = fields.split_whitespace().skip(11).take(4);
-    let ticks: f64 = ticks.filter_map(|field| field.parse::<f64>().ok()).sum();
-    Ok(ticks / 100.0)
+    Ok(lab::process::cpu(c.daemon_id()?)?.as_secs_f64())
 }
 
 /// Returns the mean and the maximum.

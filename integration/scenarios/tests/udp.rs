@@ -585,12 +585,7 @@ fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
         FLOWS / 10
     ))?;
     let id = c.daemon_id()?;
-    let peak = || -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let number = line.and_then(|line| line.split_whitespace().next());
-        Ok(number.context("the kernel does not count")?.parse()?)
-    };
+    let peak = || lab::process::status(id, "VmHWM");
     let before = peak()?;
     c.apply(&dns().endpoints(FAR))?;
     let compared = || -> Option<usize> {

@@ -3,6 +3,7 @@
 use std::fs;
 
 use anyhow::{Context as _, Result};
+use lab::process;
 use scenarios::Cluster;
 
 use crate::judge::Figure;
@@ -63,9 +64,7 @@ pub(crate) type Values = [u32; FIGURES.len()];
 /// Fails if the daemon has ended, or if an operator's tool fails.
 pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     let pid = cluster.daemon_id()?;
-    let status =
-        fs::read_to_string(format!("/proc/{pid}/status")).context("the daemon has ended")?;
-    let of = |name: &str| field(&status, name).with_context(|| format!("{name} of the daemon"));
+    let of = |name| -> Result<u32> { Ok(process::status(pid, name)?.try_into()?) };
     let (mut descriptors, mut sockets) = (0, 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         descriptors += 1;
@@ -114,23 +113,12 @@ fn counted(said: &str) -> Result<[u32; 8]> {
         .map_err(|numbers| anyhow::anyhow!("not eight numbers: {numbers:?}"))
 }
 
-/// Parses a number of `/proc/PID/status`.
-fn field(status: &str, name: &str) -> Option<u32> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn process_figures_are_parsed() {
-        let status = "Name:\tkube-proxy\nVmRSS:\t   20480 kB\nThreads:\t9\n";
-        assert_eq!(field(status, "VmRSS"), Some(20_480));
-        assert_eq!(field(status, "Threads"), Some(9));
+    fn numbers_are_read() {
         assert_eq!(counted("1\n2\n3\n4\n5\n6\n7\n8\n").unwrap()[7], 8);
         assert!(counted("1\n2\n").is_err());
         assert!(counted("1\n2\n3\n4\n5\n6\n7\nx\n").is_err());

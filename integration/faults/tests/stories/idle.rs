@@ -1,26 +1,18 @@
 //! A daemon with blocked work stays idle until the work is possible.
 
-use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use scenarios::{Cluster, Faults, Outcome, Service, ask_json, tcp, udp};
 
 const IDLE: Duration = Duration::from_secs(5);
 /// Maximum CPU time of an idle daemon during the check.
 const MOST: Duration = Duration::from_millis(150);
-/// Clock tick (`USER_HZ`).
-const TICK: Duration = Duration::from_millis(10);
 
-/// Returns the CPU time of the daemon.
+/// Returns the CPU time of the daemon and its ended programs.
 fn used(c: &Cluster) -> Result<Duration> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", c.daemon_id()?))?;
-    // The program's name may contain any character. Parses the fields after it.
-    let (_, fields) = stat.rsplit_once(')').context("/proc/PID/stat")?;
-    let mut times = fields.split_whitespace().skip(11);
-    let mut time = || -> Result<u32> { Ok(times.next().context("/proc/PID/stat")?.parse()?) };
-    Ok(TICK * (time()? + time()?))
+    Ok(lab::process::cpu(c.daemon_id()?)?)
 }
 
 fn is_idle(c: &Cluster, about: &str) -> Outcome {

@@ -1,9 +1,8 @@
 //! Hostile objects next to a valid Service.
 
-use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use scenarios::{
     Cluster, METRICS, Outcome, SOON, Service, ask, at, get, hostile, tcp, under_traffic,
     with_backend,
@@ -21,10 +20,7 @@ fn good(endpoint: &str) -> Service {
 
 /// Returns the daemon's peak memory, in KiB.
 fn peak_memory(c: &Cluster) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", c.daemon_id()?))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let number = line.and_then(|line| line.split_whitespace().next());
-    Ok(number.context("no VmHWM")?.parse()?)
+    Ok(lab::process::status(c.daemon_id()?, "VmHWM")?)
 }
 
 /// Checks that a text has no character that a terminal or a parser treats specially.

@@ -1,0 +1,63 @@
+//! Resource use of a process, from `/proc`.
+
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+/// Clock tick (`USER_HZ`), the same on every Linux platform.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Returns the CPU time of a process and its ended children.
+///
+/// # Errors
+/// Fails if the process has ended.
+pub fn cpu(pid: u32) -> io::Result<Duration> {
+    let times = stat(pid)?.into_iter().skip(11).take(4);
+    Ok(TICK * times.filter_map(|ticks| ticks.parse::<u32>().ok()).sum())
+}
+
+/// Returns the fields of `/proc/PID/stat` after the program's name, which may contain any
+/// character. The first one is the state.
+///
+/// # Errors
+/// Fails if the process has ended.
+pub fn stat(pid: u32) -> io::Result<Vec<String>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields = text.rsplit(')').next().unwrap_or_default();
+    Ok(fields.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Returns a number of `/proc/PID/status`: `VmHWM` and `VmRSS` in KiB, `Threads`.
+///
+/// # Errors
+/// Fails if the process has ended, or if the kernel does not count this.
+pub fn status(pid: u32, name: &str) -> io::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    field(&text, name).ok_or_else(|| io::Error::other(format!("/proc/{pid}/status has no {name}")))
+}
+
+/// Parses a number of a `status` file.
+pub fn field(status: &str, name: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resource_use_is_read() {
+        let own = std::process::id();
+        assert!(status(own, "VmHWM").unwrap() > 100);
+        assert!(cpu(own).unwrap() < Duration::from_mins(10));
+        let parent = std::os::unix::process::parent_id().to_string();
+        assert_eq!(stat(own).unwrap()[1], parent);
+        let text = "Name:\tx\nVmHWM:\t  120 kB\nvoluntary_ctxt_switches:\t7\n";
+        assert_eq!(field(text, "VmHWM"), Some(120));
+        assert_eq!(field(text, "voluntary_ctxt_switches"), Some(7));
+        assert_eq!(field(text, "nothing"), None);
+    }
+}
