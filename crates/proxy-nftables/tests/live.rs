@@ -493,15 +493,18 @@ fn old_sized_affinity_sets_free_memory_and_keep_clients() {
         again.sync();
         assert_eq!(generation(), before.next());
         assert_eq!(content(&whole()), as_wanted);
+        // The sets take about 100 MB. Other programs and the removal of earlier namespaces change the
+        // machine's figure by tens of megabytes, so the test only tells most of it from none.
+        let most = 50.0;
         // A kernel worker shrinks the sets.
         let freed = || with_sizes - kernel_memory();
         let is_freed = (0..50).any(|_| {
             thread::sleep(Duration::from_millis(100));
-            freed() > 90.0
+            freed() > most
         });
         let (took, freed) = (with_sizes - at_first, freed());
         println!("50 sets with a size: {took:.1} MB, of which {freed:.1} are given back");
-        assert!(took > 90.0 && is_freed, "{took} MB, {freed} MB given back");
+        assert!(took > most && is_freed, "{took} MB, {freed} MB given back");
         let elements = Nftables::open().unwrap().elements(Family::Ip, TABLE, &set);
         assert_eq!(elements.unwrap().len(), 1);
     });
