@@ -11,6 +11,7 @@
 //! The exception is KUBE-IPVS-OUT-FILTER in iptables. It has one rule for each load-balancer
 //! address whose source ranges exclude this node.
 
+mod early;
 mod lean;
 pub(crate) mod native;
 mod upstream;

@@ -27,6 +27,7 @@ use kube_rules::nft::Sense;
 use nftables_netlink::{Activity, BaseChain, ChainKind, Hook, Name, Policy, Rule, Verdict};
 use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 
+use super::early::{Clients, EarlyAction, EarlyHook, EarlyRule};
 use super::words::{
     BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, flip_mark, in_set, in_set_by_prefix,
     keep_destination, mark_by, marked, masquerade, new_flow, not_local, port_in_set,
@@ -99,7 +100,7 @@ impl Shim {
                     "filter-input-before-ipvs",
                     Hook::Input,
                     JUST_BEFORE_IPVS,
-                    self.mark_outside(config),
+                    self.native_early(EarlyHook::In, config),
                 ),
                 filter(
                     "filter-output",
@@ -369,34 +370,21 @@ impl Shim {
         rules
     }
 
-    /// Leads packets from outside to the virtual server of the local endpoints, by its mark. IPVS
-    /// compares the whole mark, so the rule replaces all of it.
-    fn mark_outside(&self, config: &Config) -> Vec<Rule> {
-        if !config.semantics.is_exact() {
-            return Vec::new();
-        }
-        let mut rules = Vec::new();
-        if self.has(Set::Unserved) {
-            rules.push(self.drop_new(Vec::new(), Set::Unserved));
-        }
-        let outside = || not_local(self.family, &config.detector);
-        if self.has(Set::UnservedOutside) {
-            rules.push(self.drop_new(outside(), Set::UnservedOutside));
-        }
-        if self.has(Set::LocalMark) {
-            let mark = mark_by(self.family, self.set_name(Set::LocalMark));
-            let why = Set::LocalMark.comment();
-            rules.push(rule([new_flow(), outside(), mark], why));
-        }
-        rules
-    }
-
-    fn drop_new(&self, from: Clause, set: Set) -> Rule {
-        let to = self.packet_to(set);
-        rule(
-            [new_flow(), from, to, verdict(Verdict::Drop)],
-            set.comment(),
-        )
+    /// Renders the rules of exact semantics before IPVS.
+    fn native_early(&self, hook: EarlyHook, config: &Config) -> Vec<Rule> {
+        let rules = self.early_rules(hook, config).into_iter();
+        let render = |of: EarlyRule| {
+            let from = match of.clients {
+                Clients::All => Vec::new(),
+                Clients::Outside => not_local(self.family, &config.detector),
+            };
+            let act = match of.action {
+                EarlyAction::Drop => [self.packet_to(of.set), verdict(Verdict::Drop)].concat(),
+                EarlyAction::Mark => mark_by(self.family, self.set_name(of.set)),
+            };
+            rule([new_flow(), from, act], of.set.comment())
+        };
+        rules.map(render).collect()
     }
 
     /// Filters the node's own packets. With exact semantics, they have the node's address as their
@@ -406,9 +394,7 @@ impl Shim {
             return self.forbid();
         }
         let mut rules = self.firewall();
-        if self.has(Set::Unserved) {
-            rules.push(self.drop_new(Vec::new(), Set::Unserved));
-        }
+        rules.extend(self.native_early(EarlyHook::Out, config));
         rules
     }
 
