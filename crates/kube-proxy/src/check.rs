@@ -50,12 +50,13 @@ use migration::Migration;
 use preflight::Traces;
 
 /// Runs a command about a start. The exit status is 0 if the start would change nothing, and 1 if
-/// it would change an entry. It is 2 if no known object needs a change but some objects could not
-/// be read.
+/// it would change an entry. The exit status is 2 if all known objects are up to date but other
+/// objects could not be read.
 ///
 /// # Errors
 ///
-/// The result is undetermined, or the start would fail. The exit status is then also 2.
+/// The changes cannot be determined, or the start would fail. Exit status 2 also reports this
+/// error.
 pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
     let StartQuestion { question, answer } = asked;
     let AnswerOptions { output, timeout } = answer;
@@ -69,7 +70,8 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
         Question::Diff => {
             let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
             if matches!(output, Output::Text | Output::Wide) {
-                // The standard output of `diff` contains only differences.
+                // Warnings go to standard error, because the standard output of `diff` contains
+                // only differences.
                 for warning in &foreseen.warnings {
                     eprintln!("kube-proxy: {}", shown(warning));
                 }
@@ -113,5 +115,5 @@ async fn preflighted(options: &Options, answer: AnswerOptions) -> Result<ExitCod
     }
 }
 
-/// Exit status if the changes of a start are undetermined, or the start would fail.
+/// Exit status when the check cannot determine the changes of a start, or the start would fail.
 pub const CANNOT_SAY: u8 = 2;

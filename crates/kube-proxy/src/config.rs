@@ -93,7 +93,7 @@ pub struct Configuration {
     pub winkernel: Winkernel,
 }
 
-/// Returns the text that `--write-config-to` writes: a configuration file from the flags, in
+/// Returns the file that `--write-config-to` writes: the configuration from the flags, in
 /// upstream's order and spelling.
 pub(crate) fn render(file: Configuration, flags: &Flags) -> String {
     let tree = file.completed(flags).as_upstream();
@@ -101,7 +101,7 @@ pub(crate) fn render(file: Configuration, flags: &Flags) -> String {
 }
 
 impl Configuration {
-    /// Converts to upstream's JSON, which omits some empty fields.
+    /// Converts to JSON as upstream writes it: without certain fields when they are empty.
     fn as_upstream(&self) -> Value {
         let mut tree = as_go(self.tree());
         for (section, field) in [
@@ -274,7 +274,7 @@ pub struct Winkernel {
     pub source_vip: Option<String>,
 }
 
-/// Reads `null` as the default, as everywhere in Kubernetes objects.
+/// Reads `null` as the field's default, like every Kubernetes object.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -307,7 +307,7 @@ impl Visitor<'_> for PeriodText {
     }
 }
 
-/// Reads `logging.flushFrequency`, which may also be a number of nanoseconds.
+/// Reads `logging.flushFrequency`: a time span, or a number of nanoseconds.
 fn period_or_nanoseconds<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Period>, D::Error> {

@@ -4,9 +4,9 @@
 //!   the daemon ─record─▶ bounded queue ─▶ task: sent recently? ─▶ POST, retries with back-off
 //! ```
 //!
-//! Events never delay the daemon. An event that cannot be sent is dropped with a debug line,
-//! because the log has the same information. An event is sent once within [`ONCE_IN`], and never as
-//! part of a series.
+//! Sending events never delays the daemon. If an event cannot be sent, it is dropped with a debug
+//! line: the log already has the information. Equal events are sent once within [`ONCE_IN`], and
+//! never as a series.
 //!
 //! An event with the same content on every node also has the same name. The first node creates it,
 //! and the other nodes find that it exists. So a conflict of two Services causes one event in the
@@ -34,17 +34,17 @@ use tracing::{debug, warn};
 pub const ONCE_IN: Duration = Duration::from_mins(10);
 /// Largest number of queued events, and of distinct events remembered within [`ONCE_IN`].
 pub const EVENTS_MAX: usize = 256;
-/// Time limit for sending an event, retries included.
+/// Time limit for sending one event, including retries.
 const TELLING_PATIENCE: Duration = Duration::from_mins(2);
 /// Time limit for one response of the API server.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// Longest time that the ending process waits until its last event is sent.
+/// Longest wait for the last event before the process ends.
 const LAST_EVENT_PATIENCE: Duration = Duration::from_secs(3);
-/// The API server's limit for a note, in bytes (`pkg/apis/core/validation/events.go`).
+/// Maximum length of a note in bytes, set by the API server (`pkg/apis/core/validation/events.go`).
 const NOTE_BYTES_MAX: usize = 1024;
 const INSTANCE_BYTES_MAX: usize = 128;
-/// Longest prefix of an event's name. The name is a DNS subdomain: the object's name, a dot, and 16
-/// hexadecimal digits.
+/// Maximum length of the prefix of an event's name. The name is a DNS subdomain: the object's name,
+/// a dot, and 16 hexadecimal digits.
 const NAME_PREFIX_BYTES_MAX: usize = 253 - 17;
 /// Value of `reportingController`, as upstream.
 const CONTROLLER: &str = "kube-proxy";
@@ -61,21 +61,21 @@ pub struct Event {
     namespace: String,
     name: String,
     uid: Option<String>,
-    /// True if every node reports the same event.
+    /// True if every node reports this event.
     is_everywhere: bool,
 }
 
 impl Event {
-    /// Returns a normal event on the Node: the proxy starts to serve, in the mode of this name.
-    /// Reason and action are upstream's.
+    /// Returns a normal event on the Node: the proxy has started in the mode `mode`. Reason and
+    /// action are upstream's.
     pub fn starting(node: &str, mode: &str) -> Self {
         let note = format!("kube-proxy starts to carry Services in {mode} mode");
         Self::of_node(node, "Starting", note)
     }
 
     /// Returns a warning on the Node: the health or metrics server cannot listen. Reason and action
-    /// are upstream's. Upstream sends this event only before the process ends
-    /// (`--bind-address-hard-fail`). This program also sends the event if it retries.
+    /// are upstream's. Upstream sends the event only before it exits (`--bind-address-hard-fail`).
+    /// This program also sends the event before it retries.
     pub fn listen_failed(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -83,7 +83,7 @@ impl Event {
         }
     }
 
-    /// Returns a warning on the Node: no mode is given. Upstream 1.37 has such an event, too.
+    /// Returns a warning on the Node: no mode was chosen. Upstream 1.37 also has this event.
     pub fn mode_not_set(node: &str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -102,7 +102,7 @@ impl Event {
     }
 
     /// Returns a normal event on the Node. Its uid is the Node's name, because `kubectl describe
-    /// node` searches for that uid.
+    /// node` looks for that uid.
     fn of_node(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: false,
@@ -117,7 +117,7 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service that loses an address and port to another Service. Upstream
+    /// Returns a warning on a Service whose address and port belong to another Service. Upstream
     /// has no such event.
     pub fn address_conflict(conflict: &Conflict, model: &Model) -> Self {
         let Conflict {
@@ -140,7 +140,7 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service that loses an address and port to another program's virtual
+    /// Returns a warning on a Service whose address and port belong to another program's virtual
     /// server. Upstream overwrites that virtual server.
     pub fn address_taken(at: &str, owner: &ServicePortName, model: &Model) -> Self {
         let note = format!(
@@ -151,9 +151,9 @@ impl Event {
         Self::service_warning(&owner.service, model, reason, note)
     }
 
-    /// Returns a warning on a Service about an external or load-balancer address. Either no node or
-    /// only this node does not serve the address, or the address belongs to this node. Upstream has
-    /// no such event.
+    /// Returns a warning on a Service about an external or load-balancer address. The address
+    /// belongs to this node, or this node or every node refuses to serve it. Upstream has no such
+    /// event.
     pub fn address_contested(
         service: &NamespacedName,
         model: &Model,
@@ -176,7 +176,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service that exceeds the size limit. Every node sends the same event.
+    /// Returns a warning on a Service that is larger than the limit. Every node sends the same
+    /// event.
     pub fn service_too_large(service: &NamespacedName, model: &Model, line: String) -> Self {
         let reason_and_action = ("ServiceTooLarge", "SyncProxyRules");
         Self {
@@ -185,8 +186,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service with an ignored annotation. Either all nodes in this mode
-    /// ignore the annotation or only this node does.
+    /// Returns a warning on a Service with an ignored annotation. This node alone ignores it, or
+    /// every node in this mode.
     pub fn option_not_heeded(
         service: &NamespacedName,
         model: &Model,
@@ -203,8 +204,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service if this node cannot serve its health checks. Reason and
-    /// action are upstream's.
+    /// Returns a warning on a Service whose health checks this node cannot serve. Reason and action
+    /// are upstream's.
     pub fn health_check_failed(
         service: &NamespacedName,
         model: &Model,
@@ -221,8 +222,8 @@ impl Event {
         Self::service_warning(service, model, reason_and_action, note)
     }
 
-    /// Returns a warning on a Service. Its uid is the one in the model, because `kubectl describe
-    /// service` searches for that uid.
+    /// Returns a warning on a Service. Its uid comes from the model, because `kubectl describe
+    /// service` looks for that uid.
     fn service_warning(
         service: &NamespacedName,
         model: &Model,
@@ -308,18 +309,18 @@ pub(crate) struct Recorded {
     pub(crate) event: Event,
     time: Timestamp,
     since: Instant,
-    /// Sender that is dropped once the event is sent or given up.
+    /// Sender that is dropped when the event was sent or given up, which wakes the waiting caller.
     _waiter: Option<oneshot::Sender<()>>,
 }
 
 impl Recorder {
-    /// Returns a recorder that drops every event, for a source without an API server.
+    /// Returns a recorder that drops every event. Used without an API server.
     pub fn off() -> Self {
         Self { queue: None }
     }
 
-    /// Starts a task that sends events to an API server. The task ends when the last clone is
-    /// dropped. `node` is this node's name. Needs a tokio runtime.
+    /// Starts a task that sends events to an API server as the node `node`. The task ends when the
+    /// last clone of the recorder is dropped. Needs a tokio runtime.
     pub fn start(client: Client, node: &str) -> Self {
         let (recorder, queue) = Self::queued();
         let teller = Teller {
@@ -332,7 +333,7 @@ impl Recorder {
         recorder
     }
 
-    /// Returns a recorder with the other end of its queue.
+    /// Returns a recorder and the receiving end of its queue.
     pub(crate) fn queued() -> (Self, mpsc::Receiver<Recorded>) {
         let (queue, received) = mpsc::channel(EVENTS_MAX);
         (Self { queue: Some(queue) }, received)
@@ -343,12 +344,12 @@ impl Recorder {
         self.queue(event, None);
     }
 
-    /// Queues the last event before the process ends, and waits a limited time until it is sent.
+    /// Queues the last event before the process ends. Waits briefly until the event is sent.
     pub async fn record_last(&self, event: Event) {
         let (waiter, told) = oneshot::channel();
         self.queue(event, Some(waiter));
-        // No value is ever sent on this channel: the sender is dropped when the event is sent or
-        // given up.
+        // Waits until the sender is dropped, which happens when the event was sent or given up. No
+        // value is ever sent.
         _ = timeout(LAST_EVENT_PATIENCE, told).await;
     }
 
@@ -386,9 +387,9 @@ struct Teller {
 
 /// Outcome of an attempt to send an event.
 enum SendOutcome {
-    /// The event exists, or the API server will never accept it.
+    /// The event exists in the API server, or the API server will never accept it.
     Final,
-    /// Reason of a failure. A later attempt may succeed.
+    /// The attempt failed for this reason. A later attempt may succeed.
     NotYet(String),
 }
 
@@ -420,7 +421,7 @@ impl Teller {
         }
     }
 
-    /// Retries until the event is sent or too old. Returns true if it was sent.
+    /// Retries until the event is sent or too old. Returns true if the event was sent.
     async fn tell(&mut self, recorded: &Recorded) -> bool {
         let object = recorded.event.object(&self.instance, recorded.time);
         let mut backoff = Backoff::default();
@@ -455,7 +456,7 @@ impl Teller {
         let message = first_bytes(&status.message, 200);
         match status.code {
             408 | 429 | 500.. => return SendOutcome::NotYet(message.to_owned()),
-            // Another node created the event, or this node created it and lost the response.
+            // The event exists: another node created it, or this node did and lost the response.
             409 => {}
             403 if !is_terminating(status) && !self.is_forbidden => {
                 self.is_forbidden = true;
@@ -472,7 +473,7 @@ impl Teller {
     }
 }
 
-/// Reports whether the API server forbids an object only because its namespace is being deleted.
+/// Reports whether the API server rejects an object because its namespace is being deleted.
 fn is_terminating(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     causes
@@ -534,7 +535,7 @@ mod tests {
         assert_eq!(note, "ü".repeat(512));
         let node = "a.".repeat(126) + "a";
         let (name, _) = told(&starting(&node), "n", 1);
-        // The prefix of the name must not end in a dot.
+        // The name's prefix must not end in a dot.
         assert_eq!(name, format!("{}a.0000000000000001", "a.".repeat(117)));
     }
 }

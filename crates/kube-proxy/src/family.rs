@@ -6,8 +6,8 @@
 //!   book ────▶ Mode::book ─▶ log, metrics, health checks, stale flows
 //! ```
 //!
-//! No function of this module waits for the kernel. A Service is reported once the kernel has all
-//! its entries, even if other Services are pending.
+//! No function of this module waits for the kernel. A Service counts as done once the kernel has
+//! all its entries, even while other Services are pending.
 
 pub(crate) mod conntrack;
 mod delays;
@@ -41,17 +41,17 @@ use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use delays::Delays;
 
-/// Largest number of waiting changes with a measured latency.
+/// Largest number of waiting changes whose latency is measured.
 const TRIGGERS_MAX: usize = 100_000;
 
-/// One family's mode and the loop's state for the family.
+/// The mode of one family, and the loop's state about it.
 #[allow(
     clippy::struct_excessive_bools,
     reason = "each is noted and cleared at another time"
 )]
 pub(crate) struct Family {
     mode: Box<dyn Mode>,
-    /// Mode that replaces the current one once the current one is idle.
+    /// Mode that takes over once the current one is idle.
     successor: Option<Box<dyn Mode>>,
     /// Changes of the model that the mode has not received yet.
     changes: Changes,
@@ -59,18 +59,18 @@ pub(crate) struct Family {
     late: Delays,
     /// Time at which the mode received the first full set of objects.
     started: Option<Instant>,
-    /// The sync in progress.
+    /// Sync in progress, or `None` between syncs.
     round: Option<Round>,
-    /// True if the next round counts as a sync even if it writes no entry.
+    /// True if the next round counts as a sync even if it writes nothing.
     is_asked: bool,
-    /// True if the mode received changes since the kernel was last known to be up to date.
+    /// True if the mode has received changes since the kernel was last known to be up to date.
     has_taken_in: bool,
     is_served: bool,
     triggers: Triggers,
     heard: FirstReceived,
     reporter: Reporter,
     story: Story,
-    /// True if the draining endpoints may have changed since they were last reported.
+    /// True if the set of draining endpoints may differ from the last report.
     may_drain: bool,
     health: Arc<Health>,
     health_checks: HealthChecks,
@@ -81,7 +81,8 @@ pub(crate) struct Family {
     metrics: Metrics,
 }
 
-/// A sync as upstream counts it: from the first write or read until all kernel threads are idle.
+/// A sync in upstream's sense: it begins with the first write or read, and ends when all kernel
+/// threads are idle.
 struct Round {
     began: Instant,
     is_asked: bool,
@@ -92,19 +93,19 @@ struct Round {
     extent: Option<Extent>,
 }
 
-/// Finished kernel work of one call of `book`.
+/// Results of the kernel work that one call of `book` found finished.
 #[derive(Debug, Default)]
 pub(crate) struct Booked {
-    /// True if any kernel work had finished.
+    /// True if any kernel work was finished.
     pub(crate) is_any: bool,
-    /// True if the work temporarily used much memory.
+    /// True if the finished work had used much memory for a while.
     pub(crate) has_used_much: bool,
-    /// Reason why a kernel thread ended. The process must then end, because the thread's state is
+    /// Reason why a kernel thread ended. The process must then exit, because the thread's state is
     /// lost.
     pub(crate) gone: Option<String>,
 }
 
-/// Trigger times of changes that are not in the kernel yet, by Service.
+/// Trigger times of the changes that the kernel does not have yet, by Service.
 #[derive(Debug, Default)]
 struct Triggers {
     of: HashMap<NamespacedName, Vec<SystemTime>>,
@@ -112,7 +113,7 @@ struct Triggers {
 }
 
 impl Family {
-    /// Returns a family that has received no objects yet.
+    /// Returns a family whose mode has received no objects yet.
     ///
     /// # Errors
     ///
@@ -169,20 +170,20 @@ impl Family {
         self.mode.node_addresses()
     }
 
-    /// Returns the option values of Services that this node does not support.
+    /// Returns the Service options that this node does not support.
     pub(crate) fn unavailable_options(&self) -> Vec<UnavailableOption> {
         self.mode.unavailable_options()
     }
 
-    /// Returns the node's addresses that serve NodePorts, without addresses on the service link.
-    /// Returns `None` while the node's addresses are unknown.
+    /// Returns the node's addresses that serve NodePorts. Addresses on the service link do not
+    /// count. Returns `None` while the node's addresses are unknown.
     pub(crate) fn node_port_addresses(&self) -> Option<impl Iterator<Item = IpAddr>> {
         let own = self.mode.node_addresses()?;
         let serving = self.mode.node_ports()?.addresses.iter();
         Some(serving.filter(|ip| own.contains(ip)).copied())
     }
 
-    /// Reports whether the kernel has the first full set of objects and no kernel work is running.
+    /// Reports whether the kernel has the first full set of objects and all its threads are idle.
     pub(crate) fn rests(&self) -> bool {
         self.is_served && self.successor.is_none() && self.mode.is_idle()
     }
@@ -197,25 +198,25 @@ impl Family {
         self.mode.is_ready()
     }
 
-    /// Reports whether the mode can now receive changes that waited while it was busy.
+    /// Reports whether the mode can now receive the changes that waited while it was busy.
     pub(crate) fn is_about_to_take_in(&self) -> bool {
         !self.changes.is_empty() && self.is_ready()
     }
 
-    /// Sets a mode to hand over to once the current one is idle. Until then the current mode starts
-    /// only work that clients wait for.
+    /// Sets the mode that takes over once the current one is idle. Until then, the current mode
+    /// starts only work for which clients wait.
     pub(crate) fn renew(&mut self, mode: Box<dyn Mode>) {
         self.successor = Some(mode);
     }
 
-    /// Applies changed options that do not require another mode.
+    /// Applies changed options to the running mode.
     pub(crate) fn follow(&mut self, options: &Options) {
         self.health_checks
             .select(&options.modes.shared.node_port_addresses);
     }
 
-    /// Adds changes for the mode. `heard` is the time at which the first change was received.
-    /// Without it, the latency of the changes is not measured.
+    /// Queues changes for the mode. `heard` is the time at which the first of them arrived. Without
+    /// it, their latency is not measured.
     pub(crate) fn add(&mut self, mut changes: Changes, heard: Option<Instant>) {
         let family = self.family();
         if !changes.is_empty() {
@@ -232,7 +233,7 @@ impl Family {
         self.changes.extend(changes);
     }
 
-    /// Starts a check of the kernel against the expected state.
+    /// Starts a comparison of the kernel with the desired state.
     pub(crate) fn check(&mut self, now: Instant) {
         self.is_asked = true;
         if self.successor.is_none() {
@@ -248,8 +249,8 @@ impl Family {
         }
     }
 
-    /// Hands all or some changes to the mode if it is ready. The first call hands over all objects
-    /// of the model.
+    /// Hands all or some queued changes to the mode if it is ready. The first call hands over every
+    /// object of the model.
     pub(crate) fn take_in(&mut self, model: &Model, now: Instant) {
         let is_due = self.started.is_none() || !self.changes.is_empty();
         if !is_due || !self.is_ready() {
@@ -297,7 +298,7 @@ impl Family {
         }
     }
 
-    /// Replaces the mode with its successor, which receives all objects of the model.
+    /// Replaces the mode by its successor, which receives every object of the model.
     fn succeed(&mut self, model: &Model, now: Instant) {
         if let Some(successor) = self.successor.take() {
             self.mode = successor;
@@ -319,8 +320,7 @@ impl Family {
         self.mode.poll_finished(context)
     }
 
-    /// Books finished work of the kernel threads, and passes its results to the metrics, the log
-    /// and the health state.
+    /// Books finished kernel work. Passes the results to the metrics, the log and the health state.
     pub(crate) async fn book(&mut self, model: &Model, now: Instant) -> Booked {
         let Some(report) = self.mode.book(model, now) else {
             return Booked::default();
@@ -347,8 +347,8 @@ impl Family {
         }
         for service in &report.settled {
             let heard = self.heard.take(service);
-            // A Service without a write does not show the kernel's speed: both families receive
-            // every Service.
+            // A Service without a write in this family does not measure the kernel's speed: both
+            // families receive every Service.
             if let Some(since) = heard.filter(|_| report.written_for.contains(service)) {
                 let took = now.saturating_duration_since(since);
                 self.metrics.settled(family, took);
@@ -373,8 +373,8 @@ impl Family {
             .await;
     }
 
-    /// Records delays that the mode cannot see: the number of waiting `changed` Services, the time
-    /// of the first, and removals that are held back.
+    /// Records delays that the mode cannot see. `changed` is the number of waiting Services with
+    /// the time of the oldest. Removals may also be held back.
     pub(crate) fn note_late(
         &mut self,
         changed: Option<(usize, Instant)>,
@@ -385,13 +385,13 @@ impl Family {
         self.late.look(model, || self.mode.standing(), now);
     }
 
-    /// Returns the family's progress, including changes that the mode has not received yet.
+    /// Returns the family's progress. Includes changes that the mode has not received yet.
     fn standing(&self) -> Standing {
         self.late.added_to(self.mode.standing(), &self.changes)
     }
 
-    /// Records the progress after all work that could start has started. Ends the round if the
-    /// kernel is up to date.
+    /// Records the progress once all work that can start has started. Ends the round if the kernel
+    /// is up to date.
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
         let family = self.family();
@@ -406,8 +406,8 @@ impl Family {
             let drains = self.mode.drains(0);
             self.metrics.drains(family, drains.count, drains.oldest);
         }
-        // With endless changes, some kernel work is always running. Changes from before the round
-        // began are in the kernel nevertheless.
+        // Under endless changes, some kernel work always runs. The round then ends once the kernel
+        // has every change from before its start.
         let is_over = |round: &mut Round| {
             let since = standing.pending_since;
             standing.is_settled
@@ -422,8 +422,8 @@ impl Family {
         }
     }
 
-    /// Counts a sync as complete if the kernel is up to date without a write. Otherwise a change
-    /// without a write would look like a late sync.
+    /// Counts a sync as complete if the kernel is up to date without a write. Without this count,
+    /// such a change would look like an overdue sync.
     fn complete_unwritten(&mut self, standing: &Standing) {
         let is_complete = self.is_served
             && self.changes.is_empty()
@@ -437,7 +437,7 @@ impl Family {
     }
 
     fn end(&mut self, round: &Round, standing: &Standing, now: Instant) {
-        // A batch of the drift check, or a read of draining endpoints, is not a sync.
+        // A batch of the drift check is not a sync, nor is a read of draining endpoints.
         if !round.is_asked && !round.has_written {
             return;
         }
@@ -459,7 +459,7 @@ impl Family {
         }
     }
 
-    /// Returns the family's progress and its findings, at most `most` entries of each kind.
+    /// Returns the family's progress and findings, with at most `most` entries of each kind.
     pub(crate) fn told(&self, most: usize, now: Instant) -> OfFamily {
         OfFamily {
             family: self.family(),
@@ -471,7 +471,7 @@ impl Family {
         }
     }
 
-    /// Returns the data from which Services are shown in this family, with at most `most` failures.
+    /// Returns the family's data for displaying Services, with at most `most` failures.
     pub(crate) fn ground(&self, node: NodeFacts, most: usize, now: Instant) -> GroundOfFamily {
         let seen = self.reporter.seen(most, now);
         let failures = seen.failures.into_iter();
@@ -489,7 +489,7 @@ impl Family {
     /// Returns the time of the next work that needs no further event.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.successor.is_some() {
-            // The family waits for a kernel thread.
+            // Nothing is due: the end of a kernel thread's work wakes the family.
             return None;
         }
         let story = self.story.next_due(now).filter(|_| self.is_served);
@@ -505,7 +505,7 @@ impl Family {
     }
 }
 
-/// Times at which changes were received, by Service. Each stays until the kernel has the change.
+/// Arrival times of changes, by Service. An entry stays until the kernel has the change.
 #[derive(Debug, Default)]
 struct FirstReceived(HashMap<NamespacedName, Instant>);
 
@@ -521,7 +521,7 @@ impl FirstReceived {
         self.0.remove(service)
     }
 
-    /// Returns the time at which the first of `changes` was received, if known.
+    /// Returns the earliest arrival time of `changes`, if known.
     fn first_of(&self, changes: &Changes) -> Option<Instant> {
         let services = changes.services.iter();
         services.filter_map(|name| self.0.get(name)).min().copied()

@@ -21,7 +21,7 @@ pub fn configuration(bytes: &[u8]) {
     }
 }
 
-/// Parses a command line, one word per line. Does not read the files that the flags name.
+/// Parses a command line, one word per line. Does not open the files that flags name.
 pub fn flags(bytes: &[u8]) {
     let words = bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec);
     let line = std::iter::once(b"kube-proxy".to_vec()).chain(words);
@@ -45,7 +45,7 @@ pub fn networks(bytes: &[u8]) {
 }
 
 /// Parses requests to the inspect socket and the pages. A line is a path with a query, or one of
-/// the three parts of a request to `explain`.
+/// the three arguments of `explain`.
 pub fn questions(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines();
@@ -65,7 +65,7 @@ pub fn proc_files(bytes: &[u8]) {
     ipvs_netlink::fuzzed::status(&text);
 }
 
-/// Parses the output of `iptables-save`, as each mode and the cleanup do.
+/// Parses the output of `iptables-save` with the readers of each mode and of the cleanup.
 pub fn saved(bytes: &[u8]) {
     let modes = footprints::ALL;
     proxy_ipvs::fuzzed::saved(bytes, modes);
@@ -76,7 +76,7 @@ pub fn saved(bytes: &[u8]) {
     let _ = found.restore_text();
 }
 
-/// Parses objects of an nftables table, as each mode parses the objects of its own table.
+/// Parses objects of an nftables table with each mode's reader.
 pub fn tables(bytes: &[u8]) {
     proxy_ipvs::fuzzed::object(bytes);
     proxy_nftables::fuzzed::object(bytes);

@@ -1,6 +1,6 @@
-//! Health of the proxy: each family's progress in writing the known objects to the kernel.
+//! Health of the proxy: how far each family has written the known objects to the kernel.
 //!
-//! The loop writes the progress, and the HTTP servers read it. Callers pass the current time.
+//! The loop records the progress, and the HTTP servers read it. Callers pass the current time.
 
 pub(crate) mod health_check;
 pub(crate) mod healthz;
@@ -14,12 +14,12 @@ use proxy::{IpFamily, Standing};
 
 use crate::health::pulse::Pulse;
 
-/// Number of sync periods without progress after which a family is unhealthy, as upstream.
+/// Number of sync periods without progress that make a family unhealthy, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// Grace period after the start. During it, a family that is up to date may still have work to
-/// finish, such as entries of an earlier run. After it, the family counts as served: with endless
-/// changes some work is always running.
+/// Grace period after the start. Within it, a family that is up to date may still finish work, such
+/// as removing entries of an earlier run. After it, the family counts as served, because with
+/// endless changes some work always runs.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Health of all families.
@@ -27,21 +27,20 @@ const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 pub struct Health {
     patience: Mutex<Duration>,
     families: Mutex<BTreeMap<IpFamily, Progress>>,
-    /// Pulse of the loop that writes the progress. The progress counts only while the loop is
-    /// alive.
+    /// Sign of life of the loop that records the progress. A healthy node needs a living loop.
     pulse: Pulse,
 }
 
 /// Progress of one family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Start of the time in which the kernel accepted no pending entry. `None` after an accepted
-    /// entry, or without a pending entry.
+    /// Time since which the kernel has accepted no pending entry. `None` if no entry is pending, or
+    /// after the kernel accepted one.
     pub stuck_since: Option<Instant>,
-    /// Time before which every received change is in the kernel. `None` before the kernel has the
-    /// first full set of objects.
+    /// Time such that the kernel has every change received before it. `None` until the kernel has
+    /// the first full set of objects.
     pub updated: Option<Instant>,
-    /// Number of entries whose kernel state differs from the desired one.
+    /// Number of entries that differ between the kernel and the desired state.
     pub pending: usize,
     /// Number of pending entries that the kernel rejected.
     pub failing: usize,
@@ -63,8 +62,8 @@ impl Health {
     /// Records a family's progress. `started` is the time at which the family received the first
     /// full set of objects, or `None` before.
     ///
-    /// Returns true once the kernel has had that set. One rejected object does not make the node
-    /// unhealthy.
+    /// Returns true once the kernel has had that full set. One rejected object does not make the
+    /// node unhealthy.
     pub fn note(
         &self,
         family: IpFamily,
@@ -111,7 +110,7 @@ impl Health {
         families.all(|progress| self.keeps_up(progress, now)) && self.hung_for(now).is_none()
     }
 
-    /// Returns the time since the loop hung, or `None` if the loop is alive.
+    /// Returns how long the loop has hung, or `None` if the loop is alive.
     pub fn hung_for(&self, now: Instant) -> Option<Duration> {
         self.pulse.hung_for(now)
     }
@@ -125,7 +124,7 @@ impl Health {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<IpFamily, Progress>> {
-        // The lock is never held across code that can panic.
+        // A poisoned lock is harmless, because no code panics while it holds the lock.
         self.families.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -150,7 +149,7 @@ mod tests {
         let health = Health::new(Duration::from_secs(30));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        // This test has no loop.
+        // This test runs no loop, so the pulse ends.
         health.pulse().end();
         assert!(health.is_healthy(start), "while starting up");
         let note = |pending, stuck, now| {
@@ -162,7 +161,7 @@ mod tests {
         note(0, Some(at(0)), 50);
         assert!(health.is_healthy(at(59)));
         assert!(!health.is_healthy(at(60)));
-        // Some of the pending entries were written.
+        // The kernel accepted some of the pending entries.
         note(0, Some(at(58)), 60);
         assert!(health.is_healthy(at(100)));
         assert!(!health.is_healthy(at(118)));

@@ -1,11 +1,12 @@
 //! The log: its format, and its split between standard error and standard output.
 //!
-//! One event is one line, regardless of its message, so log collectors need no rules. The formats
-//! are klog's text, which parsers of Kubernetes logs read, plain text for people, and JSON.
+//! One event is always one line, even if its message has line breaks. Log collectors therefore need
+//! no rules for multi-line messages. Three formats exist: klog's text, which parsers of Kubernetes
+//! logs read, plain text for people, and JSON.
 //!
-//! Verbosity has klog's levels. The default 0 logs messages for operators. Levels from 4 on are for
-//! debugging. Events of libraries appear only at high verbosity, because this program's own lines
-//! report their failures once, with the next step. `--vmodule` sets the verbosity of single source
+//! Verbosity has klog's levels. The default 0 logs messages for operators; levels from 4 on are for
+//! debugging. Events of libraries appear only at high verbosity, because this program logs their
+//! failures itself, once and with the next step. `--vmodule` sets the verbosity of single source
 //! files of this program. Verbosities may change while the process runs.
 
 mod klog;
@@ -54,7 +55,7 @@ const OWN_CRATES: [&str; 17] = [
     "route_netlink",
 ];
 
-/// Target of a line that klog's text shows without quotes, as upstream's `FLAG: --v="1"`.
+/// Target of log events that klog's text shows without quotes, such as upstream's `FLAG: --v="1"`.
 pub const UNSTRUCTURED: &str = "kube_proxy::unstructured";
 
 type Filter = FilterFn<Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync>>;
@@ -90,15 +91,15 @@ pub fn start(settings: &Settings) -> Result<(), TryInitError> {
         .with(lines)
         .try_init()?;
     let _ = REPLACE.set(Box::new(move |filter| {
-        // The reload fails only if logging has already ended.
+        // Fails only if logging has already ended.
         let _ = handle.reload(filter);
     }));
     Ok(())
 }
 
-/// Returns the writer. All lines go to standard error. If the log is split, informational lines go
-/// to standard output. As in upstream, the JSON format has no warnings, so it writes them as
-/// informational lines.
+/// Returns the writer of log lines. All lines go to standard error, unless the log is split. Then
+/// informational lines go to standard output. As in upstream, the JSON format knows no warnings and
+/// treats them as informational.
 fn streams(settings: &Settings) -> BoxMakeWriter {
     if !settings.is_split {
         return BoxMakeWriter::new(io::stderr);
@@ -117,8 +118,8 @@ pub fn set_verbosity(settings: &Settings) {
     }
 }
 
-/// Formatter for Kubernetes' JSON lines. `ts` is the time in milliseconds since 1970. `v` is the
-/// verbosity, which errors lack. `msg` and the event's fields follow.
+/// Formatter for Kubernetes' JSON lines. A line has `ts` (milliseconds since 1970), `v` (the
+/// verbosity, missing for errors), `msg`, and the event's fields.
 struct Json;
 
 impl<S, N> FormatEvent<S, N> for Json
@@ -196,8 +197,8 @@ impl Visit for Object {
     }
 }
 
-/// Returns the filter: events of our crates by the verbosity of their file, other events by the
-/// common verbosity.
+/// Returns the filter of events. The verbosity of its source file decides about an event of our
+/// crates, the common verbosity about any other event.
 fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     let others = match verbosity {
         0..=5 => LevelFilter::OFF,
@@ -223,9 +224,9 @@ fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     }))
 }
 
-/// Reports whether a pattern of `--vmodule` matches a source file. As in klog, the pattern matches
-/// the name without folder and suffix, unless the pattern has a folder. `*` stands for any text,
-/// `?` for any character.
+/// Reports whether a pattern of `--vmodule` matches a source file. As in klog, a pattern without a
+/// folder matches the file's name without folder and suffix. `*` stands for any text, `?` for any
+/// character.
 fn names(pattern: &str, file: &str) -> bool {
     let file = file.strip_suffix(".rs").unwrap_or(file);
     let name = if pattern.contains('/') {
@@ -236,11 +237,12 @@ fn names(pattern: &str, file: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Matches a name against a pattern with `*` and `?`. Only the last `*` is retried, because an
-/// earlier match cannot be improved.
+/// Matches a name against a pattern with `*` and `?`. After a mismatch, only the last `*` takes
+/// more characters: a longer match of an earlier `*` cannot help.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut pattern, mut name) = (pattern, name);
-    // The pattern after the last `*`, and the rest of the name that it has not consumed.
+    // Pattern after the last `*`, and the part of the name that follows the text matched by that
+    // `*`.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {
         match (pattern.split_first(), name.split_first()) {
@@ -264,12 +266,12 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Reports whether a pattern of `--vmodule` matches a file's name. Entry point for fuzzing.
+/// Entry point for fuzzing: reports whether a pattern of `--vmodule` matches a file's name.
 pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Wraps a maker of writers, so that each event stays on one line.
+/// Maker of writers that keep each event on one line.
 struct Lines<M>(M);
 
 impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Lines<M> {

@@ -65,7 +65,7 @@ fn main() -> ExitCode {
             })
         }
         Ok(Command::Print(text)) => {
-            // The reader may have closed the pipe: `kube-proxy --help | head`.
+            // The reader may have closed the pipe, as in `kube-proxy --help | head`.
             let _ = io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns true if this process may administer the network. Otherwise prints one line.
+/// Returns true if this process may administer the network. Otherwise prints one line that says so.
 fn may_administer_network() -> bool {
     let may = capabilities::may_administer_network();
     if !may {
@@ -94,24 +94,24 @@ fn may_administer_network() -> bool {
     may
 }
 
-/// The function that logs messages about the flags.
+/// The function that logs the messages about flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
     Here,
-    /// `run`, after the first line of its log.
+    /// `run` logs them, after its first line.
     ByLife,
 }
 
-/// Starts the shared parts of the process, then runs `life`. `failed` is the exit status after an
-/// error.
+/// Starts the shared parts of the process, then runs `life`. `failed` is the exit status if `life`
+/// fails.
 fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     options: &Options,
     told: FlagLog,
     failed: ExitCode,
     life: impl FnOnce() -> Life,
 ) -> ExitCode {
-    // One thread runs every task that only waits. Blocking netlink sockets and the HTTP servers
-    // have separate threads.
+    // One thread runs all tasks that only wait. Blocking netlink sockets and HTTP servers have
+    // their own threads.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -137,7 +137,7 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
         warn!("capabilities cannot be passed on to iptables: {error}");
     }
     let result = runtime.block_on(life);
-    // The shutdown does not wait for blocking work, such as a program that hangs.
+    // Does not wait for blocking work, because a program may hang.
     runtime.shutdown_background();
     result.unwrap_or_else(|error| {
         error!("{}", in_words(&error));
@@ -145,8 +145,8 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     })
 }
 
-/// Prepares the node, or serves. Listens for signals first: the kernel does not deliver unhandled
-/// signals to the first process of a container.
+/// Prepares the node, or serves. Subscribes to signals first: the kernel discards signals to
+/// process 1 of a container unless they have a handler.
 fn serve(options: &Options) -> impl Future<Output = anyhow::Result<ExitCode>> {
     let stop = (!options.process.init_only).then(run::Stop::subscribe);
     async move {
@@ -166,7 +166,7 @@ async fn init(options: &Options) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the daemon, and applies changes of the configuration file unless they need a restart.
+/// Runs the daemon. Applies changes of the configuration file, except those that need a restart.
 async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
     memory::set_oom_score(options.process.oom_score_adj);
     descriptors::raise_limit();
@@ -179,7 +179,7 @@ async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Formats an error with its causes. Skips a cause whose text the error already contains.
+/// Formats an error with its causes. Omits a cause whose text the error already contains.
 fn in_words(error: &anyhow::Error) -> String {
     let causes = error.chain().skip(1).map(ToString::to_string);
     let text = causes.fold(error.to_string(), |text, cause| {

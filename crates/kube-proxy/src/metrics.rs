@@ -6,11 +6,11 @@
 //!                                                      as text/plain; version=0.0.4
 //! ```
 //!
-//! A metric is a field with a row in `Metrics::register`. Names, kinds, labels, help and buckets
-//! are those of Kubernetes 1.36.2. Metrics that only this program has are marked. In addition to
+//! Each metric is a field with a row in `Metrics::register`. Names, kinds, labels, help and buckets
+//! are those of Kubernetes 1.36.2. Metrics that only this program has are marked. Besides
 //! `kubeproxy_*` there are `rest_client_*`, `process_*`, `kubernetes_*`, and Kubernetes' metrics
-//! about metrics. This program is not written in Go, so it has no `go_*`. `/metrics/slis` has a
-//! separate registry.
+//! about metrics. The metrics `go_*` are missing, because this program is not written in Go.
+//! `/metrics/slis` has a separate registry.
 
 mod draining;
 mod exposition;
@@ -86,7 +86,7 @@ pub struct Metrics {
 type Seconds = Gauge<f64, AtomicU64>;
 
 impl Metrics {
-    /// Returns the metrics of all modes, with their start values and without feature gates.
+    /// Returns the metrics of all modes at their start values, without feature gates.
     pub fn new() -> Self {
         Self::of(None, &Gates::default(), None)
     }
@@ -144,7 +144,7 @@ impl Metrics {
                 $(all.add(stringify!($stability), $name, $help, self.$field.clone());)*
             };
         }
-        // Names of counters have no `_total`: the encoder adds it.
+        // The encoder adds `_total` to the names of counters.
         rows! {
             ALPHA "kubeproxy_sync_proxy_rules_duration_seconds" sync_duration
                 "SyncProxyRules latency in seconds"
@@ -162,7 +162,7 @@ impl Metrics {
                 "Pending proxy rules Service changes"
             ALPHA "kubeproxy_sync_proxy_rules_service_changes" service_changes
                 "Cumulative proxy rules Service changes"
-            // The metric is a gauge, despite its name.
+            // Upstream's metric is a gauge, despite the `_total` in its name.
             ALPHA "kubeproxy_sync_proxy_rules_no_local_endpoints_total" no_local_endpoints
                 "Number of services with a Local traffic policy and no endpoints"
             ALPHA "kubeproxy_proxy_healthz" healthz_answers "Cumulative proxy healthz HTTP status"
@@ -185,7 +185,7 @@ impl Metrics {
         if let Some(of_mode) = &self.of_mode {
             of_mode.register(&mut all);
         }
-        // This program's own metric is not counted in Kubernetes' metrics by stability.
+        // Only this program has this metric. Kubernetes' counts of metrics by stability exclude it.
         let help = "Objects that were known and that a list no longer named, by kind";
         let vanished = self.vanished.clone();
         all.registry
@@ -229,8 +229,8 @@ impl Metrics {
             commit: COMMIT,
         })
         .set(1);
-        // This program's own metric has no Kubernetes stability level and is not counted with
-        // Kubernetes' metrics.
+        // Only this program has this metric, so it has no Kubernetes stability level and is not
+        // counted there.
         let help = "A metric with a constant '1' value labeled by the version of kube-proxy-ipvs.";
         all.registry
             .register("kubeproxy_ipvs_build_info", help, own);
@@ -262,8 +262,8 @@ impl Metrics {
         since.unwrap_or_default().as_secs()
     }
 
-    /// Counts pending changes, and records the time for the affected families, because a sync is
-    /// now requested.
+    /// Counts pending changes. Records the current time for the affected families, because the
+    /// changes request a sync.
     pub(crate) fn queued(&self, changes: &Changes, families: impl Iterator<Item = IpFamily>) {
         set(&self.service_changes_pending, changes.service_changes);
         set(&self.endpoint_changes_pending, changes.slice_changes);
@@ -297,13 +297,12 @@ impl Metrics {
                 drop(self.writes.get_or_create(&of_write(family, subject, fate)));
             }
         }
-        // Upstream also counts the first lists as one request.
+        // As in upstream, the first lists count as one request for a sync.
         let now = seconds(SystemTime::now());
         self.last_queued.get_or_create(&of(family)).set(now);
         self.draining.set(family, 0, None);
         self.standings.set(family, &Standing::default());
-        // Rates need a start value. The first increment of a missing counter would not appear in a
-        // rate.
+        // A rate needs a start value: the first increment of a missing counter would not appear.
         let of_family = of(family);
         drop(self.programming_duration.get_or_create(&of_family));
         drop(self.network_programming_duration.get_or_create(&of_family));
@@ -327,14 +326,14 @@ impl Metrics {
         }
     }
 
-    /// Records that a Service is in the kernel, and the time from its change to that write.
+    /// Records that the kernel has a changed Service. `took` is the time since the change.
     pub(crate) fn settled(&self, family: IpFamily, took: Duration) {
         self.programming_duration
             .get_or_create(&of(family))
             .observe(took.as_secs_f64());
     }
 
-    /// Sets the number of draining endpoints and the start of the oldest drain.
+    /// Sets the number of draining endpoints, and the time at which the oldest began to drain.
     pub(crate) fn drains(&self, family: IpFamily, count: usize, oldest: Option<Instant>) {
         self.draining.set(family, count, oldest);
     }
@@ -344,26 +343,26 @@ impl Metrics {
         self.standings.set(family, standing);
     }
 
-    /// Passes changes to the metrics of single Services.
+    /// Passes changed Services to the metrics of single Services.
     pub(crate) fn note(&self, model: &Model, changes: &Changes) {
         if let Some(services) = &self.services {
             services.note(model, changes);
         }
     }
 
-    /// Sets the addresses at which a family serves NodePorts.
+    /// Sets the node addresses on which a family serves NodePorts.
     pub(crate) fn note_node_ports(&self, family: IpFamily, node_ports: &NodePorts) {
         if let Some(services) = &self.services {
             services.note_node_ports(family, node_ports);
         }
     }
 
-    /// Reports whether rendering the metrics reads the kernel. Such a read blocks the thread.
+    /// Reports whether rendering the metrics reads the kernel, which blocks the thread.
     pub(crate) fn reads_kernel(&self) -> bool {
         self.services.is_some()
     }
 
-    /// Returns the extent of the report's sync, partial or full, if the mode distinguishes them.
+    /// Returns whether the report's sync was partial or full, if the mode distinguishes them.
     pub(crate) fn extent(&self, report: &Report) -> Option<Extent> {
         self.of_mode.as_ref()?.extent(report)
     }
@@ -377,17 +376,17 @@ impl Metrics {
         }
     }
 
-    /// Records that the kernel has every change of a family from before `before`.
+    /// Records that the kernel has every change of a family received before `before`.
     pub(crate) fn complete(&self, family: IpFamily, before: SystemTime) {
         let gauge = self.last_synced.get_or_create(&of(family));
         gauge.set(seconds(before).max(gauge.get()));
     }
 
-    /// Records that the kernel now has the changes that were triggered at these times.
+    /// Records that the kernel has the changes with these trigger times.
     pub(crate) fn programmed(&self, family: IpFamily, triggers: impl Iterator<Item = SystemTime>) {
         let now = SystemTime::now();
         for trigger in triggers {
-            // The trigger's time comes from another machine's clock.
+            // The trigger time comes from another machine's clock, so it may be in the future.
             let took = now.duration_since(trigger).unwrap_or_default();
             self.network_programming_duration
                 .get_or_create(&of(family))
@@ -395,8 +394,8 @@ impl Metrics {
         }
     }
 
-    /// Sets the number of Services that need an endpoint on this node because of their traffic
-    /// policy and have none.
+    /// Sets the number of Services whose traffic policy needs an endpoint on this node that does
+    /// not exist.
     fn no_local_endpoints(&self, family: IpFamily, internal: usize, external: usize) {
         for (traffic_policy, count) in [("internal", internal), ("external", external)] {
             let OfFamily { ip_family } = of(family);
@@ -408,7 +407,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a comparison of the tracked flows with the endpoints.
+    /// Counts one comparison of tracked flows with the endpoints.
     pub(crate) fn flows_compared(&self, family: IpFamily, took: Duration, deleted: usize) {
         let of = of(family);
         self.flows_duration
@@ -427,8 +426,8 @@ impl Metrics {
         self.livez_answers.get_or_create(&OfCode { code }).inc();
     }
 
-    /// Counts a response of `/healthz` on the metrics server. The response shows that the process
-    /// is alive.
+    /// Counts a response of `/healthz` on the metrics server, which only shows that the process is
+    /// alive.
     pub(crate) fn pinged(&self) {
         let (name, r#type, status) = ("ping", "healthz", "success");
         let check = OfCheck { name, r#type };
@@ -447,8 +446,8 @@ impl Metrics {
         self.check_results.clear();
     }
 
-    /// Counts a request to the API server. Without a response, `code` is `<error>`, as in
-    /// client-go.
+    /// Counts a request to the API server. As in client-go, `code` is `<error>` if no response
+    /// arrived.
     fn requested(&self, host: &str, method: &str, code: &str) {
         let of = OfRequest {
             code: code.to_owned(),
@@ -468,7 +467,7 @@ impl Metrics {
         exposition::classic(&self.openmetrics())
     }
 
-    /// Returns the health check metrics in Prometheus' own text format.
+    /// Returns the metrics about health checks in Prometheus' own text format.
     pub(crate) fn slis(&self) -> String {
         exposition::classic(&exposition::openmetrics(&self.slis))
     }
@@ -480,7 +479,7 @@ impl Default for Metrics {
     }
 }
 
-/// Adds the metrics about metrics, and the metrics of the process.
+/// Adds the metrics about metrics and about the process.
 fn finish(mut rows: Rows) -> Registry {
     let none = Counter::<u64>::default;
     let help = "The count of disabled metrics.";

@@ -1,5 +1,5 @@
 //! Properties of this process: capabilities, descriptors, memory, panics and version. Also runs
-//! iptables programs under their names.
+//! iptables if called by that name.
 
 pub mod capabilities;
 pub mod descriptors;

@@ -48,10 +48,10 @@ pub use stop::Stop;
 /// Serves until `stop` is requested. Entries stay in the kernel, so that a restart interrupts no
 /// connection.
 ///
-/// Options received from `changed` replace the earlier options. They may differ only in settings
-/// that need no restart ([`Change::Live`](crate::config::Change)).
+/// Options from `changed` replace the current ones. They may differ only in settings that need no
+/// restart ([`Change::Live`](crate::config::Change)).
 ///
-/// Sends the event recorder through `recording`, for callers that also record events.
+/// Sends the event recorder through `recording`, so that the caller can record events too.
 ///
 /// # Errors
 ///
@@ -62,8 +62,8 @@ pub async fn run(
     changed: mpsc::Receiver<Options>,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
-    // Runs in a separate task. Waking the future that the runtime blocks on costs two system calls,
-    // and waking a task costs none.
+    // A separate task, because it is cheaper to wake: no system call, instead of two for the future
+    // that the runtime blocks on.
     match tokio::spawn(live(options, stop, changed, recording)).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
@@ -95,9 +95,9 @@ async fn live(
         troubles: source.troubles,
     });
     let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
-    // The receiver may have been dropped.
+    // Ignores a dropped receiver: the caller may not need the recorder.
     drop(recording.send(recorder.clone()));
-    // `settled` has only the options that this node can apply.
+    // `settled` contains only the options that this node can apply.
     let mut settled = options.clone();
     let prepared = async {
         let opened = open(&options.modes).await;
@@ -109,7 +109,7 @@ async fn live(
         tell_left_out(opened.left_out());
         settle(&mut settled, Step::Start)?;
         let servers = observed.serve(&options, flags, &recorder).await?;
-        // The subscription precedes the first read, so that no change is missed.
+        // Subscribes before the first read, so that no change is missed.
         let addresses = AddressChanges::subscribe()
             .context("cannot subscribe to address changes (rtnetlink)")?;
         anyhow::Ok((opened, servers, addresses))
@@ -165,7 +165,7 @@ async fn live(
 }
 
 /// Does the work that needs privileges (`--init-only`): prepares the mode and writes the sysctls.
-/// Leaves no rule in the kernel.
+/// Leaves no rules in the kernel.
 ///
 /// # Errors
 ///

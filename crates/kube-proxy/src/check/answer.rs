@@ -14,13 +14,13 @@ use crate::config::question::Output;
 
 /// The result of the check. As an object it has the forecast: `wouldChange`, `whole`, `warnings`,
 /// `writes` (by `node`, `IPv4` and `IPv6`) and `changes`. Each change has `of`, `kind`, `action`,
-/// and `write`, which describes the change. Without a forecast the object has the `error`. It also
-/// has `preflight`, and `migration` if a kube-proxy has programmed the node.
+/// and `write`, which describes the change. Without a forecast the object has an `error` instead.
+/// Every object has `preflight`. `migration` appears if a kube-proxy has programmed the node.
 #[derive(Debug, Serialize)]
 pub(super) struct CheckResult {
     #[serde(flatten)]
     pub(super) foreseen: Option<Foreseen>,
-    /// Reason for a missing forecast.
+    /// Reason why the forecast is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
     pub(super) preflight: Vec<Finding>,
@@ -29,7 +29,7 @@ pub(super) struct CheckResult {
 }
 
 impl CheckResult {
-    /// Reports whether a start would fail, according to the known facts.
+    /// Reports whether the findings show that a start would fail.
     pub(super) fn fails(&self) -> bool {
         self.error.is_some()
             || self

@@ -34,19 +34,20 @@ pub(super) struct Foreseen {
     pub(super) writes: BTreeMap<String, usize>,
     /// Changes, in the order in which a start would make them.
     pub(super) changes: Vec<Change>,
-    /// Entries that are up to date and stay unchanged.
+    /// Entries that already have their desired state, so a start keeps them.
     pub(super) kept: Vec<Kept>,
-    /// Addresses of the API server that no Service may have, each with its origin.
+    /// Addresses of the API server, each with its origin. No Service may use them.
     #[serde(skip)]
     pub(super) guarded: Vec<String>,
-    /// Foreign state that would make the kernel reject writes. The warnings also include it.
+    /// Foreign state that would make the kernel reject writes. `warnings` also contains these
+    /// obstacles.
     #[serde(skip)]
     pub(super) obstacles: Vec<Obstacle>,
 }
 
 impl Foreseen {
-    /// Returns the exit status. A difference is always certain. The absence of differences is
-    /// certain only if all objects could be read.
+    /// Returns the exit status. A difference is certain even if objects are missing. "No
+    /// difference" is certain only if all objects could be read.
     pub(super) fn status(&self) -> u8 {
         match (self.would_change, self.whole) {
             (true, _) => 1,
@@ -55,8 +56,8 @@ impl Foreseen {
         }
     }
 
-    /// Returns a restriction to append to "nothing to do", or an empty text if all objects could be
-    /// read.
+    /// Returns the reservation to append to "nothing to do" while some objects are unreadable.
+    /// Empty if all could be read.
     pub(super) fn as_far_as_known(&self) -> &'static str {
         if self.whole {
             ""
@@ -209,7 +210,7 @@ fn shown(address: &ApiServerAddress) -> String {
     format!("{} ({})", address.at, address.from)
 }
 
-/// Returns the addresses that no Service may have, each with its origin.
+/// Returns the API server's addresses, which no Service may use, each with its origin.
 fn guarded(model: &Model, known: &[ApiServerAddress]) -> Vec<String> {
     let all = model.api_servers().iter();
     let named = all.map(|at| match known.iter().find(|address| address.at == *at) {

@@ -1,5 +1,6 @@
-//! Reports the effects of a start on a node that a kube-proxy has programmed, either upstream's or
-//! this one. Lists kept, changed and removed entries, and the effect on connections.
+//! Reports the effects of a start on a node that a kube-proxy has already programmed, either
+//! upstream's or this one. Lists kept, changed and removed entries, and the effect on open
+//! connections.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,7 +18,7 @@ pub(super) struct Migration {
     pub(super) from: Vec<&'static str>,
     /// Mode that the start chooses.
     pub(super) to: &'static str,
-    /// Entries that are up to date and stay unchanged.
+    /// Entries that already have their desired state, so the start keeps them.
     pub(super) kept: Vec<Kept>,
     /// Number of added entries, by kind.
     pub(super) added: BTreeMap<&'static str, usize>,
@@ -25,9 +26,9 @@ pub(super) struct Migration {
     pub(super) changed: BTreeMap<&'static str, usize>,
     /// Number of removed entries, by kind. Leftovers of other modes are not included.
     pub(super) removed: BTreeMap<&'static str, usize>,
-    /// Entries that other modes have left. The daemon removes them once the chosen mode serves.
+    /// Entries that other modes left behind. The daemon removes them once the chosen mode serves.
     pub(super) left: Vec<String>,
-    /// Description of the effect on open connections.
+    /// Effect on open connections, as text.
     pub(super) connections: &'static str,
 }
 
@@ -84,7 +85,7 @@ impl Migration {
             .iter()
             .map(|Kept { of, part, entries }| {
                 let part = part.strip_prefix("the ").unwrap_or(part);
-                // The shim counts as one entry, regardless of its number of rules.
+                // The shim counts as one entry, because its rules are written together.
                 match entries {
                     1 if part.starts_with("rules") => format!("{of} {part}"),
                     _ => format!("{of} {part} {entries}"),
@@ -111,7 +112,7 @@ impl Migration {
     }
 }
 
-/// Describes the effect of a change to mode `to` on the connections of the modes in `from`.
+/// Describes the fate of connections that the modes in `from` opened, after a change to mode `to`.
 fn connections(from: &[&str], to: &str) -> &'static str {
     if from.contains(&"userspace") {
         "connections of userspace mode end with its process; all others continue"

@@ -1,6 +1,5 @@
-//! Finds the Service of a kernel entry by the names and addresses in the entry's text. Used for
-//! entries that no Service needs any more, and for rules, because no table of a mode records their
-//! Service.
+//! Finds the Service of a kernel entry by the names and addresses in the entry's text. The tables
+//! record no Service for two kinds of entries: rules, and entries that no Service needs any more.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -66,8 +65,8 @@ impl Names {
         named.or_else(at)
     }
 
-    /// Looks up a name. Comments of rules contain it. Names of nftables chains contain it among
-    /// other parts: `service-ULMVA6XW-default/web/tcp/http`.
+    /// Looks up a name from an entry's text. A comment of a rule is the name itself. The name of an
+    /// nftables chain contains more parts: `service-ULMVA6XW-default/web/tcp/http`.
     fn named(&self, word: &str) -> Option<&str> {
         let known = |name: &str| self.known.get(name).map(String::as_str);
         if let Some(found) = known(word) {
@@ -76,7 +75,7 @@ impl Names {
         let mut parts = word.split('/');
         let (first, service) = (parts.next()?, parts.next()?);
         let port = parts.nth(1).unwrap_or_default();
-        // A namespace may also contain dashes.
+        // A namespace may contain dashes, so every dash may be the separator.
         let mut namespaces = first.match_indices('-').map(|(at, _)| first.get(at + 1..));
         namespaces.find_map(|namespace| {
             let name = format!("{}/{service}", namespace?);

@@ -93,8 +93,7 @@ impl Traces {
         traces
     }
 
-    /// Returns the modes that have programmed this node. A trace counts only if a single mode
-    /// leaves it.
+    /// Returns the modes that have programmed this node. Ignores traces that several modes leave.
     pub(super) fn modes(&self, modes: Footprints) -> Vec<&'static str> {
         let has_left = |mode: &&&footprint::Footprint| {
             let others = || modes.iter().filter(|other| **other != **mode);
@@ -113,7 +112,8 @@ impl Traces {
     }
 }
 
-/// Runs all checks, and blocks meanwhile. `seen` is the forecast of a start, or `None` without one.
+/// Runs all checks on the calling thread. `seen` is the forecast of a start, or `None` without a
+/// forecast.
 pub(super) fn look(
     options: &Options,
     traces: &Traces,
@@ -217,7 +217,7 @@ fn pending(options: &Options, root: &Path) -> Vec<settings::Pending> {
     with_right.collect()
 }
 
-/// Returns a finding about state that could not be read.
+/// Returns a warning about kernel state that could not be read.
 fn unknown(name: &'static str, unread: &[String]) -> Finding {
     Finding::warn(
         name,
@@ -228,8 +228,8 @@ fn unknown(name: &'static str, unread: &[String]) -> Finding {
     )
 }
 
-/// Returns virtual servers that no kube-proxy created, with the Service ports that need their
-/// addresses.
+/// Returns the virtual servers that no kube-proxy created, each with the Service port that needs
+/// its address.
 ///
 /// # Errors
 ///
@@ -250,7 +250,7 @@ fn foreign(model: Option<&Model>) -> Result<Vec<other_proxies::Foreign>, Vec<Str
         .collect())
 }
 
-/// Returns the node's addresses with their links' names, without the modes' links.
+/// Returns the node's addresses, each with its link. Skips the links that modes create.
 fn own_addresses(traces: &Traces, unread: &mut Vec<String>) -> BTreeMap<IpAddr, String> {
     let mut found = BTreeMap::new();
     let made = footprint::links(footprints::ALL);
@@ -268,7 +268,7 @@ fn own_addresses(traces: &Traces, unread: &mut Vec<String>) -> BTreeMap<IpAddr, 
     for name in names {
         let link = match rtnetlink.link(name) {
             Ok(Some(link)) => link,
-            // The link has been removed meanwhile.
+            // The link was removed after the list of links was read.
             Ok(None) => continue,
             Err(error) => {
                 unread.push(format!("link {name}: {error}"));
@@ -338,7 +338,7 @@ mod tests {
 
     use super::*;
 
-    /// Querying nf_tables needs administrator rights.
+    /// Reading nf_tables needs administrator rights.
     #[test]
     fn state_that_cannot_be_read_is_unknown() {
         let look = || {
@@ -353,7 +353,7 @@ mod tests {
             let is_here = !matches!(opened, Err(nftables_netlink::Error::NoNftables));
             (is_here, Traces::read())
         };
-        // Capabilities belong to the thread, so a separate thread drops them.
+        // Capabilities belong to a thread, so a separate thread gives them up.
         let (is_here, traces) = thread::spawn(look).join().unwrap();
         if is_here {
             let told = |part: &str| traces.unread.iter().any(|line| line.contains(part));

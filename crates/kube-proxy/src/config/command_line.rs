@@ -65,7 +65,7 @@ pub enum CommandLineError {
     /// A flag with an invalid value.
     #[error(transparent)]
     Meaning(#[from] UnusableFlag),
-    /// A command that checks a start, without the daemon's flags.
+    /// A command that checks a start, given without any flag of the daemon.
     #[error(
         "`kube-proxy {question}` needs the flags of the daemon: give them, as in `kubectl -n \
          kube-system exec POD -- \
@@ -92,7 +92,7 @@ pub fn parse<A: Into<OsString>>(
     parse_with(arguments, config::read)
 }
 
-/// Reads a command line as [`parse`] does, but keeps the current values of the `waiting` fields.
+/// Reads a command line as [`parse`] does. The fields in `waiting` keep their current values.
 ///
 /// # Errors
 ///
@@ -107,9 +107,9 @@ pub fn parse_keeping<A: Into<OsString>>(
     })
 }
 
-/// Reads the command line of a starting process. The process may be restarting in its pod. Fields
-/// that need a restart keep the values of the prepared configuration (`--prepared-config`). The
-/// prepared configuration also replaces an invalid file.
+/// Reads the command line of a starting process, which may be a restart in the same pod. Fields
+/// that need a new pod keep their values from the prepared configuration (`--prepared-config`). If
+/// the configuration file is invalid, the prepared configuration replaces the file.
 ///
 /// # Errors
 ///
@@ -159,12 +159,12 @@ fn warned(
     read
 }
 
-/// Returns true if a command line requests a check of a start. The command line may contain errors.
+/// Returns true if a command line asks to check a start. Works on invalid command lines too.
 pub fn asks(arguments: &[OsString]) -> bool {
     arguments::asks(arguments)
 }
 
-/// Reads a command line as [`parse`] does, but with the configuration that `read` returns.
+/// Reads a command line as [`parse`] does. `read` replaces reading the configuration file.
 pub(crate) fn parse_as_if<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
@@ -172,7 +172,7 @@ pub(crate) fn parse_as_if<A: Into<OsString>>(
     parse_with(arguments, read)
 }
 
-/// Reads a command line. Uses `read` to read its configuration file.
+/// Reads a command line. `read` reads its configuration file.
 fn parse_with<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
@@ -214,12 +214,12 @@ fn parse_with<A: Into<OsString>>(
         }
     }
     let is_given = |flag: &str| {
-        // clap uses the struct field's name as the flag's id.
+        // clap's id of a flag is the name of the struct field.
         let id = match flag {
             "v" => "verbosity".to_owned(),
             other => other.replace('-', "_"),
         };
-        // A struct field without a flag cannot appear on a command line.
+        // A struct field without a flag has no id, and cannot appear on a command line.
         typed.try_contains_id(&id).is_ok()
             && typed.value_source(&id) == Some(ValueSource::CommandLine)
     };
@@ -264,7 +264,7 @@ fn parse_with<A: Into<OsString>>(
     Ok(match question {
         Some(question) => Command::Check(options, StartQuestion { question, answer }),
         None if flags.cleanup => {
-            // The cleanup covers all modes.
+            // A cleanup covers all modes, so a missing mode needs no warning.
             let no_mode = options.said.no_mode.take();
             let warnings = &mut options.said.warnings;
             warnings.retain(|warning| Some(warning) != no_mode.as_ref());
@@ -274,8 +274,8 @@ fn parse_with<A: Into<OsString>>(
     })
 }
 
-/// Reads the file of `--config`. Returns the flags with the file's fields, the file, and warnings
-/// about the file.
+/// Reads the file of `--config`. Returns the flags after the file's fields replaced them, the file,
+/// and warnings about the file.
 fn with_file(
     mut flags: Flags,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
@@ -305,7 +305,7 @@ fn with_file(
         .clone()
         .put(&mut flags, is_given)
         .map_err(wrong)?;
-    // The file has one address for each server, and no separate field for the port.
+    // The file gives each server one address with its port, and has no separate field for the port.
     let defaults = Flags::defaults();
     (flags.healthz_port, flags.metrics_port) = (defaults.healthz_port, defaults.metrics_port);
     Ok((flags, configuration, warnings))

@@ -1,9 +1,9 @@
 //! The configuration in effect for `/configz`: the equivalent file, as JSON.
 //!
 //! Upstream 1.36 serves `v1alpha1` (k/k#136044). Earlier versions served the internal type with
-//! Go's field names. Upstream converts from its internal type, which has one pair of periods: the
-//! periods of the mode (`pkg/proxy/apis/config/v1alpha1/conversion.go`). So the periods of other
-//! modes are 0 in upstream, and also here.
+//! Go's field names. Upstream converts from its internal type, which has one pair of sync periods,
+//! those of the chosen mode (`pkg/proxy/apis/config/v1alpha1/conversion.go`). So upstream shows 0
+//! for the periods of every other mode, and so does this page.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{Configuration, Period};
 
-/// Body of the page. A change of the configuration replaces it.
+/// Body of the page. `set` replaces it when the configuration changes.
 #[derive(Debug, Clone, Default)]
 pub struct Configz(Arc<Mutex<String>>);
 
@@ -39,7 +39,7 @@ impl Configz {
     }
 }
 
-/// Sets the periods of other modes to 0.
+/// Sets the sync periods of all modes except the chosen one to 0.
 fn of_its_mode(mut from: Configuration) -> Configuration {
     let mode = from.mode.clone().unwrap_or_default();
     for (of, sync, min_sync) in [

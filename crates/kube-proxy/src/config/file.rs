@@ -1,5 +1,5 @@
-//! Reads the configuration file strictly. If the only errors are unknown names, reads it leniently
-//! and warns.
+//! Reads the configuration file strictly. If unknown field names are the only errors, reads it
+//! leniently and warns.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -50,7 +50,7 @@ pub enum ConfigurationError {
 }
 
 impl ConfigurationError {
-    /// Converts an error about a flag to an error about the field of `file` that sets the flag.
+    /// Converts an error about a flag. The result names the field of `file` that sets the flag.
     pub(crate) fn of(file: &Path, field: &'static str, error: &UnusableFlag) -> Self {
         Self::Meaning {
             file: file.to_owned(),
@@ -79,7 +79,7 @@ pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), Configur
     })
 }
 
-/// Parses a file's text. An error has the number of its line, if known, and a message.
+/// Parses a file's text. Errors have a message and, if known, the line number.
 pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<u64>, String)> {
     let text = first_document(text);
     let mut warnings = Vec::new();
@@ -150,7 +150,8 @@ fn message(error: &serde_saphyr::Error) -> String {
         .render_with_formatter(&serde_saphyr::UserMessageFormatter)
 }
 
-/// Messages of the YAML reader about values of the wrong type, with the next step for each.
+/// Messages of the YAML reader about wrongly typed values, each with a plain text and the next
+/// step.
 const PLAIN: &[(&str, &str)] = &[
     ("invalid i32", "give a whole number"),
     ("invalid u32", "give a whole number, 0 or more"),
@@ -164,7 +165,7 @@ const PLAIN: &[(&str, &str)] = &[
     ("expected mapping start", "give fields with their values"),
 ];
 
-/// Returns the number of an error's line, and the message with the line's text.
+/// Returns the line number of an error, and a message with that line's text.
 fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
     let told = message(error);
     let told = told
@@ -184,8 +185,8 @@ fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
     (line, said.unwrap_or_else(|| told.to_owned()))
 }
 
-/// Collects the paths of fields in `tree` that `known` lacks. A map without known fields accepts
-/// any field.
+/// Collects the paths of fields in `tree` that are missing in `known`. A map without known fields
+/// accepts any field.
 fn find_unknown(prefix: &str, tree: &Value, known: &Value, unknown: &mut Vec<String>) {
     let (Some(tree), Some(known)) = (tree.as_object(), known.as_object()) else {
         return;

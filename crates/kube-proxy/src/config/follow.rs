@@ -65,10 +65,10 @@ pub async fn follow(
     }
 }
 
-/// Changes that need a restart and were reported.
+/// Changes that were reported and still need a restart.
 struct PendingRestart {
     told: Vec<Waiting>,
-    /// Channel on which the daemon sends its recorder.
+    /// Channel that delivers the daemon's event recorder.
     recording: Option<oneshot::Receiver<Recorder>>,
     recorder: Recorder,
 }
@@ -82,8 +82,7 @@ impl PendingRestart {
         }
     }
 
-    /// Reports changes that need a restart, once each. Also reports when no change needs a restart
-    /// any more.
+    /// Reports each change that needs a restart once. Also reports when none is left.
     async fn tell(&mut self, file: &Path, waiting: &[Waiting], node: &str) {
         if self.told == waiting {
             return;
@@ -112,7 +111,8 @@ impl PendingRestart {
     }
 }
 
-/// Returns the file for the prepared configuration, if this process follows a configuration file.
+/// Returns the file that stores the prepared configuration, if this process follows a configuration
+/// file.
 pub fn keeps_prepared(options: &Options) -> Option<&Path> {
     options.process.configuration_file.as_ref()?;
     options.process.prepared_configuration.as_deref()
@@ -130,8 +130,8 @@ pub fn keep_prepared(options: &Options) {
     }
 }
 
-/// Reads the options of the same command line again. Settings that need a restart keep their
-/// current values.
+/// Reads the same command line and file again. Settings that need a restart keep their current
+/// values.
 fn reread(waiting: &[Waiting]) -> Result<Options, CommandLineError> {
     match command_line::parse_keeping(std::env::args_os(), waiting)? {
         Command::Run(options) | Command::Check(options, _) | Command::Cleanup(options) => {

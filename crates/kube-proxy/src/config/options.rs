@@ -10,7 +10,8 @@
 //!             └─▶ Said              messages for the operator
 //! ```
 //!
-//! Each part is compared as a whole, to find the parts that a changed configuration file changes.
+//! When the configuration file changes, each part is compared as a whole. Only readers of changed
+//! parts get new options.
 
 pub(crate) mod object_source;
 pub mod process;
@@ -45,22 +46,22 @@ pub struct Options {
     pub modes: modes::settings::Settings,
     /// Kernel settings that flags request.
     pub kernel: sysctl::settings::Settings,
-    /// Messages about the flags.
+    /// Notes and warnings about the flags.
     pub said: Said,
 }
 
-/// The user's settings, and messages about them for the operator.
+/// Settings that the user gave, and messages about them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Said {
     /// The settings as a configuration file, including settings without effect.
     pub configuration: Configuration,
     /// Origin of the mode: `--proxy-mode`, a file, or `the default`.
     pub mode_from: String,
-    /// Messages about choices made by default.
+    /// Messages about values that this program chose because the user gave none.
     pub notes: Vec<String>,
     /// Warnings about the settings, one message each.
     pub warnings: Vec<String>,
-    /// Warning that no mode was set. `warnings` also contains it.
+    /// Warning that no mode was set, also contained in `warnings`.
     pub no_mode: Option<String>,
 }
 
@@ -75,7 +76,7 @@ impl Said {
 }
 
 impl Said {
-    /// Logs the flags as typed, at high verbosity, and the messages about them.
+    /// Logs the flags as typed, at high verbosity, and the notes and warnings.
     pub fn tell(&self, log: &logging::settings::Settings) {
         if log.verbosity >= 1 {
             for line in command_line::as_typed(env::args_os()) {
@@ -127,7 +128,7 @@ impl Options {
         })
     }
 
-    /// Returns the treatment of Services' external IPs.
+    /// Returns how to treat the external IPs of Services.
     pub(crate) fn external_ips(&self) -> ExternalIps {
         if self.process.gates.is_on(EXTERNAL_IPS) {
             ExternalIps::Served
@@ -146,7 +147,7 @@ impl Options {
     }
 }
 
-/// Checks the values of flags without effect. As in upstream, such flags must be valid.
+/// Checks the values of flags that have no effect, because upstream also rejects invalid ones.
 fn check_unused(flags: &Flags) -> Result<(), UnusableFlag> {
     if flags.config_sync_period.is_zero() {
         return Err(UnusableFlag::new(
@@ -165,7 +166,7 @@ fn check_unused(flags: &Flags) -> Result<(), UnusableFlag> {
     Ok(())
 }
 
-/// Returns warnings about flags without effect.
+/// Returns a warning for each flag without effect.
 fn warnings(flags: &Flags, chosen: ProxyMode) -> Vec<String> {
     let defaults = Flags::defaults();
     let mut warnings = Vec::new();

@@ -1,9 +1,9 @@
 //! Stores the configuration for which a pod was prepared (`--prepared-config`), in a volume with
 //! the lifetime of the pod.
 //!
-//! A container may restart in its pod, after a crash or for lack of memory. It then reads a
-//! ConfigMap that may have changed, and no init container runs before it. So changes that need a
-//! restart continue to wait for the next pod. Other fields take effect with the values of the file.
+//! A container may restart within its pod, after a crash or when memory runs out. The ConfigMap may
+//! have changed by then, and no init container runs again. So fields that need a new pod keep their
+//! stored values. All other fields take the values of the file.
 
 use std::fs;
 use std::io;

@@ -73,10 +73,10 @@ impl Question {
 /// Output format of a command (`-o`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Output {
-    /// Shortened lines for people.
+    /// Short output for people, which omits entries above a limit.
     #[default]
     Text,
-    /// Every line for people, without shortening.
+    /// Full output for people.
     Wide,
     /// A JSON object.
     Json,

@@ -6,13 +6,12 @@
 //!                 └─ fields that need a restart ─▶ reported, keep their values
 //! ```
 //!
-//! No change of the file ends the process. A change reaches all nodes of a cluster within a minute
-//! or two, in any order. A process that exited because of the change would restart in the same pod,
-//! where no init container runs. All nodes would then apply the change at the same time: use
-//! another data plane, or fail to start.
+//! A change of the file never ends the process, because it reaches all nodes within a minute or
+//! two. If each process exited then, it would restart in the same pod, without its init containers.
+//! All nodes would change their data plane, or fail to start, at the same time.
 //!
-//! An operator who restarts the pods by a rolling update chooses the time and notices a failure on
-//! the first node. The rolling update also runs the init containers.
+//! With a rolling update, the operator chooses the time, sees a failure on the first node, and gets
+//! the init containers run.
 //!
 //! Upstream intends to exit, but does not do so in a cluster. It loses its watch when a mounted
 //! ConfigMap changes (k/k#132949, k/k#139204), so its pods also need a manual restart.
@@ -25,7 +24,7 @@ use serde_json::Value;
 use super::settings::{Change, ROWS};
 use super::{Configuration, MODE_SECTIONS, settings};
 
-/// A changed field that takes effect only after a restart.
+/// Changed field whose new value waits for a restart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
     /// Path of the field.
@@ -55,7 +54,7 @@ impl Configuration {
         let value =
             |tree: &Value, path: &str| settings::at(tree, path).cloned().unwrap_or_default();
         let waits = |path: &String| {
-            // These fields belong to the mode that the file names.
+            // These fields belong to the mode that the configuration file chooses.
             let is_of_a_mode = MODE_SECTIONS.iter().any(|of| settings::is_within(path, of));
             change_of(path) == Change::Restart || (has_other_mode && is_of_a_mode)
         };
@@ -69,7 +68,7 @@ impl Configuration {
             .collect()
     }
 
-    /// Returns the configuration in which the waiting fields keep their current values.
+    /// Returns this configuration, except that the waiting fields keep their current values.
     pub(crate) fn keeping(self, waiting: &[Waiting]) -> Self {
         let mut tree = self.tree();
         for Waiting { path, used, .. } in waiting {
@@ -78,7 +77,7 @@ impl Configuration {
                 *field = used.clone();
             }
         }
-        // The tree was created from a valid configuration.
+        // Cannot fail: the tree comes from a valid configuration.
         serde_json::from_value(tree).unwrap_or(self)
     }
 
@@ -93,8 +92,8 @@ impl Configuration {
     }
 }
 
-/// Returns the step that puts a change of the field at `path` into effect. A field without a flag
-/// has no effect and needs no restart.
+/// Returns how a change of the field at `path` takes effect. A field without a flag has no effect,
+/// so its change needs no restart.
 pub fn change_of(path: &str) -> Change {
     ROWS.iter()
         .find(|row| row.path == path)
@@ -106,7 +105,8 @@ pub fn fields() -> Vec<String> {
     leaves(&settings::every_field()).into_keys().collect()
 }
 
-/// Returns the fields that are not sections, by their paths. Names of feature gates are not paths.
+/// Returns all fields that are not sections, by path. Skips the names of feature gates, which are
+/// values.
 fn leaves(tree: &Value) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     let mut sections = vec![(String::new(), tree)];

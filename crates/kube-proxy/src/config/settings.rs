@@ -21,18 +21,17 @@ pub(super) struct Row {
     pub(super) change: Change,
 }
 
-/// Step that puts a changed setting into effect.
+/// Time at which a changed setting takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// None: the running process applies the change.
+    /// At once: the running process applies the change.
     Live,
-    /// A restart, because the process opens dependent state only once.
+    /// After a restart, because the process opens the state that depends on the setting only once.
     Restart,
 }
 
-/// Generates the code that reads and writes the rows' flags. A row has four parts. They are the
-/// field's path as text and as Rust fields, the flag's name as text, its Rust field, and the step
-/// that a change needs.
+/// Generates the code that converts between fields and flags. Each row has the field's path as text
+/// and as Rust fields, the flag's name as text, its Rust field, and how a change takes effect.
 macro_rules! rows {
     ($($path:literal [$($field:tt)+] $name:literal [$flag:ident] $change:ident;)+) => {
         /// Rows of all fields that have a flag.
@@ -124,7 +123,7 @@ pub(crate) fn field_of(flag: &str) -> Option<&'static str> {
 
 /// Replaces names of flags in `text` by the paths of their fields.
 pub(super) fn in_terms_of_fields(text: &str) -> String {
-    // Longest names first, because a name may begin with another name.
+    // The longest names come first, because one name may be the beginning of another.
     let mut rows: Vec<_> = ROWS.iter().collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.flag.len()));
     rows.into_iter().fold(text.to_owned(), |text, row| {
@@ -132,7 +131,8 @@ pub(super) fn in_terms_of_fields(text: &str) -> String {
     })
 }
 
-/// Reports whether a flag overrides the file: upstream's log flags and `--hostname-override`.
+/// Reports whether a flag on the command line overrides the file. Upstream has this rule for log
+/// flags and `--hostname-override`.
 pub(crate) fn wins_over_file(flag: &str) -> bool {
     matches!(flag, "hostname-override" | "v" | "vmodule") || flag.starts_with("log")
 }
@@ -144,7 +144,8 @@ impl Configuration {
         Self::default().completed(flags)
     }
 
-    /// Sets the fields that have a flag from `flags`, and missing other fields to their defaults.
+    /// Completes a configuration. Missing fields get their values from `flags` if they have a flag,
+    /// else their defaults.
     pub(crate) fn completed(mut self, flags: &Flags) -> Self {
         self.take(flags);
         self.api_version = Some(API_VERSION.to_owned());
@@ -160,13 +161,13 @@ impl Configuration {
             (&mut self.healthz_bind_address, flags.healthz_port),
             (&mut self.metrics_bind_address, flags.metrics_port),
         ] {
-            // An invalid address is rejected elsewhere.
+            // Ignores an invalid address: another check rejects it.
             if let Some(Ok(at)) = address.as_deref().map(|text| go::listen(text, port)) {
                 *address = Some(at.map(|at| at.to_string()).unwrap_or_default());
             }
         }
         for lists in [&mut self.ipvs.exclude_cidrs, &mut self.node_port_addresses] {
-            // A list flag may be given several times.
+            // A list flag may occur several times on the command line.
             let items = lists.iter().flatten().flat_map(|list| list.split(','));
             let items: Vec<_> = items
                 .map(str::trim)
@@ -201,8 +202,8 @@ impl Configuration {
         self
     }
 
-    /// Replaces the flags by the values of a file or its defaults. Flags on the command line
-    /// (`is_given`) that override the file stay.
+    /// Replaces the flags by the values of a file, or by the file's defaults. Keeps flags on the
+    /// command line (`is_given`) that override the file.
     pub(crate) fn put(
         mut self,
         flags: &mut Flags,
@@ -220,7 +221,7 @@ impl Configuration {
             self.metrics_bind_address
                 .get_or_insert("[::1]:10249".to_owned());
         }
-        // Upstream's defaults for the file lack this period of IPVS mode.
+        // Upstream's file has no default for this period of IPVS mode.
         self.ipvs.min_sync_period.get_or_insert_default();
         let mut file = Flags::defaults();
         self.give(&mut file, |_| false)?;
@@ -229,7 +230,7 @@ impl Configuration {
         whole.give(flags, |flag| wins_over_file(flag) && is_given(flag))
     }
 
-    /// Removes empty and zero values, which upstream treats as missing.
+    /// Removes empty and zero values, because upstream treats them as unset.
     fn unset_zeros(&mut self) {
         for text in [
             &mut self.bind_address,

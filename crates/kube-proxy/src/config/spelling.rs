@@ -9,8 +9,8 @@ use flags::go;
 
 use super::{FileVerbosity, Period};
 
-/// Conversion between the value of a flag and of a field. A field's value that the flag cannot have
-/// is an error, with the allowed values.
+/// Conversion between a flag's value and a field's value. If the flag cannot express a field's
+/// value, the error lists the allowed values.
 pub(super) trait Spelling<F>: Sized {
     fn to_field(&self) -> F;
     fn from_field(field: F) -> Result<Self, (String, &'static str)>;

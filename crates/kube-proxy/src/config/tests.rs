@@ -71,7 +71,7 @@ fn error(text: &str) -> String {
     }
 }
 
-/// Removes the origin of the settings from the options.
+/// Clears the fields that record where the options came from and the messages about them.
 fn bare(mut options: Options) -> Options {
     options.process.configuration_file = None;
     options.said.notes.clear();
@@ -383,7 +383,7 @@ fn a_warning_names_the_flag_that_overrides_the_file() {
         warnings,
         ["--log-flush-frequency has no effect: every line is written at once"]
     );
-    // A separate line reports that this flag is ignored.
+    // The list of ignored flags reports this flag separately.
     let warnings = file
         .options("--kube-api-qps=50")
         .said
@@ -572,7 +572,7 @@ fn written(line: &str) -> (PathBuf, String) {
 fn the_written_default_configuration_equals_upstreams() {
     let (file, text) = written("");
     assert_eq!(file, PathBuf::from("/w"));
-    // The text equals upstream's file, except for a period of another mode.
+    // The text equals upstream's file, except for one sync period of another mode.
     assert_eq!(
         text.replace('"', ""),
         include_str!("upstream-1.30.5.yaml")
@@ -621,7 +621,7 @@ fn a_written_configuration_parses_to_the_same_options() {
     }
 }
 
-/// The tree of known fields contains each field of kubeadm's file, and the path of each row.
+/// The tree of known fields contains every field of kubeadm's file and the path of every row.
 #[test]
 fn each_configuration_field_has_its_documented_path() {
     let mut tree = Configuration::of(&Flags::defaults()).tree();
@@ -662,8 +662,8 @@ fn periods_are_formatted_as_by_go() {
     }
 }
 
-/// Follows a file until it changes. Returns the changed fields, or an empty list if no field
-/// changes within a short time after `change`.
+/// Follows a file while `change` runs. Returns the changed fields, or an empty list if none changes
+/// soon afterwards.
 async fn changed_by(file: &File, change: impl FnOnce()) -> Vec<String> {
     let used = file.options("").said.configuration;
     let reread = || match file.with("") {
@@ -784,7 +784,7 @@ fn changed_fields_are_reported_as_live_or_as_needing_a_restart() {
             &["hostnameOverride"],
             Change::Restart,
         ),
-        // The same settings in other spellings.
+        // The same settings, spelled differently.
         (
             "mode: iptables\ndetectLocalMode: ''\nnodePortAddresses: []",
             &[],
@@ -801,8 +801,8 @@ fn changed_fields_are_reported_as_live_or_as_needing_a_restart() {
     }
 }
 
-/// Returns the options of `file`, in which waiting settings keep their values from `used`. Also
-/// returns the waiting fields.
+/// Returns the options from `file` and the waiting fields. Waiting settings keep their values from
+/// `used`.
 fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
     let new = file.options("");
     let waiting = used.said.configuration.waits(&new.said.configuration);
@@ -907,7 +907,7 @@ fn a_start_uses_the_configuration_that_was_prepared_for_the_pod() {
             .differences(&again.said.configuration),
         ["clusterCIDR"]
     );
-    // Preparing a pod uses the settings of the file.
+    // An init container that prepares a pod uses the settings of the file.
     assert_eq!(
         start("--init-only").unwrap().modes.chosen,
         ProxyMode::Iptables
@@ -947,8 +947,8 @@ fn a_start_uses_the_configuration_that_was_prepared_for_the_pod() {
     }
 }
 
-/// The tables for operators name each flag and each field once. A flag and a field that are the
-/// same setting share a row. The columns about effect and change match the program.
+/// The operators' tables name each flag and each field once. A flag and a field of the same setting
+/// share a row. The columns about effect and change match the program.
 #[test]
 fn the_documentation_lists_each_flag_and_field() {
     use clap::CommandFactory as _;
@@ -1012,8 +1012,8 @@ fn configz(fields: &str) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-/// The page equals the page of 1.36 since k/k#136044: the file with version and kind, and Go's
-/// rules for omitted fields.
+/// The page equals the page of upstream 1.36 since k/k#136044: the file with its version and kind.
+/// Empty fields follow Go's rules.
 #[test]
 fn configz_contains_the_complete_configuration() {
     let fields = "mode: ipvs\nhostnameOverride: node1\nclusterCIDR: 10.10.0.0/16,fd00::/64\niptables: {masqueradeAll: true}\n\

@@ -1,5 +1,5 @@
-//! Table of settings that are accepted without effect, each with the reason. Reports the user's
-//! settings that are in the table.
+//! Lists settings that are accepted without effect, each with the reason. Reports the user's
+//! settings that are in this list.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -45,14 +45,14 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("winkernel", "it is of Windows"),
 ];
 
-/// Returns the table's field or section that contains `path`, if any.
+/// Returns the listed field or section that contains `path`, if any.
 #[cfg(test)]
 pub(super) fn without_effect(path: &str) -> Option<&'static str> {
     let mut all = WITHOUT_EFFECT.iter().map(|(section, _)| *section);
     all.find(|section| is_within(path, section))
 }
 
-/// Returns the fields that only other modes read, each with the reason.
+/// Returns the fields that only other modes read, each with the reason why they have no effect.
 fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
     let mut heard_by = BTreeMap::<&str, Vec<&str>>::new();
     for mode in ProxyMode::ALL.map(ProxyMode::definition) {
@@ -66,8 +66,7 @@ fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
     heard_by.map(|(field, modes)| (field, why(modes))).collect()
 }
 
-/// Source of the user's settings: the command line, or a file that overrides most of the command
-/// line.
+/// Settings as the user gave them: on the command line, or in a file that overrides most of it.
 pub(crate) struct GivenSettings<'a> {
     /// Returns true if a flag is on the command line.
     pub(crate) typed: &'a dyn Fn(&str) -> bool,
@@ -76,8 +75,9 @@ pub(crate) struct GivenSettings<'a> {
 }
 
 impl GivenSettings<'_> {
-    /// Returns a line for each of the user's settings that differs from its default and has no
-    /// effect. The line names the setting as the user did. `flags` are the flags in effect.
+    /// Returns one line for each of the user's settings that has no effect and differs from its
+    /// default. The line uses the user's name of the setting, flag or field. `flags` are the flags
+    /// in effect.
     pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {
         let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();
         let in_effect = file.completed(flags);
@@ -109,8 +109,8 @@ impl GivenSettings<'_> {
         lines
     }
 
-    /// Returns the settings that differ from their defaults: flags in effect on the command line,
-    /// and fields of the file.
+    /// Returns the settings that differ from their defaults: flags on the command line that take
+    /// effect, and fields of the file.
     fn differences(&self, in_effect: &Configuration) -> (Vec<&'static Row>, Vec<String>) {
         let counts = |row: &&Row| {
             (self.typed)(row.flag) && (self.file.is_none() || wins_over_file(row.flag))
@@ -131,11 +131,10 @@ impl GivenSettings<'_> {
     }
 }
 
-/// Returns the configuration that an empty file defines. It differs slightly from a command line
-/// without flags.
+/// Returns the configuration of an empty file, which differs slightly from an empty command line.
 fn of_empty_file() -> Configuration {
     let mut flags = Flags::defaults();
-    // An empty configuration has no invalid value.
+    // Cannot fail: an empty configuration has no invalid value.
     let _ = Configuration::default().put(&mut flags, |_| false);
     Configuration::of(&flags)
 }

@@ -6,21 +6,21 @@
 //!   rules were removed from the kernel ── frontends ─▶         if they changed, or were repaired
 //! ```
 //!
-//! Flows are compared after the rules are written, so that the next packet of a deleted flow
-//! matches the new rules. The table is never flushed (k/k#122740). Only flows in conntrack's
-//! default zone are deleted: other zones belong to other programs.
+//! The comparison of flows starts after the rules are written, so that the next packet of a deleted
+//! flow matches the new rules. The conntrack table is never flushed (k/k#122740). Only flows in
+//! conntrack's default zone are deleted, because other zones belong to other programs.
 //!
 //! When a destination is removed, IPVS deletes both its own entry of a flow and the tracked flow
-//! (`expire_nodest_conn`, Linux 5.9). The remaining stale flows are unknown to IPVS. They were
-//! opened before the Service existed, or while this program did not run. Or another program had
-//! deleted the virtual server, or has NAT rules for the flow. In the other modes, only this module
-//! deletes stale flows.
+//! (`expire_nodest_conn`, Linux 5.9). So in IPVS mode, this module deletes only flows that IPVS
+//! does not know. A client opened such a flow before the Service existed, while this program did
+//! not run, or while another program had deleted the virtual server. Another program may also have
+//! NAT rules for the flow. In all other modes, this module deletes every stale flow.
 //!
-//! No other work waits for this comparison. Changes that arrive during a walk through the table are
-//! handled together after the walk. A node may track a million flows. The worker compares each flow
-//! while the kernel lists the table, and deletes stale flows in batches. A walk deletes a limited
-//! number of flows of each Service, so that a Service with many stale flows does not delay the
-//! other Services.
+//! No other work waits for this comparison. The worker handles all changes that arrive during a
+//! walk through the table together, after the walk. A node may track a million flows, so the worker
+//! compares each flow while the kernel lists the table, and deletes stale flows in batches. One
+//! walk deletes a limited number of each Service's flows. A Service with many stale flows therefore
+//! does not delay other Services.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -41,10 +41,11 @@ use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
 
-/// Number of flows that one netlink call deletes. Each flow needs a message and a reply in memory.
+/// Number of flows that one netlink call deletes. Each deletion holds a message and a reply in
+/// memory.
 const FLOWS_PER_CALL: usize = 4_096;
-/// Number of flows of one Service that one pass through the table deletes. Deleting them takes the
-/// kernel about as long as listing the table.
+/// Number of flows of one Service that one pass through the table deletes. Deleting so many takes
+/// the kernel about as long as listing the table.
 const FLOWS_PER_PASS: usize = 65_536;
 
 /// Deletes the stale flows of one family.
@@ -52,13 +53,13 @@ const FLOWS_PER_PASS: usize = 65_536;
 pub(crate) struct StaleFlows {
     family: IpFamily,
     worker: Worker<Cleaner>,
-    /// Services with UDP ports that the worker thread already knows.
+    /// Services with UDP ports that were already sent to the worker thread.
     known: HashSet<NamespacedName>,
-    /// Changed Services that the worker receives once the kernel has them.
+    /// Changed Services that are sent to the worker once the kernel has them.
     waiting: HashMap<NamespacedName, UdpService>,
-    /// Number of calls that the worker has not begun.
+    /// Number of calls that the worker has not started.
     queued: Arc<AtomicUsize>,
-    /// True if the worker received a change after the last comparison of flows.
+    /// True if the worker received a change after it last compared flows.
     is_due: Arc<AtomicBool>,
 }
 
@@ -93,7 +94,7 @@ impl StaleFlows {
         })
     }
 
-    /// Collects changed Services. `compare` hands them to the worker once the kernel has them.
+    /// Collects changed Services. `compare` sends them to the worker once the kernel has them.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let view = model.view(name).filter(|view| {
@@ -112,8 +113,9 @@ impl StaleFlows {
         }
     }
 
-    /// Starts a comparison of the flows for one of three reasons. Changed or repaired UDP Services
-    /// reached the kernel. UDP entries were removed from the kernel. An earlier comparison failed.
+    /// Starts a comparison of the flows if one of three reasons exists. Changed or repaired UDP
+    /// Services reached the kernel, UDP entries were removed from the kernel, or an earlier
+    /// comparison failed.
     pub(crate) fn compare(
         &mut self,
         model: &Model,
@@ -125,23 +127,23 @@ impl StaleFlows {
             .filter_map(|service| self.waiting.remove_entry(service))
             .collect();
         let mut repaired = report.repaired.iter();
-        // A flow that was opened while the entry was missing has no endpoint, although no endpoint
-        // changed.
+        // A repaired Service needs a comparison even if its endpoints are unchanged: a flow opened
+        // while the entry was missing has no endpoint.
         let is_repaired = repaired.any(|service| self.known.contains(service));
         let is_idle =
             self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);
         if is_idle && updates.is_empty() && !is_repaired && report.withdrawn.is_empty() {
-            // A change without UDP does not wake the thread.
+            // A change without a UDP port does not wake the thread.
             return;
         }
         let withdrawn = report.withdrawn.clone();
         let node_ports = node_ports.cloned();
-        // While an object cannot be read, the flow's endpoint may belong to that object and still
-        // serve.
+        // A flow's endpoint may belong to an unreadable object and still serve. Deletions therefore
+        // need all objects.
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
         let queued = Arc::clone(&self.queued);
-        // The worker runs the call even if its result is dropped.
+        // Dropping the result is safe: the worker runs the call anyway.
         drop(self.worker.call(move |cleaner| {
             cleaner.take(updates, withdrawn, is_repaired);
             let is_last = queued.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -157,20 +159,20 @@ impl StaleFlows {
 struct Cleaner {
     family: IpFamily,
     metrics: Metrics,
-    /// Counters of the current mode. It knows the flows that this process relays.
+    /// Counters of the current mode. They also list the flows that this process relays.
     counters: Counters,
     services: UdpServices,
     /// True if a Service changed since the last comparison of flows.
     is_due: Arc<AtomicBool>,
-    /// Number of calls that wait for the current one.
+    /// Number of calls queued behind the current one.
     queued: Arc<AtomicUsize>,
     /// Last failure in the log.
     failure: Option<String>,
 }
 
 impl Cleaner {
-    /// Applies changes to the known Services, then compares the flows. The caller cannot set
-    /// `is_due` instead: a running pass would clear the flag without having seen the change.
+    /// Applies changes to the known Services, and marks the flows as due for a comparison. The
+    /// caller cannot set `is_due`: a running pass would clear it without having seen the change.
     fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>, is_repaired: bool) {
         let mut concerns_flows = is_repaired || !withdrawn.is_empty();
         self.services.withdraw(withdrawn);
@@ -190,7 +192,7 @@ impl Cleaner {
             }
             self.is_due.store(true, Ordering::Release);
             let waits_for_others = is_over || self.failure.is_some();
-            // Waiting changes of Services are handled before the rest of the table.
+            // Handles queued changes of Services before the rest of the table.
             if waits_for_others || self.queued.load(Ordering::Acquire) > 0 {
                 return;
             }
@@ -198,7 +200,7 @@ impl Cleaner {
     }
 
     /// Walks once through the conntrack table and logs the outcome. Returns true if no stale flow
-    /// is left.
+    /// remains.
     fn pass(&mut self, node_ports: &NodePorts) -> bool {
         let family = self.family;
         let began = Instant::now();
@@ -235,8 +237,8 @@ impl Cleaner {
     }
 
     fn try_pass(&self, node_ports: &NodePorts) -> Result<PassOutcome> {
-        // One socket lists the table while the other deletes flows. If the flow that the kernel
-        // listed last was deleted, the kernel lists its bucket again.
+        // One socket lists the table while the other deletes flows. If the flow listed last was
+        // deleted meanwhile, the kernel lists its bucket again.
         let mut conntrack = Conntrack::open()?;
         let mut deleting = Conntrack::open()?;
         let mut pass =
@@ -257,7 +259,7 @@ impl Cleaner {
         })
     }
 
-    /// Returns the owner of a flow if it is stale.
+    /// Returns the Service of a flow if the flow is stale.
     fn find_stale(&self, flow: &Flow, node_ports: &NodePorts) -> Option<StaleOf<'_>> {
         let is_default_zone = [flow.zone, flow.original.zone, flow.reply.zone] == [0; 3];
         let (destination, answerer) = (flow.original.destination, flow.reply.source);
@@ -266,10 +268,10 @@ impl Cleaner {
             .filter(|_| is_default_zone && !self.is_relayed(destination, answerer, node_ports))
     }
 
-    /// Reports whether the userspace mode relays this flow through a listening port of a Service
-    /// that claims the flow's destination. The relay itself moves such flows to another endpoint.
-    /// Without the conntrack entry, a reply already sent would not be translated back. If another
-    /// Service now has the destination, only new flows are redirected to that Service.
+    /// Reports whether userspace mode relays this flow through a listening port of a Service that
+    /// claims the flow's destination. The relay itself moves such flows to another endpoint, so
+    /// their conntrack entries must stay. Without the entry, the kernel would no longer translate
+    /// replies. If another Service owns the destination now, only new flows are redirected to it.
     fn is_relayed(
         &self,
         destination: SocketAddr,
@@ -291,12 +293,11 @@ impl Cleaner {
 struct PassOutcome {
     compared: usize,
     deleted: usize,
-    /// True if the pass left no stale flow for the next pass.
+    /// True if the next pass has no stale flow to delete.
     is_over: bool,
 }
 
-/// Stale flows of one pass, deleted in batches. A pass deletes a limited number of flows of each
-/// Service.
+/// Stale flows of one pass, deleted in batches. A pass deletes a limited number per Service.
 struct Pass<'a, D> {
     delete: D,
     piece: Vec<Flow>,
@@ -338,8 +339,8 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
         self.piece.clear();
     }
 
-    /// Deletes the last batch. Returns the number of deleted flows, and true if no stale flow is
-    /// left for the next pass.
+    /// Deletes the last batch. Returns the number of deleted flows, and true if the next pass has
+    /// no stale flow to delete.
     fn end(mut self) -> Result<(usize, bool)> {
         if !self.piece.is_empty() {
             self.delete_piece();
@@ -351,7 +352,8 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
     }
 }
 
-/// Deletes flows and counts the existing ones. A rejected deletion does not stop the rest.
+/// Deletes flows and counts the ones that still existed. A rejected deletion does not stop the
+/// rest.
 fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Result<()> {
     let outcomes = conntrack
         .delete(stale)
@@ -424,7 +426,7 @@ mod tests {
         assert_eq!(told(gone("dns")), "dns: gone");
     }
 
-    /// Returns a flow from a client's port to a Service, with an endpoint that was removed.
+    /// Returns a flow from a client's port to a Service whose endpoint was removed.
     fn flow(to: [u8; 4], client: usize) -> Flow {
         let port = u16::try_from(client % 60_000).unwrap() + 1;
         let host = u8::try_from(client / 60_000).unwrap();

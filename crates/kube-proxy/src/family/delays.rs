@@ -1,6 +1,6 @@
-//! Delays that the mode does not know. They are changes that the mode has not received yet, and
-//! removals that wait until every object can be read. A mode does not count such removals, because
-//! no client waits for them. The status shows them to operators.
+//! Delays outside of the mode: changes that the mode has not received yet, and removals that wait
+//! until every object is readable. A mode does not count held-back removals, because no client
+//! waits for them. The status shows them to operators.
 
 use std::time::Instant;
 
@@ -9,24 +9,23 @@ use proxy::{Changes, Model, Standing};
 /// Delays of one family.
 #[derive(Debug, Default)]
 pub(super) struct Delays {
-    /// Number of changed Services that the families have not received yet, and the time at which
-    /// the first change was received.
+    /// Number of changed Services that the families have not received yet, with the arrival time of
+    /// the oldest.
     waiting: Option<(usize, Instant)>,
-    /// Time at which the first change was received that the mode has not processed.
+    /// Arrival time of the oldest change that the mode has not processed.
     heard: Option<Instant>,
     /// Time at which removals started to be held back.
     held_back: Option<Instant>,
 }
 
 impl Delays {
-    /// Records the number of changed Services that no family has received yet, and the time of the
-    /// first.
+    /// Records the number of changed Services that no family has received yet, with the arrival
+    /// time of the oldest.
     pub(super) fn wait(&mut self, waiting: Option<(usize, Instant)>) {
         self.waiting = waiting;
     }
 
-    /// Records that the family received changes. `heard` is the time at which the first change was
-    /// received.
+    /// Records that the family received changes. `heard` is the arrival time of the oldest.
     pub(super) fn add(&mut self, heard: Option<Instant>) {
         self.heard = self.heard.or(heard);
     }
@@ -36,13 +35,13 @@ impl Delays {
         self.heard = None;
     }
 
-    /// Records that the mode has received a batch. `heard` is the time at which the first remaining
-    /// change was received, if known.
+    /// Records that the mode received a batch. `heard` is the arrival time of the oldest change
+    /// that remains, if known.
     pub(super) fn go_on(&mut self, heard: Option<Instant>) {
         self.heard = heard.or(self.heard);
     }
 
-    /// Checks whether removals are held back because objects cannot be read.
+    /// Updates whether removals are held back because some objects are unreadable.
     pub(super) fn look(
         &mut self,
         model: &Model,
@@ -57,7 +56,7 @@ impl Delays {
         self.held_back = (!may_remove && stays()).then(|| self.held_back.unwrap_or(now));
     }
 
-    /// Returns the family's progress with these delays added.
+    /// Returns the progress `standing` with these delays added.
     pub(super) fn added_to(&self, mut standing: Standing, changes: &Changes) -> Standing {
         if !changes.is_empty() {
             standing.pending += changes.services.len().max(1);

@@ -1,5 +1,4 @@
-//! Log lines about syncs. Each line reports a new fact once. Retries of the same failure log no
-//! further line.
+//! Log lines about syncs. Each line reports a new fact. Retries of a reported failure stay silent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -11,12 +10,12 @@ use tracing::{debug, error, info, warn};
 
 use crate::events::{Event, Recorder};
 
-/// Largest number of failures listed by name. Without it, a kernel that rejects every write would
-/// flood the log.
+/// Largest number of failures listed by name. Without this limit, a kernel that rejects every write
+/// would flood the log.
 const NAMED_FAILURES_MAX: usize = 20;
 /// Largest number of new conflicts listed by name, in the log and as events.
 const NAMED_CONFLICTS_MAX: usize = 20;
-/// Time after which a failure that did not recur counts as new. Retries come more often.
+/// Time after which a failure counts as new if it did not recur meanwhile. Retries come more often.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
 /// Logs the new facts in each report of one family.
@@ -26,27 +25,27 @@ pub(crate) struct Reporter {
     recorder: Recorder,
     failing: BTreeMap<Failure, Failing>,
     conflicts: BTreeSet<Conflict>,
-    /// Number of conflicts above the limit of a report's list.
+    /// Number of conflicts beyond the limit of a report's list.
     more_conflicts: usize,
-    /// Reason for each part of the kernel's state that cannot be read.
+    /// Reason why each unreadable part of the kernel's state cannot be read.
     unreadable: BTreeMap<&'static str, String>,
     /// Drift by kind of entry. Few kinds exist.
     drift: BTreeMap<&'static str, DriftTotal>,
-    /// Start of the first sync with its number of writes, or `None` once that sync is complete.
+    /// Start of the first sync and its number of writes. `None` once that sync is complete.
     first: Option<(Instant, usize)>,
 }
 
 /// Times of a failing entry.
 #[derive(Debug, Clone, Copy)]
 struct Failing {
-    /// Time of the first failure.
+    /// Time of the entry's first failure.
     since: Instant,
-    /// Time of the last failure.
+    /// Time of the entry's last failure.
     seen: Instant,
 }
 
 impl Reporter {
-    /// Returns a reporter for a family without any logged facts.
+    /// Returns a reporter that has logged no facts yet.
     pub(crate) fn new(family: IpFamily, recorder: Recorder, now: Instant) -> Self {
         Self {
             family,
@@ -60,7 +59,7 @@ impl Reporter {
         }
     }
 
-    /// Returns the reported facts that still hold, at most `most` of each kind.
+    /// Returns the logged facts that still hold, at most `most` of each kind.
     pub(crate) fn seen(&self, most: usize, now: Instant) -> FamilyProblems {
         let failures = self.failing.iter().take(most).map(|(failure, failing)| {
             let since = now.saturating_duration_since(failing.since);
@@ -97,7 +96,7 @@ impl Reporter {
         if let Some(conflicts) = &report.conflicts {
             self.conflicts(conflicts, report.more_conflicts, model);
         }
-        // The log already lists these virtual servers as failures.
+        // These virtual servers already appear in the log as failures.
         for (at, owner) in &report.foreign {
             self.recorder.record(Event::address_taken(at, owner, model));
         }
@@ -169,8 +168,8 @@ impl Reporter {
     }
 
     fn conflicts(&mut self, all: &[Conflict], unlisted: usize, model: &Model) {
-        // A Service may claim thousands of addresses and ports that already belong to another
-        // Service.
+        // A Service may claim thousands of addresses and ports that belong to another Service, so
+        // each conflict is logged only once.
         let is_new = |conflict: &&Conflict| !self.conflicts.contains(*conflict);
         let fresh: Vec<&Conflict> = all.iter().filter(is_new).collect();
         for conflict in fresh.iter().take(NAMED_CONFLICTS_MAX) {

@@ -1,6 +1,6 @@
-//! The log line about syncs that changed the kernel: the changes, their number, and their duration.
-//! A sync without changes logs no line. A family logs at most one line a second, which covers all
-//! syncs since the previous line.
+//! The log line about syncs that changed the kernel: which entries, how many, and how long the
+//! syncs took. A sync without changes logs nothing. A family logs at most one such line a second,
+//! which covers all syncs since the previous line.
 
 use std::time::{Duration, Instant};
 
@@ -25,16 +25,16 @@ struct WorkSums {
     writes: Writes,
     /// Number of times that a Service became complete in the kernel.
     services: usize,
-    /// The Service behind `services`, if it is only one.
+    /// Name of the Service that `services` counts, if it is only one.
     only: Option<NamespacedName>,
     /// Number of syncs that wrote an entry.
     syncs: usize,
-    /// Time that the syncs took.
+    /// Total duration of the syncs.
     took: Duration,
 }
 
 impl WorkSums {
-    /// Reports whether the sums contain a change for a Service. Other changes are housekeeping,
+    /// Reports whether the sums include a change for a Service. All other changes are housekeeping,
     /// such as deleting unused chains or drained endpoints.
     fn is_of_services(&self) -> bool {
         self.services > 0
@@ -56,7 +56,7 @@ impl Story {
         let done = &mut self.done;
         done.writes.extend(&report.writes);
         if done.writes == Writes::default() {
-            // These Services needed no write.
+            // Every Service was complete without a write.
             return;
         }
         for service in &report.settled {
@@ -69,18 +69,18 @@ impl Story {
         }
     }
 
-    /// Adds a finished sync that wrote, or tried to write.
+    /// Adds a finished sync that wrote or tried to write.
     pub(crate) fn synced(&mut self, took: Duration) {
         self.done.syncs += 1;
         self.done.took += took;
     }
 
-    /// Discards the sums of the first sync, which has a separate log line.
+    /// Discards the sums of the first sync, because a separate line reports it.
     pub(crate) fn begin(&mut self) {
         self.done = WorkSums::default();
     }
 
-    /// Logs the summary if it is due.
+    /// Logs the line if it is due.
     pub(crate) fn tell(&mut self, standing: &Standing, now: Instant) {
         let Some(done) = self.take(now) else { return };
         let failed = done.writes.sum(Fate::Refused) + done.writes.sum(Fate::Unknown);
@@ -106,21 +106,21 @@ impl Story {
         }
     }
 
-    /// Returns the work to log now, and resets the sums.
+    /// Returns the sums if they are due, and resets them.
     fn take(&mut self, now: Instant) -> Option<WorkSums> {
         if self.next_due(now)? > now {
             return None;
         }
         let done = std::mem::take(&mut self.done);
         if done.writes.sum(Fate::Done) == 0 {
-            // Failures are logged by name elsewhere.
+            // Another line names these failures.
             return None;
         }
         self.told = Some(now);
         Some(done)
     }
 
-    /// Returns the time of the next line, or `None` without work to log.
+    /// Returns the time of the next line, or `None` if there is nothing to log.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = self.told.map_or(now, |told| now.max(told + PAUSE));
         (self.done.syncs > 0).then_some(due)

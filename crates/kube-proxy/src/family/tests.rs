@@ -11,7 +11,7 @@ use super::*;
 use crate::tests::options;
 use crate::tests::scripted::{Script, Scripted};
 
-/// A family with a scripted mode.
+/// Test fixture: a family with a scripted mode.
 struct World {
     family: Family,
     script: Arc<Script>,
@@ -56,7 +56,7 @@ impl World {
         self.family.add(self.model.take_changes(), Some(self.now));
     }
 
-    /// Runs a turn as the daemon does, `later` seconds after the previous turn.
+    /// Runs one turn of the daemon, `later` seconds after the previous turn.
     async fn turn(&mut self, later: u64) {
         self.now += Duration::from_secs(later);
         self.family.book(&self.model, self.now).await;
@@ -74,7 +74,7 @@ impl World {
         };
     }
 
-    /// Returns the value of one sample, in thousandths.
+    /// Returns the value of one metric sample, in thousandths.
     fn metric(&self, series: &str) -> u64 {
         let text = self.metrics.classic();
         let start = format!("{series} ");
@@ -240,7 +240,7 @@ async fn service_programming_is_measured_from_the_received_event() {
     assert_eq!(count(&world), 2000, "each once");
     let sum = world.metric(&format!("{series}_sum{{ip_family=\"IPv4\"}}"));
     assert_eq!(sum, 5000, "two seconds and three");
-    // The Service belongs only to the other family.
+    // The Service has entries only in the other family.
     world.told([service("dns", Some(2))]);
     world.turn(0).await;
     world.script.finish(Report {
@@ -251,7 +251,7 @@ async fn service_programming_is_measured_from_the_received_event() {
     assert_eq!(count(&world), 2000, "nothing was to be written");
 }
 
-/// Otherwise a queued change of the other family would seem to wait forever.
+/// If such a change did not complete, the family would seem to wait forever.
 #[tokio::test]
 async fn a_change_without_a_write_completes_at_once() {
     let mut world = World::new();
@@ -289,7 +289,7 @@ async fn changes_not_yet_passed_to_the_mode_are_pending() {
     assert_eq!(told.standing.pending, 2);
     assert_eq!(told.standing.pending_since, Some(heard));
     assert_eq!(world.metric(pending), 2000, "metrics say the same");
-    // The families have not received other changes, which arrived earlier.
+    // Other changes arrived earlier, and no family has received them.
     let earlier = before(heard, 1);
     world
         .family
@@ -407,7 +407,7 @@ async fn a_new_mode_takes_over_once_the_old_mode_is_idle() {
     world.script.finish(Report::default());
     world.turn(0).await;
     world.family.check(world.now);
-    // The old mode still receives and writes changes meanwhile, but starts no other work.
+    // Until the hand-over, the old mode receives and writes changes, but starts no other work.
     assert_eq!((world.script.updates(), script.updates()), (2, 0));
     let state = |script: &Script| {
         let state = script.state();
@@ -418,7 +418,7 @@ async fn a_new_mode_takes_over_once_the_old_mode_is_idle() {
     world.script.state().is_idle = true;
     world.turn(0).await;
     assert_eq!((world.script.updates(), script.updates()), (2, 1));
-    // The new mode does not know the node's addresses yet, but they have not changed.
+    // The new mode has not read the node's addresses yet. The answer stays that of the old mode.
     assert!(world.family.mode.node_ports().is_none());
     assert!(world.family.node_ports.is_some());
     let told = script.last_update();
@@ -432,8 +432,7 @@ async fn completed_writes_are_reported_despite_endless_changes() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.turn(0).await;
-    // Some kernel work is always running, but the kernel has all changes from before the first
-    // request.
+    // Some kernel work always runs, but the kernel has all changes from before the first request.
     for _ in 0..5 {
         let later = world.now;
         world.script.finish(Report {

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Each Service has one server in each family. It listens on all addresses, or on the addresses of
-//! `--nodeport-addresses`. A server changes only once the kernel has its Service completely, so
-//! that its response is correct. If another process has bound a port, the server retries after each
-//! write or read of the kernel.
+//! `--nodeport-addresses`. A server changes its response only once the kernel has the whole
+//! Service. If another process occupies the port, the server tries again after each write or read
+//! of the kernel.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -55,7 +55,7 @@ pub(crate) struct HealthChecks {
     is_selective: bool,
     addresses: BTreeSet<IpAddr>,
     servers: HashMap<NamespacedName, Server>,
-    /// Services to retry, because another process had their port.
+    /// Services whose port another process occupied. Each update tries again.
     unbound: HashSet<NamespacedName>,
 }
 
@@ -63,15 +63,15 @@ pub(crate) struct HealthChecks {
 struct Server {
     port: u16,
     answer: Arc<CheckState>,
-    /// Addresses on which the server listens.
+    /// Addresses that the server listens on.
     addresses: BTreeSet<IpAddr>,
-    /// Tasks of the server, one for each of `addresses`.
+    /// Tasks that serve the addresses, one each.
     tasks: JoinSet<()>,
-    /// True once the log reports that the server cannot listen.
+    /// True once the log has reported that the server cannot listen.
     is_reported: bool,
 }
 
-/// State of one Service from which its server responds.
+/// Service state that determines the response of its server.
 struct CheckState {
     service: NamespacedName,
     local_endpoints: AtomicUsize,
@@ -93,7 +93,7 @@ struct ServiceName<'a> {
 }
 
 impl HealthChecks {
-    /// Returns a family without any health-check server.
+    /// Returns a family's servers, none at first.
     pub(crate) fn new(
         family: IpFamily,
         node: &str,
@@ -118,8 +118,9 @@ impl HealthChecks {
         self.is_selective = is_selective(addresses, self.family);
     }
 
-    /// Updates the servers of Services that the kernel has completely, and the addresses of all
-    /// servers. `node_ports` are the addresses that serve NodePorts, or `None` while unknown.
+    /// Updates the servers of Services that the kernel has completely, and the listening addresses
+    /// of all servers. `node_ports` are the addresses that serve NodePorts, or `None` while
+    /// unknown.
     pub(crate) async fn update(
         &mut self,
         model: &Model,
@@ -145,7 +146,7 @@ impl HealthChecks {
                 (name, check)
             })
             .collect();
-        // Servers close before new servers open, because a port may move between Services.
+        // Surplus servers close first, because a port may move from one Service to another.
         for (name, check) in &checks {
             self.close(name, check.map(|check| check.port)).await;
         }
@@ -156,13 +157,14 @@ impl HealthChecks {
         }
     }
 
-    /// Closes the server of a Service. A server with this port and no surplus address stays open.
+    /// Closes the server of a Service. Keeps it open if it has the same port and only wanted
+    /// addresses.
     async fn close(&mut self, name: &NamespacedName, port: Option<u16>) {
         let is_right = self.servers.get(name).is_none_or(|server| {
             Some(server.port) == port && server.addresses.is_subset(&self.addresses)
         });
         if !is_right && let Some(mut server) = self.servers.remove(name) {
-            // Waits until the ports are free.
+            // Waits until the tasks have freed their ports.
             server.tasks.shutdown().await;
             debug!(family = %self.family, service = %name, port = server.port, "health checks of the Service are closed");
         }
@@ -203,18 +205,18 @@ impl HealthChecks {
 }
 
 impl Server {
-    /// Listens on all missing addresses. Returns the addresses that failed.
+    /// Listens on all missing addresses. Returns the addresses that cannot be bound.
     fn listen(
         &mut self,
         addresses: &BTreeSet<IpAddr>,
         runtime: &Handle,
     ) -> Result<(), (IpAddr, io::Error)> {
         let mut result = Ok(());
-        // A socket belongs to the runtime in which it is created.
+        // A socket belongs to the runtime that creates it.
         let _entered = runtime.enter();
         for address in addresses.difference(&self.addresses.clone()) {
-            // The socket accepts one family only. The other family has a separate server with a
-            // separate count.
+            // The socket accepts only one family. The other family has its own server and its own
+            // count.
             match listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only) {
                 Ok(listener) => {
                     self.addresses.insert(*address);
@@ -261,14 +263,14 @@ impl Body<'_> {
     fn to_json(&self) -> Vec<u8> {
         let mut json = Vec::new();
         let tabs = PrettyFormatter::with_indent(b"\t");
-        // Strings, numbers and writes to a Vec cannot fail.
+        // Cannot fail: the values are strings and numbers, and a Vec accepts every write.
         let _ = self.serialize(&mut Serializer::with_formatter(&mut json, tabs));
         json
     }
 }
 
-/// Reports whether the flag restricts a family to some addresses. As in upstream, a network of all
-/// addresses is no restriction.
+/// Reports whether `--nodeport-addresses` restricts a family to some addresses. As in upstream, a
+/// network that contains every address is no restriction.
 fn is_selective(addresses: &NodePortAddresses, family: IpFamily) -> bool {
     addresses.of(family) != Selection::All
 }

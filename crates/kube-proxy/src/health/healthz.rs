@@ -33,7 +33,7 @@ pub(crate) const PURPOSE: Purpose = Purpose {
     event: "FailedToStartProxierHealthcheck",
 };
 
-/// Kinds of objects that the proxy needs before it programs the kernel.
+/// Kinds of objects whose first lists must be complete before the proxy writes to the kernel.
 const LISTS: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
 /// Go's text for the zero time.
@@ -50,14 +50,14 @@ pub(crate) struct Status {
     awaited: Mutex<StartConditions>,
 }
 
-/// Conditions that the start waits for.
+/// Conditions that must hold before the daemon serves.
 #[derive(Debug)]
 struct StartConditions {
-    /// Time at which the start began to wait.
+    /// Time at which the daemon began to wait.
     since: Instant,
     /// Kinds whose first list is not complete yet.
     lists: Vec<Kind>,
-    /// True while this node's Node object is unknown.
+    /// True while the state of this node's Node object is unknown.
     node: bool,
 }
 
@@ -117,7 +117,7 @@ impl Status {
 
     /// Records that the first lists are complete and that the sync of `families` begins.
     pub(crate) fn expect(&self, families: Vec<IpFamily>) {
-        // A process starts once, so the families are not set before.
+        // Cannot fail: a process starts once, so no earlier call has set the families.
         let _ = self.families.set(families);
         self.lock().since = Instant::now();
     }
@@ -128,7 +128,8 @@ impl Status {
             (Some(true), Some(node)) => !node.is_leaving,
             (Some(false), None) => self.own_node == OwnNode::Optional,
             (Some(false), Some(_)) => false,
-            // The Node is not listed yet or cannot be read, so the node counts as eligible.
+            // The Node is not listed yet or is unreadable, so the node counts as eligible for
+            // traffic.
             (None, _) | (Some(true), None) => true,
         };
         self.is_node_eligible.store(is_eligible, Ordering::Relaxed);
@@ -172,7 +173,7 @@ impl Status {
         let healthy = is_alive && status.values().all(|family| family.healthy);
         let code = code(healthy && node_eligible.unwrap_or(true));
         let last_updated = if code == StatusCode::OK {
-            // No entry is pending. As in upstream, the reported time is the current one.
+            // No entry is pending. As in upstream, the reported time is then the current time.
             text(wall)
         } else {
             let updated = progress.values().filter_map(|progress| progress.updated);
@@ -210,7 +211,7 @@ impl inspect::Health for Status {
         updated.flatten().collect()
     }
 
-    /// Returns the conditions that the start still waits for, one per line.
+    /// Returns the conditions that are not fulfilled yet, one per line.
     fn awaiting(&self) -> Vec<String> {
         if let Some(hung) = self.health.hung_for(Instant::now()) {
             return vec![format!(
@@ -251,7 +252,8 @@ impl StartConditions {
         let node = if self.node { ", and the own Node" } else { "" };
         match &*self.lists {
             [] if self.node => "the own Node".to_owned(),
-            // The process opens the kernel while it reads the lists.
+            // The process reads the lists and opens the kernel in parallel, so only the kernel is
+            // missing.
             [] => "the kernel to be opened for this mode: see the log".to_owned(),
             [Kind::Service] => format!("the first list of Services{node}"),
             [Kind::EndpointSlice] => format!("the first list of EndpointSlices{node}"),
@@ -269,7 +271,7 @@ fn code(is_well: bool) -> StatusCode {
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Answer {
-    // Serialization of strings and booleans cannot fail.
+    // Cannot fail: the body has only strings and booleans.
     let body = serde_json::to_vec(body).unwrap_or_default();
     answer(status, "application/json", body)
 }
@@ -321,8 +323,8 @@ mod tests {
             }
         }
 
-        /// Records a family that started five periods ago. `pending` is the age of the oldest
-        /// pending entry. `stuck` is the time since the last write.
+        /// Records the progress of a family that started five periods ago. `pending` is the age of
+        /// the oldest pending entry, `stuck` the time since the last write.
         fn note(&self, family: IpFamily, pending: Option<Duration>, stuck: Option<Duration>) {
             let now = Instant::now();
             let ago = |age: Duration| now.checked_sub(age).unwrap();
@@ -389,7 +391,7 @@ mod tests {
         world.status.expect([IpFamily::V4].into());
         world.note(IpFamily::V4, None, None);
         assert_eq!(world.codes().await, [200, 200, 200]);
-        // The first probes had no response, and a probe from long ago had none either.
+        // The first probe had no reply yet, and the last reply is long ago.
         assert_eq!(world.codes().await, [200, 200, 200], "it may be busy");
         let ago = |seconds| Instant::now().checked_sub(HUNG_AFTER + Duration::from_secs(seconds));
         world.health.pulse().answer(ago(1).unwrap());

@@ -1,4 +1,4 @@
-//! The pulse of the daemon's loop. Threads that respond to probes use it to check that the loop is
+//! The pulse of the daemon's loop: threads that answer probes use it to check that the loop is
 //! alive.
 //!
 //! ```text
@@ -6,18 +6,18 @@
 //!                └─ age of the oldest request without a reply
 //! ```
 //!
-//! Without requests, the pulse does no work. A loop that works in bounded turns replies between two
-//! turns. If the loop hangs, the first probe later than [`HUNG_AFTER`] after the first request
-//! without a reply notices it.
+//! Without probes, the pulse does nothing. A living loop works in bounded turns and replies between
+//! two turns. If it hangs, its requests stay without a reply. The first probe more than
+//! [`HUNG_AFTER`] after the oldest such request reports the hang.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// Longest time in which the loop must reply to a pulse request.
+/// Time limit for the loop's reply to a request. Above it, the loop counts as hung.
 pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(30);
-/// Time during which later requests reuse a reply.
+/// Time during which further requests reuse the last reply.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Pulse requests to a loop, and its replies.
@@ -37,7 +37,7 @@ struct ProbeTimes {
 }
 
 impl Pulse {
-    /// Requests a reply from the loop. Returns the time since the loop hung, or `None` if the loop
+    /// Asks the loop for a sign of life. Returns how long the loop has hung, or `None` if the loop
     /// is alive.
     pub(crate) fn hung_for(&self, now: Instant) -> Option<Duration> {
         let mut state = self.lock();
@@ -66,7 +66,7 @@ impl Pulse {
         (state.asked, state.answered) = (None, Some(now));
     }
 
-    /// Replies to all requests before the loop starts. Never returns.
+    /// Replies to all requests until the loop takes over. Never returns.
     pub(crate) async fn answer_all(&self) {
         loop {
             self.asked().await;
@@ -80,7 +80,7 @@ impl Pulse {
     }
 
     fn lock(&self) -> MutexGuard<'_, ProbeTimes> {
-        // The lock is never held across code that can panic.
+        // A poisoned lock is harmless, because no code panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(pulse.hung_for(at(0)), None);
         assert!(pulse.asked().now_or_never().is_some());
         pulse.answer(at(1));
-        // An hour without a probe does not count as an hour without a reply.
+        // An hour without a probe is not a hang.
         assert_eq!(pulse.hung_for(at(3600)), None);
         assert_eq!(pulse.hung_for(at(3629)), None);
         assert_eq!(pulse.hung_for(at(3630)), Some(HUNG_AFTER));

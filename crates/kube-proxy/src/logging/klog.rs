@@ -4,9 +4,9 @@
 //!   Lmmdd hh:mm:ss.uuuuuu threadid file:line] "message" err="text" key="text" count=3
 //! ```
 //!
-//! `L` is I, W or E. The time is local and has no year. As in klog, the process id is printed
-//! instead of the thread id, right-aligned in seven columns. The file has no folder. Message and
-//! texts are quoted as in Go (`strconv.Quote`).
+//! `L` is I, W or E. The time is local and has no year. As in klog, `threadid` is the process id,
+//! right-aligned in seven columns. `file` is printed without its folder. Message and texts are
+//! quoted as in Go (`strconv.Quote`).
 //!
 //! One difference: klog splits a text with line breaks into several lines (`key=<`, …, ` >`). This
 //! program quotes the text, because one event is one line.
@@ -43,7 +43,7 @@ impl Klog {
     }
 }
 
-/// Start of a line, before the message.
+/// Beginning of a log line, before the message.
 struct Header<'a> {
     level: Level,
     at: DateTime,
@@ -115,7 +115,7 @@ where
     }
 }
 
-/// Message and fields of an event, in the order of recording. The error precedes the other fields.
+/// Message and fields of an event in the order of recording, except that the error comes first.
 #[derive(Default)]
 struct MessageText {
     message: String,
@@ -133,7 +133,7 @@ impl MessageText {
     }
 
     fn pair(&mut self, name: &str, value: impl fmt::Display) {
-        // Writing to a String cannot fail.
+        // Cannot fail: a String accepts every write.
         let _ = write!(self.pairs, " {name}={value}");
     }
 }
@@ -172,7 +172,7 @@ impl Visit for MessageText {
     }
 }
 
-/// A text in quotes. Unprintable characters have Go's escapes, which differ from Rust's.
+/// Text in quotes. Unprintable characters are escaped as in Go, which differs from Rust.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -189,7 +189,7 @@ impl fmt::Display for Quoted<'_> {
                 '\x0b' => f.write_str("\\v")?,
                 '\x0c' => f.write_str("\\f")?,
                 '\x00'..='\x1f' | '\x7f' => write!(f, "\\x{:02x}", u32::from(character))?,
-                // Rust escapes exactly the unprintable characters.
+                // Only unprintable characters have an escape in Rust.
                 _ if is_printed(character) => f.write_char(character)?,
                 '\u{80}'..='\u{ffff}' => write!(f, "\\u{:04x}", u32::from(character))?,
                 _ => write!(f, "\\U{:08x}", u32::from(character))?,
@@ -235,7 +235,7 @@ mod tests {
         logged(Klog::new(), say)
     }
 
-    /// Parses the quoted text at the start, as Go would. Returns the text and the rest.
+    /// Parses a quoted text as Go would. Returns its content and the rest of `text`.
     fn unquote(text: &str) -> (String, &str) {
         let mut rest = text.strip_prefix('"').unwrap().chars();
         let mut read = String::new();

@@ -17,7 +17,7 @@ const FORMATS: [(&str, LogFormat); 3] = [
 pub struct Settings {
     /// Verbosity of the log, 0 to 10.
     pub verbosity: u8,
-    /// Verbosity of single source files, by pattern. The first match applies.
+    /// Verbosity of single source files, by pattern. The first matching pattern applies.
     pub vmodule: Vec<(String, u8)>,
     /// Format of the log's lines.
     pub format: LogFormat,
@@ -28,7 +28,7 @@ pub struct Settings {
 /// Format of the log (`--logging-format`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// klog's text lines, which log parsers of Kubernetes read.
+    /// klog's text, which parsers of Kubernetes logs read.
     Text,
     /// Plain lines for people.
     Plain,
@@ -76,7 +76,7 @@ fn log_format(flags: &Flags, gates: &Gates) -> Result<LogFormat, UnusableFlag> {
             &flags.log_text_split_stream.to_string(),
         ),
     ];
-    // Upstream's zero has many spellings: `0`, `0Ki`.
+    // Upstream spells zero in several ways: `0`, `0Ki`.
     let is_set = |value: &str| value == "true" || value.contains(|c| matches!(c, '1'..='9'));
     for (flag, value) in options {
         if is_set(value) && !gates.is_on(ALPHA_LOGGING) {

@@ -1,5 +1,5 @@
-//! Metrics of draining endpoints: their number, and the age of the oldest drain at the time of a
-//! scrape.
+//! Metrics of draining endpoints: their number, and how long the oldest has drained at the time of
+//! the scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use modes::metrics::of;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Draining(Arc<Mutex<BTreeMap<&'static str, OfFamily>>>);
 
-/// Number of draining endpoints, and the start of the oldest drain, if known.
+/// Number of draining endpoints, and the time at which the oldest began to drain, if known.
 type OfFamily = (usize, Option<Instant>);
 
 impl Draining {

@@ -1,19 +1,19 @@
 //! Converts the registry's OpenMetrics to Prometheus' own text format, which every scraper reads.
 //!
 //! In that format, the name of a counter's family ends in `_total`. Units and the end mark are
-//! omitted. Bucket bounds are labels and must not change, so they are formatted as in Go: `le="1"`,
-//! not `le="1.0"`. A family without samples is omitted.
+//! missing. The bounds of buckets are labels, which dashboards use, so they look as in Go:
+//! `le="1"`, not `le="1.0"`. A family without samples is omitted.
 
 use prometheus_client::registry::Registry;
 
 /// Returns the metrics as OpenMetrics, version 1.0.0.
 pub(super) fn openmetrics(registry: &Registry) -> String {
     let mut encoded = String::new();
-    // Writing to a String cannot fail.
+    // Cannot fail: a String accepts every write.
     let _ = prometheus_client::encoding::text::encode(&mut encoded, registry);
     let mut text = String::with_capacity(encoded.len());
     for line in encoded.lines() {
-        // The registry appends a full stop to every help.
+        // The registry appends a full stop to every help text.
         let is_help = line.starts_with("# HELP ");
         let bare = line.strip_suffix('.').filter(|_| is_help);
         text.extend([bare.unwrap_or(line), "\n"]);
@@ -52,7 +52,7 @@ pub(super) fn classic(openmetrics: &str) -> String {
     text
 }
 
-/// Returns the upper bound in a bucket's sample, with the text before and after it.
+/// Returns the upper bound in a bucket's sample line, and the text before and after it.
 fn bound(line: &str) -> Option<(&str, &str, &str)> {
     const LABEL: &str = "le=\"";
     let start = line.find("_bucket{")?;

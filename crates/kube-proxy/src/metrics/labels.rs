@@ -63,9 +63,9 @@ pub(crate) struct OfStability {
     pub(crate) stability_level: &'static str,
 }
 
-/// Labels of `kubernetes_build_info`: the Kubernetes version that this program matches. Tools that
-/// compare the versions in a cluster read it. This program's version therefore has a separate
-/// metric, [`OwnBuild`].
+/// Labels of `kubernetes_build_info`: the Kubernetes version that this program matches. Tools read
+/// it to compare the versions in a cluster, so this program's own version has a separate metric,
+/// [`OwnBuild`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 #[allow(clippy::struct_field_names, reason = "the label is upstream's")]
 pub(crate) struct Build {

@@ -1,8 +1,7 @@
-//! Counts Services with a Local traffic policy that have endpoints, but no endpoint on this node.
+//! Counts Services with a Local traffic policy that have endpoints on other nodes only.
 //!
-//! The count follows upstream's IPVS mode: a Service counts once under each of its Local policies,
-//! regardless of its number of ports. A Service counts if one of its ports has no endpoint on this
-//! node.
+//! As in upstream's IPVS mode, a Service counts if any of its ports has no endpoint on this node.
+//! It counts once under each of its Local policies, for any number of ports.
 
 use std::collections::HashSet;
 
@@ -12,7 +11,7 @@ use proxy::{
 
 use super::Metrics;
 
-/// Services of one family without a needed endpoint on this node.
+/// Services of one family that need an endpoint on this node and have none.
 #[derive(Debug)]
 pub(crate) struct NoLocalEndpoints {
     node: NodeFacts,
@@ -30,7 +29,7 @@ impl NoLocalEndpoints {
         }
     }
 
-    /// Checks the changed Services.
+    /// Updates the set after a change of Services.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let (mut internal, mut external) = (false, false);

@@ -52,7 +52,7 @@ impl Collector for Process {
             )?;
         }
         if let Ok(fds) = fs::read_dir("/proc/self/fd") {
-            // One of the descriptors belongs to the directory listing itself.
+            // The directory listing itself needs one of the descriptors.
             let open = fds.count().saturating_sub(1) as u64;
             encode(
                 "process_open_fds",
@@ -94,14 +94,14 @@ trait Encode {
 
 impl<M: EncodeMetric> Encode for M {
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result {
-        // The registry adds a full stop to the help, see `exposition`.
+        // The registry adds a full stop to the help text, see `exposition`.
         let help = format!("{help}.");
         let metric = encoder.encode_descriptor(name, &help, None, self.metric_type())?;
         EncodeMetric::encode(self, metric)
     }
 }
 
-/// Returns a gauge of a number up to 2^64, the value of an unlimited limit.
+/// Returns a gauge. Values reach 2^64, which stands for an unlimited resource.
 #[allow(clippy::cast_precision_loss, reason = "metrics are doubles")]
 fn gauge(value: u64) -> ConstGauge<f64> {
     ConstGauge::new(value as f64)
@@ -111,7 +111,7 @@ fn seconds(ticks: u64) -> f64 {
     Duration::from_millis(ticks.saturating_mul(1000 / TICKS_PER_SECOND)).as_secs_f64()
 }
 
-/// Fields of `/proc/PID/stat` in use.
+/// Fields of `/proc/PID/stat` that the metrics use.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     cpu_ticks: u64,
@@ -121,10 +121,11 @@ struct Stat {
 
 impl Stat {
     fn read(text: &str) -> Option<Self> {
-        // The second field is the program's name, which may contain any character.
+        // The second field is the program's name in parentheses. The name may contain any
+        // character.
         let (_, after_name) = text.rsplit_once(')')?;
         let fields: Vec<_> = after_name.split_whitespace().collect();
-        // proc(5) counts from 1, and the first field here is its third.
+        // proc(5) counts fields from 1. The first field here is number 3.
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             cpu_ticks: field(14)?.saturating_add(field(15)?),
@@ -153,7 +154,7 @@ fn resident(status: &str) -> Option<u64> {
     kilobytes.checked_mul(1024)
 }
 
-/// Returns received and sent bytes.
+/// Returns the numbers of received and sent bytes.
 fn network_bytes() -> Option<(u64, u64)> {
     octets(&fs::read_to_string("/proc/self/net/netstat").ok()?)
 }

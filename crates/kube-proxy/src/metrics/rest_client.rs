@@ -1,8 +1,8 @@
-//! Counts requests to the API server, with client-go's metric names.
+//! Counts requests to the API server under client-go's metric names.
 //!
 //! A watch is counted without duration and size, because it has no natural end. This client has no
-//! rate limiter. The rate limiter's metric is zero, because dashboards add its time to the
-//! requests' duration.
+//! rate limiter. Its metric is present and zero, because dashboards add its time to the requests'
+//! duration.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const NO_ANSWER: &str = "<error>";
 pub(crate) struct CountRequests<S = ()> {
     inner: S,
     metrics: Metrics,
-    /// Host of the API server. At this layer, requests do not name it yet.
+    /// Host of the API server. Requests do not contain it at this layer.
     host: Arc<str>,
 }
 
@@ -124,7 +124,7 @@ fn measured(mut size: Option<Size>) -> OnFrame {
     })
 }
 
-/// Size of a body, recorded once the body was read or is dropped.
+/// Size of a body. It is recorded when the body was read or is dropped.
 struct Size {
     metrics: Metrics,
     of: OfVerb,

@@ -6,7 +6,7 @@
 //!   the kernel ─▶ all addresses (one dump) ───────────┴▶ busiest Services ─▶ second read, with endpoints
 //! ```
 //!
-//! Only the busiest Services are reported. A further read for each of them returns active
+//! Only the busiest Services are reported. A second read, for these Services only, returns active
 //! connections and endpoints.
 
 mod names;
@@ -34,10 +34,10 @@ use service_counters::{At, Count, CounterSample, Counters, Listener, ReadCounter
 use settings::{Detail, Settings};
 use sums::{Source, Sum};
 
-/// Time during which later scrapes reuse a read.
+/// Time during which further scrapes reuse the last read.
 const FRESH: Duration = Duration::from_secs(1);
-/// Number of addresses that are looked up under one lock of the names. Another thread may then take
-/// the lock.
+/// Number of addresses that are looked up under one lock of the names. Other threads get the lock
+/// in between.
 const LOOK_UPS: usize = 512;
 
 /// Source of Service traffic for the metrics. Clones share it.
@@ -52,7 +52,7 @@ struct Inner {
     read: Mutex<Read>,
 }
 
-/// Traffic that the last read of the kernel's counters found.
+/// Traffic according to the last read of the kernel's counters.
 #[derive(Debug, Default)]
 struct Read {
     at: Option<Instant>,
@@ -60,11 +60,11 @@ struct Read {
     failure: Option<String>,
     ports: HashMap<ServicePortName, Sum>,
     endpoints: HashMap<OfEndpoint, Sum>,
-    /// Number of Service ports and of endpoints above the limit, which are not reported.
+    /// Numbers of Service ports and of endpoints beyond the limit, which are not reported.
     left_out: [usize; 2],
 }
 
-/// Key of an endpoint's counts: its Service port and its address.
+/// Key of an endpoint's counts: the Service port and the endpoint's address.
 type OfEndpoint = (ServicePortName, SocketAddr);
 
 /// Counts with their sources, by Service port or endpoint.
@@ -94,7 +94,7 @@ impl ServiceMetrics {
 }
 
 impl Inner {
-    /// Returns the traffic of a new read, or of a read from the last second.
+    /// Returns the traffic of the last read if it is younger than a second, else of a new read.
     fn fresh(&self) -> MutexGuard<'_, Read> {
         let mut read = lock(&self.read);
         if read.at.is_some_and(|at| at.elapsed() < FRESH) {
@@ -107,7 +107,7 @@ impl Inner {
                 let names = lock(&self.names);
                 sums::update(&mut read.ports, &counted.ports, |port| names.has(port));
                 sums::update(&mut read.endpoints, &counted.endpoints, |key| {
-                    // A port without a sample in a complete read was removed.
+                    // A complete read lacks this port, so the port was removed.
                     let is_read = counted.ports.contains_key(&key.0);
                     names.has(&key.0) && (!is_read || counted.cut.contains(key))
                 });
@@ -122,11 +122,11 @@ impl Inner {
                 if read.failure.as_ref() != Some(&failure) {
                     warn!("metrics of single Services are missing: {failure}");
                 }
-                // No traffic is reported until the kernel can be read again. Counting then
-                // continues from the old sums.
+                // Reports no traffic until the kernel can be read again. Counting then goes on from
+                // the old sums.
                 read.failure = Some(failure);
             }
-            // The mode is not set yet.
+            // Scrapes before the mode is set report no traffic.
             None => {}
         }
         read.took = began.elapsed();
@@ -149,7 +149,7 @@ impl Inner {
         let mut cut = HashSet::new();
         let mut endpoints = Counts::default();
         if is_apart {
-            // Reads these addresses again, now with their endpoints.
+            // Reads the kept Services again, now with their endpoints.
             let kept = ports
                 .values()
                 .flatten()
@@ -182,8 +182,8 @@ impl Inner {
         })
     }
 
-    /// Groups counts by Service port. Releases the lock of the names often, so that the loop waits
-    /// only briefly for it.
+    /// Groups counts by Service port. Releases the lock on the names often, because the loop also
+    /// needs it.
     fn named(&self, addresses: &[(At, Count)]) -> Counts<ServicePortName> {
         let mut ports = Counts::default();
         for part in addresses.chunks(LOOK_UPS) {
@@ -216,8 +216,7 @@ impl Inner {
 struct CurrentCounts {
     ports: Counts<ServicePortName>,
     endpoints: Counts<OfEndpoint>,
-    /// Existing endpoints above the limit, which are not reported. Reported endpoints have more
-    /// connections.
+    /// Endpoints that exist but are not reported, because the reported ones have more connections.
     cut: HashSet<OfEndpoint>,
     left_out: [usize; 2],
 }
@@ -246,13 +245,13 @@ impl Gathered {
                 let of = (name.clone(), listener, endpoint, count);
                 self.port_endpoints.push(of);
             }
-            // The mark belongs to another program.
+            // Another program uses this mark.
             CounterSample::Mark(..) => {}
         }
     }
 }
 
-/// Keeps the `most` entries with the most connections. Returns the removed keys.
+/// Keeps the `most` entries with the most connections. Returns the keys of all others.
 fn keep_busiest<K: Clone + Eq + Hash + Ord>(all: &mut Counts<K>, most: usize) -> HashSet<K> {
     if all.len() <= most {
         return HashSet::new();
@@ -265,8 +264,8 @@ fn keep_busiest<K: Clone + Eq + Hash + Ord>(all: &mut Counts<K>, most: usize) ->
         .iter()
         .map(|(key, counts)| (Reverse(connections(counts)), key.clone()))
         .collect();
-    // Among entries with equal counts, each read keeps the same ones. Otherwise series would appear
-    // and disappear.
+    // Ties are broken by key, so that each read keeps the same entries. Otherwise series would
+    // appear and disappear.
     ranked.select_nth_unstable(most);
     let left_out: HashSet<K> = ranked.drain(most..).map(|(_, key)| key).collect();
     all.retain(|key, _| !left_out.contains(key));
@@ -298,7 +297,7 @@ struct OfLeftOut {
     kind: &'static str,
 }
 
-/// Value of a count, with its direction for metrics that have one.
+/// Direction for metrics that have one, and the function that computes the value from a count.
 type Value = (Option<&'static str>, fn(&Count) -> Option<u64>);
 
 /// A metric of Service ports and of endpoints.
@@ -352,7 +351,7 @@ const ROWS: [Row; 5] = [
 impl Collector for ServiceMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let read = self.0.fresh();
-        // Old values would look as if no traffic flowed.
+        // After a failed read, old values would look as if no traffic flowed.
         let is_readable = read.failure.is_none();
         let ports = read.ports.iter().filter(|_| is_readable);
         let ports: Vec<(Labels, Count)> = ports
@@ -401,7 +400,7 @@ fn encode(
     all: &[(Labels, Count)],
 ) -> fmt::Result {
     let name = format!("kubeproxy_{of}_{}", row.name);
-    // The registry adds a full stop to the help, see `exposition`.
+    // The registry adds a full stop to the help text, see `exposition`.
     let help = format!("{}, by {of_words}.", row.help);
     let mut metric: Option<MetricEncoder<'_>> = None;
     let mut descriptor = Some(encoder);

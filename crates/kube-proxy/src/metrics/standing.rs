@@ -62,7 +62,7 @@ fn age(since: Option<Instant>) -> f64 {
 
 impl Collector for Standings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // The loop must not wait while the metrics are rendered.
+        // The lock is released before rendering, because the loop waits for it.
         let all = self
             .0
             .lock()

@@ -10,15 +10,16 @@ use super::local_endpoints::NoLocalEndpoints;
 use super::*;
 use crate::config::command_line::{self, Command};
 
-/// Metrics that both Kubernetes 1.36.2 in IPVS mode and this program have, with kinds, labels and
-/// help. The sources are Kubernetes' metrics reference and client_golang's process collector.
+/// Metrics that both kube-proxy 1.36.2 in IPVS mode and this program have, with kinds, labels and
+/// help. The text comes from Kubernetes' metrics reference and from client_golang's process
+/// collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
-/// Further metrics of Kubernetes in IPVS mode. Userspace mode has no further metrics.
+/// Metrics that Kubernetes has only in IPVS mode. Userspace mode has none of its own.
 const OF_IPVS: &str = include_str!("kubernetes-1.36-ipvs.txt");
-/// Further metrics of Kubernetes in iptables mode. Metrics of nfacct exist only if the kernel has
-/// nfacct.
+/// Metrics that Kubernetes has only in iptables mode. The ones about nfacct exist only if the
+/// kernel has nfacct.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
-/// Further metrics of Kubernetes in nftables mode.
+/// Metrics that Kubernetes has only in nftables mode.
 const OF_NFTABLES: &str = concat!(
     include_str!("kubernetes-1.36-nftables.txt"),
     include_str!("kubernetes-1.37-nftables.txt")
@@ -70,7 +71,7 @@ impl Sample {
     }
 }
 
-/// Parses version 0.0.4 of the text format. Panics at any text that a scraper might reject.
+/// Parses version 0.0.4 of the text format. Panics at text that any scraper might reject.
 fn scrape(text: &str) -> BTreeMap<String, Scraped> {
     let mut families = BTreeMap::<String, Scraped>::new();
     let mut current = String::new();
@@ -117,7 +118,7 @@ fn scrape(text: &str) -> BTreeMap<String, Scraped> {
     families
 }
 
-/// Checks that the counts of buckets never fall, and that the last bucket counts all samples.
+/// Checks that the counts of buckets never fall, and that the last bucket contains all samples.
 fn check_histogram(name: &str, samples: &[Sample]) {
     for count in samples
         .iter()
@@ -134,7 +135,7 @@ fn check_histogram(name: &str, samples: &[Sample]) {
     }
 }
 
-/// Returns the buckets of one series, as pairs of upper bound and count.
+/// Returns the buckets of one series as pairs: upper bound and count.
 fn buckets(samples: &[Sample], labels: &BTreeMap<String, String>) -> Vec<(f64, f64)> {
     let of_series = samples.iter().filter_map(|sample| {
         let mut own = sample.labels.clone();
@@ -271,8 +272,8 @@ fn metric_names_types_labels_and_help_equal_upstreams() {
     }
 }
 
-/// The alert `KubeVersionMismatch` reads `git_version`. The alert compares major and minor version,
-/// and expects one value in a cluster.
+/// The alert `KubeVersionMismatch` compares the major and minor version in `git_version`, and
+/// expects one value in a cluster.
 #[test]
 fn the_build_info_metric_has_the_matching_kubernetes_version() {
     let families = scrape(&Metrics::new().classic());
@@ -292,8 +293,7 @@ fn the_build_info_metric_has_the_matching_kubernetes_version() {
     assert_eq!(own["version"], env!("CARGO_PKG_VERSION"));
 }
 
-/// The metrics contain all gates of Kubernetes 1.37 with their given values, as its kube-proxy's
-/// metrics do.
+/// Like upstream 1.37, the metrics have every feature gate with its value.
 #[test]
 fn each_feature_gate_is_a_metric() {
     let told = |gates: &str| {
@@ -444,7 +444,7 @@ fn iptables_mode_metrics_distinguish_partial_from_full_syncs() {
             &full,
         ),
         (r#"iptables_total{ip_family="IPv4",table="nat"} 40"#, &full),
-        // A sync without a write does not replace the last sync.
+        // A sync that writes nothing does not replace the last sync.
         (r#"iptables_last{ip_family="IPv4",table="nat"} 3"#, &full),
         (
             r#"iptables_restore_failures_total{ip_family="IPv4"} 2"#,
@@ -571,7 +571,7 @@ fn sync_metrics_are_absent_before_the_first_sync() {
     assert!(families.contains_key("kubeproxy_sync_proxy_rules_service_changes_total"));
 }
 
-/// A Service with Local policies, on the node `here`.
+/// Test fixture: a Service with Local traffic policies, seen from the node `here`.
 struct Policies {
     internal: bool,
     external: bool,
@@ -645,7 +645,7 @@ fn service(policies: &Policies) -> Event {
     })
 }
 
-/// Returns an EndpointSlice with ready or unready endpoints on these nodes.
+/// Returns an EndpointSlice with endpoints on these nodes, ready if true.
 fn slice(endpoints: &[(&str, bool)]) -> Event {
     let endpoint = |(number, (node, ready)): (u8, &(&str, bool))| Endpoint {
         address: [10, 0, 0, number].into(),
@@ -672,7 +672,7 @@ fn slice(endpoints: &[(&str, bool)]) -> Event {
     })
 }
 
-/// As in upstream, the start sets the time of both families, and a change sets the time of its own
+/// As in upstream, the start sets the time in both families. A change sets the time in its own
 /// family.
 #[test]
 fn the_last_queued_timestamp_is_kept_per_ip_family() {

@@ -5,10 +5,10 @@
 //!   kernel ─BPF─▶ Subscription ─▶ Notices ─▶ AddressChanges::next ─▶ each mode
 //! ```
 //!
-//! The daemon binds tens of thousands of addresses to `kube-ipvs0`. The kernel filters out the
-//! notifications about them. Link-local addresses serve no NodePort and are ignored. If the kernel
-//! had to drop messages, any address may have changed. To avoid drops, a separate task reads the
-//! messages, and the receive buffer is large.
+//! The daemon adds tens of thousands of addresses to `kube-ipvs0`. A BPF filter in the kernel drops
+//! the notifications about them. Link-local addresses serve no NodePort and are ignored. If the
+//! receive buffer overflows, messages are lost and any address may have changed. So the buffer is
+//! large, and a separate task reads it.
 
 use std::io;
 use std::mem;
@@ -29,11 +29,11 @@ const SERVICE_LINK: &str = "kube-ipvs0";
 /// Size of the socket's receive buffer, in bytes. A message takes about 800 bytes.
 const ROOM_BYTES: usize = 8 << 20;
 
-/// Largest number of notices in the loop's queue. Above it, one notice replaces them: any state may
-/// have changed.
+/// Largest number of notices in the loop's queue. If more arrive, one notice replaces them all: any
+/// address may have changed.
 const MOST_NOTICES: usize = 10_000;
 
-/// A subscription to the kernel's address notifications. Dropping it ends the subscription.
+/// Subscription to the kernel's address notifications. Dropping it ends the subscription.
 #[derive(Debug)]
 pub(crate) struct AddressChanges {
     told: Arc<QueuedNotices>,
@@ -48,7 +48,7 @@ struct QueuedNotices {
 }
 
 impl AddressChanges {
-    /// Subscribes to the address notifications. Must be called within a tokio runtime.
+    /// Subscribes to the address notifications. Needs a tokio runtime.
     pub(crate) fn subscribe() -> io::Result<Self> {
         let mut subscription = Subscription::new()?;
         let told = Arc::new(QueuedNotices {
@@ -69,7 +69,7 @@ impl AddressChanges {
         Ok(Self { told, task })
     }
 
-    /// Waits for notices and returns all queued ones. Cancel safe.
+    /// Waits for notices, then returns all queued ones. Cancel safe.
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ struct Subscription {
     socket: AsyncFd<route_netlink::Subscription>,
     /// The link that holds the service addresses, as of the last notification or query.
     own_link: Option<Link>,
-    /// Index of the link whose new addresses the kernel filters out.
+    /// Index of the link about whose new addresses the kernel sends no notification.
     left_out: Option<u32>,
 }
 
@@ -130,7 +130,7 @@ impl Subscription {
             reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
         )]
         // SAFETY: a Subscription owns its descriptor and closes it only when dropped. The AsyncFd
-        // owns the Subscription, lends it by shared reference only, and deregisters it before
+        // owns the Subscription, lends it only by shared reference, and deregisters it before
         // dropping it.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
         let mut subscription = Self {
@@ -142,8 +142,8 @@ impl Subscription {
         Ok(subscription)
     }
 
-    /// Makes the kernel filter out new addresses of the service link. A first sync adds tens of
-    /// thousands, and the loop needs no notification about them.
+    /// Makes the kernel drop notifications about new addresses of the service link. The daemon
+    /// itself adds these addresses, tens of thousands in a first sync.
     fn look_up_own_link(&mut self) {
         self.own_link = link_named(SERVICE_LINK);
         let index = self.own_link.as_ref().map(|link| link.index);
@@ -157,7 +157,7 @@ impl Subscription {
         }
     }
 
-    /// Waits for notices. The returned list is never empty.
+    /// Waits for notices. Never returns an empty list.
     async fn next(&mut self) -> io::Result<Vec<Notice>> {
         loop {
             let mut ready = self.socket.readable().await?;
@@ -181,7 +181,7 @@ impl Subscription {
             debug!("messages about addresses were lost, or cannot be read");
         }
         if is_unsure || (had_own_link && self.own_link.is_none()) {
-            // Another link may have replaced this one.
+            // A new link may have replaced this one.
             self.look_up_own_link();
         }
         notices
@@ -220,7 +220,7 @@ fn notices(events: Vec<Event>, own_link: &mut Option<Link>) -> Vec<Notice> {
     notices.collect()
 }
 
-/// Returns the address unless it can never serve NodePorts.
+/// Returns the address, or `None` if it can never serve NodePorts.
 fn counted(address: IpAddr) -> Option<IpAddr> {
     let is_link_local = matches!(address, IpAddr::V6(six) if six.is_unicast_link_local());
     (!is_link_local).then_some(address)
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(told(slice::from_ref(&gone)), [Notice::ServiceLink]);
         assert_eq!(told(&[Event::LinkRemoved(other.clone())]), []);
         assert_eq!(notices(vec![gone], &mut None), []);
-        // Changes of the carrier and of other flags.
+        // The carrier and other flags of the link change, but its addresses do not.
         assert_eq!(told(&[Event::Link(down.clone())]), []);
         assert_eq!(told(&[Event::Link(up.clone())]), [Notice::ServiceLink]);
         let twice = [up.clone(), up, down].map(Event::Link);

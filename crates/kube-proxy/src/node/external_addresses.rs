@@ -1,10 +1,10 @@
-//! Reports external and load-balancer addresses of Services that are not served. Also reports
-//! addresses that belong to this node, because an address in `spec.externalIPs` takes packets from
-//! its former owner. Further findings are Services that exceed the size limit, and ignored options
-//! of Services.
+//! Reports three findings about Services. First, contested external and load-balancer addresses:
+//! the proxy refuses some, and serves others although they belong to this node. An address in
+//! `spec.externalIPs` takes packets from its former owner. Second, Services above the size limit.
+//! Third, ignored Service options.
 //!
-//! Each finding is reported once, in the log and as an event. The number of reports is limited, so
-//! that a user with write access to a Service cannot flood the log or the events.
+//! Each finding is reported once, in the log and as an event. The number of reports is limited.
+//! Otherwise a user with write access to one Service could flood the log or the events.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -28,13 +28,14 @@ use crate::events::{Event, Recorder};
 /// Largest number of findings reported within a [`WINDOW`].
 const TOLD_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_mins(1);
-/// Largest number of findings kept by name: in total, per namespace, and per Service. The counts
-/// include findings above these limits. One tenant thus cannot hide another tenant's findings.
+/// Largest number of findings kept by name: in total, per namespace, and per Service. Findings
+/// above the limits are only counted. The limits keep one tenant from hiding another tenant's
+/// findings.
 const KNOWN_MAX: usize = 1_000;
 const KNOWN_OF_NAMESPACE: usize = 250;
 const KNOWN_OF_ONE: usize = 20;
 
-/// Gauge of the findings, by reason.
+/// Gauge that counts the findings by reason.
 pub(crate) type Counts = Family<OfReason, Gauge>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -42,8 +43,8 @@ pub(crate) struct OfReason {
     reason: &'static str,
 }
 
-/// Returns the gauge with a zero for each reason. A gauge that appears with its first value shows
-/// no change.
+/// Returns the gauge, with 0 for each reason. Monitoring sees no change in a gauge that appears
+/// with its first value.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
     for reason in ContestedPart::LABELS {
@@ -76,7 +77,7 @@ fn all_refused<'a>(
         oversized.map(|(service, excess)| (service, ContestedPart::TooLarge(OverLimit(*excess))));
     let options = heeding.unheeded(model);
     let options = options.map(|(service, one)| (service, ContestedPart::Option(one)));
-    // A Service can name many addresses. They come last, so that they do not hide other findings.
+    // Addresses come last: a Service can name so many that they would hide the other findings.
     let all = oversized.chain(options).chain(addresses);
     all.map(|(service, what)| Contested {
         service: service.clone(),
@@ -90,25 +91,25 @@ pub(crate) struct ExternalAddresses {
     recorder: Recorder,
     counts: Counts,
     heeding: OptionSupport,
-    /// Inputs of the last comparison: the model's version, the node's addresses that Services name,
-    /// and the options that the mode supports.
+    /// Inputs of the last comparison: the model's version, the node's addresses that Services use,
+    /// and the supported options.
     looked_at: (u64, Vec<IpAddr>, OptionSupport),
-    /// Addresses near this node, as of the node's addresses in `read_for`.
+    /// Networks and routers near this node, as of the node addresses in `read_for`.
     near: Near,
     read_for: Vec<IpAddr>,
-    /// Addresses of the API server, which no Service may have.
+    /// Addresses of the API server, which no Service may use.
     guarded: Vec<SocketAddr>,
     known: BTreeMap<Contested, Finding>,
-    /// Number of findings that are not reported yet.
+    /// Number of findings that wait to be reported.
     untold: usize,
     /// Function that reads the addresses near this node.
     read: fn() -> Near,
     window: Instant,
-    /// Number of findings reported in this window.
+    /// Number of findings already reported in the current window.
     told: usize,
 }
 
-/// Time and reporting state of one finding.
+/// Time of a finding, and whether it was reported.
 #[derive(Debug, Clone, Copy)]
 struct Finding {
     since: Instant,
@@ -144,13 +145,13 @@ impl ExternalAddresses {
         }
     }
 
-    /// Returns the refused addresses, each with the time of its discovery.
+    /// Returns the refused addresses, each with the time at which the refusal was found.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&Contested, Instant)> {
         let known = self.known.iter().map(|(one, known)| (one, known.since));
         known.filter(|(one, _)| one.is_refused())
     }
 
-    /// Replaces the node's scheduler, and the option values that this node does not support.
+    /// Sets the node's scheduler and the option values that this node does not support.
     pub(crate) fn support(&mut self, scheduler: &str, unavailable: Vec<UnavailableOption>) {
         if *self.heeding.scheduler != *scheduler {
             self.heeding.scheduler = scheduler.into();
@@ -158,8 +159,8 @@ impl ExternalAddresses {
         self.heeding.unavailable = unavailable;
     }
 
-    /// Compares the addresses that Services name with the node's addresses. While the node's
-    /// addresses are unknown, as after a change of mode, the former addresses are used.
+    /// Compares the addresses that Services name with the node's addresses. Uses the former node
+    /// addresses while the current ones are unknown, for example after a change of mode.
     pub(crate) fn look<'a>(
         &mut self,
         model: &Model,
@@ -185,7 +186,7 @@ impl ExternalAddresses {
         };
         of_node.sort_unstable();
         of_node.dedup();
-        // Both versions only grow, so an equal sum means no change.
+        // Both versions only grow, so an equal sum means that neither changed.
         let version = model.external_addresses_version() + model.options_version();
         let (before, of_node_before, heeding) = &self.looked_at;
         if (*before, of_node_before, heeding) != (version, &of_node, &self.heeding) || has_moved {
@@ -197,7 +198,7 @@ impl ExternalAddresses {
         }
     }
 
-    /// Logs new addresses of the API server, and addresses that the API server no longer has.
+    /// Logs addresses that the API server gained or lost.
     fn tell_guarded(&mut self, guarded: &[SocketAddr]) {
         for at in guarded.iter().filter(|at| !self.guarded.contains(at)) {
             info!("the API server is at {at}, which no Service may have");
@@ -213,7 +214,8 @@ impl ExternalAddresses {
         let mut of_services: HashMap<NamespacedName, usize> = HashMap::new();
         let mut of_namespaces: HashMap<String, usize> = HashMap::new();
         let mut known = BTreeMap::new();
-        // Served addresses come first, so that refused addresses cannot hide them.
+        // Addresses that are served despite the finding come first, so that refused ones cannot
+        // hide them.
         let served = on_node(model, &self.looked_at.1);
         let served = served.chain(near(model, &self.near, &self.looked_at.1));
         for one in served.chain(all_refused(model, &self.heeding)) {
@@ -249,7 +251,8 @@ impl ExternalAddresses {
         self.known = known;
     }
 
-    /// Reports new findings up to the window's limit, served addresses first.
+    /// Reports new findings up to the limit of the window. Findings about served addresses come
+    /// first.
     fn tell(&mut self, model: &Model, now: Instant) {
         if now.saturating_duration_since(self.window) >= WINDOW {
             (self.window, self.told) = (now, 0);
@@ -266,7 +269,8 @@ impl ExternalAddresses {
             self.told += 1;
             self.untold -= 1;
             let line = one.line(model);
-            // Some load balancers use the nodes' own addresses, so the finding is not an error.
+            // Logged as information, not as an error: some load balancers use the nodes' own
+            // addresses.
             if let ContestedPart::Address(_, AddressField::Ingress, ContestReason::OfNode) =
                 one.what
             {
@@ -309,8 +313,8 @@ pub(crate) struct Near {
 }
 
 impl Near {
-    /// Reads the default routes and the links' networks, and ignores failed reads. Reads the
-    /// addresses of each link separately, because the modes' links may have thousands of addresses.
+    /// Reads the default routes and the networks of links. Skips parts that cannot be read. Reads
+    /// each link separately, because the modes' links may have thousands of addresses.
     pub(crate) fn read() -> Self {
         let mut near = Self::default();
         let Ok(mut rtnetlink) = Rtnetlink::open() else {
@@ -351,8 +355,8 @@ impl Near {
         near
     }
 
-    /// Returns the networks with addresses to report, each with the reason. Load balancers often
-    /// use addresses in the nodes' network. In that network, only a next hop is reported.
+    /// Returns the networks whose addresses are reported, each with the reason. Load balancers
+    /// often use addresses from the nodes' network, so only the next hops are reported there.
     fn places(&self) -> impl Iterator<Item = (IpNet, ContestReason)> {
         let hops = self.next_hops.iter();
         let hops = hops.map(|hop| (IpNet::from(*hop), ContestReason::NextHop));
@@ -361,7 +365,8 @@ impl Near {
     }
 }
 
-/// Returns served addresses in `near` that do not belong to this node, each with its first reason.
+/// Returns served addresses that lie in `near` but do not belong to this node, each with its first
+/// reason.
 fn near<'a>(
     model: &'a Model,
     near: &'a Near,
@@ -390,7 +395,7 @@ fn near<'a>(
     })
 }
 
-/// Returns the fields of a Service that name `address`.
+/// Returns each field of a Service that names `address`.
 fn fields_of(service: &Service, address: IpAddr) -> impl Iterator<Item = AddressField> {
     let fields = [
         (AddressField::ExternalIps, &service.external_ips),
@@ -400,7 +405,7 @@ fn fields_of(service: &Service, address: IpAddr) -> impl Iterator<Item = Address
     named.into_iter().flatten()
 }
 
-/// Returns addresses of this node that the proxy serves for Services.
+/// Returns the node's own addresses that the proxy also serves for Services.
 fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = Contested> + 'a {
     of_node.iter().flat_map(move |address| {
         let services = model.naming_externally(*address);

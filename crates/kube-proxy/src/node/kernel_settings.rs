@@ -1,12 +1,13 @@
 //! Writes the kernel settings that a mode and connection tracking need, as upstream does.
 //!
-//! A setting that cannot be written has as little effect as possible: see [`Need`]. In upstream,
-//! each such setting ends the start.
+//! If a setting cannot be written, only the function that needs it is lost: see [`Need`]. Upstream
+//! exits in each such case.
 //!
-//! Some settings decide which packets a node accepts. This process restores them once they are no
-//! longer needed, if it wrote them and no other program has changed them since. The kernel does not
-//! record who wrote a setting. If an earlier process seems to have written such a setting, it stays
-//! and the log reports it. All other settings stay, because other programs may rely on them.
+//! Some settings decide which packets a node accepts. This process restores such a setting once no
+//! option needs it, provided that this process wrote it and its value is unchanged since. The
+//! kernel does not record who wrote a setting. So a setting that an earlier process seems to have
+//! written stays, and the log reports it. All other settings also stay, because other programs may
+//! rely on them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,28 +27,28 @@ use crate::config::options::Options;
 /// Root directory of the kernel's files.
 const ROOT: &str = "/";
 
-/// Former values of the settings that this process may restore.
+/// Values that settings had before this process wrote them, for restoring.
 static ORIGINS: Mutex<Origins> = Mutex::new(Origins::new());
 
-/// The next step of a process.
+/// Next step of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Prepare the node and end (`--init-only`). The daemon that starts later may lack the rights
+    /// Prepare the node and exit (`--init-only`). The daemon that starts later may not be allowed
     /// to write these settings.
     Prepare,
-    /// Start to serve.
+    /// Start serving.
     Start,
-    /// Continue to serve with other options.
+    /// Keep serving, with changed options.
     GoOn,
 }
 
-/// Writes all needed settings and restores settings that are no longer needed. Logs the outcome.
-/// `ip_vs` must be loaded, which also loads `nf_conntrack`. If a setting cannot be written,
-/// disables the options that depend on it.
+/// Writes all needed settings, and restores the ones that are no longer needed. Logs the outcome.
+/// The module `ip_vs` must be loaded, because it also loads `nf_conntrack`. Disables options whose
+/// setting cannot be written.
 ///
 /// # Errors
 ///
-/// Unwritten settings make this step impossible.
+/// The process cannot take this step without a setting that could not be written.
 pub(crate) fn settle(options: &mut Options, step: Step) -> Result<(), SysctlErrors> {
     let root = Path::new(ROOT);
     let applied = {
@@ -92,8 +93,8 @@ pub(crate) fn settle(options: &mut Options, step: Step) -> Result<(), SysctlErro
 }
 
 impl Step {
-    /// Reports whether unwritten settings make this step fail. `worst` is the most important need
-    /// among them. `has_served` is true if this mode has served here before.
+    /// Reports whether the step fails because of unwritten settings. `worst` is the most important
+    /// need among them. `has_served` is true if this mode has already served on this node.
     fn ends(self, worst: Need, has_served: bool) -> bool {
         match self {
             Self::Prepare => true,
@@ -103,8 +104,8 @@ impl Step {
     }
 }
 
-/// Lists settings with a value that a kube-proxy sets and that is not the kernel's default, one
-/// line each.
+/// Lists settings that have a value as kube-proxy sets it and not the kernel's default, one line
+/// each.
 pub(crate) fn leftovers() -> Vec<String> {
     let rows = modes::sysctls(None).into_iter();
     rows.filter_map(|Wanted { row, .. }| row.stays(Path::new(ROOT)))

@@ -1,11 +1,11 @@
-//! Reports objects that are missing from a new list.
+//! Reports objects that a new list lacks.
 //!
-//! A watch usually reports deletions. A new list can also lack known objects, for one of two
-//! reasons. Either a few objects were deleted while the API server was unreachable or compacted its
-//! history. Or the server lost all objects, because it returned with empty storage or a backup. The
-//! list is the same in both cases, so the daemon deletes the objects in both. If a tenth of all
-//! objects is missing in one list, the daemon logs a warning. Fewer missing objects, or one or two
-//! in a small cluster, are only logged.
+//! A watch usually reports deletions. A new list can lack known objects for two reasons. A few were
+//! deleted while the API server was unreachable, or while it compacted its history. Or the server
+//! lost them, because it restarted with empty storage or from a backup. Both lists look the same,
+//! so the daemon removes the objects in both cases. If a tenth of all objects is missing in one
+//! list, the daemon logs a warning. Otherwise it logs information only, also about one or two
+//! objects of a small cluster.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -14,13 +14,13 @@ use proxy::{Changes, Kind, MissingObjects};
 use source::kind_name;
 use tracing::{info, warn};
 
-/// Smallest number of missing objects that causes a warning, if they also reach
+/// Smallest number of missing objects that may cause a warning. They must also reach the share
 /// [`NOTEWORTHY_PART`].
 const NOTEWORTHY_COUNT: usize = 3;
-/// Divisor for the share of missing objects that causes a warning: one in this many.
+/// Share of missing objects that causes a warning: one in this many.
 const NOTEWORTHY_PART: usize = 10;
 
-/// Counter of missing objects, by kind.
+/// Counter of missing objects by kind.
 pub(crate) type Counts = Family<OfKind, Counter>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -28,8 +28,8 @@ pub(crate) struct OfKind {
     kind: &'static str,
 }
 
-/// Returns the counter with a zero for each kind. A counter that appears with its first increment
-/// shows no change.
+/// Returns the counter, with 0 for each kind. Monitoring sees no change in a counter that appears
+/// with its first increment.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
     for kind in Kind::ALL {
@@ -38,7 +38,7 @@ pub(crate) fn counts() -> Counts {
     counts
 }
 
-/// Logs and counts the objects that are missing from a new list.
+/// Logs and counts the objects that a new list lacks.
 pub(crate) fn tell(changes: &Changes, counts: &Counts) {
     for vanished in &changes.vanished {
         let count = vanished.count as u64;
@@ -63,7 +63,8 @@ fn of(kind: Kind) -> OfKind {
 
 fn is_much(vanished: &MissingObjects) -> bool {
     let MissingObjects { count, known, .. } = *vanished;
-    // A server that still has objects always has default/kubernetes.
+    // All objects missing is a warning, too: a server that still has its data lists
+    // default/kubernetes.
     count == known || (count >= NOTEWORTHY_COUNT && count * NOTEWORTHY_PART >= known)
 }
 
@@ -189,7 +190,7 @@ mod tests {
         assert_eq!(said(&model.take_changes(), &metrics), "");
         assert_eq!(counted(&metrics, "Service"), 0);
 
-        // The new server could send watch events before the watch is open.
+        // The new server could send events before the daemon watches it.
         let is_watch = |one: &apiserver::Request| one.query.contains("watch=true");
         while server.requests().iter().filter(|one| is_watch(one)).count() < 3 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -221,7 +222,7 @@ mod tests {
                      default/web102-a, default/web103-a, default/web104-a, …; their endpoints are \
                      taken away. {advice}"
                 ),
-                // Each server has default/kubernetes.
+                // Every API server has default/kubernetes.
                 format!(
                     "WARN the API server's list no longer names 120 of 121 Services: \
                      default/web100, default/web101, default/web102, \

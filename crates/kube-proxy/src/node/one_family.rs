@@ -1,7 +1,7 @@
 //! Warns about settings that name only one IP family in a dual-stack cluster. Upstream has the same
 //! checks at its start (`checkBadConfig`, `checkBadIPConfig`).
 //!
-//! The cluster's objects show whether the cluster has both families. The checked settings do not.
+//! The families in use come from the cluster's objects, not from the checked settings.
 
 use ipnet::IpNet;
 use proxy::{Changes, IpFamily, Model, Node, NodePortAddresses, Selection};
@@ -10,10 +10,10 @@ use tracing::warn;
 use modes::detect_local::DetectLocal;
 use modes::settings::Settings;
 
-/// A setting without a value for one family.
+/// A setting that has no value for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OneFamily {
-    /// Flag without a value for the family.
+    /// Flag that lacks a value for the family.
     pub(crate) flag: &'static str,
     pub(crate) message: String,
 }
@@ -27,8 +27,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Checks the settings after a change of objects. Costs O(1) unless a family is new, or the
-    /// Node or the settings have changed.
+    /// Checks the settings after objects changed. Costs O(1) unless a family is new, or the Node or
+    /// the settings changed.
     pub(crate) fn look(&mut self, settings: &Settings, model: &Model, changes: &Changes) {
         let before = self.in_use;
         for (is_used, family) in self.in_use.iter_mut().zip(IpFamily::ALL) {
@@ -40,7 +40,7 @@ impl Watch {
         }
     }
 
-    /// Checks the settings after a change of settings.
+    /// Checks the settings after they changed.
     pub(crate) fn judge(&mut self, settings: &Settings, model: &Model) {
         let all = self.in_use.into_iter().zip(IpFamily::ALL);
         let used: Vec<IpFamily> = all.filter_map(|(is, of)| is.then_some(of)).collect();
@@ -52,7 +52,8 @@ impl Watch {
     }
 }
 
-/// Returns a hint about the NodePort addresses if no flag restricts them, as upstream.
+/// Returns upstream's hint that NodePorts accept connections on all addresses, if no flag restricts
+/// them.
 pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
     (settings.shared.node_port_addresses == NodePortAddresses::All).then_some(
         "--nodeport-addresses is not given: NodePorts are served at every address of this node; consider `primary`, which \
@@ -76,7 +77,8 @@ fn has(node: &Node, family: IpFamily) -> bool {
     addresses.any(|address| IpFamily::of(*address) == family)
 }
 
-/// Lists the settings that omit one of the `used` families, or have only loopback addresses for it.
+/// Lists the settings that give no usable value to one of the `used` families: none, or only
+/// loopback addresses.
 pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily]) -> Vec<OneFamily> {
     let mut found = Vec::new();
     for family in used {
@@ -86,7 +88,7 @@ pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily])
     found
 }
 
-/// Finds a family without detection of local traffic, if the other family has it.
+/// Returns the setting that detects local traffic only in the other family, if there is one.
 fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> Option<OneFamily> {
     let lacks = |nets: &[IpNet]| !nets.is_empty() && !nets.iter().any(|net| is_of(net, family));
     let (flag, what, next) = match detection {
@@ -124,7 +126,7 @@ fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
     let addresses = &settings.shared.node_port_addresses;
     let message = match addresses.of(family) {
         Selection::All if addresses.lacks(family) => {
-            // As in upstream, except for nftables mode.
+            // As upstream does in all modes except nftables.
             let which = if settings.chosen.name() == "nftables" {
                 "no"
             } else {

@@ -1,9 +1,9 @@
 //! Passes capabilities to the programs that this process starts.
 //!
-//! A program that root executes gets the bounding set. A program of any other user gets only
-//! capabilities in the *ambient* set. A daemon of another user has capabilities from its file
+//! If root executes a program, it gets the bounding set. A program of any other user gets only the
+//! *ambient* capabilities. A daemon that does not run as root has its capabilities from its file
 //! (`setcap cap_net_admin+p kube-proxy`) or as ambient ones (systemd's `AmbientCapabilities=`). In
-//! both cases iptables and modprobe need them, too.
+//! both cases, iptables and modprobe need these capabilities too.
 
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -11,26 +11,27 @@ use rustix::thread::{
     CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities,
 };
 
-/// Capabilities that the daemon and its programs can use: for the network, for the raw socket of
-/// legacy iptables, and for kernel modules.
+/// Capabilities that the daemon or its programs use: network administration, the raw socket of
+/// legacy iptables, and loading kernel modules.
 const USED: [CapabilitySet; 3] = [
     CapabilitySet::NET_ADMIN,
     CapabilitySet::NET_RAW,
     CapabilitySet::SYS_MODULE,
 ];
 
-/// Returns true if this process may read and write the network's rules in the kernel, or can get
-/// that right with [`pass_on`].
+/// Returns true if this process may administer the kernel's network rules, or can obtain this right
+/// by [`pass_on`].
 pub fn may_administer_network() -> bool {
-    // If the capabilities cannot be read, the first request to the kernel will show them.
+    // Assumes yes if the capabilities cannot be read: the first request to the kernel then shows
+    // the truth.
     capabilities(None).map_or(true, |sets| {
         sets.permitted.contains(CapabilitySet::NET_ADMIN)
     })
 }
 
-/// Makes capabilities effective and ambient if they are permitted and the daemon or its programs
-/// can use them. Must be called while the process has one thread. Each thread has separate sets,
-/// which new threads inherit. Does nothing for root.
+/// Makes permitted capabilities effective and ambient if the daemon or its programs use them. Must
+/// be called while the process has one thread: new threads inherit the sets of their creator. Does
+/// nothing for root.
 ///
 /// # Errors
 ///

@@ -3,9 +3,9 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::debug;
 
-/// Raises the soft limit of open files to the hard limit, as a Go program does at its start. Many
-/// containers have a soft limit of 1024, for programs that use `select`. Each health-check node
-/// port needs an open file in each family.
+/// Raises the soft limit of open files to the hard limit, as every Go program does at its start.
+/// Containers often have a soft limit of 1024, for old programs that use `select`. Each
+/// health-check node port needs one file per family.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -13,14 +13,15 @@ pub fn raise_limit() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        // No supported kernel rejects the call, and the daemon can run with the old limit.
+        // No supported kernel rejects the call. If one did, the daemon would run with the old
+        // limit.
         debug!(%error, ?limit, "the limit of open files stays");
     }
 }
 
 /// Adds the next step to an error about too many open files.
 pub fn with_next_step(error: String) -> String {
-    // Some errors have the code only in their text.
+    // Some errors contain the code only in their text.
     let is_errno = |errno: i32| error.contains(&format!("(os error {errno})"));
     if is_errno(libc::EMFILE) {
         format!(

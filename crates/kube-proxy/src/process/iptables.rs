@@ -1,9 +1,9 @@
-//! Runs the iptables backend of the host if this program is called as `iptables`.
+//! Runs the host's iptables backend if this program is called as `iptables`.
 //!
-//! In the image, `iptables`, `ip6tables` and their `-save` and `-restore` are links to kube-proxy.
-//! So a command in the pod shows the rules of kubelet and kube-proxy. The backend is chosen by the
-//! same evidence as in the daemon, without a shell and without writing to the image. The wrapper in
-//! Kubernetes' own images rewrites its links at the first call.
+//! In the image, `iptables`, `ip6tables` and their `-save` and `-restore` variants are links to
+//! kube-proxy. A command in the pod thus shows the same rules that kubelet and kube-proxy use. This
+//! program chooses the backend as the daemon does, needs no shell, and writes nothing to the image.
+//! In Kubernetes' own images, a wrapper script rewrites the links at its first call.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
@@ -15,8 +15,8 @@ use iptables::{Backend, Iptables};
 
 use crate::process::capabilities;
 
-/// Executes iptables if the first of `arguments`, the program's name, is one of iptables' names.
-/// Returns `Ok` if it is another name.
+/// Executes iptables if the program was called by one of iptables' names, the first of `arguments`.
+/// Returns `Ok` if it was called by another name.
 ///
 /// # Errors
 ///
@@ -26,8 +26,8 @@ pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Err
     let Some((stem, verb)) = split(&called) else {
         return Ok(());
     };
-    // Users other than root need these capabilities to read rules. If the call fails, iptables
-    // reports the error.
+    // Without root, reading rules needs these capabilities. If passing them fails, iptables reports
+    // its own error.
     let _ = capabilities::pass_on();
     let backend = Iptables::look(None)?.backend();
     let program = named(stem, verb, backend);
@@ -35,7 +35,7 @@ pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Err
     Err(error).with_context(|| format!("cannot run {program}"))
 }
 
-/// Splits a program name: `/usr/sbin/iptables-save` becomes `iptables` and `-save`.
+/// Splits a program's path: `/usr/sbin/iptables-save` becomes `iptables` and `-save`.
 fn split(called: &OsStr) -> Option<(&'static str, &'static str)> {
     let name = Path::new(called).file_name()?.to_str()?;
     let (stem, verb) = if let Some(verb) = name.strip_prefix("iptables") {

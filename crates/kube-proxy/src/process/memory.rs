@@ -1,14 +1,13 @@
-//! Memory settings of this process. Returns memory to the system that the allocator keeps after
-//! large pieces of work.
+//! Configures the allocator of this process, and returns memory to the system after large work.
 //!
-//! A first sync and each check for drift use tens of megabytes for a second: writes with their
-//! replies, or a dump of the kernel. glibc's allocator has an arena for each thread. It keeps freed
-//! memory below an arena's last allocation until `malloc_trim` is called.
+//! A first sync and each drift check use tens of megabytes for about a second, for writes with
+//! their replies or for a dump of the kernel. glibc's allocator has a separate arena for each
+//! thread. In each arena, it keeps freed memory below the last allocation until `malloc_trim` is
+//! called.
 //!
-//! At its start, this process configures a single arena, because its threads rarely allocate in
-//! parallel. It also makes the allocator keep the memory that a first sync frees. Later allocations
-//! reuse that memory, because fresh pages cost more than most work on them. Other C libraries are
-//! not configured.
+//! So this process uses a single arena: its threads rarely allocate in parallel. The allocator
+//! keeps the memory that a first sync frees, because later work reuses it. Fresh pages would cost
+//! more than most of that work. Other C libraries are not configured.
 
 use tracing::warn;
 
@@ -17,27 +16,26 @@ pub fn start() {
     #[cfg(target_env = "gnu")]
     for (option, value) in [
         (libc::M_ARENA_MAX, 1),
-        // Setting a threshold keeps the allocator from raising it.
+        // An explicit threshold stops the allocator from raising it by itself.
         (libc::M_MMAP_THRESHOLD, LARGE_BYTES),
         (libc::M_TRIM_THRESHOLD, LARGE_BYTES),
     ] {
         #[allow(unsafe_code, reason = "there is no safe call")]
         // SAFETY: mallopt takes and returns numbers. It is called before any other thread starts,
-        // with options of malloc.h.
+        // with options from malloc.h.
         unsafe {
-            // An allocator ignores options that it does not know.
+            // Ignores the result: an allocator may not know an option.
             libc::mallopt(option, value);
         }
     }
 }
 
-/// Size from which the allocator maps an allocation separately. It is also the size from which free
-/// memory at the end of the heap is returned automatically. No single allocation for 10,000
-/// Services is larger.
+/// Size from which the allocator maps an allocation separately. Free memory of this size at the end
+/// of the heap is returned to the system. No single allocation for 10,000 Services is larger.
 #[cfg(target_env = "gnu")]
 const LARGE_BYTES: libc::c_int = 8 * 1024 * 1024;
 
-/// Returns all free whole pages to the system. Takes milliseconds if tens of megabytes are in use.
+/// Returns all unused whole pages to the system. Takes milliseconds per tens of megabytes.
 pub(crate) fn trim() {
     #[cfg(target_env = "gnu")]
     {

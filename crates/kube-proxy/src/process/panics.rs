@@ -1,22 +1,23 @@
 //! Ends the process after a panic of any thread.
 //!
-//! A panic loses the thread's sockets, its part of the work and its callers. A new process adopts
-//! the kernel's entries within a second and loses no entry. Without the exit, the loss of one
-//! thread would remain unnoticed.
+//! A panic destroys the thread's sockets, its work in progress, and the callers that wait for it.
+//! If the process went on, nobody would notice the missing thread. A new process starts within a
+//! second and adopts all kernel entries.
 
 use std::panic::{set_hook, take_hook};
 use std::process::exit;
 
-/// Exit status after a panic. Every Rust program has it after a panic of its main thread.
+/// Exit status after a panic. Rust uses this status when the main thread panics.
 pub const EXIT_STATUS: i32 = 101;
 
-/// Makes a panic of any thread or task end the process with [`EXIT_STATUS`], after its message is
-/// on standard error.
+/// Makes every panic, of any thread or task, end the process with [`EXIT_STATUS`]. The message goes
+/// to standard error first.
 pub fn end_the_process() {
     let say = take_hook();
     set_hook(Box::new(move |panic| {
         say(panic);
-        // The log is not used: the logging code itself may have panicked with its lock held.
+        // Standard error instead of the log: the logging code itself may have panicked with its
+        // lock held.
         eprintln!(
             "kube-proxy: this is a defect of kube-proxy. It ends with status {EXIT_STATUS}, and \
              the programmed entries stay and serve; after a restart it continues from there. \
@@ -40,7 +41,7 @@ mod tests {
 
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS";
 
-    /// Test code of the child process: its main thread continues after the panic of another thread.
+    /// Runs in a child process. Its main thread would go on after the panic of the other thread.
     #[test]
     fn a_panic_on_a_kernel_thread_terminates_the_process() {
         if var_os(PANICS).is_some() {

@@ -1,7 +1,7 @@
 //! The version of this program, and the Kubernetes version that it matches.
 //!
-//! Two kinds of readers need these versions. Tools that compare versions in a cluster need the
-//! Kubernetes version, such as the alert `KubeVersionMismatch` and scripts around `--version`.
+//! Readers of these versions are of two kinds. Tools that compare the versions in a cluster need
+//! the Kubernetes version: the alert `KubeVersionMismatch`, and scripts that call `--version`.
 //! People who debug this program need its own version.
 
 use flags::version::KUBERNETES;
@@ -20,7 +20,7 @@ pub fn short_commit() -> &'static str {
     COMMIT.get(..SHORT).unwrap_or(COMMIT)
 }
 
-/// Returns the output of `--version`: one line that begins as upstream's. Scripts read its second
+/// Returns the output of `--version`, one line that begins as upstream's. Scripts take its second
 /// word as the version.
 pub fn told() -> String {
     let kubernetes = KUBERNETES.git_version();

@@ -1,4 +1,4 @@
-//! The loop's replies to requests of the HTTP servers.
+//! Replies of the loop to the HTTP servers' requests.
 
 use std::time::Instant;
 
@@ -11,11 +11,11 @@ use proxy::{IpFamily, Model, NamespacedName, NodeFacts};
 use super::daemon::Daemon;
 use crate::family::Family;
 
-/// Largest number of failures, of conflicts and of drains in a reply about a family.
+/// Largest number of failures in a reply about a family. Conflicts and drains have the same limit.
 const TOLD_MAX: usize = 100;
 
 impl Daemon {
-    /// Replies to a request within about 2 ms. The receiver may have been dropped.
+    /// Replies to a request within about 2 ms. Ignores a dropped receiver.
     pub(super) fn answer(&mut self, question: Question) {
         match question {
             Question::Facts(answer) => drop(answer.send(self.facts(Instant::now()))),
@@ -78,7 +78,7 @@ impl Daemon {
     }
 }
 
-/// Returns a limited number of names, from index `from` on.
+/// Returns a limited number of Service names, beginning at index `from`.
 fn names(model: &Model, from: usize) -> Names {
     let names = model.service_names().skip(from).take(NAMES_A_TURN);
     Names {
@@ -88,7 +88,7 @@ fn names(model: &Model, from: usize) -> Names {
     }
 }
 
-/// Returns the first of the requested Services, up to the limit of one turn.
+/// Returns the first of the requested Services, as many as one turn allows.
 fn services(model: &Model, asked: &[NamespacedName]) -> Vec<Option<Copied>> {
     let mut endpoints = 0;
     let mut told = Vec::with_capacity(asked.len().min(SERVICES_A_TURN));

@@ -1,13 +1,14 @@
-//! Keeps the API server reachable.
+//! Keeps the API server reachable at a start.
 //!
-//! At a start, the kernel still has the entries of the previous process. A Service may have the API
-//! server's address there, and this process must reach that address to receive the Service. So
-//! before the first connection to an address, this module removes the entries that redirect it.
+//! At a start, the kernel still has the entries of the previous process. One of them may redirect
+//! the API server's address to a Service. This process must reach that address to learn that the
+//! Service is gone or wrong. So before the first connection to an address, this module removes the
+//! entries that redirect it.
 //!
-//! Once the first lists are complete, the model rejects such an address, and only the mode writes.
-//! If the server's name then resolves to a new address, the connection to the new address is
-//! delayed for a moment. Otherwise the connection could reach the Service's endpoint and stay
-//! silent until its timeout.
+//! Once the first lists are complete, the model rejects a Service with such an address, and only
+//! the mode writes. If the server's name later resolves to a new address, the connection to it
+//! waits a moment until the mode has removed it from Services. Otherwise the connection could reach
+//! a Service's endpoint and stay silent until its timeout.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -25,31 +26,32 @@ use tracing::{error, warn};
 
 use modes::footprints;
 
-/// Time that the mode has to remove an address from a Service.
+/// Time for the mode to remove an address from a Service.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Removes redirections of addresses, and records the cleared addresses.
+/// Removal of entries that redirect the API server's addresses, with a record of the cleared
+/// addresses.
 #[derive(Clone)]
 pub(super) struct Clearing {
     rules: AddressRules,
     excluded: Vec<IpNet>,
     known: Arc<Mutex<ClearAddresses>>,
-    /// Warnings that wait for the first line of the log, or `None` once that line is logged.
+    /// Warnings that wait for the log's first line. `None` after that line.
     untold: Arc<Lock<Option<Vec<String>>>>,
 }
 
-/// Addresses that are cleared, or soon will be.
+/// Addresses that are cleared, or will be soon.
 #[derive(Default)]
 struct ClearAddresses {
-    /// Time from which the process may connect to each address.
+    /// Earliest time at which the process may connect to each address.
     from: BTreeMap<SocketAddr, Instant>,
-    /// True once the mode writes to the kernel.
+    /// True once the mode writes to the kernel itself.
     is_serving: bool,
 }
 
 impl Clearing {
-    /// Returns a state without cleared addresses. Addresses in `rules` and virtual servers within
-    /// `excluded` stay unchanged.
+    /// Returns a state without cleared addresses. The removal spares addresses in `rules` and
+    /// virtual servers within `excluded`.
     pub(super) fn new(rules: AddressRules, excluded: Vec<IpNet>) -> Self {
         Self {
             rules,
@@ -59,12 +61,12 @@ impl Clearing {
         }
     }
 
-    /// Returns the hooks that the source calls before it connects.
+    /// Returns the hooks that the source calls before each connection.
     pub(super) fn way(&self) -> ConnectHooks {
         let this = self.clone();
         ConnectHooks::default().cleared_by(Arc::new(move |addresses| {
             let clearing = this.clone().clear(addresses);
-            // If the request is cancelled, the task nevertheless completes its work.
+            // A task completes its work even if the request is cancelled.
             let task = tokio::spawn(clearing);
             Box::pin(async move {
                 if let Err(error) = task.await {
@@ -93,7 +95,7 @@ impl Clearing {
             return;
         }
         let excluded = self.excluded.clone();
-        // The removal blocks on the kernel and on programs.
+        // The removal blocks while it waits for the kernel and programs.
         let blocking = move || withdraw(footprints::ALL, &addresses, &excluded);
         match spawn_blocking(blocking).await {
             Ok(found) => {
@@ -127,7 +129,7 @@ impl Clearing {
         }
     }
 
-    /// Logs the waiting warnings. Later warnings are logged without waiting.
+    /// Logs the waiting warnings. Later warnings are logged at once.
     pub(super) fn speak(&self) {
         let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
         for line in mem::take(&mut *untold).unwrap_or_default() {
@@ -135,7 +137,7 @@ impl Clearing {
         }
     }
 
-    /// Waits for work in progress. After that, only the mode writes to the kernel.
+    /// Waits for removals in progress. From then on, only the mode writes to the kernel.
     pub(super) async fn end(&self) {
         self.known.lock().await.is_serving = true;
     }

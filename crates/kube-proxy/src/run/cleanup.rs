@@ -10,17 +10,18 @@ use modes::footprints;
 use crate::config::options::Options;
 use crate::node::kernel_settings;
 
-/// Removes the entries of all modes from the kernel, in both IP families. Prints removed entries.
-/// Prints remaining entries to standard error with the next step. The exit status is 1 if entries
-/// remain. Kernel settings stay, as upstream. Settings that decide which packets the node accepts
-/// are listed.
+/// Removes the entries of all modes from the kernel, in both IP families. Prints removed entries to
+/// standard output, and remaining ones with the next step to standard error. The exit status is 1
+/// if entries remain. As in upstream, kernel settings stay. Settings that decide which packets the
+/// node accepts are listed.
 ///
 /// # Errors
 ///
 /// The cleanup thread has panicked. A remaining entry is not an error.
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.modes.shared.exclude_cidrs.clone();
-    // The cleanup blocks on the kernel and on iptables. The process has no other work meanwhile.
+    // The cleanup blocks while it waits for the kernel and iptables. The process has no other work
+    // meanwhile.
     let cleanup =
         tokio::task::spawn_blocking(move || ::cleanup::clean_up(footprints::ALL, &excluded))
             .await?;

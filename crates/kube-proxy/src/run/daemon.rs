@@ -8,8 +8,8 @@
 //!   options     ┘            └─▶ proceed: start due work on kernel threads
 //! ```
 //!
-//! Draining merges events: all events that arrive while a family's thread writes virtual servers
-//! become one update. Families are independent of each other.
+//! Draining merges events: everything that arrives while a family's thread writes becomes one
+//! update. The two families work independently.
 
 use std::future::poll_fn;
 use std::mem;
@@ -45,14 +45,15 @@ use crate::node::{missing_objects, one_family};
 use crate::process::memory;
 use crate::run::first_lists::drain;
 
-/// Delay before freeing memory after kernel work that used much memory.
+/// Delay between kernel work that used much memory and returning that memory to the system.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
 /// State of the rules that an ended process left behind.
 pub(super) enum Ended {
     /// Packets may still match these rules.
     Armed,
-    /// Task that makes packets bypass the rules, or `None` if no such rules need a check.
+    /// Task that disables the rules, so that packets bypass them. `None` if no rules need
+    /// disabling.
     Disarmed(Option<JoinHandle<()>>),
 }
 
@@ -68,22 +69,22 @@ pub(super) struct Daemon {
     pub(super) observed: Observed,
     pub(super) families: Vec<Family>,
     pub(super) renewal: Renewal,
-    /// Pod networks of this Node with which the modes were opened, or will be opened.
+    /// Pod networks of this Node for which the modes were opened, or are being opened.
     pub(super) pod_networks: Vec<IpNet>,
     /// Time before which no family receives further changes.
     pub(super) not_before: Instant,
-    /// Time at which the first change was received that no family has yet.
+    /// Arrival time of the oldest change that no family has received.
     pub(super) heard: Option<Instant>,
     /// Time of the next regular check of the kernel.
     pub(super) next_tick: Instant,
-    /// Time at which freed memory is returned to the system.
+    /// Time at which unused memory is returned to the system.
     pub(super) trim_at: Option<Instant>,
-    /// Cleanup of other modes' entries that has not started yet.
+    /// Cleanup of other modes' entries that waits to start.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) ended: Ended,
     /// Running cleanup of other modes' entries.
     pub(super) clearing: Option<JoinHandle<()>>,
-    /// Last work of the modes before the process ends.
+    /// Work of the modes before the process ends.
     pub(super) ending: Option<Ending>,
     /// Modes in use and their kernel features.
     pub(super) uses: Uses,
@@ -157,8 +158,8 @@ impl Daemon {
         changed: &mut mpsc::Receiver<Options>,
     ) -> Result<()> {
         let mut is_listening = true;
-        // One timer serves all deadlines. It is reset only to a new time, because a reset costs
-        // system calls.
+        // One timer serves all deadlines. Resetting it costs system calls, so it is reset only if
+        // the time changes.
         let mut timer = pin!(sleep_until(self.next_tick.into()));
         let health = Arc::clone(&self.observed.health);
         loop {
@@ -169,7 +170,7 @@ impl Daemon {
                 timer.as_mut().reset(due);
             }
             let families = &mut self.families;
-            // The select is not biased: no branch may starve another.
+            // The select is fair: no branch can starve another.
             tokio::select! {
                 () = stop.requested() => {
                     info!("stopping; everything programmed stays in the kernel");
@@ -188,8 +189,8 @@ impl Daemon {
                     self.notice_of(of, &notice);
                 }
                 () = ended(&mut self.clearing) => {
-                    // A removed link's addresses were the node's until now. The kernel filtered
-                    // notifications about that link.
+                    // The removed link's addresses belonged to the node. The kernel sent no
+                    // notification about them.
                     self.notice(&[Notice::Anything]);
                 }
                 event = self.events.next() => match event {
@@ -206,14 +207,15 @@ impl Daemon {
         }
     }
 
-    /// Does all work that can be done now.
+    /// Does all work that is possible now.
     pub(super) async fn turn(&mut self, now: Instant) -> Result<()> {
         self.renewal.start(&self.options, now);
         self.book(now).await?;
         self.follow_node_ports();
         self.hand_out(now);
         self.proceed(now);
-        // Services without a write are settled now, and short writes have finished. Both took time.
+        // Reads the clock again: booking Services without writes and waiting for short writes took
+        // time.
         let now = Instant::now().max(now);
         if self.book(now).await? {
             self.follow_node_ports();
@@ -241,8 +243,8 @@ impl Daemon {
     }
 
     /// Starts the cleanup of other modes' entries once this mode serves. The cleanup waits while
-    /// objects are unknown, because the entries may serve Services that this mode does not know.
-    /// Rules of an ended process serve no client, so packets bypass such rules immediately.
+    /// objects are unreadable, because the entries may still serve their Services. Rules of an
+    /// ended process serve no client, so packets bypass them at once.
     fn succeed(&mut self) {
         let is_whole = self.model.is_whole();
         match &mut self.ended {
@@ -258,7 +260,7 @@ impl Daemon {
                 if let Some(predecessor) = self.predecessor.take() {
                     self.clearing = Some(tokio::spawn(async move {
                         if let Some(before) = before {
-                            // The task logs its outcome.
+                            // Ignores the result: the task logs its own outcome.
                             let _ = before.await;
                         }
                         predecessor.clear().await;
@@ -269,13 +271,14 @@ impl Daemon {
         }
     }
 
-    /// Books finished kernel work. Returns true if any work had finished.
+    /// Books finished kernel work. Returns true if there was any.
     async fn book(&mut self, now: Instant) -> Result<bool> {
         let mut is_any = false;
         for family in &mut self.families {
             let booked = family.book(&self.model, now).await;
             if let Some(why) = booked.gone {
-                // A restart does not interrupt traffic: the new process finds the entries in place.
+                // Exits: a restart does not interrupt traffic, because the new process finds the
+                // entries in place.
                 anyhow::bail!("{}: {why}", family.family());
             }
             is_any |= booked.is_any;
@@ -286,11 +289,11 @@ impl Daemon {
         Ok(is_any)
     }
 
-    /// Hands changes to the families if a family is ready.
+    /// Hands changes to the families, if one is ready.
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
-        // A family that was busy must compute from the current model. With only a part of the
-        // changes, an address that moves between Services would temporarily belong to neither.
+        // A family that was busy computes from the whole current model. Part of the changes would
+        // not do: an address that moves between Services would for a moment belong to neither.
         let is_late = self.families.iter().any(Family::is_about_to_take_in);
         if can && self.model.has_changes() && (is_late || now >= self.not_before) {
             let changes = self.model.take_changes();
@@ -307,7 +310,7 @@ impl Daemon {
         }
     }
 
-    /// Passes the addresses that serve NodePorts to the model, once every family knows them.
+    /// Passes the addresses that serve NodePorts to the model, once all families know them.
     fn follow_node_ports(&mut self) {
         let all = self.families.iter().map(Family::node_port_addresses);
         if let Some(all) = all.collect::<Option<Vec<_>>>() {
@@ -317,8 +320,8 @@ impl Daemon {
         }
     }
 
-    /// Starts due work in one family after the other. The first family's kernel work runs while the
-    /// next family computes.
+    /// Starts due work in each family. While the kernel works for the first family, the next one
+    /// computes.
     fn proceed(&mut self, now: Instant) {
         for family in &mut self.families {
             family.take_in(&self.model, now);
@@ -326,7 +329,7 @@ impl Daemon {
         }
     }
 
-    /// Does work that depends on the clock, except the modes' own work.
+    /// Does the periodic work of the loop. The modes' own timers are not included.
     fn tick(&mut self, now: Instant) {
         if now >= self.next_tick {
             self.next_tick = now + self.sync_period();
@@ -349,7 +352,7 @@ impl Daemon {
         }
     }
 
-    /// Passes a notification about one family's rules to the mode of that family.
+    /// Passes a notification about rules to the mode of the affected family.
     fn notice_of(&mut self, of: IpFamily, notice: &Notice) {
         let now = Instant::now();
         for family in &mut self.families {
@@ -371,9 +374,9 @@ impl Daemon {
         }
     }
 
-    /// Returns the time of the next work that needs no further event.
+    /// Returns the time of the next work that the loop does without a further event.
     pub(super) fn next_due(&self, now: Instant) -> Instant {
-        // While no family is ready, the loop wakes when one becomes ready.
+        // Without a ready family, no work is due: the loop wakes when a family becomes ready.
         let can = self.families.iter().any(Family::is_ready);
         let events = (can && self.model.has_changes()).then_some(self.not_before);
         let families = self.families.iter();
@@ -389,22 +392,22 @@ impl Daemon {
     }
 }
 
-/// Waits until the task has ended, and removes it. Without a task, waits forever.
+/// Waits until the task has ended, and removes it. Waits forever if there is no task.
 async fn ended(task: &mut Option<JoinHandle<()>>) {
     match task {
-        // The task logs its outcome.
+        // Ignores the result: the task logs its own outcome.
         Some(running) => drop(running.await),
         None => std::future::pending().await,
     }
     *task = None;
 }
 
-/// Becomes ready when a kernel thread of any family has finished some work.
+/// Becomes ready when a kernel thread of any family has finished work.
 pub(super) fn poll_finished(families: &mut [Family], context: &mut Context<'_>) -> Poll<()> {
     let polled = families
         .iter_mut()
         .map(|family| family.poll_finished(context));
-    // Every family is polled, so that every family can wake the loop.
+    // Polls every family, so that each one can wake the loop.
     let is_any = polled.fold(false, |any, poll| any | poll.is_ready());
     if is_any {
         Poll::Ready(())

@@ -11,14 +11,13 @@ use tracing::{info, warn};
 use super::daemon::{Daemon, poll_finished};
 use crate::family::Family;
 
-/// Longest time that the ending daemon waits for kernel work in progress. It exceeds the time that
-/// iptables waits for its lock.
+/// Longest time that the ending daemon waits for kernel work in progress. iptables waits for its
+/// lock for a shorter time.
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(6);
 
 impl Daemon {
-    /// Lets kernel threads finish their current work, for a limited time. Otherwise a program that
-    /// writes rules would continue in parallel with a new kube-proxy. A program that hangs is left
-    /// to the kernel.
+    /// Lets kernel threads finish their current work, for a limited time. Otherwise a program could
+    /// still write rules while the next kube-proxy already runs. A program that hangs is abandoned.
     pub(super) async fn end(mut self) {
         let finish = async {
             while !self.families.iter().all(Family::is_idle) {
@@ -37,7 +36,7 @@ impl Daemon {
         }
         if finished.is_err() {
             warn!("the process ends while kernel work is in progress");
-            // Dropping a kernel thread would wait for its work.
+            // Dropping a kernel thread would wait for its work, so it is leaked.
             mem::forget(self);
         }
     }

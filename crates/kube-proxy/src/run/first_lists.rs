@@ -11,21 +11,21 @@ use tracing::{info, warn};
 
 use crate::config::options::object_source::{OwnNode, SideKinds};
 
-/// Largest number of queued events that are applied before the next write to the kernel. Without
-/// it, a flood of events could delay the write without end.
+/// Largest number of queued events applied before the next write to the kernel. Without this limit,
+/// a flood of events could delay the write forever.
 const DRAINED_MAX: usize = 50_000;
-/// Time limit for applying queued events. A large object takes milliseconds.
+/// Longest time spent applying queued events. A large object takes milliseconds.
 const DRAINED_FOR: Duration = Duration::from_millis(50);
-/// Interval of the log line about a start that waits for its source.
+/// Interval of the log line while the start waits for its source.
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// Longest time that the start waits for this node's Node object, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
-/// Longest time that the start waits for ServiceCIDRs once the other lists are complete. A fast
-/// server delivers them before the first sync. A slow server must not delay it.
+/// Longest time that the start waits for ServiceCIDRs after the other lists are complete. A fast
+/// server delivers them before the first sync. A slow one must not delay the sync.
 const SERVICE_CIDR_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Applies events until Services and EndpointSlices are listed, and this Node if it arrives in
-/// time. `seen` receives the progress.
+/// Applies events until Services, EndpointSlices and this Node are listed. Goes on without the Node
+/// after a time limit. `seen` receives the progress.
 pub(crate) async fn gather(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
@@ -35,12 +35,12 @@ pub(crate) async fn gather(
     gather_within(events, model, OwnNode::of(source), NODE_PATIENCE, seen).await;
     if SideKinds::of(source) == SideKinds::ServiceCidrs {
         let listed = gather_service_cidrs(events, model);
-        // ServiceCIDRs that arrive later are handled as any change.
+        // ServiceCIDRs that arrive later are a change like any other.
         let _ = timeout(SERVICE_CIDR_PATIENCE, listed).await;
     }
 }
 
-/// Applies events until ServiceCIDRs are listed, or known to be unavailable.
+/// Applies events until ServiceCIDRs are listed, or the source reports that it has none.
 async fn gather_service_cidrs(events: &mut BoxStream<'static, Event>, model: &mut Model) {
     while !model.are_service_cidrs_listed() {
         match events.next().await {
@@ -50,8 +50,8 @@ async fn gather_service_cidrs(events: &mut BoxStream<'static, Event>, model: &mu
     }
 }
 
-/// Applies events as [`gather`] does, with this time limit for this Node. If the Node is optional,
-/// a complete list without it suffices.
+/// Applies events as [`gather`] does. `patience` limits the wait for this Node. If the Node is
+/// optional, a complete list without it also ends the wait.
 pub(crate) async fn gather_within(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
@@ -83,8 +83,8 @@ pub(crate) async fn gather_within(
         }
         tokio::select! {
             event = events.next() => match event {
-                // Applies all queued events: each turn of this loop reads the clock and sets
-                // timers.
+                // Applies all queued events at once, because each turn of this loop reads the clock
+                // and sets timers.
                 Some(event) => drain(events, model, event).await,
                 None => return,
             },
@@ -98,8 +98,8 @@ pub(crate) async fn gather_within(
     }
 }
 
-/// Applies an event and all events that the source has ready. These may be more than its queue can
-/// store.
+/// Applies an event and all further events that are ready. The source may have more ready than its
+/// queue stores.
 pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
     let began = Instant::now();
     model.apply(first);
@@ -107,8 +107,8 @@ pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Mo
     let is_enough = |drained| drained == DRAINED_MAX || began.elapsed() >= DRAINED_FOR;
     loop {
         let before = drained;
-        // Unconstrained: after 128 messages, tokio would otherwise report an empty queue until the
-        // task yields.
+        // Unconstrained: otherwise tokio reports an empty queue after 128 messages, until the task
+        // yields.
         while !is_enough(drained)
             && let Some(Some(event)) = unconstrained(events.next()).now_or_never()
         {
@@ -118,7 +118,7 @@ pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Mo
         if drained == before || is_enough(drained) {
             return;
         }
-        // The source may continue if its queue was full.
+        // Gives the source a turn, because it stops while its queue is full.
         yield_now().await;
     }
 }
@@ -139,8 +139,8 @@ mod tests {
         ]
     }
 
-    /// Returns the model of a start, and the duration of the start. The source sends the events in
-    /// `first` immediately and the events in `later` after a pause.
+    /// Returns the model after a start, and the start's duration. The source sends `first` at once,
+    /// and the events in `later` after a pause.
     async fn gathered(first: Vec<Event>, later: (Duration, Vec<Event>)) -> (Model, Duration) {
         let (pause, later) = later;
         let later = stream::once(async move {
@@ -184,7 +184,7 @@ mod tests {
         assert!(model.is_complete());
         assert_eq!(took, SERVICE_CIDR_PATIENCE);
 
-        // The API server does not serve ServiceCIDRs.
+        // This API server does not serve ServiceCIDRs.
         let untold = Event::ListComplete {
             kind: Kind::ServiceCidr,
             is_whole: false,

@@ -1,5 +1,5 @@
-//! The first line of the log: the program, its mode, its source and its node. Messages about flags
-//! follow the line.
+//! The log's first line: the program, its mode, its source of objects and its node. Messages about
+//! flags follow it.
 
 use std::fmt::Write as _;
 
@@ -12,8 +12,8 @@ use tracing::info;
 use crate::config::options::Options;
 use crate::process::version;
 
-/// Logs the first line. `from` is the source, if it could be opened. `uses` are the kernel features
-/// of the mode, if its kernel could be opened.
+/// Logs the first line. `from` is the source, if it could be opened. `uses` are the mode's kernel
+/// features, if the kernel could be opened.
 pub(super) fn tell(options: &Options, from: Option<&str>, uses: Option<&Uses>) {
     info!("{}", line(options, from, uses));
     options.said.tell(&options.log);
@@ -25,7 +25,7 @@ fn line(options: &Options, from: Option<&str>, uses: Option<&Uses>) -> String {
     let (program, by) = (version::program(), &options.said.mode_from);
     let mut line = format!("{program}, as Kubernetes {kubernetes}: {mode} mode ({by})");
     if let Some(uses) = uses {
-        // A later line names the iptables backend, with the reason of its choice.
+        // A later line names the iptables backend and why it was chosen.
         let forms = uses
             .forms
             .iter()

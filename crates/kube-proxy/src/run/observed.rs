@@ -30,24 +30,24 @@ pub(super) struct Observed {
     pub(super) health: Arc<Health>,
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
-    /// Counters of the current mode.
+    /// Counters of the current mode, read on a thread of their own.
     pub(super) counters: Apart,
     pub(super) inspect: Arc<Inspect>,
-    /// Requests to the loop.
+    /// Requests from the servers to the loop.
     pub(super) questions: mpsc::Receiver<Question>,
-    /// Thread of the servers.
+    /// Thread that runs the servers.
     pub(super) http: HttpThread,
 }
 
-/// The servers on IP addresses and on the local socket. Dropping them ends the servers.
+/// Servers on IP addresses, and the server on the local socket. Dropping them ends the servers.
 pub(super) type Servers = (Vec<Server>, socket::Server);
 
 impl Observed {
-    /// Returns the state at a start.
+    /// Returns the state at the start of the process.
     ///
     /// # Errors
     ///
-    /// The thread of the servers cannot be started.
+    /// The servers' thread cannot be started.
     pub(super) fn new(options: &Options) -> Result<Self> {
         let http = HttpThread::start().context("cannot start a thread that answers HTTP")?;
         let health = Arc::new(Health::new(options.modes.shared.sync_period));
@@ -80,8 +80,8 @@ impl Observed {
         })
     }
 
-    /// Starts the health and metrics servers and the local socket. `flags` are the flags of this
-    /// process's command line, with their values.
+    /// Starts the health server, the metrics server and the local socket. `flags` are the flags on
+    /// this process's command line, with their values.
     pub(super) async fn serve(
         &self,
         options: &Options,

@@ -19,8 +19,8 @@ use crate::process::memory;
 
 impl Daemon {
     /// Applies the Node's pod networks if they define local traffic
-    /// (`--detect-local-mode=NodeCIDR`). They may arrive after the start. Upstream exits when they
-    /// change. A Node without pod networks, or a missing Node, changes nothing.
+    /// (`--detect-local-mode=NodeCIDR`). They may arrive after the start, or change later. Upstream
+    /// exits when they change. A missing Node, or one without pod networks, changes nothing.
     pub(super) fn follow_pod_networks(&mut self) {
         let options = self.renewal.wanted().unwrap_or(&self.options);
         let networks = match (&options.modes.shared.detect_local, self.model.node()) {
@@ -35,9 +35,9 @@ impl Daemon {
         self.renewal.want(options.clone(), Modes::Anew);
     }
 
-    /// Applies prepared options. If the modes depend on these options, new modes replace the old
-    /// ones. The new modes adopt the entries in the kernel, so they write only differences. The
-    /// model and its watches stay.
+    /// Applies prepared options. If they affect the modes, new modes replace the current ones. New
+    /// modes adopt the entries in the kernel and write only differences. The model and its watches
+    /// stay.
     pub(super) fn renew(&mut self, prepared: Result<Prepared>) {
         let now = Instant::now();
         let opened = prepared.and_then(|Prepared { options, opened }| {
@@ -95,7 +95,7 @@ impl Daemon {
         info!("the changed configuration is in effect");
     }
 
-    /// Creates a mode for each served family, if the options need new modes.
+    /// Creates a new mode for each served family, if the options need it.
     fn open_modes(
         &self,
         opened: Option<Box<dyn Opened>>,

@@ -5,8 +5,8 @@
 //!                          └── failed: retry with the latest options ──┘
 //! ```
 //!
-//! Options take effect all together or not at all, so that reports about them are correct. Kernel
-//! settings that this process may not write are removed from the options and logged.
+//! All changed options take effect together or not at all, so that the reported configuration is
+//! correct. Options whose kernel settings this process may not write are dropped and logged.
 
 use std::future::pending;
 use std::mem;
@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use crate::config::options::Options;
 use crate::node::kernel_settings::{Step, settle};
 
-/// First delay after a failure. The delay doubles with each further failure, up to the sync period.
+/// First delay after a failure. Each further failure doubles the delay, up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// Options to put into effect, and the state of their preparation.
@@ -28,17 +28,17 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Renewal {
     wanted: Option<Wanted>,
     task: Option<JoinHandle<Result<Prepared>>>,
-    /// True if newer options arrived after the task began.
+    /// True if newer options arrived after the task had begun.
     is_outdated: bool,
     /// Time of the next attempt after a failure, and the last delay.
     retry: Option<(Instant, Duration)>,
 }
 
-/// Options that the loop can now put into effect.
+/// Options that are ready to take effect.
 pub(crate) struct Prepared {
-    /// Options, without the ones that this node cannot apply.
+    /// Options, except those that this node cannot apply.
     pub(crate) options: Box<Options>,
-    /// Opened kernel for new modes, or `None` if the current modes stay.
+    /// Kernel access for new modes, or `None` if the current modes stay.
     pub(crate) opened: Option<Box<dyn Opened>>,
 }
 
@@ -47,17 +47,17 @@ struct Wanted {
     modes: Modes,
 }
 
-/// Treatment of the current modes.
+/// Fate of the current modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Modes {
-    /// Open the modes again only if their settings change.
+    /// Open the modes again if their settings change.
     AsSettingsSay,
-    /// Always open the modes again.
+    /// Open the modes again in any case.
     Anew,
 }
 
 impl Renewal {
-    /// Requests these options. Replaces requested options that are not in effect yet.
+    /// Requests these options. They replace earlier requested options that have not taken effect.
     pub(crate) fn want(&mut self, options: Options, modes: Modes) {
         let before = self.wanted.take();
         self.wanted = Some(Wanted {
@@ -68,12 +68,12 @@ impl Renewal {
         self.retry = None;
     }
 
-    /// Returns the requested options, if they are not in effect yet.
+    /// Returns the requested options that have not taken effect.
     pub(crate) fn wanted(&self) -> Option<&Options> {
         self.wanted.as_ref().map(|wanted| &*wanted.options)
     }
 
-    /// Starts to prepare the requested options if that is due. `used` are the options in effect.
+    /// Starts preparing the requested options if it is time. `used` are the options in effect.
     pub(crate) fn start(&mut self, used: &Options, now: Instant) {
         let is_due = self.retry.is_none_or(|(at, _)| at <= now);
         let Some(wanted) = self.wanted.as_ref().filter(|_| is_due) else {
@@ -92,14 +92,14 @@ impl Renewal {
         self.task = Some(tokio::spawn(prepare(options, modes)));
     }
 
-    /// Returns the next time to call [`start`](Self::start).
+    /// Returns the time at which [`start`](Self::start) has work again.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let is_waiting = self.task.is_none() && self.wanted.is_some();
         self.retry.filter(|_| is_waiting).map(|(at, _)| at)
     }
 
-    /// Waits until the preparation of the requested options ends. Returns `None` if newer options
-    /// were requested meanwhile, which must then be [started](Self::start). Cancel safe.
+    /// Waits until the requested options are prepared. Returns `None` if newer options were
+    /// requested meanwhile; then [`start`](Self::start) must follow. Cancel safe.
     pub(crate) async fn finished(&mut self) -> Option<Result<Prepared>> {
         let Some(task) = &mut self.task else {
             return pending().await;
@@ -118,7 +118,7 @@ impl Renewal {
         self.wanted = None;
     }
 
-    /// Records that the preparation failed. Returns the delay before the next attempt.
+    /// Records that the preparation failed. Returns the delay until the next attempt.
     pub(crate) fn fail(&mut self, now: Instant, longest: Duration) -> Duration {
         let delay = self
             .retry
@@ -129,15 +129,15 @@ impl Renewal {
     }
 }
 
-/// Opens the modes if necessary, and writes the kernel settings that the options need.
+/// Opens the modes if necessary. Writes the kernel settings that the options need.
 async fn prepare(mut options: Box<Options>, modes: Modes) -> Result<Prepared> {
     let opened = match modes {
         Modes::Anew => Some(open(&options.modes).await?),
         Modes::AsSettingsSay => None,
     };
-    // Writing some of the kernel's files takes a while.
+    // Runs on a blocking thread, because some of the kernel's files are slow to write.
     let settled = move || {
-        // `settle` logs settings that cannot be written.
+        // Ignores the result: `settle` logs settings that cannot be written.
         let _ = settle(&mut options, Step::GoOn);
         options
     };

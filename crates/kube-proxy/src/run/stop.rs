@@ -3,8 +3,7 @@
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Subscription to SIGTERM and SIGINT. A signal that arrives after subscribing and before waiting
-/// is not lost.
+/// Subscription to SIGTERM and SIGINT. Signals between subscribing and waiting are kept.
 #[derive(Debug)]
 pub struct Stop {
     terminate: Signal,

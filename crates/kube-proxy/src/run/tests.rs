@@ -53,7 +53,7 @@ async fn a_start_continues_without_a_readable_node_object() {
     assert!(model.is_complete());
 }
 
-/// Returns a daemon whose source sends no events.
+/// Returns a daemon whose source sends nothing.
 pub(super) fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
     let (_, received) = mpsc::channel(1);
     let observed = Observed::new(&options).unwrap();
@@ -83,8 +83,8 @@ async fn a_dead_kernel_thread_stops_the_daemon() {
     assert_eq!(error.to_string(), "IPv6: its thread has panicked");
 }
 
-/// The loop notices finished short writes at its second check. The metric and the log line must
-/// contain the duration of the writes, and not end at the start of the turn.
+/// The loop notices that short writes have finished only at its second look. The metric and the log
+/// line must include their duration, rather than end at the start of the turn.
 #[tokio::test]
 async fn the_sync_duration_covers_writes_within_one_turn() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
@@ -189,7 +189,8 @@ async fn a_busy_ip_family_later_gets_all_changes() {
     daemon.model.apply(slice(2));
     daemon.turn(later(10)).await.unwrap();
     assert_eq!((of_four.updates(), of_six.updates()), (2, 1));
-    // An address may move from the second Service to the third, so the model needs both changes.
+    // The model needs both changes, because an address may move from the second Service to the
+    // third.
     daemon.model.apply(slice(3));
     daemon.turn(later(11)).await.unwrap();
     assert_eq!((of_four.updates(), of_six.updates()), (2, 1));

@@ -38,8 +38,8 @@ pub(crate) const PURPOSE: Purpose = Purpose {
 };
 
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Header with the process's start time in seconds since the epoch. A scraper uses it to recognize
-/// restarted counters.
+/// Header with the process's start time, in seconds since the epoch. It tells a scraper that the
+/// counters restarted.
 const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -52,9 +52,9 @@ pub(crate) struct Pages {
     api: Api,
 }
 
-/// The API `/api/v1/...` and the page that shows its data, at this server's address.
+/// API `/api/v1/...`, and the page that shows its data, for one address of the server.
 pub(crate) struct Api {
-    /// True if only this node can reach the address.
+    /// True if only this node can reach the server's address.
     is_loopback: bool,
     inspect: Arc<Inspect>,
 }
@@ -68,8 +68,8 @@ impl Api {
         }
     }
 
-    /// Redirects a browser from `/` to the page if this server serves the page. Otherwise `/` is
-    /// unknown, as upstream.
+    /// Redirects a browser from `/` to the page, if this server serves the page. Otherwise `/` is
+    /// unknown, as in upstream.
     fn point_to_page(&self, head: &Parts) -> Option<Answer> {
         let is_served = inspect::refusal(head, self.is_loopback).is_none();
         is_served.then(|| ui::redirect("ui/"))
@@ -120,8 +120,7 @@ impl Pages {
         }
     }
 
-    /// Renders all metrics. If some metrics are read from the kernel, renders them on a thread that
-    /// may block.
+    /// Renders all metrics. Uses a blocking thread if some metrics are read from the kernel.
     async fn scrape(&self, head: &Parts) -> Answer {
         let (content_type, tell): (_, fn(&Metrics) -> String) = if asks_for_openmetrics(head) {
             (OPENMETRICS, Metrics::openmetrics)
@@ -175,8 +174,8 @@ impl Pages {
     }
 }
 
-/// Reports whether `Accept` names OpenMetrics and does not reject it (`q=0`). A client that names
-/// both formats receives OpenMetrics.
+/// Reports whether `Accept` allows OpenMetrics (names it without `q=0`). A client that accepts both
+/// formats gets OpenMetrics.
 fn asks_for_openmetrics(head: &Parts) -> bool {
     let accepted = head.headers.get_all(header::ACCEPT).iter();
     let ranges = accepted

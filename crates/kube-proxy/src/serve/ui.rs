@@ -1,8 +1,8 @@
 //! The page `/ui/`: files in this binary that a browser shows. The page fetches its data from
 //! `/api/v1/...`.
 //!
-//! The page loads every file from this server. Its policy forbids foreign scripts, styles in
-//! attributes, and frames around the page. The page inserts data as text.
+//! The page loads nothing from other servers. Its content security policy forbids foreign scripts,
+//! styles in attributes, and frames around the page. Data is inserted as text, never as markup.
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -77,7 +77,7 @@ pub fn respond(head: &Parts) -> Option<Answer> {
     Some(sent(file, head))
 }
 
-/// Redirects to the page by a relative address, which keeps the prefix of a reverse proxy.
+/// Redirects to the page. The address is relative, which keeps the prefix of a reverse proxy.
 pub(super) fn redirect(to: &'static str) -> Answer {
     let mut moved = text(StatusCode::FOUND, format!("the page is at {to}\n"));
     let location = HeaderValue::from_static(to);
@@ -104,14 +104,14 @@ fn sent(file: &File, head: &Parts) -> Answer {
             header::CONTENT_SECURITY_POLICY,
             HeaderValue::from_static(POLICY),
         ),
-        // The browser revalidates each time, because an update of the daemon changes all files
+        // The browser asks again each time, because an update of the daemon changes all files
         // together.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (
             header::REFERRER_POLICY,
             HeaderValue::from_static("no-referrer"),
         ),
-        // Other sites cannot use a file as their script or picture.
+        // Stops other sites from using the file as their script or picture.
         (
             HeaderName::from_static("cross-origin-resource-policy"),
             HeaderValue::from_static("same-origin"),
@@ -123,7 +123,7 @@ fn sent(file: &File, head: &Parts) -> Answer {
     sent
 }
 
-/// Returns a tag of the content (FNV-1a). The hash suffices to distinguish the files of two builds.
+/// Returns a hash of the content (FNV-1a), which only has to tell apart the files of two builds.
 fn tag(content: &[u8]) -> String {
     let hash = content
         .iter()
@@ -191,8 +191,7 @@ mod tests {
         }
     }
 
-    /// The browser's policy would block a violation. This test finds the violation before a
-    /// release.
+    /// The browser's policy would block such content. This test finds it before a release.
     #[test]
     fn the_ui_loads_no_external_content_and_inserts_no_markup() {
         for file in &FILES {

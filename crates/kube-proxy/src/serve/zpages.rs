@@ -1,10 +1,9 @@
 //! The pages `/flagz` and `/statusz`. The feature gates `ComponentFlagz` and `ComponentStatusz`
 //! enable them, as by default.
 //!
-//! People receive plain text, because upstream does not define its form. Programs request an object
-//! of the API group `config.k8s.io` with `Accept:
-//! application/json;v=v1beta1;g=config.k8s.io;as=Flagz` (or `application/yaml`; `as=Statusz`).
-//! Other types, including CBOR, are not available.
+//! People receive plain text, whose format upstream leaves open. Programs request an object of the
+//! API group `config.k8s.io` with `Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz` (or
+//! `application/yaml`; `as=Statusz`). Other types, including CBOR, are not available.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -24,7 +23,7 @@ use crate::process::version::OWN_VERSION;
 
 const COMPONENT: &str = "kube-proxy";
 const GROUP: &str = "config.k8s.io";
-/// Versions of the objects. The first is the one that is not deprecated.
+/// Versions of the objects. Only the first is not deprecated.
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
 /// Other pages of this server, listed on `/statusz`.
 const PAGES: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];
@@ -100,7 +99,7 @@ impl Zpages {
         let fields = json!({
             "startTime": started.to_string(),
             "uptimeSeconds": up,
-            // The field is mandatory, but this program is not written in Go.
+            // The field is mandatory. It is empty, because this program is not written in Go.
             "goVersion": "",
             "binaryVersion": binary,
             "emulationVersion": emulated,
@@ -110,7 +109,7 @@ impl Zpages {
     }
 }
 
-/// Returns an object's fields in the requested format. `lines` is the text for people.
+/// Returns an object in the requested format. `lines` is the text for people.
 fn page(head: &Parts, kind: &str, lines: &str, mut fields: Value) -> Answer {
     let accepted = head.headers.get_all(ACCEPT).iter();
     let accepted: Vec<_> = accepted.filter_map(|value| value.to_str().ok()).collect();
@@ -151,13 +150,13 @@ fn page(head: &Parts, kind: &str, lines: &str, mut fields: Value) -> Answer {
     answer
 }
 
-/// Returns the available format that `Accept` prefers. A missing header or `*/*` means text.
+/// Returns the available format that `Accept` prefers. Text, if the header is missing or `*/*`.
 fn wanted(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);
     }
     let mut ranges: Vec<_> = accept.split(',').filter_map(Range::read).collect();
-    // The sort is stable: among equal preferences, the first wins.
+    // The sort is stable: the first of equal preferences wins.
     ranges.sort_by_key(|range| Reverse(range.thousandths));
     ranges.iter().find_map(|range| range.form(kind))
 }
@@ -166,12 +165,12 @@ fn wanted(accept: &str, kind: &str) -> Option<Form> {
 struct Range<'a> {
     media_type: &'a str,
     parameters: BTreeMap<&'a str, &'a str>,
-    /// Preference `q` times 1000, never 0.
+    /// Preference `q` in thousandths, never 0.
     thousandths: u16,
 }
 
 impl<'a> Range<'a> {
-    /// Parses a media range. Returns `None` for a rejected one (`q=0`).
+    /// Parses a media range. Returns `None` if the range is rejected (`q=0`).
     fn read(text: &'a str) -> Option<Self> {
         let mut parts = text.split(';').map(str::trim);
         let media_type = parts.next()?;

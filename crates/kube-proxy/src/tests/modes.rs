@@ -76,7 +76,7 @@ fn each_mode_specific_flag_and_field_exists() {
     }
 }
 
-/// With a shared setting, one mode would restore the other mode's value.
+/// If two modes shared a setting, one would restore the other's value.
 #[test]
 fn each_kernel_setting_belongs_to_one_mode() {
     let mut all = sysctls(None);

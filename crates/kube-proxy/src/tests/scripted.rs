@@ -1,4 +1,4 @@
-//! A mode that follows a script and records calls.
+//! A mode for tests: it follows a script and records calls.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -17,16 +17,16 @@ pub(crate) struct Script {
     state: Mutex<State>,
 }
 
-/// Prepared reports, and recorded calls.
+/// Reports to return, and recorded calls.
 pub(crate) struct State {
     pub(crate) is_ready: bool,
     pub(crate) is_idle: bool,
     pub(crate) standing: Standing,
     pub(crate) finished: VecDeque<Report>,
     pub(crate) updates: Vec<Changes>,
-    /// Duration of an update.
+    /// Time that an update takes.
     pub(crate) computes_for: Duration,
-    /// Duration of the next write, which is complete before the call that starts it returns.
+    /// Time that the next write takes. The call that starts it returns after its end.
     pub(crate) writes_for: Option<Duration>,
     has_written: bool,
     pub(crate) proceeds: usize,

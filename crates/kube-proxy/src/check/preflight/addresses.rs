@@ -1,4 +1,4 @@
-//! Finds conflicts between addresses of Services, this node, and its routes.
+//! Finds conflicts between the addresses of Services, the node's own addresses, and its routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,15 +10,15 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "addresses";
 
-/// Reports the API server's addresses, which no Service may have. Returns `None` without an API
+/// Reports the API server's addresses, which no Service may use. Returns `None` without an API
 /// server.
 pub(super) fn api_server(guarded: &[String]) -> Option<Finding> {
     let message = format!("no Service may have {}", guarded.join(", "));
     (!guarded.is_empty()).then(|| Finding::ok("api server", message))
 }
 
-/// Returns findings about conflicting addresses. `own` are the node's addresses with their links,
-/// without the link of IPVS mode.
+/// Returns findings about conflicting addresses. `own` are the node's addresses, each with its
+/// link. `own` omits the link of IPVS mode.
 pub(super) fn judge(
     model: &Model,
     own: &BTreeMap<IpAddr, String>,

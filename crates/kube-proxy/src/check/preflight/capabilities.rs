@@ -9,7 +9,7 @@ use crate::check::finding::Finding;
 const NAME: &str = "capabilities";
 
 /// Returns findings about capabilities. `backend` is the iptables backend that the mode writes to,
-/// if any.
+/// or `None` if the mode does not use iptables.
 pub(super) fn judge(effective: CapabilitySet, backend: Option<Backend>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if effective.contains(CapabilitySet::NET_ADMIN) {

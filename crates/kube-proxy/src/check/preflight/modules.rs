@@ -19,13 +19,13 @@ pub(super) struct Modules {
     /// Modules that are built in or have a file. `None` if no list is usable, as in a container
     /// without `/lib/modules`.
     listed: Option<BTreeSet<String>>,
-    /// Results of querying the kernel for modules that are neither loaded nor listed, true if
-    /// available. A kernel with built-in modules may lack a list of them.
+    /// Answers of the kernel about modules that are neither loaded nor listed: true if available. A
+    /// kernel with built-in modules may have no list of them.
     answered: BTreeMap<String, bool>,
 }
 
 impl Modules {
-    /// Reads the module lists below `root`, for the `wanted` modules.
+    /// Reads the module lists below `root`, and keeps the state of the `wanted` modules.
     pub(super) fn read(root: &Path, wanted: &[Module]) -> Self {
         let text = |path: &Path| fs::read_to_string(path).ok();
         let mut loaded = text(&root.join("proc/modules")).map_or_else(BTreeSet::new, |list| {
@@ -50,7 +50,7 @@ impl Modules {
         }
     }
 
-    /// Queries the kernel for wanted modules that are neither loaded nor listed.
+    /// Queries the kernel for those wanted modules that are neither loaded nor listed.
     pub(super) fn ask(
         &mut self,
         wanted: &[Module],
@@ -68,8 +68,8 @@ impl Modules {
     }
 }
 
-/// Queries the kernel for modules by their function. Omits modules that no query can detect. Writes
-/// nothing, and does not make the kernel load a module file.
+/// Queries the kernel for modules by using one function of each. Omits modules that no query can
+/// detect. Writes nothing, and does not make the kernel load a module file.
 pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     let mut answers = BTreeMap::new();
     if names.contains(&"nf_tables")
@@ -98,8 +98,7 @@ pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     answers
 }
 
-/// Returns the nf_tables modules that the kernel lacks in a family, or `None` if the kernel does
-/// not respond.
+/// Returns the modules that nf_tables lacks for a family, or `None` if the kernel does not respond.
 fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     let mut missing = BTreeSet::new();
     for (of, family) in [(IpFamily::V4, Family::Ip), (IpFamily::V6, Family::Ip6)] {
@@ -116,7 +115,8 @@ fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     Some(missing)
 }
 
-/// Parses a line of a module list: `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...` is `ip_vs`.
+/// Returns the module's name in a line of a module list. The name in
+/// `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...` is `ip_vs`.
 fn module_of(line: &str) -> Option<String> {
     let path = line.split(':').next()?;
     let file = path.rsplit('/').next()?;
@@ -124,8 +124,8 @@ fn module_of(line: &str) -> Option<String> {
     Some(name.replace('-', "_"))
 }
 
-/// Returns findings about the modules that a mode needs. `is_read` is true if the kernel's state
-/// for the mode could be read.
+/// Returns findings about the modules that a mode needs. `is_read` is true if the kernel state of
+/// that mode could be read.
 pub(super) fn judge(wanted: &[Module], modules: &Modules, is_read: bool) -> Vec<Finding> {
     let (mut loaded, mut loadable) = (Vec::new(), Vec::new());
     let (mut unknown, mut findings) = (Vec::new(), Vec::new());
@@ -225,7 +225,8 @@ mod tests {
         );
     }
 
-    /// Test scenario: a pod on a kernel with every module built in, and an empty `modules.builtin`.
+    /// Scenario: a pod on a kernel whose modules are all built in, while `modules.builtin` is
+    /// empty.
     #[test]
     fn the_kernels_answer_overrides_the_module_lists() {
         let wanted = [

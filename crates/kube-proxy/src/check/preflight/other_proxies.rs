@@ -8,7 +8,7 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "other proxies";
 
-/// Links of other programs that serve Services, or may serve them, each with its message.
+/// Links of programs that serve Services, or may serve them, each with a message for the operator.
 const KNOWN: [(&str, &str); 4] = [
     (
         "cilium_host",
@@ -37,14 +37,14 @@ const KNOWN: [(&str, &str); 4] = [
 
 /// A virtual server that no kube-proxy created.
 pub(super) struct Foreign {
-    /// Address, port and protocol, such as `192.0.2.1:80/TCP`.
+    /// Service address, port and protocol, such as `192.0.2.1:80/TCP`.
     pub(super) name: String,
     /// Service port that needs this address and port.
     pub(super) wanted_by: Option<String>,
 }
 
-/// Returns findings about other proxies. `foreign` are virtual servers of other programs. `unread`
-/// is state that may contain further ones.
+/// Returns findings about other proxies. `foreign` are other programs' virtual servers. `unread` is
+/// unreadable state, which may contain more of them.
 pub(super) fn judge(
     links: &BTreeSet<String>,
     foreign: &[Foreign],
@@ -54,7 +54,7 @@ pub(super) fn judge(
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let known = KNOWN.iter().filter(|(link, _)| links.contains(*link));
-    // In other modes, the proxy's rules take the address of this link just as the link's own rules
+    // In other modes, the proxy's rules redirect this link's address just as the link's own rules
     // do.
     let known = known.filter(|(link, _)| *link != "nodelocaldns" || mode == "ipvs");
     findings.extend(known.map(|(_, message)| Finding::warn(NAME, *message)));

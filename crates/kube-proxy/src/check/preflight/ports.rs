@@ -1,5 +1,5 @@
-//! Finds ports that another process has taken: ports of this process's servers, and ports of
-//! Services on the node's addresses.
+//! Finds ports that another process occupies: the ports of this process's servers, and Services'
+//! ports on the node's addresses.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ const NAME: &str = "ports";
 /// A server of this process and its address.
 #[derive(Debug)]
 pub(super) struct Server {
-    /// Purpose of the server.
+    /// Server's purpose, such as `metrics`.
     pub(super) of: &'static str,
     pub(super) at: SocketAddr,
 }
@@ -48,7 +48,7 @@ impl NodePorts {
     }
 }
 
-/// Returns the sockets that take a needed port.
+/// Returns the sockets that occupy a port that the Services need.
 pub(super) fn concerned<'a>(
     listeners: &'a [Listener],
     servers: &[Server],
@@ -70,7 +70,7 @@ fn is_in_the_way(listener: &Listener, of: SocketAddr) -> bool {
     listener.protocol == Protocol::Tcp && listener.at.port() == of.port() && overlap
 }
 
-/// Returns findings about taken ports. `owners` are the known processes of sockets.
+/// Returns findings about occupied ports. `owners` are the known processes of the sockets.
 pub(super) fn judge(
     concerned: &[&Listener],
     owners: &BTreeMap<u64, String>,
@@ -114,8 +114,8 @@ pub(super) fn judge(
     for listener in concerned {
         let (port, protocol) = (listener.at.port(), listener.protocol);
         let who = owner(listener);
-        // A running kube-proxy has the health check ports and the listening ports of userspace
-        // mode.
+        // A running kube-proxy itself occupies the health-check ports and the listening ports of
+        // userspace mode.
         if who.is_some_and(is_kube_proxy) {
             continue;
         }

@@ -1,5 +1,5 @@
-//! Reads the node's routes from `/proc/net/route` and `/proc/net/ipv6_route`. The first file has
-//! the main table, the second all tables.
+//! Reads the node's routes from `/proc/net/route` and `/proc/net/ipv6_route`. The IPv4 file has
+//! only the main table; the IPv6 file has all tables.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ pub(super) struct Route {
 
 /// Parses the IPv4 routes, without default routes.
 pub(super) fn v4(text: &str) -> Vec<Route> {
-    // An address is in network byte order, but printed as a number of the host.
+    // The file prints the address, which is in network byte order, as a number in host byte order.
     let number = |field: Option<&str>| {
         let number = u32::from_str_radix(field?, 16).ok()?;
         Some(Ipv4Addr::from(number.to_ne_bytes()))

@@ -1,4 +1,4 @@
-//! Checks kernel settings: their current and needed values, and the right to write them.
+//! Checks each kernel setting: its value, the value that the mode needs, and the right to write it.
 
 use modes::sysctl::row::Need;
 use modes::sysctl::setting::Setting;
@@ -12,12 +12,12 @@ const NAME: &str = "settings";
 pub(super) struct Pending {
     pub(super) setting: Setting,
     pub(super) need: Need,
-    /// True if this process may write the setting.
+    /// True if this process has the right to write the setting.
     pub(super) is_writable: bool,
 }
 
-/// Returns findings about kernel settings. `has_served` is true if this mode has served here
-/// before. Such a mode continues to serve in any case.
+/// Returns findings about kernel settings. `has_served` is true if this mode has already served on
+/// this node. Wrong settings then cause warnings only, because the mode would serve anyway.
 pub(super) fn judge(pending: &[Pending], has_served: bool) -> Vec<Finding> {
     if pending.is_empty() {
         return vec![Finding::ok(NAME, "all are as they are to be")];

@@ -11,7 +11,7 @@ use crate::config::question::{AnswerOptions, Output, Question};
 /// Flag with the same effect as the subcommand `plan`.
 const DRY_RUN: &str = "--dry-run";
 
-/// Replaces `_` by `-` in the names of flags.
+/// Replaces `_` by `-` in flag names.
 pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
     let mut is_value = false;
     arguments.into_iter().map(move |argument| {
@@ -25,10 +25,10 @@ pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsStr
     })
 }
 
-/// Arguments of a command about a start, before the flags are parsed.
+/// Arguments of a command about a start, taken off the command line before the flags are parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Leading {
-    /// The command: a subcommand before the flags, or `--dry-run`.
+    /// Command about a start: a subcommand before the flags, or `--dry-run`.
     pub(super) question: Option<Question>,
     /// Values of `-o` and `--timeout`, if a command is present.
     pub(super) answer: AnswerOptions,
@@ -51,7 +51,7 @@ impl AnswerOption {
     }
 }
 
-/// Splits arguments into output options, with their values, and all other arguments.
+/// Separates the output options, with their values, from all other arguments.
 fn split_options(
     arguments: impl Iterator<Item = OsString>,
 ) -> (Vec<(AnswerOption, String)>, Vec<OsString>) {
@@ -102,7 +102,8 @@ pub(super) fn take_question(arguments: &mut Vec<OsString>) -> Result<Leading, Un
     Ok(Leading { question, answer })
 }
 
-/// Returns true if a command line has a command about a start. The command line may contain errors.
+/// Returns true if a command line contains a command about a start. Works on invalid command lines
+/// too.
 pub(super) fn asks(arguments: &[OsString]) -> bool {
     let word = arguments.get(1).and_then(|word| word.to_str());
     word.and_then(Question::of).is_some() || is_dry_run(arguments)
@@ -123,8 +124,8 @@ fn is_dry_run(arguments: &[OsString]) -> bool {
         if value.is_empty() {
             return Some(true);
         }
-        // An invalid value counts as true: the process then reports the error and ends, as after an
-        // invalid command.
+        // An invalid value counts as true: the process then reports the error and exits, as after
+        // any invalid command.
         value
             .strip_prefix('=')
             .map(|value| go::bool(value) != Ok(false))

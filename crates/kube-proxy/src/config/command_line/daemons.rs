@@ -1,6 +1,6 @@
-//! Finds the daemon's flags for a command without flags, such as `kube-proxy check`. In the
-//! daemon's container, they are the flags of process 1. In a shell with the variables of a unit
-//! file, they are in `KUBE_PROXY_ARGS`.
+//! Finds the daemon's flags for a command that has none, such as a bare `kube-proxy check`. In the
+//! daemon's container, process 1 has them. In a shell with the variables of a unit file,
+//! `KUBE_PROXY_ARGS` has them.
 
 use std::env;
 use std::ffi::OsString;
@@ -13,15 +13,15 @@ use super::CommandLineError;
 use super::arguments::{has_flags, take_question};
 use crate::config::question::Question;
 
-/// The variable with the flags in unit files of distributions.
+/// Variable that holds the flags in the unit files of distributions.
 const VARIABLE: &str = "KUBE_PROXY_ARGS";
 
-/// A command line to which the daemon's flags were added.
+/// A command line after the daemon's flags were added.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CompletedArguments {
     /// The whole command line. The first argument is the program's name.
     pub arguments: Vec<OsString>,
-    /// Origin of the added flags, for the operator.
+    /// Message for the operator that names the origin of the added flags.
     pub note: Option<String>,
 }
 
@@ -63,7 +63,7 @@ fn complete(
             note: None,
         });
     }
-    // An invalid subcommand or option is reported first: flags would not make it valid.
+    // Reports an invalid subcommand or option first, because adding flags would not make it valid.
     take_question(&mut arguments.clone())?;
     let FlagOrigins { variable, first } = origins();
     let (flags, note) = match (variable, first) {
@@ -89,13 +89,13 @@ fn complete(
     })
 }
 
-/// Returns true if a command line runs the daemon: all its arguments are flags.
+/// Returns true if a command line runs the daemon, that is, if all its arguments are flags.
 fn is_daemons(line: &[OsString]) -> bool {
     let is_flag = |argument: &OsString| argument.to_string_lossy().starts_with('-');
     line.len() == 1 || line.get(1).is_some_and(is_flag)
 }
 
-/// Returns the command line of process 1, if that process runs this program's file.
+/// Returns the command line of process 1, if that process runs the same program file.
 fn first(proc: &Path) -> Option<Vec<OsString>> {
     if std::process::id() == 1 {
         return None;

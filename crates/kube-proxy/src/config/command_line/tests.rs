@@ -205,7 +205,7 @@ const UPSTREAM: [(&str, &str); 61] = [
     ("version", ""),
     ("vmodule", ""),
     ("write-config-to", ""),
-    // Flags of this program only.
+    // Flags that only this program has.
     ("manifests", ""),
     ("iptables-backend", "auto"),
 ];
@@ -264,7 +264,7 @@ fn deprecated_or_ignored_flags_are_accepted_with_a_warning() {
             "--metrics-port=0",
             &["--metrics-port", "deprecated", "--metrics-bind-address"],
         ),
-        // The value is the default, but the flag is on the command line.
+        // The command line sets the flag, although to its default.
         ("--healthz-port=10256", &["--healthz-port", "deprecated"]),
         ("--boot-id-file=/x", &["--boot-id-file", "no effect"]),
         ("--machine-id-file=/x", &["--machine-id-file", "no effect"]),
@@ -716,7 +716,7 @@ fn each_flag_sets_its_option() {
         (&["--ipvs-drain-timeout=5m"], |o| {
             o.modes.ipvs.drain_timeout == Some(Duration::from_mins(5))
         }),
-        // Alone, the bits have no effect.
+        // Without `--ipvs-semantics=exact`, the number of bits has no effect.
         (&["--ipvs-mark-bits=7"], |o| {
             o.modes.ipvs.semantics == Semantics::Upstream
         }),

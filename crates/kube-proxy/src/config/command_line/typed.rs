@@ -17,8 +17,8 @@ pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Ve
         .collect()
 }
 
-/// Returns the flags of a valid command line, sorted, without their dashes. The values are
-/// formatted as Go prints them.
+/// Returns the flags of a valid command line, sorted and without dashes. Values look as Go prints
+/// them.
 pub fn values<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<(String, String)> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let mut command = Flags::command();

@@ -30,14 +30,15 @@ impl OwnNode {
 /// Optional kinds of objects of a source, besides the kinds that every mode needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SideKinds {
-    /// No optional kind that a start waits for.
+    /// No optional objects.
     Nothing,
-    /// ServiceCIDRs, which a start waits for.
+    /// ServiceCIDRs. A start waits until they are listed.
     ServiceCidrs,
 }
 
 impl SideKinds {
-    /// Returns the optional kinds of a source. A folder of manifests delivers all kinds together.
+    /// Returns the optional kinds that a source delivers separately. A folder of manifests delivers
+    /// all kinds together.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
             Settings::Api(api) if api.service_cidrs == ServiceCidrs::NotWatched => Self::Nothing,

@@ -15,12 +15,12 @@ use flags::unusable_flag::UnusableFlag;
 pub struct Process {
     /// Name of this node, in lower case.
     pub node_name: String,
-    /// True if the process exits after the work that needs privileges.
+    /// True if the process exits after its privileged work (`--init-only`).
     pub init_only: bool,
     /// Value for `/proc/self/oom_score_adj`, -1000 to 1000.
     pub oom_score_adj: i16,
-    /// Shortest time between the end of a sync and the start of the next. It does not exceed the
-    /// longest sync period.
+    /// Shortest pause between the end of one sync and the start of the next. At most the longest
+    /// sync period.
     pub min_sync_period: Duration,
     /// Feature gates with their given values.
     pub gates: Gates,
@@ -29,7 +29,7 @@ pub struct Process {
     pub allowed_external: Option<Vec<IpNet>>,
     /// Configuration file to follow (`--config`).
     pub configuration_file: Option<PathBuf>,
-    /// File with the configuration for which this pod was prepared (`--prepared-config`).
+    /// File that stores the configuration for which this pod was prepared (`--prepared-config`).
     pub prepared_configuration: Option<PathBuf>,
 }
 

@@ -23,8 +23,8 @@ fn free_port() -> u16 {
     any.local_addr().unwrap().port()
 }
 
-/// Node `node1` with the Service `default/web`. The Service has a health-check node port and two
-/// endpoints on the node.
+/// Test fixture: the node `node1` and the Service `default/web`, which has a health-check node port
+/// and two endpoints on the node.
 struct World {
     port: u16,
     model: Model,
@@ -124,7 +124,7 @@ impl World {
         Ok(format!("{before}{after}").replace('\r', ""))
     }
 
-    /// Returns the status and the weight as text, such as `200 ×2`, or `closed`.
+    /// Returns status and weight of the response as text, such as `200 ×2`, or `closed`.
     async fn told(&self) -> String {
         let Ok(answer) = self.get("127.0.0.1", "GET /").await else {
             return "closed".into();
@@ -138,7 +138,7 @@ impl World {
     }
 }
 
-/// Compares with a response of upstream 1.36.2, except for the order of headers and the header
+/// Compares the response with upstream 1.36.2, except for the order of headers and the header
 /// `Connection`.
 #[tokio::test]
 async fn the_health_check_response_equals_upstreams() {

@@ -1,4 +1,4 @@
-//! Finds the Service port behind an address. Used only if the metrics count single Services.
+//! Finds the Service port at an address. Built only if the metrics report single Services.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use service_counters::frontend_addresses::{FrontendAddress, is_of_node, places};
 pub(crate) struct Names {
     at: HashMap<FrontendAddress, Claims>,
     services: HashMap<NamespacedName, Vec<(FrontendAddress, Arc<Owner>)>>,
-    /// Addresses that serve NodePorts, for each family where they are known.
+    /// Node addresses that serve NodePorts, for each family with known addresses.
     node: HashMap<IpFamily, NodePorts>,
 }
 
-/// Service ports that claim one address and port. Most addresses have only one. The first by age
-/// and name has the address.
+/// Service ports that claim one address and port, usually only one. The first by age and name owns
+/// the address.
 type Claims = Vec<Arc<Owner>>;
 
 impl Names {
@@ -43,12 +43,12 @@ impl Names {
         }
     }
 
-    /// Sets the addresses at which a family serves NodePorts.
+    /// Sets the node addresses on which a family serves NodePorts.
     pub(crate) fn note_node_ports(&mut self, family: IpFamily, node_ports: &NodePorts) {
         self.node.insert(family, node_ports.clone());
     }
 
-    /// Returns the Service port at an address, or `None` for another program's virtual server.
+    /// Returns the Service port at an address, or `None` for a virtual server of another program.
     pub(crate) fn find(&self, at: &At) -> Option<&ServicePortName> {
         let on_node = || {
             let place = FrontendAddress::NodePort(at.port, at.protocol);

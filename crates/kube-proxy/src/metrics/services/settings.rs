@@ -14,8 +14,8 @@ const DETAILS: [(&str, Detail); 3] = [
 /// Detail of the metrics of single Services.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
-    /// No metrics, and no counter is read or kept for them. With metrics, each Service port has
-    /// several series on each node, which a thousand nodes multiply into a large Prometheus.
+    /// No metrics. No counter is read or kept. Metrics cost several series for each Service port on
+    /// each node, which adds up in a large cluster.
     #[default]
     None,
     /// Metrics of Service ports.
@@ -29,8 +29,8 @@ pub enum Detail {
 pub struct Settings {
     /// Detail of the metrics.
     pub detail: Detail,
-    /// Largest number of reported Service ports, and of reported endpoints. The entries with the
-    /// most connections are reported.
+    /// Largest number of reported Service ports, and likewise of endpoints. The ones with the most
+    /// connections are reported.
     pub most: usize,
 }
 

@@ -7,7 +7,7 @@ use proxy::{Event, NamespacedName, Protocol, Service, ServicePort};
 use super::*;
 use crate::metrics::Metrics;
 
-/// Metrics of single Services.
+/// Expected metrics of single Services.
 const OURS: &str = include_str!("../ours-services.txt");
 
 fn at(address: [u8; 4], port: u16) -> At {
@@ -47,7 +47,7 @@ fn count(connections: u64) -> Count {
     }
 }
 
-/// A fake kernel with virtual servers that have one endpoint each. It records the reads.
+/// Fake kernel that records reads. Each of its virtual servers has one endpoint.
 #[derive(Clone, Default)]
 struct Kernel(Arc<Mutex<KernelState>>);
 
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Serves NodePorts at these addresses of the node.
+    /// Lets the node serve NodePorts on the addresses that end in these bytes.
     fn serves_node_ports(&self, last: &[u8]) {
         let addresses = last.iter().map(|last| [192, 0, 2, *last].into());
         let node_ports = NodePorts {
@@ -133,7 +133,7 @@ impl World {
 
     fn holds(&self, servers: &[(At, u64)]) {
         self.kernel.0.lock().unwrap().servers = servers.to_vec();
-        // A second has passed, so the next scrape reads again.
+        // More than a second passes, so the next scrape reads again.
         lock(&self.services.0.read).at = None;
     }
 
@@ -165,7 +165,7 @@ fn a_ports_counter_is_the_sum_over_its_addresses() {
         (node_ports[0], 2),
         (node_ports[1], 1),
         (foreign[0], 9),
-        // The address does not serve NodePorts.
+        // This address does not serve NodePorts.
         (foreign[1], 9),
     ]);
     let told = world.told();
@@ -232,7 +232,7 @@ fn a_deleted_service_has_no_metrics() {
     let servers = [(at([10, 96, 0, 1], 80), 1), (at([192, 0, 2, 1], 30_080), 1)];
     world.holds(&servers);
     let told = world.told();
-    // Both Services claim the address. The first by name has it.
+    // Both Services claim the address; the first by name owns it.
     assert!(told.contains("service=\"older\"") && told.contains("service=\"web\""));
     for name in ["web", "older"] {
         world.apply(Event::ServiceDeleted(NamespacedName::new("default", name)));
@@ -276,7 +276,7 @@ fn a_failed_read_does_not_change_the_counters() {
         assert!(told.contains(&of_endpoint), "{of_endpoint} in {told}");
     };
     let one = at([10, 96, 0, 1], 80);
-    // The entry is created again between two reads.
+    // The kernel entry is created again between two reads.
     for (connections, sum) in [(500, 500), (3, 503), (400, 900)] {
         world.holds(&[(one, connections)]);
         is_told(&world, sum);
@@ -310,7 +310,7 @@ fn a_port_that_returns_to_the_busiest_keeps_its_sum() {
             assert_eq!(lines.next(), None);
         }
     }
-    // Sums of a deleted Service are dropped.
+    // The sums of a deleted Service are dropped.
     for name in ["web", "dns"] {
         world.apply(Event::ServiceDeleted(NamespacedName::new("default", name)));
     }
@@ -320,7 +320,7 @@ fn a_port_that_returns_to_the_busiest_keeps_its_sum() {
     assert!(read.ports.is_empty() && read.endpoints.is_empty());
 }
 
-/// A fake relay: listening ports of a Service port by number, with the number of their connections.
+/// Fake relay with the listening ports of one Service port, each with its number of connections.
 struct Relay(Vec<(u64, u64)>);
 
 impl ReadCounters for Relay {
@@ -351,9 +351,9 @@ fn counters_of_listening_ports_are_summed_in_any_order() {
         (vec![(cluster, 10), (local, 1_000)], 1_010),
         (vec![(local, 1_000), (cluster, 10)], 1_010),
         (vec![(cluster, 10), (local, 1_000)], 1_010),
-        // One port is closed. Its count stays in the sum.
+        // One listening port was closed. Its count stays in the sum.
         (vec![(cluster, 12)], 1_012),
-        // The port is opened again. At the next read, its count is larger than before.
+        // The listening port is open again, and its counter is above its former value.
         (vec![(cluster, 12), (local_again, 1_001)], 2_013),
     ] {
         world.services.0.counters.set(Box::new(Relay(listeners)));

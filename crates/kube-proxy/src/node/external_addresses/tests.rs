@@ -195,7 +195,7 @@ fn many_refused_addresses_are_all_reported_over_time() {
             ..service
         }));
     };
-    // The names in the flood sort before other names.
+    // The flood's names sort before all other names.
     for number in 0..60 {
         let many = (0..100).map(|host| Ipv4Addr::new(198, 51, number, host).into());
         give("a", &format!("a-{number}"), many.collect());
@@ -221,12 +221,12 @@ fn many_refused_addresses_are_all_reported_over_time() {
         now += WINDOW;
         all += told(now).0;
     }
-    // Findings of the other namespace are kept in addition to the flooding namespace's share.
+    // The other namespace has its own share, beyond that of the flooding namespace.
     assert_eq!(all, KNOWN_OF_NAMESPACE + 2);
     let is_other = |one: &Contested| one.is_refused() && one.service.namespace() == "z";
     assert!(addresses.known.keys().any(is_other));
 
-    // A new mode that has not read the addresses yet removes no finding.
+    // A new mode has not read the node's addresses yet. This removes no finding.
     addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
     assert!(addresses.known.keys().any(|one| !one.is_refused()));
     assert_eq!(addresses.untold, 0);

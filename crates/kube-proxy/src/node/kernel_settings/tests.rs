@@ -59,7 +59,7 @@ fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
     (root, facts)
 }
 
-/// Applies the settings, and returns the names of the written ones. Panics if a setting cannot be
+/// Applies the settings. Returns the names of the written ones, and panics if one cannot be
 /// written.
 fn written(root: &Path, facts: &Facts) -> Vec<String> {
     let settled = apply(root, &facts.wanted(), &mut Origins::new());
@@ -125,7 +125,7 @@ fn conntrack_settings_follow_the_flags() {
         assert_eq!(read(name), value, "{name}");
     }
     assert_eq!(fs::read_to_string(&hash_size).unwrap(), "32768");
-    // A larger table stays, regardless of its author.
+    // A table larger than needed stays, whoever made it so.
     facts.conntrack.min = 0;
     assert_eq!(written(&root, &facts), Vec::<String>::new());
     fs::write(netfilter.join("nf_conntrack_max"), "2000000\n").unwrap();
@@ -164,7 +164,8 @@ fn own_kernel_settings_are_restored_and_foreign_changes_reported() {
     assert_eq!(found(), ["0", "0"]);
     assert_eq!(settle(false), (0, Vec::new()), "once");
 
-    // The first value existed before the start. Another program changes the written one.
+    // The setting had a value before the start. After this process wrote it, another program
+    // changes it.
     fs::write(root.join(ARP[0]), "1\n").unwrap();
     settle(true);
     fs::write(root.join(ARP[1]), "3\n").unwrap();
@@ -176,7 +177,7 @@ fn own_kernel_settings_are_restored_and_foreign_changes_reported() {
         "{left:?}"
     );
     assert_eq!(found(), ["1\n", "3\n"]);
-    // The foreign value that strict ARP replaced is restored.
+    // The value from before strict ARP is restored.
     settle(true);
     assert_eq!(settle(false).0, 1);
     assert_eq!(found(), ["1\n", "3"]);
@@ -202,7 +203,7 @@ fn a_failed_required_kernel_setting_ends_the_start() {
     fs::write(links.join("dev"), text).unwrap();
     assert!(ProxyMode::Ipvs.definition().has_served(&root));
 
-    // A folder in place of the file cannot be written.
+    // A folder in place of the setting's file makes writing fail.
     for row in rows() {
         fs::remove_file(root.join(row.path)).unwrap();
         fs::create_dir(root.join(row.path)).unwrap();
@@ -224,7 +225,7 @@ fn a_failed_required_kernel_setting_ends_the_start() {
     (facts.mode, facts.serves_localhost) = (ProxyMode::Iptables, true);
     facts.conntrack.tcp_be_liberal = true;
     assert_eq!(needs(&facts), ["net.ipv4.conf.all.route_localnet"]);
-    // A shared cause is listed once.
+    // Failures with the same cause are listed together.
     let failures = apply(&root, &facts.wanted(), &mut Origins::new()).failures;
     let text = SysctlErrors(failures).to_string();
     assert_eq!(text.matches("rollout restart").count(), 1, "{text}");
@@ -244,7 +245,7 @@ fn a_kernel_setting_error_names_the_setting_and_next_step() {
         }
     };
     facts.conntrack.max_per_core = 1;
-    // A folder in place of the file cannot be written.
+    // A folder in place of the setting's file makes writing fail.
     let max = "proc/sys/net/netfilter/nf_conntrack_max";
     fs::remove_file(root.join(max)).unwrap();
     fs::create_dir(root.join(max)).unwrap();

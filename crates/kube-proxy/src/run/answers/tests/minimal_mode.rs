@@ -1,5 +1,5 @@
-//! Runs a mode that no observer distinguishes: the small mode of the engine's tests. It is shown,
-//! compared, explained and cleaned up.
+//! Runs the small mode of the engine's tests through every observer: it is shown, compared,
+//! explained and cleaned up. No observer has code for a particular mode.
 
 #[path = "../../../../../engine/tests/small/mode.rs"]
 mod mode;
@@ -19,8 +19,8 @@ use super::*;
 use crate::check;
 use mode::{Kernel, NoFlags, Plan, Userspace};
 
-/// Footprint of the small mode. After a crash, the mode leaves a table that redirects to its
-/// sockets.
+/// Footprint of the small mode. If the mode crashes, it leaves a table that redirects packets to
+/// its sockets.
 const FOOTPRINT: Footprint = Footprint {
     nft_tables: &["small"],
     served_by: ServedBy::Process,

@@ -8,12 +8,12 @@ use service_counters::{At, Count, CounterSample, ReadCounters, Which};
 
 use super::*;
 
-/// A fake kernel with counters at this number of addresses. A read reports its start, and then
-/// waits until the test lets it continue.
+/// Fake kernel with counters at this number of addresses. A read reports that it has begun, then
+/// waits for the test.
 struct Kernel {
     addresses: u32,
     gate: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
-    /// Number of addresses that each read selected one by one.
+    /// Number of addresses that each read asked for one by one, or `None` for a read of all.
     looks: Arc<Mutex<Vec<Option<usize>>>>,
 }
 
@@ -40,7 +40,7 @@ impl Kernel {
 impl ReadCounters for Kernel {
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
         if let Some((began, goes_on)) = &self.gate {
-            // The waiting test may have ended.
+            // Ignores a dropped receiver: the waiting test may have ended.
             let _ = began.send(());
             let _ = goes_on.recv();
         }
@@ -69,8 +69,8 @@ impl ReadCounters for Kernel {
     }
 }
 
-/// Replies to requests as the loop does, until `asking` is complete. Also returns the CPU time of
-/// this thread outside the replies.
+/// Replies to requests as the loop does, until `asking` is complete. Also returns the CPU time that
+/// this thread spent outside the replies.
 async fn beside<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration) {
     let (began, mut answering) = (worked(), Duration::ZERO);
     tokio::pin!(asking);
@@ -88,7 +88,7 @@ async fn beside<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, 
     }
 }
 
-/// Returns only the status code. Other tests read the body.
+/// Returns only the status code, because other tests check the body.
 async fn code(inspect: &Arc<Inspect>, path: &str) -> u16 {
     let request = http::Request::get(path).body(()).unwrap();
     let (head, ()) = request.into_parts();
