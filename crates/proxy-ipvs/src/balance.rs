@@ -7,7 +7,7 @@ use proxy::{Service, Target};
 
 use crate::server::{Destinations, Properties, RealServer};
 
-/// Balancing that a Service wants, as far as its scheduler supports it.
+/// Balancing that a Service wants, without the options that its scheduler ignores.
 #[derive(Debug)]
 pub(crate) struct Balance<'a> {
     scheduler: &'a Arc<str>,
@@ -17,7 +17,7 @@ pub(crate) struct Balance<'a> {
 }
 
 impl<'a> Balance<'a> {
-    /// Returns the balancing of a Service with this scheduler. Ignores options that the scheduler
+    /// Returns the balancing of a Service with this scheduler. Omits options that the scheduler
     /// does not support.
     pub(crate) fn of(service: &Service, scheduler: &'a Arc<str>) -> Self {
         let options = service.options.as_deref();

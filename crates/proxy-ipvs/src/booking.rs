@@ -1,7 +1,7 @@
-//! Booking: copies the outcomes of a plan into the tables.
+//! Booking: records the outcomes of a plan in the tables.
 //!
-//! The wanted entries can change while a plan is being written. So booking records the value that
-//! was written, even if the wanted value differs now.
+//! The wanted entries can change while the kernel writes a plan. So booking records the written
+//! value, not the value that is wanted now.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -19,7 +19,7 @@ use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;
 
-/// Reason given when another program has a virtual server at a Service's address.
+/// Reason in the failure if another program has a virtual server at a Service's address.
 const LEFT_ALONE: &str = "another program has made a virtual server there, which is left alone, so that the Service is not \
      served there; remove it (ipvsadm -D), or take the address out of the Service";
 
@@ -27,13 +27,13 @@ const LEFT_ALONE: &str = "another program has made a virtual server there, which
 #[derive(Debug)]
 pub(crate) struct Booking {
     family: IpFamily,
-    /// Numbers of writes by their outcome.
+    /// Numbers of writes by outcome.
     pub(crate) writes: Writes,
-    /// Writes that the kernel refused, with reasons.
+    /// Refused writes, each with the reason.
     pub(crate) failures: Vec<Failure>,
-    /// Number of refused writes that concern tables of rules.
+    /// Number of refused writes to tables of rules.
     pub(crate) failed_restores: usize,
-    /// Parts of the kernel that differ from the tables, or are unknown.
+    /// Kernel parts whose content differs from the tables, or is unknown, and must be read again.
     pub(crate) doubted: SmallVec<[Part; 2]>,
     /// Services whose entries were written, or refused.
     pub(crate) touched: HashSet<NamespacedName>,
@@ -91,15 +91,15 @@ impl Tables {
                     booked.writes.add(op.subject(), Fate::Done, 1);
                     Draft::apply(&mut draft, op);
                     if matches!(op, Op::AddServer(..)) {
-                        // A foreign virtual server with this key no longer exists.
+                        // The write succeeded, so no foreign virtual server has this key any more.
                         self.foreign.remove(key);
                     }
                 }
                 Outcome::Unknown => {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
                     is_unknown = true;
-                    // The kernel may have lowered the weight already. Assume so, because the
-                    // removal of other destinations must not rely on the old weight.
+                    // The kernel may have set the lower weight before it refused. Records the lower
+                    // weight, because removals of other destinations must not rely on the old one.
                     if let Op::SetDestination(_, real) = op
                         && let Some(there) = actual.and_then(|it| it.destination(real.target))
                         && real.weight < there.weight
@@ -107,8 +107,8 @@ impl Tables {
                         Draft::apply(&mut draft, op);
                     }
                 }
-                // If a virtual server is refused, its destinations fail as well. Only the first
-                // failure is reported.
+                // A refused virtual server makes its destinations fail too. Only the first failure
+                // is reported.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
                     let (reason, of) = if of == Fault::Belief && self.foreign.is_known_at(key) {
@@ -178,8 +178,8 @@ impl Tables {
         }
         self.put_off(op, fault, now);
         if matches!(op, Op::WriteRules { .. }) {
-            // A refused restore leaves an unknown state, perhaps because a set is missing: read
-            // before the next try.
+            // A refused restore leaves the rules unknown; a set may be missing. Reads them before
+            // the next attempt.
             booked.doubt(Part::Rules);
             booked.doubt(Part::Sets);
         }
@@ -253,8 +253,8 @@ impl Tables {
         owner.map(|owner| owner.name.clone())
     }
 
-    /// Returns the Services that want the entry of a write. Virtual servers are looked up
-    /// elsewhere.
+    /// Returns the Services that want a write's entry. Does not handle virtual servers:
+    /// `settle_server` knows their Services.
     fn services_of(&self, op: &Op) -> SmallVec<[NamespacedName; 1]> {
         let service = |owner: &Arc<Owner>| owner.name.service.clone();
         match op {
@@ -322,8 +322,8 @@ impl Booking {
     }
 }
 
-/// Returns the more severe of two faults. A fault that needs a new read comes first, then a fault
-/// of the node, then one of the entry.
+/// Returns the more severe of two faults. The order of severity: needs a new read, concerns the
+/// node, concerns the entry.
 fn worse(one: Fault, other: Fault) -> Fault {
     let rank = |fault: Fault| match fault {
         Fault::Entry => 0,

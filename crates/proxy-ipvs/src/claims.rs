@@ -7,8 +7,8 @@
 //!                           └─leftovers─┘  unwanted destinations: they drain, or stay until the sources are complete
 //! ```
 //!
-//! The first claim for a virtual server includes the leftovers, and [`Drains`] lists them. The
-//! other claims remain as compiled.
+//! If several Services claim a virtual server, only the winning claim includes the leftovers;
+//! [`Drains`] lists them. All other claims stay as compiled.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;
@@ -32,19 +32,20 @@ use crate::tables::Tables;
 pub(crate) struct Claims {
     /// Owners by Service. A changed or deleted Service releases its claims through this map.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
-    /// Services that lost an address and port to another Service, or won them back. Their set
-    /// members change.
+    /// Services whose set members change, because they lost an address and port to another Service
+    /// or won them back.
     disputed: BTreeSet<NamespacedName>,
-    /// Load-balancer addresses that this node may not use. See [`Fragment::forbidden_to_node`].
+    /// Load-balancer addresses to which this node may not open connections. See
+    /// [`Fragment::forbidden_to_node`].
     forbidden_to_node: Table<ServiceAddress, (), Arc<Owner>>,
-    /// Version number of [`Self::forbidden_to_node`]; grows with each change.
+    /// Version of [`Self::forbidden_to_node`], which grows with each change.
     forbidden_version: u64,
     /// Prefix lengths of source ranges.
     prefixes: Table<u8, (), Arc<Owner>>,
     pub(crate) drains: Drains,
-    /// Marks of virtual servers for clients from outside.
+    /// Marks of the virtual servers that serve clients from outside the cluster.
     pub(crate) marks: Marks,
-    /// True once the initial lists are complete. Before that, no entry is deleted.
+    /// True once the initial lists are complete. Until then, no entry is deleted.
     pub(crate) may_delete: bool,
 }
 
@@ -91,14 +92,14 @@ impl Claims {
         keys.copied().collect()
     }
 
-    /// True if the kernel holds all entries that a Service claims.
+    /// True if the kernel has every entry that a Service claims.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut owners = self.owners.get(service).into_iter().flatten();
         owners.all(|owner| tables.is_settled_for(owner))
     }
 
-    /// Returns load-balancer addresses to which this node may not open connections, and the version
-    /// of that list.
+    /// Returns the load-balancer addresses to which this node may not open connections, and the
+    /// list's version.
     pub(crate) fn forbidden_to_node(&self) -> (BTreeSet<ServiceAddress>, u64) {
         let all = self.forbidden_to_node.iter_wanted().map(|(at, ())| *at);
         (all.collect(), self.forbidden_version)
@@ -108,7 +109,7 @@ impl Claims {
         self.forbidden_version
     }
 
-    /// Returns the prefix lengths of source ranges.
+    /// Returns the prefix lengths that source ranges use.
     pub(crate) fn prefixes(&self) -> BTreeSet<u8> {
         self.prefixes
             .iter_wanted()
@@ -146,8 +147,7 @@ impl Claims {
         }
     }
 
-    /// Takes a Service that must be compiled again because it lost an address and port, or won them
-    /// back.
+    /// Takes a Service to compile again, because it lost an address and port or won them back.
     pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
         self.disputed.pop_first()
     }
@@ -162,7 +162,7 @@ impl Claims {
             forbidden_to_node,
             outside: _,
         } = fragment;
-        // Two entries can have the same key. The first entry counts.
+        // The same key may occur twice; the first occurrence counts.
         let mut keys = HashSet::new();
         let mut merge = None;
         let servers: Vec<_> = servers
@@ -192,8 +192,8 @@ impl Claims {
         for key in released {
             self.take_over(key, tables);
         }
-        // Only the winner's set members count for an address and port. A loser's source ranges or
-        // policy would change who may use it.
+        // At each address and port, only the winner has set members. A loser's source ranges or
+        // policy would change which clients may connect.
         let mut lost: HashSet<VirtualServerKey> = keys
             .into_iter()
             .filter(|key| tables.servers.owner(key) != Some(&owner))
@@ -230,7 +230,7 @@ impl Claims {
         forbidden.dedup();
         let mut before = self.forbidden_to_node.keys_of(&owner).to_vec();
         before.sort_unstable();
-        // The rules list all forbidden addresses. A change renders the rules again.
+        // The rules contain every forbidden address, so a change needs new rules.
         if forbidden != before {
             self.forbidden_version += 1;
             let forbidden = forbidden.into_iter().map(|at| (at, ()));
@@ -238,8 +238,8 @@ impl Claims {
         }
     }
 
-    /// Gives the virtual server for clients from outside its mark. Without a free mark, all clients
-    /// get the same endpoints at the address, as with upstream's semantics.
+    /// Gives a virtual server for clients from outside its mark. If no mark is free, all clients at
+    /// the address get the same endpoints, as in upstream.
     fn mark(
         &mut self,
         fragment: &mut Fragment,
@@ -276,8 +276,8 @@ impl Claims {
 
     // ---- leftovers ----
 
-    /// Returns an owner's claim for a virtual server, with leftovers if the owner wins the virtual
-    /// server.
+    /// Returns an owner's claim for a virtual server. The claim includes the leftovers if the owner
+    /// wins the virtual server.
     fn claim_of(
         &mut self,
         owner: &Arc<Owner>,
@@ -299,7 +299,7 @@ impl Claims {
         self.with_leftovers(key, compiled, tables, last)
     }
 
-    /// Hands the leftovers of a released virtual server to its next owner.
+    /// Passes the leftovers of a released virtual server to its next owner.
     fn take_over(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         let owner = tables.servers.owner(&key).cloned();
         if let (Some(owner), Some(compiled)) = (owner, tables.servers.wanted(&key).cloned()) {
@@ -309,7 +309,7 @@ impl Claims {
         }
     }
 
-    /// Returns the winning claim without leftovers, and its owner.
+    /// Returns the winning claim, without leftovers, and its owner.
     fn compiled(
         &self,
         key: &VirtualServerKey,
@@ -327,8 +327,8 @@ impl Claims {
         Some((tables.servers.owner(key)?.clone(), compiled))
     }
 
-    /// Adds leftovers to the compiled destinations. `last` caches the merge of the previous virtual
-    /// server: virtual servers of one Service port mostly have equal destinations.
+    /// Adds the leftovers to the compiled destinations. `last` keeps the previous result, because
+    /// the virtual servers of one Service port mostly have equal destinations.
     fn with_leftovers(
         &mut self,
         key: VirtualServerKey,
@@ -351,8 +351,8 @@ impl Claims {
         }
     }
 
-    /// Merges the destinations in the kernel with the compiled ones. Removed TCP endpoints drain at
-    /// weight 0. Until the initial lists are complete, every destination keeps its weight.
+    /// Merges the kernel's destinations with the compiled ones. Removed TCP endpoints drain at
+    /// weight 0. Until the initial lists are complete, all destinations keep their weights.
     fn merge(
         &self,
         key: &VirtualServerKey,
@@ -394,7 +394,7 @@ impl Claims {
         }
     }
 
-    /// Merges leftovers again after a read found a virtual server in another state.
+    /// Merges the leftovers again after a read found the virtual server changed.
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         if let Some((owner, compiled)) = self.compiled(&key, tables) {
             let claim = self.with_leftovers(key, compiled, tables, &mut None);
@@ -404,7 +404,7 @@ impl Claims {
         }
     }
 
-    /// Drops draining destinations for which `is_over` returns true.
+    /// Drops the draining destinations for which `is_over` returns true.
     pub(crate) fn end_drains(
         &mut self,
         key: &VirtualServerKey,
@@ -439,8 +439,8 @@ impl Claims {
     }
 }
 
-/// Replaces an owner's keys in a table without values. Equal keys are the common case and cost
-/// nothing.
+/// Replaces an owner's keys in a table that has no values. Mostly the keys are equal; then nothing
+/// is done.
 fn claim_keys<K: Clone + Eq + Hash>(
     table: &mut Table<K, (), Arc<Owner>>,
     owner: &Arc<Owner>,
@@ -451,33 +451,34 @@ fn claim_keys<K: Clone + Eq + Hash>(
     }
 }
 
-/// Merged destinations of one virtual server, from the kernel and from the compiler.
+/// Destinations of one virtual server, merged from the kernel's and the compiled ones.
 struct Merge {
     actual: Destinations,
     compiled: Destinations,
     merged: Destinations,
-    /// Kept targets that only the kernel has, sorted.
+    /// Kept targets that exist only in the kernel, sorted.
     leftovers: Vec<Target>,
 }
 
 impl Merge {
-    /// True if a virtual server with these destinations merges to the same result.
+    /// True if a virtual server with these destinations would merge to the same result.
     fn is_of(&self, actual: &VirtualServer, compiled: &VirtualServer) -> bool {
         self.actual == actual.destinations && self.compiled == compiled.destinations
     }
 }
 
-/// Entries that a Service port lacks because other programs have virtual servers with its keys.
+/// Entries that a Service port does not get, because other programs own virtual servers with its
+/// keys.
 #[derive(Default)]
 struct Exclusions {
-    /// Virtual servers of other programs, and this Service port's virtual servers that depend on
-    /// them.
+    /// Keys of the other programs' virtual servers, and of virtual servers of this Service port
+    /// that depend on them.
     keys: HashSet<VirtualServerKey>,
-    /// Refused virtual servers that are not attempted.
+    /// Virtual servers that are not created, because the kernel would refuse them.
     dropped: HashSet<VirtualServerKey>,
-    /// Addresses of the refused virtual servers.
+    /// Addresses of the virtual servers in `dropped`.
     addresses: HashSet<IpAddr>,
-    /// True if the NodePort is refused. Its port number in a set would mark the other program's
+    /// True if another program has the NodePort's virtual server. The port in a set would mark that
     /// virtual server as ours.
     has_node_port: bool,
 }
@@ -516,7 +517,7 @@ impl Exclusions {
         self.dropped.contains(key)
     }
 
-    /// True if a member would mark another program's virtual server as ours.
+    /// True if this member would mark another program's virtual server as ours.
     fn has_member(&self, set: Set, member: &Member) -> bool {
         match member {
             Member::Port(_) => self.has_node_port,

@@ -25,20 +25,20 @@ pub struct Fragment {
     pub members: Vec<(Set, Member)>,
     /// Service addresses for `kube-ipvs0`.
     pub addresses: Vec<IpAddr>,
-    /// Load-balancer addresses whose source ranges exclude this node. The node may not open
-    /// connections to them.
+    /// Load-balancer addresses whose source ranges exclude this node, so that it may not connect to
+    /// them.
     pub forbidden_to_node: Vec<ServiceAddress>,
-    /// The local endpoints, for clients from outside.
+    /// Virtual server with the local endpoints, for clients from outside the cluster.
     pub outside: Option<OutsideServer>,
 }
 
-/// A virtual server by mark, which clients from outside use instead of that at the address
-/// (`--ipvs-semantics=exact`).
+/// A virtual server by mark, with the local endpoints. Clients from outside the cluster use it in
+/// place of the virtual server at the address (`--ipvs-semantics=exact`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutsideServer {
     /// The virtual server.
     pub server: VirtualServer,
-    /// Addresses whose packets from outside get the mark.
+    /// Addresses at which packets from outside get the mark.
     pub at: Vec<ServiceAddress>,
 }
 
@@ -61,8 +61,8 @@ impl Fragment {
 pub struct NodePortAddresses {
     /// Addresses, sorted.
     pub addresses: Vec<IpAddr>,
-    /// True if the list is complete. Until the Node object is complete, the list has only addresses
-    /// where the kernel already serves NodePorts.
+    /// True if the list is final. Until the Node object is complete, the list contains only
+    /// addresses where the kernel already serves NodePorts.
     pub are_known: bool,
 }
 
@@ -73,8 +73,8 @@ impl NodePortAddresses {
     }
 }
 
-/// Compiles a Service into one fragment for each port. Returns none if the Service has no address
-/// of this family. Its virtual servers get `scheduler`.
+/// Compiles a Service into one fragment for each port, or none without an address of this family.
+/// The virtual servers use `scheduler`.
 pub fn compile(
     view: &ServiceView<'_>,
     node: &NodeFacts,
@@ -104,11 +104,11 @@ struct Compiler<'a> {
     properties: Properties,
     balance: Balance<'a>,
     backends: Backends,
-    /// Destinations for policy Cluster. The next field has the destinations for policy Local.
+    /// Destinations for traffic policy Cluster.
     cluster: Destinations,
     local: Destinations,
     semantics: Semantics,
-    /// Addresses of the Service with `externalTrafficPolicy: Local`.
+    /// Addresses for clients from outside, if the Service has `externalTrafficPolicy: Local`.
     outside: Vec<ServiceAddress>,
     fragment: Fragment,
 }
@@ -123,7 +123,7 @@ impl<'a> Compiler<'a> {
     ) -> Self {
         let balance = Balance::of(service, scheduler);
         let cluster = balance.destinations(&backends.cluster);
-        // As upstream since k/k#97081: policy Local without a local endpoint falls back to all
+        // As in upstream since k/k#97081: without a local endpoint, policy Local falls back to all
         // endpoints.
         let local = if backends.local.is_empty() {
             cluster.clone()
@@ -171,7 +171,8 @@ impl<'a> Compiler<'a> {
             self.bind_unless_foreign(view, ip);
         }
         match self.port.node_port {
-            // As upstream: a NodePort without a serving address has no health check either.
+            // As in upstream: if no address serves NodePorts, the health-check node port has none
+            // either.
             Some(_) if node_ports.are_none() => {}
             Some(number) => {
                 self.node_port(number, &node_ports.addresses);
@@ -191,8 +192,8 @@ impl<'a> Compiler<'a> {
             .collect()
     }
 
-    /// Masquerades a pod that connects to itself through the Service. Without that, the pod would
-    /// see its own address as the client and reply directly.
+    /// Masquerades packets of a pod to itself through the Service. Otherwise the pod would see its
+    /// own address as the client and reply to itself directly.
     fn hairpin(&mut self) {
         let protocol = self.port.protocol;
         let members = self.backends.on_node.iter().map(|target| {
@@ -234,8 +235,8 @@ impl<'a> Compiler<'a> {
         self.serve_external(self.properties.clone(), ip, self.port.port);
     }
 
-    /// Adds the members for `loadBalancerSourceRanges`: the clients that may use a load-balancer
-    /// address.
+    /// Adds the clients that may use a load-balancer address (`loadBalancerSourceRanges`) as set
+    /// members.
     fn source_ranges(&mut self, ip: IpAddr) {
         let (protocol, port) = (self.port.protocol, self.port.port);
         let own = |net: &&ipnet::IpNet| IpFamily::of(net.addr()) == self.node.family;
@@ -261,7 +262,8 @@ impl<'a> Compiler<'a> {
             .ip
             .is_some_and(|node_ip| ranges.iter().any(|net| net.contains(&node_ip)))
         {
-            // Packets from the node to a load-balancer address have that address as their source.
+            // A packet from the node to a load-balancer address has this address as its source,
+            // too.
             let member = Member::AddressPortAddress(ip, protocol, port, ip);
             self.fragment
                 .members
@@ -311,8 +313,8 @@ impl<'a> Compiler<'a> {
         self.fragment.members.push((set, at.into()));
     }
 
-    /// Serves an address for clients from outside. With exact semantics, clients inside the cluster
-    /// get all endpoints there, whatever the policy.
+    /// Serves an address to clients from outside. With exact semantics, clients in the cluster get
+    /// all endpoints at that address, under any policy.
     fn serve_external(&mut self, properties: Properties, address: IpAddr, port: u16) {
         let is_local = self.service.external_local;
         let is_exact = self.semantics.is_exact();
@@ -324,7 +326,7 @@ impl<'a> Compiler<'a> {
     }
 
     /// Serves clients from outside by the local endpoints. Without a local endpoint, their packets
-    /// are dropped, unless no endpoint serves anywhere: then IPVS refuses them.
+    /// are dropped. If the Service has no endpoint at all, IPVS rejects them.
     fn serve_outside(&mut self) {
         if self.outside.is_empty() {
             return;
@@ -355,7 +357,7 @@ impl<'a> Compiler<'a> {
         });
     }
 
-    /// True if endpoints serve, but none on this node.
+    /// True if the Service has endpoints, but none on this node.
     fn lacks_local(&self) -> bool {
         self.backends.local.is_empty() && self.backends.any
     }
@@ -378,18 +380,19 @@ impl<'a> Compiler<'a> {
         self.fragment.servers.push((at, server));
     }
 
-    /// Binds an address, except the API server's. The bound address would be local at every port,
-    /// so this node could not reach the API server. The node still uses this Service at that
-    /// address. Pods reach the Service through the API server's node.
+    /// Binds an address, unless it is the API server's. If that address were bound, it would be
+    /// local at every port, and this node could no longer reach the API server. The virtual server
+    /// still serves this node's packets. Packets of pods take the route to the API server's node,
+    /// which serves them.
     fn bind_unless_foreign(&mut self, view: &ServiceView<'_>, ip: IpAddr) {
         if !view.is_api_server(ip) {
             self.bind(ip);
         }
     }
 
-    /// Binds an address to `kube-ipvs0`, unless another interface has the address. Removal of the
-    /// Service would otherwise remove the node's own address (k/k#75290). Does nothing while the
-    /// node's addresses are unknown.
+    /// Binds an address to `kube-ipvs0`, unless another interface has it. Otherwise the removal of
+    /// the Service would remove the node's own address (k/k#75290). Does nothing while the node's
+    /// addresses are unknown.
     fn bind(&mut self, ip: IpAddr) {
         if self.node.has_addresses && !self.node.interface_addresses.contains(&ip) {
             self.fragment.addresses.push(ip);

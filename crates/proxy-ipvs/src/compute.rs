@@ -1,5 +1,5 @@
-//! Compiles changed Services and updates their claims. Includes Services that thereby lose an
-//! address and port or win them back.
+//! Compiles changed Services and updates their claims. Also recompiles Services that the change
+//! makes lose or win an address and port.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -33,8 +33,8 @@ impl Ipvs {
         has_changed
     }
 
-    /// Returns node addresses where the kernel already serves NodePorts. They stay until the wanted
-    /// addresses are known.
+    /// Returns node addresses where the kernel already serves NodePorts. They are used until the
+    /// wanted addresses are known.
     fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
         let is_node_port = |at: &ServiceAddress| {
             let members = self.tables.members(Set::node_port(at.protocol));
@@ -48,8 +48,8 @@ impl Ipvs {
         found.into_iter().collect()
     }
 
-    /// Computes these Services, and Services that thereby lose an address and port or win them
-    /// back. Returns the former virtual servers of that second group.
+    /// Compiles these Services, and the Services that thereby lose or win an address and port.
+    /// Returns the former virtual servers of the latter.
     pub(crate) fn compute(
         &mut self,
         state: &mut State,
@@ -60,7 +60,7 @@ impl Ipvs {
             self.update_service(state, model, name);
         }
         let mut had = Vec::new();
-        // A second claim has the same virtual servers, so it starts no new dispute.
+        // Claiming again cannot start a new dispute, because the virtual servers are the same.
         while let Some(name) = self.claims.next_disputed() {
             had.extend(self.claims.servers_of(slice::from_ref(&name), &self.tables));
             self.update_service(state, model, &name);
@@ -80,7 +80,8 @@ impl Ipvs {
         state.news.changed(name);
     }
 
-    /// Reserves room for new Services. One large allocation is far cheaper than many small ones.
+    /// Reserves room for new Services, because one large allocation is far cheaper than many small
+    /// ones.
     pub(crate) fn reserve(
         &mut self,
         model: &Model,

@@ -8,16 +8,16 @@ use ipnet::IpNet;
 use iptables::SourcePort;
 use proxy::{LocalDetector, Scheduler};
 
-/// Form of the rules that masquerade and filter packets (`--ipvs-shim`). All forms give the same
+/// Form of the rules that masquerade and filter packets (`--ipvs-shim`). Every form gives the same
 /// verdicts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShimStyle {
     /// Upstream's rules, in iptables with ipsets.
     #[default]
     Upstream,
-    /// Fewer rules, with fewer look-ups per packet.
+    /// Fewer rules than upstream's, with fewer look-ups per packet.
     Lean,
-    /// One nftables table with its own sets. Needs the fewest look-ups.
+    /// One nftables table with its own sets. It needs the fewest look-ups.
     Nftables,
 }
 
@@ -28,26 +28,25 @@ impl ShimStyle {
     }
 }
 
-/// Form in which `kube-ipvs0` holds service addresses (`--ipvs-vip-mode`). Both forms make them
-/// local.
+/// Means by which `kube-ipvs0` makes service addresses local (`--ipvs-vip-mode`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// Addresses, as upstream. The kernel's cost of each address grows with their number.
+    /// An address for each service address, as upstream. The cost of each in the kernel grows with
+    /// their number.
     #[default]
     Address,
-    /// Local routes. The cost of a route does not depend on their number.
+    /// A local route for each service address. A route costs the same however many there are.
     Route,
 }
 
-/// Endpoints and sources that packets get (`--ipvs-semantics`).
+/// Rules for choosing a packet's endpoints and source address (`--ipvs-semantics`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Semantics {
-    /// Semantics of upstream's IPVS mode: a service address has one list of endpoints for all
-    /// clients.
+    /// Upstream's IPVS mode: at one service address, all clients get the same endpoints.
     #[default]
     Upstream,
-    /// Semantics of iptables mode. Clients from outside get the local endpoints of a Service with
-    /// `externalTrafficPolicy: Local` by virtual servers with marks of these bits.
+    /// The same as iptables mode. For a Service with `externalTrafficPolicy: Local`, clients from
+    /// outside get only local endpoints, through virtual servers with marks in these bits.
     Exact(MarkBits),
 }
 
@@ -58,16 +57,16 @@ impl Semantics {
     }
 }
 
-/// Bits of the packet mark that number virtual servers (`--ipvs-mark-bits`).
+/// Bits of the packet mark that hold the number of a virtual server (`--ipvs-mark-bits`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MarkBits(pub u32);
 
 impl MarkBits {
-    /// Bits that neither Kubernetes (0xc000) nor network plug-ins use by default: Calico
+    /// Bits that neither Kubernetes (0xc000) nor the defaults of network plug-ins use: Calico
     /// (0xffff0000), Cilium (0xffff0f00), the AWS VPC CNI (0x80).
     pub const DEFAULT: Self = Self(0x307f);
 
-    /// Returns the mark with this number, from 1 on, or `None` if the bits hold no such number.
+    /// Returns the mark for a number from 1 on, or `None` if the bits are too few.
     pub(crate) fn mark(self, number: u32) -> Option<u32> {
         let (mut left, mut mark) = (number, 0);
         for bit in (0..u32::BITS).filter(|bit| self.0 >> bit & 1 == 1) {
@@ -77,7 +76,7 @@ impl MarkBits {
         (left == 0 && mark != 0).then_some(mark)
     }
 
-    /// True if these bits can hold a mark.
+    /// True if a mark uses only these bits.
     pub(crate) fn can_hold(self, mark: u32) -> bool {
         mark != 0 && mark & !self.0 == 0
     }
@@ -86,34 +85,36 @@ impl MarkBits {
 /// Settings of the IPVS mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Default scheduler (`--ipvs-scheduler`): any scheduler that the kernel has.
+    /// Default scheduler of virtual servers (`--ipvs-scheduler`). Any scheduler of the kernel is
+    /// possible.
     pub scheduler: Arc<str>,
-    /// Schedulers whose presence or absence is already known. They need no kernel query.
+    /// Schedulers that are already known to exist or to be missing. The kernel is not asked about
+    /// them.
     pub foreseen_schedulers: Vec<(Scheduler, Result<(), String>)>,
-    /// True to masquerade all traffic to Services (`--masquerade-all`).
+    /// True if all traffic to Services is masqueraded (`--masquerade-all`).
     pub masquerade_all: bool,
     /// Mark of packets to masquerade (`1 << --iptables-masquerade-bit`).
     pub masquerade_mark: u32,
     /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// Networks whose virtual servers stay unless this proxy wants them (`--ipvs-exclude-cidrs`).
+    /// Networks in which virtual servers stay even if no Service wants them
+    /// (`--ipvs-exclude-cidrs`).
     pub exclude_cidrs: Vec<IpNet>,
-    /// Node address from `--bind-address`, if set. It takes precedence over the Node object's
-    /// addresses.
+    /// Node address given by `--bind-address`. It replaces the addresses of the Node object.
     pub node_ip: Option<IpAddr>,
     /// Shortest interval between two reads of the shim (`--ipvs-sync-period`).
     pub sync_period: Duration,
-    /// Interval of the cheap check that all virtual servers exist, or `None` for no check.
+    /// Interval of the cheap check that virtual servers still exist, or `None` for no check.
     pub glance_period: Option<Duration>,
-    /// Longest time that a removed endpoint keeps its connections (`--ipvs-drain-timeout`). With
-    /// `None`, a drain lasts until they end.
+    /// Longest drain of a removed endpoint (`--ipvs-drain-timeout`). With `None`, a drain ends with
+    /// the endpoint's last connection.
     pub drain_timeout: Option<Duration>,
-    /// Form of service addresses on the link (`--ipvs-vip-mode`).
+    /// Means by which the link makes service addresses local (`--ipvs-vip-mode`).
     pub vip_mode: VipMode,
     /// Form of the shim (`--ipvs-shim`).
     pub shim: ShimStyle,
-    /// Endpoints and sources that packets get (`--ipvs-semantics`). Exact semantics need the shim
-    /// in nftables.
+    /// Rules for choosing endpoints and source addresses (`--ipvs-semantics`). Exact semantics need
+    /// the shim in nftables.
     pub semantics: Semantics,
     /// Source port of masqueraded packets.
     pub source_port: SourcePort,

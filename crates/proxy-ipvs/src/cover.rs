@@ -1,5 +1,5 @@
-//! Coverage: sets that the installed rules match, sets that the wanted rules match, and entries
-//! that wait for rules.
+//! Coverage of sets by rules: sets that the installed rules match, sets that the wanted rules
+//! match, and entries that wait for rules.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::sets::Set;
 use crate::shim::Shim;
 use crate::tables::Tables;
 
-/// Longest time that new virtual servers of cluster IPs wait for the first rules.
+/// Longest wait of new virtual servers at cluster IPs for the first rules.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
-/// Input of the rules.
+/// Inputs from which the rules are computed.
 #[derive(Debug, PartialEq, Eq)]
 struct Ground {
     /// Sets that the rules match.
@@ -30,19 +30,20 @@ struct Ground {
 /// Coverage of the sets by rules.
 pub(crate) struct Cover {
     family: IpFamily,
-    /// Input of the rules that are wanted now.
+    /// Inputs of the currently wanted rules.
     made_from: Option<Ground>,
-    /// Sets that the wanted rules match and the installed ones do not.
+    /// Sets that the wanted rules match but the installed rules do not.
     pub(crate) uncovered: BTreeSet<Set>,
-    /// End of the wait of new virtual servers of cluster IPs, if there were no rules at the start.
+    /// Time at which new virtual servers at cluster IPs stop waiting for rules. `None` if rules
+    /// existed at the start.
     head_start: Option<Instant>,
-    /// End of the wait for the removal of an earlier run's set members. Once the sets are empty,
-    /// the rules are written only once.
+    /// Time at which rules stop waiting for the removal of an earlier run's set members. Rules
+    /// written after that removal need no second write.
     emptied_by: Option<Instant>,
 }
 
 impl Cover {
-    /// Creates the state before rules are wanted or known.
+    /// Returns the state before any rules are wanted or read.
     pub(crate) fn new(family: IpFamily, now: Instant) -> Self {
         Self {
             family,
@@ -63,14 +64,14 @@ impl Cover {
         self.emptied_by = Some(now + HEAD_START);
     }
 
-    /// Ends all timed waits immediately.
+    /// Ends all waits that have a time limit.
     pub(crate) fn forgo_waiting(&mut self) {
         (self.head_start, self.emptied_by) = (None, None);
     }
 
-    /// Wants rules for each set with wanted members. Rules for a set are added before its first
-    /// member and removed after its last. A member that the kernel cannot remove does not bring
-    /// rules back.
+    /// Computes the wanted rules: rules for each set with wanted members. They precede the set's
+    /// first member, and stay until its last is removed. A stale member that the kernel cannot
+    /// remove does not bring rules back.
     pub(crate) fn want_rules(&mut self, tables: &mut Tables, claims: &Claims, config: &Config) {
         let had = self.made_from.as_ref();
         let keeps = |set: Set| had.is_none_or(|had| had.filled.contains(&set));
@@ -80,7 +81,7 @@ impl Cover {
             .map(|(set, _)| set)
             .collect();
         let mut prefixes = claims.prefixes();
-        // While source ranges are added or removed, the rules match both sets.
+        // While source ranges change, the rules match both forms of the set.
         if tables.members(Set::LoadBalancerSourceCidr).pending_len() > 0 {
             prefixes.extend(had.iter().flat_map(|had| &had.prefixes));
         }
@@ -118,8 +119,8 @@ impl Cover {
         };
     }
 
-    /// True if new virtual servers may have to wait for rules. While another mode's rules serve,
-    /// they do not wait.
+    /// True if new virtual servers may have to wait for rules. They never wait while another mode's
+    /// rules still serve.
     pub(crate) fn is_awaited(tables: &Tables) -> bool {
         tables.rules.pending_len() > 0 && !tables.are_served_by_another_mode()
     }
@@ -134,12 +135,12 @@ impl Cover {
         self.head_start.is_some_and(|until| now < until)
     }
 
-    /// True while the rules wait for sets to be emptied.
+    /// True while the rules wait for the removal of set members.
     pub(crate) fn awaits_emptying(&self, tables: &Tables, now: Instant) -> bool {
         self.emptied_by.is_some_and(|until| now < until) && tables.empties_sets()
     }
 
-    /// Returns the end times of both waits.
+    /// Returns the ends of both waits.
     pub(crate) fn next_due(&self) -> [Option<Instant>; 2] {
         [self.head_start, self.emptied_by]
     }

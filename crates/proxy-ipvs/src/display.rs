@@ -1,5 +1,4 @@
-//! Describes writes for operators: each entry with its owner, its present state and its wanted
-//! state.
+//! Describes writes for operators: the entry, its owner, its current state and its wanted state.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,8 +11,8 @@ use crate::proxier::Ipvs;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 
 impl Ipvs {
-    /// Returns the entry that an unbooked write changes, or `None` if the write changes many
-    /// entries.
+    /// Returns the entry that a write changes, or `None` if it changes many. The write must not be
+    /// booked yet.
     pub fn entry(&self, family: proxy::IpFamily, op: &Op) -> Option<EntryChange> {
         let none = String::new;
         let (entry, before, after) = match op {

@@ -1,4 +1,4 @@
-//! A virtual server while the outcomes of its writes are booked.
+//! A virtual server whose writes are being booked.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use proxy::Target;
 use crate::plan::Op;
 use crate::server::{Properties, RealServer, VirtualServer};
 
-/// Largest number of writes that are inserted one by one into the list of destinations.
+/// Largest number of writes for which a sorted list beats a map.
 const FEW: usize = 32;
 
 /// A virtual server during the booking of its writes.
@@ -16,10 +16,10 @@ pub(crate) struct Draft {
     destinations: Destinations,
 }
 
-/// Destinations in the form that suits the number of writes.
+/// Destinations, in the form that suits the number of writes.
 enum Destinations {
     List(Vec<RealServer>),
-    /// Map for many writes in any order.
+    /// Map, for many writes in any order.
     Map(BTreeMap<Target, RealServer>),
 }
 
@@ -46,13 +46,13 @@ impl Draft {
         }
     }
 
-    /// Applies a successful write. Removal of the virtual server leaves `None`.
+    /// Applies a successful write. After the removal of the virtual server, `draft` is `None`.
     pub(crate) fn apply(draft: &mut Option<Self>, op: &Op) {
         match (op, draft.as_mut()) {
             (Op::AddServer(_, properties), _) => {
                 *draft = Some(Self {
                     properties: properties.clone(),
-                    // Destinations arrive in order.
+                    // The list stays sorted, because the destinations are in order.
                     destinations: Destinations::List(Vec::new()),
                 });
             }

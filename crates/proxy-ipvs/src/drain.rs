@@ -1,14 +1,13 @@
 //! Draining: a removed TCP endpoint gets weight 0, and is removed when its connections have ended.
 //!
-//! The table wants a draining destination at weight 0, so the destination is an ordinary entry.
-//! After a restart, the dump contains it although no endpoint matches, and the drain continues. An
-//! endpoint that returns gets its weight back and keeps its connections. Upstream deletes and adds
-//! it again. Only draining destinations are queried: soon after removal, and then with back-off. As
-//! in upstream, UDP and SCTP endpoints do not drain.
+//! A draining destination is an ordinary entry of the table, wanted at weight 0. After a restart,
+//! the dump contains the destination although no endpoint matches, so its drain continues. If the
+//! endpoint returns, the destination gets its weight back and keeps its connections; upstream
+//! deletes and adds it again. Connections are queried only for draining destinations, soon after
+//! the removal and then with back-off. As in upstream, UDP and SCTP endpoints do not drain.
 //!
-//! `--ipvs-drain-timeout` ends a drain that still has connections. The kernel does not report when
-//! a destination got weight 0, so the time counts from the first query. A restart begins the time
-//! again.
+//! `--ipvs-drain-timeout` ends a drain even if connections remain. Its time counts from the first
+//! query, because the kernel does not record when the weight became 0. A restart begins it again.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,11 +19,11 @@ use crate::server::VirtualServerKey;
 
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const LAST_LOOK: Duration = Duration::from_secs(8);
-/// Limit of virtual servers per query. Each one costs a dump of its destinations, and other changes
-/// wait meanwhile.
+/// Largest number of virtual servers in one query. Each costs a dump of its destinations, during
+/// which other changes wait.
 const LOOKS_AT_ONCE: usize = 64;
 
-/// Draining destinations by virtual server.
+/// Draining destinations, by virtual server.
 #[derive(Debug)]
 pub(crate) struct Drains {
     servers: BTreeMap<VirtualServerKey, Drain>,
@@ -35,15 +34,15 @@ pub(crate) struct Drains {
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// Targets, sorted, each with the time of its first query (`None` before it). A list saves
-    /// memory: thousands of virtual servers may drain one destination each.
+    /// Targets, sorted, with the time of their first query (`None` before it). A list needs less
+    /// memory than a map; thousands of virtual servers may drain one destination each.
     targets: Vec<(Target, Option<Instant>)>,
     looks: u32,
-    /// Time of the next query, or `None` to query immediately.
+    /// Time of the next query. `None` queries at once.
     due: Option<Instant>,
 }
 
-/// Totals over all drains, updated with each change. Every report reads them.
+/// Totals over all drains. They are updated with each change, because every report reads them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Total {
     count: usize,
@@ -97,8 +96,8 @@ impl Drains {
         }
     }
 
-    /// Replaces the draining targets of a virtual server. `targets` are sorted. A new target
-    /// schedules the next query immediately.
+    /// Replaces the draining targets of a virtual server. `targets` is sorted. A new target makes
+    /// the next query due at once.
     pub(crate) fn set(&mut self, key: VirtualServerKey, targets: &[Target]) {
         if targets.is_empty() {
             return self.forget(&key);
@@ -115,8 +114,8 @@ impl Drains {
         self.total.add(drain);
     }
 
-    /// Schedules a query of a virtual server immediately, because one of its destinations begins to
-    /// drain.
+    /// Makes the next query of a virtual server due at once, because one of its destinations begins
+    /// to drain.
     pub(crate) fn ask(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.get_mut(key) {
             (drain.looks, drain.due) = (0, None);
@@ -137,7 +136,7 @@ impl Drains {
             .is_some_and(|drain| drain.entry(target).is_some())
     }
 
-    /// Returns the virtual servers to query now, up to the limit, and schedules their next query.
+    /// Returns the virtual servers to query now, up to the limit. Schedules their next queries.
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<VirtualServerKey> {
         let mut keys = Vec::new();
         for (key, drain) in &mut self.servers {
@@ -164,7 +163,7 @@ impl Drains {
         keys
     }
 
-    /// Returns targets of a virtual server whose drain has reached the timeout.
+    /// Returns the targets of a virtual server that have drained for the whole timeout.
     pub(crate) fn expired(&self, key: &VirtualServerKey, now: Instant) -> BTreeSet<Target> {
         let has_expired = |since: Option<Instant>| {
             since
@@ -190,7 +189,7 @@ impl Drains {
             .flat_map(|drain| drain.targets.iter().map(|(target, _)| *target))
     }
 
-    /// Returns the totals and the first `named` drains.
+    /// Returns the totals and the first `named` drains, for reports.
     pub(crate) fn told(&self, named: usize) -> proxy::Drains {
         let all = self.servers.iter().flat_map(|(key, drain)| {
             let targets = drain.targets.iter();
@@ -210,7 +209,7 @@ impl Drains {
         }
     }
 
-    /// Returns the time of the next query that is still in the future.
+    /// Returns the time of the next query, unless it is due already.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let times = self.servers.values().filter_map(|drain| drain.due);
         times.filter(|due| *due > now).min()
@@ -225,7 +224,7 @@ mod tests {
         proxy::ServiceAddress::new([10, 96, 0, 1].into(), port, proxy::Protocol::Tcp).into()
     }
 
-    /// Counts all drains one by one.
+    /// Computes the totals from scratch, for comparison.
     fn counted(drains: &Drains) -> Total {
         let mut total = Total::default();
         drains.servers.values().for_each(|drain| total.add(drain));

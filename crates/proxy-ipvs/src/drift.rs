@@ -1,18 +1,18 @@
 //! The check for drift: it compares the kernel with the recorded state while events continue.
 //!
-//! For 10,000 virtual servers, the kernel's dump takes a large part of a second. The comparison
-//! takes this proxy many milliseconds. Events wait for neither:
+//! For 10,000 virtual servers, the kernel needs a large part of a second for the dump, and the
+//! comparison takes many milliseconds. Events do not wait for the check:
 //!
 //! ```text
 //!   check ─▶ dump by the read-only lane ─▶ comparison in steps ─▶ recorded differences, which are repaired
 //! ```
 //!
-//! The dump is older than the writes during it. Entries that were written since are skipped until
-//! the next check. The kernel holds all other entries as the dump shows them. A refused write has
-//! changed no entry, so its entry is compared. Otherwise retries during each check would hide
-//! drift. While the result of a write is unknown, its entry is skipped. If the write was refused, a
-//! new check follows. The link, the node's addresses and the sizes of sets are only compared as a
-//! whole. If they differ, the lane that writes them reads them again.
+//! Writes go on during the dump, so the dump may lack them. The comparison therefore skips every
+//! entry written since the dump began, until the next check. A refused write changed nothing, so
+//! its entry is compared; otherwise constant retries would hide drift. An entry whose write has no
+//! result yet is skipped. If that write is then refused, another check follows. The link, the
+//! node's addresses and the sizes of sets are compared as a whole. If they differ, the lane that
+//! writes them reads them again.
 
 mod compare;
 mod tell;
@@ -33,38 +33,38 @@ use crate::tables::Tables;
 use compare::{Comparison, WrittenEntries};
 pub(crate) use tell::{tell_address, tell_member, tell_server};
 
-/// State of the check for drift, and of the glances between two checks.
+/// State of the drift check, and of the glances between two checks.
 #[derive(Default)]
 pub(crate) struct Drifts {
     check: Option<Check>,
-    /// True if another check follows the running one.
+    /// True if another check must follow the running one.
     is_asked: bool,
-    /// Virtual servers that differed from the dump while a plan was writing them.
+    /// Virtual servers that differed while a plan was writing them. The next check compares them.
     passed_over: HashSet<VirtualServerKey>,
     glances: Glances,
 }
 
 /// A running check.
 enum Check {
-    /// The reader dumps the kernel.
+    /// The reader dumps the kernel. Holds the entries written meanwhile.
     Reading(WrittenEntries),
-    /// The dump is being compared with the tables.
+    /// The dump is compared with the tables.
     Comparison(Box<Comparison>),
 }
 
-/// Expected number of virtual servers, and the time of the next glance. The kernel reports no event
-/// when `ipvsadm -C` removes every virtual server.
+/// State of the glances, which detect a removal of all virtual servers. The kernel sends no event
+/// when `ipvsadm -C` removes them.
 #[derive(Default)]
 struct Glances {
     period: Option<Duration>,
     next: Option<Instant>,
-    /// Expected number of virtual servers, if the kernel reports the number.
+    /// Expected number of virtual servers, if the kernel counts them.
     count: Option<u32>,
 }
 
 impl Drifts {
-    /// Creates the state before the first check. With a `glance_period`, glances at the virtual
-    /// servers that often.
+    /// Returns the state before the first check. If `glance_period` is set, a glance follows at
+    /// each such interval.
     pub(crate) fn new(glance_period: Option<Duration>, now: Instant) -> Self {
         Self {
             glances: Glances {
@@ -76,12 +76,12 @@ impl Drifts {
         }
     }
 
-    /// Requests a complete comparison, after the running one.
+    /// Requests a complete comparison. It follows the running one, if any.
     pub(crate) fn ask(&mut self) {
         self.is_asked = true;
     }
 
-    /// Begins a dump if one is requested. Returns true if a dump began.
+    /// Begins a dump if a check is requested. Returns true if a dump began.
     pub(crate) fn begin(&mut self) -> bool {
         if !self.is_asked || self.check.is_some() {
             return false;
@@ -91,12 +91,12 @@ impl Drifts {
         true
     }
 
-    /// Abandons the comparison because the tables have changed. Another check follows.
+    /// Abandons the comparison, because the tables have changed. Another check follows.
     pub(crate) fn abort(&mut self) {
         self.is_asked |= self.check.take().is_some();
     }
 
-    /// Notes entries that may have been written since the dump began.
+    /// Records the entries of a plan, which may have been written since the dump began.
     pub(crate) fn note(&mut self, plan: &Plan, outcomes: &[Outcome]) {
         let (mut was_passed_over, mut is_refused) = (false, false);
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -115,14 +115,14 @@ impl Drifts {
         self.is_asked |= was_passed_over && is_refused;
     }
 
-    /// Notes an address that the kernel reported.
+    /// Records an address about which the kernel sent an event.
     pub(crate) fn note_address(&mut self, address: IpAddr) {
         if let Some(check) = &mut self.check {
             check.touched().note_address(address);
         }
     }
 
-    /// Takes a dump for comparison.
+    /// Receives a dump, for comparison.
     pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State) {
         let Dump {
             servers,
@@ -141,8 +141,8 @@ impl Drifts {
         }
     }
 
-    /// Compares one step's entries, reports drift, and copies the kernel's state into the tables.
-    /// Returns the virtual servers that differ.
+    /// Compares the entries of one step. Reports drift, and copies the kernel's state into the
+    /// tables. Returns the virtual servers that differ.
     pub(crate) fn compare(
         &mut self,
         tables: &mut Tables,
@@ -156,8 +156,8 @@ impl Drifts {
         self.passed_over.extend(found.passed_over);
         if found.has_lost_servers {
             // The kernel dumps virtual servers by position, so a concurrent removal makes the dump
-            // skip one. The lane that writes virtual servers reads them again while it has no write
-            // under way.
+            // skip one. The lane that writes virtual servers reads them again when it has no write
+            // in progress.
             state.ask(Part::Servers);
         }
         if let Some(others) = found.others {
@@ -186,13 +186,13 @@ impl Drifts {
 
     // ---- glances ----
 
-    /// Sets the kernel's number of virtual servers, ours and foreign. Then the first glance detects
-    /// a removal that happened before it.
+    /// Sets the kernel's number of virtual servers, ours and foreign, so that the first glance can
+    /// detect their removal.
     pub(crate) fn count(&mut self, found: usize) {
         self.glances.count = u32::try_from(found).ok();
     }
 
-    /// Updates the number of virtual servers after a plan.
+    /// Updates the expected number of virtual servers after a plan.
     pub(crate) fn follow_count(&mut self, plan: &Plan, outcomes: &[Outcome]) {
         let count = &mut self.glances.count;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -205,7 +205,7 @@ impl Drifts {
         }
     }
 
-    /// Returns a virtual server to glance at, if a glance is due.
+    /// Returns the virtual server to look for, if a glance is due.
     pub(crate) fn glance_due(&mut self, tables: &Tables, now: Instant) -> Option<VirtualServerKey> {
         let glances = &mut self.glances;
         if glances.next.is_none_or(|at| at > now) {
@@ -223,7 +223,7 @@ impl Drifts {
                 before.is_none_or(|before| before == *count)
             }
             Ok(Glance::IsThere(is_there)) => *is_there,
-            // The next check reports the error.
+            // Treats an error as no drift: the next check reports it.
             Err(_) => true,
         };
         if !is_as_believed {
@@ -237,7 +237,7 @@ impl Drifts {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
-        // An overdue glance waits for its lane, and that lane wakes the loop.
+        // A glance that is due already waits for its lane, which wakes the loop.
         self.glances.next.filter(|at| has_servers && *at > now)
     }
 }
@@ -251,8 +251,8 @@ impl Check {
     }
 }
 
-/// Returns a part's content from the dump, if the part was known before. Notes whether the dump
-/// could read the part.
+/// Returns a part's content in the dump, if the part was known before. Records whether the dump
+/// could read it.
 fn known<T>(state: &mut State, part: Part, found: Result<T, Unreadable>) -> Option<T> {
     match found {
         Ok(found) => {

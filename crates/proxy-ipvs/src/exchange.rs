@@ -1,4 +1,5 @@
-//! Values exchanged with the kernel threads: dumps, outcomes, queries and responses.
+//! Values that pass between the loop and the kernel threads: dumps, outcomes, queries and
+//! responses.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance};
 use crate::plan::Outcome;
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// Dump of one part of the kernel.
+/// Content of one part of the kernel.
 pub enum PartContent {
     /// All virtual servers of the family.
     Servers(BTreeMap<VirtualServerKey, VirtualServer>),
@@ -24,38 +25,38 @@ pub enum PartContent {
 /// Outcomes of a plan.
 pub struct PlanResult {
     pub(crate) outcomes: Vec<Outcome>,
-    /// Duration of the writes, if their number suffices to measure the kernel's speed.
+    /// Duration of the writes, or `None` if they are too few to measure the kernel's speed.
     pub(crate) took: Option<Duration>,
 }
 
-/// Query that a lane sends in addition to its reads of parts.
+/// A question to the kernel that is not a read of a part.
 pub enum Query {
-    /// Open connections of draining destinations of these virtual servers.
+    /// Open connections of the draining destinations of these virtual servers.
     Connections(Vec<VirtualServerKey>),
-    /// Number of virtual servers, or the existence of this one.
+    /// Number of virtual servers, or existence of this one if the kernel does not count them.
     Glance(VirtualServerKey),
-    /// Presence of this scheduler in the kernel.
+    /// Existence of this scheduler in the kernel.
     Scheduler(Scheduler),
-    /// Dump of everything but the rules, for comparison.
+    /// Dump of all parts except the rules, for comparison.
     All,
 }
 
 /// The kernel's response to a query.
 pub enum QueryResponse {
-    /// The queried virtual servers, and the open connections of each of their destinations.
+    /// The queried virtual servers, and the number of open connections of each destination.
     Connections(
         Vec<VirtualServerKey>,
         Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable>,
     ),
-    /// Number of virtual servers, or the existence of the queried one.
+    /// Number of virtual servers, or existence of the queried one.
     Glance(Result<Glance, Unreadable>),
-    /// Queried scheduler, with an error if the kernel lacks it.
+    /// The queried scheduler, and an error if the kernel lacks it.
     Scheduler(Scheduler, Result<(), String>),
-    /// Dump of everything but the rules.
+    /// Dump of all parts except the rules.
     Dump(Box<Dump>),
 }
 
-/// Dump of each part by the read-only lane.
+/// Dump of all parts except the rules, made by the read-only lane.
 #[derive(Debug)]
 pub struct Dump {
     pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>,

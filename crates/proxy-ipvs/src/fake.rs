@@ -1,8 +1,8 @@
 //! A strict fake kernel for tests. It refuses the same writes as the kernel, and a refused write
 //! changes nothing.
 //!
-//! It also counts costs: processes, and netlink messages (one message holds many members of one
-//! set). It has no packets. The lab tests what IPVS does with packets.
+//! The fake also counts costs: processes, and netlink messages. One message holds many members of
+//! one set. It handles no packets; the lab tests IPVS with real ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,11 +23,11 @@ use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// A handle on a fake kernel; clones share it.
+/// Handle on a fake kernel. Clones share the kernel.
 #[derive(Debug)]
 pub struct FakeKernel {
     state: Arc<Mutex<State>>,
-    /// True once this handle has reported former sets.
+    /// True once this handle has reported the sets of the former shim.
     has_told_former: bool,
 }
 
@@ -70,12 +70,12 @@ impl FakeKernel {
         }
     }
 
-    /// Returns the state, to inspect or to damage.
+    /// Returns the state, for tests to inspect or damage.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the state if a part of it can be read.
+    /// Returns the state, or an error if the part is unreadable.
     fn readable(&self, part: Part) -> Result<MutexGuard<'_, State>, Unreadable> {
         let state = self.state();
         match state.unreadable.get(part.name()) {
@@ -84,7 +84,7 @@ impl FakeKernel {
         }
     }
 
-    /// Takes the work since the last call.
+    /// Returns the work and the successful writes since the last call.
     pub fn take_work(&self) -> (Work, Vec<Op>) {
         let mut state = self.state();
         (

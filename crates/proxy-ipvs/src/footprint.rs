@@ -15,17 +15,17 @@ use crate::sets::Set;
 /// The link that holds service addresses.
 pub(crate) const LINK: &str = "kube-ipvs0";
 
-/// Protocol number of the routes that hold service addresses. It is free in
-/// `/etc/iproute2/rt_protos`: 'k'.
+/// Protocol number of the routes that hold service addresses. `/etc/iproute2/rt_protos` does not
+/// use it. It is the letter 'k'.
 pub(crate) const ROUTE_PROTOCOL: u8 = 107;
 
-/// Address that keeps IPv4 on the link when service addresses are routes. When a link loses its
-/// last address, the kernel removes its routes (`fib_disable_ip`). Like all of 127.0.0.0/8, this
-/// address is local anyway. With scope host, it is never a source address.
+/// Address that keeps IPv4 active on the link when service addresses are routes. When a link loses
+/// its last IPv4 address, the kernel removes its routes (`fib_disable_ip`). This address is local
+/// in any case, like all of 127.0.0.0/8. With scope host, it never becomes a source address.
 pub(crate) const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
-/// Virtual server that makes the kernel load a scheduler. It has no destinations. No other program
-/// creates a virtual server like this.
+/// Virtual server that makes the kernel load a scheduler. It has no destinations, and no other
+/// program creates one like it.
 pub(crate) const PROBE: ServiceAddress = ServiceAddress::new(
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
     20_000,
@@ -53,8 +53,8 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..Footprint::none("ipvs")
 };
 
-/// Returns the sets of a family, with the spare one that a crash may have left. Earlier builds used
-/// IPv4's spare name for both families.
+/// Returns the names of a family's sets, with the spare set that a crash may have left. Earlier
+/// builds used IPv4's spare name for both families.
 fn sets(family: IpFamily) -> Vec<OwnSet> {
     let own = Set::every().map(|set| OwnSet {
         name: set.name(family),
@@ -69,8 +69,8 @@ fn sets(family: IpFamily) -> Vec<OwnSet> {
     own.chain([spare]).collect()
 }
 
-/// Returns the temporary name of a set that replaces a smaller one. Both families share one
-/// namespace of set names and may replace sets simultaneously.
+/// Returns the temporary name of a set that replaces a smaller one. Each family has its own: set
+/// names are shared, and both families may replace sets at once.
 pub(crate) fn spare(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "KUBE-GROWING",

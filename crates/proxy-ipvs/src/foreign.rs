@@ -1,37 +1,37 @@
-//! Virtual servers of other programs: those without evidence that they are ours.
+//! Virtual servers of other programs, that is, virtual servers without evidence that they are ours.
 //!
 //! Another program's virtual server stays, even if a Service wants the same key. The Service gets
-//! the address once the foreign virtual server is removed. Until then, the kernel refuses ours,
-//! which is attempted alone and with back-off. Meanwhile no entry marks the foreign virtual server
-//! as ours: no set contains it, and its address is not bound to `kube-ipvs0`.
+//! the key once the foreign virtual server is removed. Until then the kernel refuses ours, which is
+//! retried in a separate plan with back-off. Meanwhile nothing marks the foreign virtual server as
+//! ours: no set contains it, and its address is not bound to `kube-ipvs0`.
 
 use hashbrown::{HashMap, HashSet};
 
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// Virtual servers of other programs, of one IP family.
+/// Virtual servers of other programs in one IP family.
 #[derive(Debug, Default)]
 pub(crate) struct Foreign {
     servers: HashMap<VirtualServerKey, VirtualServer>,
-    /// True once all evidence of ownership has been read.
+    /// True once all evidence of ownership was read.
     is_judged: bool,
-    /// Virtual servers that appeared or disappeared since the Services at their addresses were
+    /// Virtual servers that appeared or disappeared after the Services at their addresses were
     /// compiled.
     changed: HashSet<VirtualServerKey>,
-    /// Virtual servers that were logged.
+    /// Virtual servers that the log has reported.
     told: HashSet<VirtualServerKey>,
-    /// True in a preview: no write is attempted where another program has a virtual server, because
-    /// a preview's writes always succeed.
+    /// True in a preview. It attempts no write at another program's virtual server, because its
+    /// writes would always succeed.
     is_foreseeing: bool,
 }
 
 impl Foreign {
-    /// True if a virtual server exists with this key and is not known to be ours.
+    /// True if the key has a virtual server that is not known to be ours.
     pub(crate) fn stands_at(&self, key: &VirtualServerKey) -> bool {
         self.servers.contains_key(key)
     }
 
-    /// True if a virtual server is known to belong to another program.
+    /// True if the key has a virtual server that is known to be another program's.
     pub(crate) fn is_known_at(&self, key: &VirtualServerKey) -> bool {
         self.is_judged && self.servers.contains_key(key)
     }
@@ -46,13 +46,13 @@ impl Foreign {
         self.servers.iter()
     }
 
-    /// True if a virtual server may be created with this key: no foreign one has the key, or it may
-    /// have been removed since.
+    /// True if a virtual server may be created with this key: no foreign one is known, or it may be
+    /// gone.
     pub(crate) fn may_be_tried(&self, key: &VirtualServerKey) -> bool {
         !self.stands_at(key) || (self.is_judged && !self.is_foreseeing)
     }
 
-    /// Stops all attempts to create virtual servers where another program has one.
+    /// Stops attempts to create virtual servers with other programs' keys.
     pub(crate) fn foresee(&mut self) {
         self.is_foreseeing = true;
     }
@@ -83,7 +83,7 @@ impl Foreign {
         self.told.retain(|key| self.servers.contains_key(key));
     }
 
-    /// Removes a virtual server that no longer exists, or proved to be ours.
+    /// Removes a virtual server that is gone or turned out to be ours.
     pub(crate) fn remove(&mut self, key: &VirtualServerKey) -> Option<VirtualServer> {
         let removed = self.servers.remove(key)?;
         self.told.remove(key);
@@ -93,7 +93,7 @@ impl Foreign {
         Some(removed)
     }
 
-    /// True if Services must be compiled again.
+    /// True if Services must be compiled again because foreign virtual servers changed.
     pub(crate) fn has_changed(&self) -> bool {
         !self.changed.is_empty()
     }
@@ -103,7 +103,7 @@ impl Foreign {
         std::mem::take(&mut self.changed)
     }
 
-    /// Returns true if this virtual server was not reported before.
+    /// Returns true if this virtual server has not been reported, and marks it as reported.
     pub(crate) fn tell(&mut self, key: &VirtualServerKey) -> bool {
         self.told.insert(*key)
     }

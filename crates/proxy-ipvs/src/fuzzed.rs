@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of external bytes as a function of bytes. Other code
-//! must not use them.
+//! Entry points for the fuzzer: every parser of external bytes, as a function of bytes. No other
+//! code uses them.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -13,7 +13,7 @@ use crate::native::{Content, HeldChain, forbidden_of, is_of, member};
 use crate::rules::Rules;
 use crate::shim::native::names;
 
-/// Parses the output of `iptables-save`: the shim, and leftovers of these modes next to it.
+/// Parses the output of `iptables-save`: the shim, and other modes' leftovers beside it.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let rules = Rules::parse(&text);
@@ -25,7 +25,7 @@ pub fn saved(bytes: &[u8], modes: Footprints) {
 /// Names of sets and chains by family.
 static NAMES: LazyLock<[BTreeSet<String>; 2]> = LazyLock::new(|| IpFamily::ALL.map(names));
 
-/// Parses an object of the shim's table in nftables. Elements are tried as members of each set.
+/// Parses an object of the shim's nftables table. Tries elements as members of each set.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {

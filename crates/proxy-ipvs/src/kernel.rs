@@ -1,4 +1,4 @@
-//! Interface to the kernel for the IPVS mode.
+//! The IPVS mode's interface to the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,10 +13,11 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Reads and writes of one IP family. Implemented by netlink and by a strict fake for tests. Each
-/// lane (kernel thread) of a proxier has its own instance.
+/// Kernel reads and writes for one IP family. Implemented by netlink, and by a strict fake for
+/// tests. Each lane (kernel thread) has its own instance.
 pub trait Kernel: Send + 'static {
-    /// Returns the time for measuring the duration of writes. A test kernel may have its own clock.
+    /// Returns the current time, to measure how long writes take. A fake kernel may have its own
+    /// clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
@@ -42,9 +43,9 @@ pub trait Kernel: Send + 'static {
     /// Returns the reason and the advice.
     fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable>;
 
-    /// Returns the shim and leftovers of other modes. Starts a process if a rule in the kernel has
-    /// changed since the last read. The first read starts one process for each installed iptables
-    /// backend that holds rules.
+    /// Returns the shim and leftovers of other modes. Starts a process only if a rule in the kernel
+    /// changed since the last read. The first read starts one process for each iptables backend
+    /// that has rules.
     ///
     /// # Errors
     ///
@@ -52,26 +53,26 @@ pub trait Kernel: Send + 'static {
     fn read_rules(&mut self) -> Result<FoundRules, Unreadable>;
 
     /// Returns the number of virtual servers if the kernel reports it. Otherwise reports whether
-    /// `one` exists. Costs one or two system calls, independent of their number.
+    /// `one` exists. Costs one or two system calls, however many virtual servers there are.
     ///
     /// # Errors
     ///
     /// Returns the reason and the advice.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable>;
 
-    /// Makes the kernel load a scheduler. May take as long as loading a module.
+    /// Makes the kernel load a scheduler, which may take as long as loading a module.
     ///
     /// # Errors
     ///
     /// Returns the reason and the advice if the kernel has no such scheduler.
     fn load_scheduler(&mut self, name: &str) -> Result<(), String>;
 
-    /// Carries out the writes of a plan in order and returns one outcome for each. A failed write
-    /// does not stop the following ones.
+    /// Performs the writes of a plan in order. Returns one outcome for each. Writes after a failed
+    /// one still run.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;
 
-    /// Returns the active plus inactive connections of each destination of these virtual servers.
-    /// Skips virtual servers that no longer exist.
+    /// Returns the number of connections, active and inactive, of each destination of these virtual
+    /// servers. Skips virtual servers that no longer exist.
     ///
     /// # Errors
     ///
@@ -89,8 +90,8 @@ pub struct FoundSets {
     pub members: BTreeMap<Set, BTreeSet<Member>>,
     /// Capacity of each set, in members.
     pub sizes: BTreeMap<Set, u32>,
-    /// Members of sets from the other form of shim, at the first read. They prove ownership of
-    /// virtual servers until they are removed.
+    /// Members of the former shim's sets, returned by the first read. Until they are removed, they
+    /// prove ownership of virtual servers.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
 }
 
@@ -99,9 +100,9 @@ pub struct FoundSets {
 pub struct FoundAddresses {
     /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
     pub has_link: bool,
-    /// Service addresses on the link in the form of `--ipvs-vip-mode`.
+    /// Service addresses on the link, in the form that `--ipvs-vip-mode` chooses.
     pub bound: BTreeSet<IpAddr>,
-    /// Service addresses on the link in the other form.
+    /// Service addresses on the link, in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
     /// Addresses of all other interfaces.
     pub interface_addresses: BTreeSet<IpAddr>,
@@ -112,11 +113,11 @@ pub struct FoundAddresses {
 pub struct FoundRules {
     /// The shim.
     pub rules: Rules,
-    /// Leftovers of other modes by place. Places without leftovers are absent.
+    /// Other modes' leftovers by place. Places without leftovers are absent.
     pub leftovers: BTreeMap<LeftoverPlace, Arc<Leftovers>>,
 }
 
-/// Response to a cheap query of the virtual servers.
+/// Response to the cheap check of virtual servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Glance {
     /// Number of virtual servers in the family, ours and foreign.
@@ -125,13 +126,13 @@ pub enum Glance {
     IsThere(bool),
 }
 
-/// State of the kernel for one family, ours and foreign.
+/// The kernel's state for one family, including other programs' entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
     pub has_link: bool,
-    /// Service addresses on the link in the form of `--ipvs-vip-mode`, without IPv6 link-local
-    /// ones.
+    /// Service addresses on the link in the form that `--ipvs-vip-mode` chooses, without IPv6
+    /// link-local ones.
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on the link in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
@@ -145,12 +146,12 @@ pub struct Snapshot {
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
     /// The shim, if it was read.
     pub rules: Option<Rules>,
-    /// Leftovers of other modes by place, if they were read. Places without leftovers are absent.
+    /// Other modes' leftovers by place, if they were read. Places without leftovers are absent.
     pub leftovers: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
 }
 
 impl Snapshot {
-    /// True if this state proves that a kube-proxy in IPVS mode made a virtual server.
+    /// True if this state proves that a kube-proxy in IPVS mode created the virtual server.
     pub fn says_ours(&self, key: &VirtualServerKey) -> bool {
         let evidence = Evidence {
             bound: &self.bound,
@@ -162,7 +163,7 @@ impl Snapshot {
     }
 }
 
-/// Sets that name virtual servers by address, protocol and port.
+/// Sets whose members name virtual servers by address, protocol and port.
 const NAMING: [Set; 5] = [
     Set::ClusterIp,
     Set::ExternalIp,
@@ -181,17 +182,17 @@ pub(crate) struct Evidence<'a> {
 }
 
 impl Evidence<'_> {
-    /// True if the evidence says that a kube-proxy in IPVS mode made a virtual server. One of these
-    /// is enough:
+    /// True if a kube-proxy in IPVS mode created the virtual server, according to the evidence. Any
+    /// of these suffices:
     ///
     /// * A set names it.
     ///
-    /// * Its address is on `kube-ipvs0` or in a set, and no set names another virtual server there.
+    /// * Its address is on `kube-ipvs0` or in a set, and no set names another virtual server at
+    ///   that address.
     ///
-    /// * Its port is a NodePort and its address the node's.
+    /// * Its port is a NodePort, and its address belongs to the node.
     ///
-    /// * It bears the note that a kube-proxy made it for a NodePort: no other program sets that
-    ///   flag.
+    /// * It has the flag [`Properties::NODE_PORT`], which no other program sets.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
         let is_noted = |server: &VirtualServer| server.properties.is_node_port();
         let is_named = |at| self.names(at);
@@ -210,8 +211,8 @@ impl Evidence<'_> {
                 && holds(Set::node_port(at.protocol), Member::Port(at.port)))
     }
 
-    /// True if a set has a virtual server at this address. Then the sets have every virtual server
-    /// that a kube-proxy created there, and all other ones are foreign.
+    /// True if a set names a virtual server at this address. The sets then name all virtual servers
+    /// that a kube-proxy created there, and the rest are foreign.
     fn names_any_at(self, address: IpAddr) -> bool {
         let first = |protocol| Member::AddressPort(address, protocol, 0);
         let last = |protocol| Member::AddressPort(address, protocol, u16::MAX);
@@ -223,5 +224,5 @@ impl Evidence<'_> {
     }
 }
 
-/// Name of the part that [`Kernel::connections`] reads, for [`Unreadable`].
+/// Name of the data that [`Kernel::connections`] reads, for [`Unreadable`].
 pub(crate) const CONNECTIONS: &str = "the connections of virtual servers";

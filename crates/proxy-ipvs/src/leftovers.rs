@@ -1,4 +1,4 @@
-//! Places of leftovers from other modes.
+//! Places where other modes leave entries.
 
 use std::fmt;
 
@@ -10,21 +10,21 @@ use footprint::{Finder, HeldChainAction};
 
 use crate::footprint::FOOTPRINT;
 
-/// Place of leftovers from another mode, or from a run with the other backend of iptables.
+/// Place of leftovers, from another mode or from a run with the other iptables backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LeftoverPlace {
-    /// In the shim's backend of iptables, next to the shim.
+    /// The shim's iptables backend, beside the shim.
     Beside(Backend),
-    /// In the iptables backend that is not in use.
+    /// The iptables backend that is not in use.
     Other(Backend),
-    /// In nftables: whole tables, with empty [`Leftovers`].
+    /// Whole nftables tables. [`Leftovers`] is then empty.
     Nftables,
-    /// In nftables: tables of modes that serve packets only while their process runs.
+    /// Nftables tables of modes that serve packets only while their process runs.
     Ended,
-    /// In nftables: the table of this mode's shim, if the shim is elsewhere now.
+    /// The nftables table of this mode's shim, after the shim moved elsewhere.
     OwnTable,
-    /// Ipsets of this mode, if its shim is in nftables. They are removed after the rules that match
-    /// them.
+    /// Ipsets of this mode, after the shim moved to nftables. The rules that match them are removed
+    /// first.
     Ipsets,
 }
 
@@ -38,8 +38,8 @@ impl fmt::Display for LeftoverPlace {
     }
 }
 
-/// Returns leftovers of other modes in the output of `iptables-save`, without chains that the shim
-/// uses. The leftovers serve until the shim is installed.
+/// Returns other modes' leftovers in the output of `iptables-save`, except chains that the shim
+/// uses. Leftovers serve until the shim is installed.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(
         Finder::beside(&FOOTPRINT, modes, HeldChainAction::Stays),

@@ -7,9 +7,10 @@
 //!                          dump of a part ─ observe ┘    └ booking ◀─ Outcomes ◀─ a lane┘
 //! ```
 //!
-//! [`Ipvs`] holds the tables, and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
-//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
-//! is pure. A [`Kernel`] is netlink on its own thread, or the strict fake of the tests.
+//! [`Ipvs`] holds the tables and implements [`Scheme`](engine::Scheme). An
+//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. Everything up
+//! to the plan is pure. The two implementations of [`Kernel`] are netlink, on its own thread, and
+//! the tests' strict fake.
 
 mod access;
 mod balance;

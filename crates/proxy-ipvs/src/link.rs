@@ -1,4 +1,5 @@
-//! Events about addresses of `kube-ipvs0`: tells this proxy's changes from those of other programs.
+//! Events about addresses of `kube-ipvs0`. Distinguishes this proxy's changes from other programs'
+//! changes.
 
 use std::mem;
 use std::net::IpAddr;
@@ -9,32 +10,32 @@ use hashbrown::HashMap;
 use crate::config::VipMode;
 use crate::plan::{Op, Outcome, Plan};
 
-/// Longest delay between this proxy's removal of an address and the kernel's event.
+/// Longest delay between a removal by this proxy and the kernel's event about it.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
-/// Changes by this proxy to the link that cause events.
+/// This proxy's changes to the link whose events have not arrived.
 #[derive(Default)]
 pub(crate) struct Link {
     /// Addresses that this proxy removed.
     taken_off: HashMap<IpAddr, RemovedAddress>,
-    /// True after this proxy set the link down, until all addresses are read again. Setting a link
-    /// down removes addresses.
+    /// True after this proxy set the link down, which removes addresses. Ends when all addresses
+    /// are read again.
     was_set: bool,
-    /// True if the link may lack addresses that the tables contain, until all addresses are read
-    /// again.
+    /// True if the link may lack addresses that the tables contain. Ends when all addresses are
+    /// read again.
     is_doubtful: bool,
 }
 
-/// A removed address without its event so far.
+/// A removed address whose event has not arrived.
 struct RemovedAddress {
     at: Instant,
-    /// True if the address may exist nevertheless: it was bound again, or the reply to its removal
-    /// was lost.
+    /// True if the address may still exist: it was bound again, or the reply to its removal was
+    /// lost.
     is_unclear: bool,
 }
 
-/// Returns the address that a write removes, if the kernel sends an event for the removal. The
-/// kernel sends events for addresses, not for routes.
+/// Returns the address that a write removes, if the kernel sends an event about it. The kernel
+/// sends events for addresses, but not for routes.
 fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     match (op, vip_mode) {
         (Op::UnbindAddress(address), VipMode::Address)
@@ -46,16 +47,16 @@ fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
 /// Cause of an event about a removed address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// This proxy removed it.
+    /// This proxy removed the address.
     Own,
-    /// Unclear: all addresses must be read.
+    /// The cause is unclear, so all addresses must be read.
     Unclear,
-    /// Another program removed the address, if it existed.
+    /// Another program removed the address, if it existed at all.
     Others,
 }
 
 impl Link {
-    /// Notes a plan before it is written.
+    /// Records a plan before it is written.
     pub(crate) fn note(&mut self, plan: &Plan, vip_mode: VipMode, now: Instant) {
         let is_recent = |off: &RemovedAddress| now.saturating_duration_since(off.at) < TOLD_WITHIN;
         self.taken_off.retain(|_, off| is_recent(off));
@@ -79,8 +80,8 @@ impl Link {
         }
     }
 
-    /// Books the outcomes of a noted plan. Returns true if an event was attributed wrongly, so that
-    /// all addresses must be read.
+    /// Books the outcomes of a recorded plan. Returns true if an event was attributed to the wrong
+    /// program, so that all addresses must be read.
     pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome], vip_mode: VipMode) -> bool {
         let mut was_misread = false;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -91,7 +92,7 @@ impl Link {
                 Outcome::Refused { .. } => {
                     was_misread |= off.is_some_and(|off| self.taken_off.remove(&off).is_none());
                 }
-                // The address may no longer exist in the form that the tables contain.
+                // The address may be gone, or may exist in the other form.
                 Outcome::Unknown => {
                     self.is_doubtful |= is_unbinding;
                     if let Some(off) = off.and_then(|off| self.taken_off.get_mut(&off)) {
@@ -104,7 +105,7 @@ impl Link {
         was_misread
     }
 
-    /// Notes that the link may lack an address that the tables contain.
+    /// Records that the link may lack an address that the tables contain.
     pub(crate) fn doubt(&mut self) {
         self.is_doubtful = true;
     }
@@ -122,7 +123,7 @@ impl Link {
     /// Returns the cause of an event about a removed address.
     pub(crate) fn lose(&mut self, address: IpAddr) -> Loss {
         match self.taken_off.remove(&address) {
-            // The event may belong to an older removal, or to another program's.
+            // The event may belong to an older removal, or to another program's removal.
             Some(off) if off.is_unclear => Loss::Unclear,
             Some(_) => Loss::Own,
             None if self.was_set => Loss::Unclear,
@@ -130,7 +131,7 @@ impl Link {
         }
     }
 
-    /// Notes the end of a read of all addresses. Returns true if the link had been set down before.
+    /// Records that all addresses were read. Returns true if the link had been set down before.
     pub(crate) fn was_read(&mut self) -> bool {
         mem::take(&mut self.was_set)
     }

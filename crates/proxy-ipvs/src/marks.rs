@@ -1,6 +1,7 @@
-//! Marks of virtual servers for clients from outside (`--ipvs-semantics=exact`).
+//! Marks of virtual servers for clients from outside the cluster (`--ipvs-semantics=exact`).
 //!
-//! The elements of the map KUBE-LOCAL-MARK keep each mark in the kernel. So a restart keeps them.
+//! A restart keeps all marks, because the kernel stores them as elements of the map
+//! KUBE-LOCAL-MARK.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,21 +19,21 @@ use crate::tables::Tables;
 pub(crate) struct Marks {
     bits: Option<MarkBits>,
     of_owners: HashMap<Arc<Owner>, u32>,
-    /// Marks with an owner.
+    /// Marks in use, each with the protocol of its Service port.
     taken: BTreeMap<u32, Protocol>,
-    /// Last mark of each address: those in the kernel at the start, and those given since. `None`
-    /// before the kernel was read: until then, no mark is given.
+    /// Last mark of each address, from the kernel at the start or given since. `None` until the
+    /// kernel was read: before, no mark is given.
     last: Option<HashMap<ServiceAddress, u32>>,
-    /// Lowest number that may be free.
+    /// Lower bound of the free numbers.
     next: u32,
-    /// True while Services must be computed again, because marks can be given now.
+    /// True if Services must be compiled again, because marks are available now.
     is_news: bool,
-    /// True once the lack of marks was logged.
+    /// True once the log has reported that no mark is free.
     is_lack_told: bool,
 }
 
 impl Marks {
-    /// Creates a table without marks.
+    /// Returns the state without marks.
     pub(crate) fn new(semantics: Semantics) -> Self {
         Self {
             bits: match semantics {
@@ -44,22 +45,22 @@ impl Marks {
         }
     }
 
-    /// True if marks can be given, or are not needed.
+    /// True if marks are available, or not needed.
     pub(crate) fn is_open(&self) -> bool {
         self.bits.is_none() || self.last.is_some()
     }
 
-    /// True if Services must be computed again.
+    /// True if Services must be compiled again, because marks are available now.
     pub(crate) fn has_news(&self) -> bool {
         self.is_news
     }
 
-    /// Returns [`has_news`](Self::has_news), and false from then on.
+    /// Returns [`has_news`](Self::has_news) and resets it.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.is_news)
     }
 
-    /// Notes the elements of the map at the first read of the kernel.
+    /// Stores the elements of the map, from the first read of the kernel.
     pub(crate) fn open(&mut self, members: impl Iterator<Item = Member>) {
         let Some(bits) = self.bits.filter(|_| self.last.is_none()) else {
             return;
@@ -74,7 +75,7 @@ impl Marks {
         self.is_news = true;
     }
 
-    /// Returns the mark of a Service port with these addresses, or `None` if none is free.
+    /// Returns the mark for a Service port with these addresses, or `None` if no mark is free.
     pub(crate) fn of(
         &mut self,
         owner: &Arc<Owner>,
@@ -117,7 +118,7 @@ impl Marks {
         self.of_owners.get(owner).copied()
     }
 
-    /// Gives a mark back.
+    /// Frees the mark of a Service port.
     pub(crate) fn release(&mut self, owner: &Arc<Owner>) {
         if let Some(mark) = self.of_owners.remove(owner) {
             self.taken.remove(&mark);
@@ -126,7 +127,7 @@ impl Marks {
         }
     }
 
-    /// Returns a mark without a virtual server of any program.
+    /// Returns a mark that no virtual server uses, of any program.
     fn free(&mut self, family: IpFamily, tables: &Tables) -> Option<u32> {
         let bits = self.bits?;
         loop {

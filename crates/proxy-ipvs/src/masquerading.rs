@@ -1,9 +1,9 @@
-//! Order of changes between virtual servers and the sets that decide about masquerading.
+//! Order of changes between virtual servers and the sets that control masquerading.
 //!
-//! An endpoint on another node sees the client's address unless the packet is masqueraded. It then
-//! replies to the client directly, and the client drops the reply. So a virtual server loses its
-//! exemption before it gets such endpoints, and gets an exemption after it has lost them. Unneeded
-//! masquerading for a moment does no harm.
+//! Without masquerading, an endpoint on another node sees the client's address. It replies to the
+//! client directly, and the client drops that reply. So a virtual server loses its exemption from
+//! masquerading before it gets such endpoints, and gets the exemption after it has lost them.
+//! Masquerading a little too long does no harm.
 
 use std::time::Instant;
 
@@ -16,7 +16,8 @@ use crate::server::{RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
-/// Sets that exempt packets from masquerading, because all endpoints are on this node.
+/// Sets that exempt packets from masquerading. All endpoints of their virtual servers are on this
+/// node.
 pub(crate) const EXEMPT: [Set; 4] = [
     Set::LoadBalancerLocal,
     Set::NodePortLocalTcp,
@@ -24,7 +25,8 @@ pub(crate) const EXEMPT: [Set; 4] = [
     Set::NodePortLocalSctp,
 ];
 
-/// Virtual servers to create or change, each with a flag: true if it has destinations.
+/// Virtual servers that will be created or changed. The flag is true if the virtual server has
+/// destinations.
 pub(crate) struct ChangingServers {
     keys: HashMap<ServiceAddress, bool>,
     ports: HashMap<(Protocol, u16), bool>,
@@ -48,8 +50,8 @@ impl ChangingServers {
         Self { keys, ports }
     }
 
-    /// Returns true if one of the virtual servers that a member exempts has destinations. Returns
-    /// `None` if the member exempts none of them.
+    /// Returns true if the member exempts a virtual server with destinations. Returns `None` if it
+    /// exempts no virtual server at all.
     pub(crate) fn exempted(&self, set: Set, member: &Member) -> Option<bool> {
         match *member {
             Member::Port(port) => {
@@ -67,7 +69,7 @@ impl ChangingServers {
     }
 }
 
-/// Removes the unwanted exemptions of virtual servers that will change.
+/// Returns the removals of unwanted exemptions, for virtual servers that are about to change.
 pub(crate) fn end_exemptions(
     tables: &Tables,
     now: Instant,
@@ -89,8 +91,8 @@ pub(crate) fn end_exemptions(
     ops
 }
 
-/// Sets whose members lead packets from outside to the virtual server by mark, or leave them with
-/// their source.
+/// Sets about packets from outside: their members lead packets to the virtual server by mark, or
+/// let packets keep their source.
 const OF_OUTSIDE: [Set; 6] = [
     Set::LoadBalancerLocal,
     Set::NodePortLocalTcp,
@@ -100,8 +102,8 @@ const OF_OUTSIDE: [Set; 6] = [
     Set::LocalMark,
 ];
 
-/// True if a member must wait for the virtual server by mark. Meanwhile that at the address serves
-/// packets from outside, masqueraded.
+/// True if a member must wait for its virtual server by mark. Until then, the virtual server at the
+/// address serves packets from outside, masqueraded.
 pub(crate) fn awaits_outside_server(
     tables: &Tables,
     marks: &Marks,
@@ -124,8 +126,8 @@ pub(crate) fn awaits_outside_server(
     !is_made && all.any(|key| is_there(&key))
 }
 
-/// Removes the unwanted marks and exemptions of addresses. An address that gets another mark keeps
-/// its own until the other virtual server exists.
+/// Returns the removals of unwanted marks and exemptions of addresses. If an address gets another
+/// mark, its old mark stays until the other virtual server exists.
 pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op> {
     let table = tables.members(Set::LocalMark);
     let mut due = table.due(now).peekable();
@@ -144,7 +146,7 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
         .collect()
 }
 
-/// Ends the drops of packets whose endpoints serve now.
+/// Returns the removals of drops for packets that have endpoints now.
 pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
     let sets = [Set::Unserved, Set::UnservedOutside].into_iter();
     let ended = sets.flat_map(|set| {
@@ -157,7 +159,7 @@ pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
     ended.collect()
 }
 
-/// True if packets still get the mark of a virtual server.
+/// True if packets still get the mark of this virtual server.
 pub(crate) fn is_marked(tables: &Tables, key: &VirtualServerKey) -> bool {
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;
@@ -166,8 +168,8 @@ pub(crate) fn is_marked(tables: &Tables, key: &VirtualServerKey) -> bool {
     marked.any(|(member, ())| matches!(member, Member::AddressPortMark(.., of) if of == mark))
 }
 
-/// Returns removed endpoints that may still get packets: their removal is pending, or its reply was
-/// lost.
+/// Returns removed endpoints that may still receive packets, because their removal is pending or
+/// its reply was lost.
 pub(crate) fn still_served(tables: &Tables) -> HashSet<(Protocol, Target)> {
     let unsettled = tables.servers.pending().chain(&tables.uncertain);
     let wanted = unsettled.filter(|key| tables.servers.wanted(key).is_some());

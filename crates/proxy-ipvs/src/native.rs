@@ -1,5 +1,5 @@
-//! `--ipvs-shim=nftables`: rules and sets in an nftables table of ours, for nodes without iptables
-//! and ipset. Pure data; [`netlink`](crate::netlink) writes it to the kernel.
+//! `--ipvs-shim=nftables`: rules and sets in this proxy's own nftables table, for nodes without
+//! iptables and ipset. Pure data; [`netlink`](crate::netlink) writes it to the kernel.
 //!
 //! ```text
 //!   table ip kube-proxy-ipvs
@@ -17,5 +17,5 @@ pub(crate) use sets::{
     FORBIDDEN, SetElement, definition, definition_of, is_of, member, place, prefix_set,
 };
 
-/// Name of a table that tests whether the kernel can carry the shim. It is never committed.
+/// Name of the table that tests whether the kernel supports the shim. It is never committed.
 pub(crate) const PROBE: &str = "kube-proxy-ipvs-probe";

@@ -11,12 +11,12 @@
 //!                  └─ Native ─── nfnetlink ──────── sets and shim, in our table
 //! ```
 //!
-//! Calls block while the kernel works, so the kernel has a separate thread
-//! ([`netlink_batch::Worker`]). It belongs to the network namespace of the thread that opened it. A
-//! dump opens new sockets, because a reloaded module has another number, and a failed socket cannot
-//! be reused. Adjacent writes of one kind are sent together. Every refusal becomes a sentence with
-//! advice, because the meaning of an error number depends on the write. The meanings were observed
-//! on Linux 6.1.
+//! Calls block while the kernel works, so they run on a separate thread
+//! ([`netlink_batch::Worker`]). All sockets belong to the network namespace of the thread that
+//! opened them. A dump opens new sockets: a reloaded module has another number, and a failed socket
+//! cannot be reused. Adjacent writes of one kind are sent together. Each refusal becomes a sentence
+//! with advice, because the meaning of an error number depends on the write. The meanings were
+//! observed on Linux 6.1.
 
 mod addresses;
 mod carrier;
@@ -61,9 +61,9 @@ pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
-/// Aliases of kernel modules for matches and sets that mostly only this mode uses, for
-/// [`iptables::Iptables::choose_loading`]. The list does not have `ip_vs_` and the scheduler. The
-/// kernel loads modules of rarer rules when rules use them.
+/// Aliases of kernel modules that mostly this mode alone uses, for
+/// [`iptables::Iptables::choose_loading`]. `ip_vs` and the scheduler are loaded elsewhere. The
+/// kernel loads modules for rarer rules by itself.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
     "ip_set_hash:ip",
@@ -73,38 +73,38 @@ pub const MODULES: [&str; 6] = [
     "ip_set_bitmap:port",
 ];
 
-/// The kernel, for one IP family. Each part is opened at its first use. A lane uses one or two
-/// parts.
+/// The real kernel for one IP family. Each part is opened at its first use, because a lane uses
+/// only one or two.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
     vip_mode: VipMode,
-    /// True if the node's own packets to service addresses have an address of the node as source.
+    /// True if the node's own packets to service addresses get a node address as their source.
     has_node_source: bool,
     carrier: Carrier,
     /// Modes whose leftovers are removed.
     modes: Footprints,
     servers: Option<Servers>,
-    /// Sets of a shim in iptables, else `None`.
+    /// Sets, if the shim is in iptables.
     sets: Option<Sets>,
-    /// Sets and rules of a shim in nftables, else `None`.
+    /// Sets and rules, if the shim is in nftables.
     native: Option<Native>,
-    /// Sockets whose changes of nftables cause no event for this process.
+    /// Our sockets. Their changes to nftables cause no event for this process.
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
-    /// Leftovers outside the backend in use. They are read until all are known. No kube-proxy adds
-    /// leftovers there while this one runs.
+    /// Leftovers outside the backend in use, read until all are known. Later reads are unnecessary,
+    /// because no other kube-proxy runs beside this one.
     elsewhere: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
-    /// True once the sets of the other form of shim were read.
+    /// True once the sets of the former shim were read.
     has_looked_for_former_sets: bool,
-    /// Length of the last output of `iptables-save`, in characters. It predicts the time of a
+    /// Length of the last output of `iptables-save` in characters, which predicts the time of a
     /// restore.
     saved: usize,
 }
 
 impl NetlinkKernel {
     /// Opens the sockets and checks that the kernel has all required parts. The first use makes the
-    /// kernel load IPVS. If the kernel does not, one `modprobe ip_vs` loads it.
+    /// kernel load IPVS. If that fails, runs `modprobe ip_vs` once.
     ///
     /// # Errors
     ///
@@ -120,8 +120,8 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Opens the sockets for reads only. The kernel may load modules that a read needs. iptables is
-    /// not tested.
+    /// Opens the sockets for reads only, without testing iptables. A read may make the kernel load
+    /// a module.
     ///
     /// # Errors
     ///
@@ -136,7 +136,7 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Prepares a further lane after one lane has opened all parts. Opens no socket yet.
+    /// Prepares a further lane, after one lane has opened all parts. Opens no socket itself.
     pub fn lazy(family: IpFamily, carrier: impl Into<Carrier>) -> Self {
         Self {
             family,
@@ -164,7 +164,7 @@ impl NetlinkKernel {
         Ok(())
     }
 
-    /// Sets the form of service addresses. The default is addresses.
+    /// Sets how service addresses become local. The default is addresses on the link.
     #[must_use]
     pub fn with_vip_mode(mut self, vip_mode: VipMode) -> Self {
         self.vip_mode = vip_mode;
@@ -174,8 +174,8 @@ impl NetlinkKernel {
         self
     }
 
-    /// Sets whether routes of service addresses name an address of the node as the source of the
-    /// node's own packets. The default is no.
+    /// Sets whether routes of service addresses name a node address as the source of the node's own
+    /// packets. The default is no.
     #[must_use]
     pub fn with_node_source(mut self, has_node_source: bool) -> Self {
         self.has_node_source = has_node_source;
@@ -185,14 +185,15 @@ impl NetlinkKernel {
         self
     }
 
-    /// Sets the modes whose leftovers are removed. The default is this mode alone.
+    /// Sets the modes whose leftovers are removed. The default is only this mode.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.modes = modes;
         self
     }
 
-    /// Adds this kernel's sockets to those whose changes of nftables cause no event.
+    /// Registers this kernel's sockets among our own sockets, whose changes to nftables cause no
+    /// event.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;
@@ -233,7 +234,7 @@ impl NetlinkKernel {
         Ok(self.addresses.insert(addresses))
     }
 
-    /// Returns sets of other programs that have the names of our sets.
+    /// Returns other programs' sets that have names of our sets.
     ///
     /// # Errors
     ///
@@ -249,8 +250,8 @@ impl NetlinkKernel {
         }
     }
 
-    /// Reads the rules in advance. The first read is then free unless the rules change before it.
-    /// Errors appear at the first read.
+    /// Reads the rules in advance. The first regular read then costs nothing, unless the rules have
+    /// changed. Errors appear at that read.
     pub fn read_ahead(&mut self) {
         if let Carrier::Iptables(iptables) = &self.carrier {
             drop(iptables.save(self.family));
@@ -278,11 +279,12 @@ impl NetlinkKernel {
     }
 
     /// Sets the timeouts of idle IPVS connections (`ipvsadm --set`) for both families of the
-    /// network namespace. Whole seconds; zero leaves a timeout as it is.
+    /// network namespace. The unit is whole seconds. Zero leaves a timeout unchanged.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for more than the kernel can count; otherwise see [`timeouts`](Self::timeouts).
+    /// `EINVAL` if a timeout is too large for the kernel. Otherwise see
+    /// [`timeouts`](Self::timeouts).
     pub fn set_timeouts(
         &mut self,
         tcp: Duration,
@@ -373,7 +375,7 @@ impl NetlinkKernel {
         }
     }
 
-    /// Returns leftovers of other modes, given the output of `iptables-save`.
+    /// Returns other modes' leftovers. `saved` is the output of `iptables-save`.
     fn leftovers(&mut self, saved: Option<&str>) -> BTreeMap<LeftoverPlace, Arc<Leftovers>> {
         let mut known = self.elsewhere.take();
         let mut leftovers = until_known(&mut known, || self.former().find());
@@ -387,7 +389,7 @@ impl NetlinkKernel {
         leftovers
     }
 
-    /// Returns the sets of the other form of shim, which an earlier run has filled.
+    /// Returns the sets of the former shim, as an earlier run filled them.
     fn former_sets(&mut self) -> Result<BTreeMap<Set, BTreeSet<Member>>, Unreadable> {
         if self.has_looked_for_former_sets {
             return Ok(BTreeMap::new());
@@ -399,7 +401,7 @@ impl NetlinkKernel {
     }
 }
 
-/// Kind of write; writes of one kind may share a message batch.
+/// Kind of a write. Writes of one kind can be sent together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Link,

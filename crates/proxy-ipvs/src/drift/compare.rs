@@ -1,4 +1,4 @@
-//! Compares a dump with the tables in steps.
+//! Compares a dump with the tables, step by step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -15,11 +15,11 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Entries per step, about two milliseconds of work. Each 16 destinations count as one more entry.
+/// Number of entries per step, which take about two milliseconds. Every 16 destinations count as
+/// one more entry.
 const PIECE: usize = 4096;
 
-/// Remaining work of a comparison: first the entries in the tables, then entries that only the dump
-/// holds.
+/// Rest of a comparison: first the entries in the tables, then entries that exist only in the dump.
 pub(super) struct Comparison {
     pub(super) touched: WrittenEntries,
     believed_servers: Vec<VirtualServerKey>,
@@ -28,11 +28,11 @@ pub(super) struct Comparison {
     members: BTreeMap<Set, BTreeSet<Member>>,
     believed_addresses: Vec<IpAddr>,
     addresses: BTreeSet<IpAddr>,
-    /// Virtual servers of other programs in the dump, if it was complete.
+    /// Other programs' virtual servers in the dump, if the dump was complete.
     others: Vec<(VirtualServerKey, VirtualServer)>,
     has_servers: bool,
-    /// Virtual servers that the tables neither contain nor want, although all evidence shows that
-    /// they are ours.
+    /// Virtual servers that the tables do not know, although the kernel's state shows that they are
+    /// ours.
     adopted: BTreeSet<VirtualServerKey>,
 }
 
@@ -51,25 +51,25 @@ pub(super) struct WrittenEntries {
 /// Result of one step.
 #[derive(Debug, Default)]
 pub(super) struct Differences {
-    /// Our virtual servers that differ, with the kernel's state of each.
+    /// Our virtual servers that differ, each with its state in the kernel.
     pub(super) servers: Vec<(VirtualServerKey, VirtualServer)>,
-    /// All virtual servers of other programs, at the end of a complete dump.
+    /// Other programs' virtual servers, set at the end of a complete dump.
     pub(super) others: Option<Vec<(VirtualServerKey, VirtualServer)>>,
     /// True if the dump lacks virtual servers that the tables contain.
     pub(super) has_lost_servers: bool,
-    /// Virtual servers that differ while a plan is writing them.
+    /// Virtual servers that differ but are being written by a plan.
     pub(super) passed_over: Vec<VirtualServerKey>,
-    /// Members that differ: true if only the kernel has the member, false if only the tables have
-    /// it.
+    /// Members that differ. The flag is true if only the kernel has the member, false if only the
+    /// tables have it.
     pub(super) members: Vec<(Set, Member, bool)>,
-    /// True if the addresses on the link differ.
+    /// True if the addresses on the link differ from the tables.
     pub(super) has_other_addresses: bool,
     /// True if the comparison is complete.
     pub(super) is_over: bool,
 }
 
 impl WrittenEntries {
-    /// Collects the entries of plans in flight.
+    /// Returns the entries of the plans in progress.
     pub(super) fn in_flight(state: &State) -> Self {
         let mut touched = Self::default();
         let writes = state.in_flight().flat_map(|plan| &plan.ops);
@@ -105,8 +105,8 @@ impl WrittenEntries {
 }
 
 impl Comparison {
-    /// Begins to compare a dump. If a part differs but cannot be compared by entry, the lane that
-    /// writes the part reads it again.
+    /// Begins to compare a dump. If a part differs and has no separate entries, its writing lane
+    /// reads it again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
@@ -133,8 +133,8 @@ impl Comparison {
         if !touched.link && addresses.take_if(is_other).is_some() {
             state.ask(Part::Addresses);
         }
-        // A set may be larger than requested: a bitmap of ports has room for all ports. A new read
-        // of a set includes its members.
+        // A set may be larger than requested, as a bitmap with room for every port. If a set is too
+        // small, a new read returns its members too.
         let is_too_small = |found: &mut FoundSets| {
             Set::every().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
         };
@@ -184,7 +184,7 @@ impl Comparison {
                     } else if let Some(there) = there {
                         found.servers.push((key, there));
                     } else {
-                        // Their lane reads all of them again.
+                        // The lane of virtual servers reads all of them again.
                         found.has_lost_servers = true;
                         self.believed_servers.clear();
                         self.servers.clear();
@@ -208,7 +208,7 @@ impl Comparison {
                 found.has_other_addresses |= is_there != is_believed && !is_touched;
             } else {
                 found.is_over = true;
-                // The writing lane reads entries that were created in the meantime.
+                // The writing lane reads again the entries created since the dump began.
                 let touched = self.touched.servers.iter();
                 let mut touched = touched.chain(&in_flight.servers);
                 let is_touched = touched.any(|key| tables.foreign.stands_at(key));
@@ -221,8 +221,8 @@ impl Comparison {
         found
     }
 
-    /// Returns the virtual servers of other programs. Includes a younger one than the dump if the
-    /// kernel refused ours because of it.
+    /// Returns other programs' virtual servers. Includes one created after the dump, if the kernel
+    /// refused ours because of it.
     fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
         let mut others = mem::take(&mut self.others);
         let known = tables.foreign.iter();
@@ -266,8 +266,8 @@ impl Comparison {
     }
 }
 
-/// Returns virtual servers that the tables neither contain nor want, although all evidence shows
-/// that they are ours.
+/// Returns virtual servers that the tables do not know, although the kernel's state shows that they
+/// are ours.
 fn adopted(
     servers: &BTreeMap<VirtualServerKey, VirtualServer>,
     sets: &FoundSets,
@@ -294,7 +294,8 @@ fn adopted(
         .collect()
 }
 
-/// True if dump and tables differ in addresses of the other form. Such addresses are rare.
+/// True if dump and tables differ in addresses of the other form (`--ipvs-vip-mode`), which are
+/// rare.
 fn is_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
     let believed = tables.bound_otherwise.iter_actual();
     let believed: BTreeSet<IpAddr> = believed.map(|(address, ())| *address).collect();

@@ -1,4 +1,4 @@
-//! Reports entries that another program has changed.
+//! Reports entries that another program changed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Reports a virtual server that another program has changed.
+/// Reports a virtual server that another program changed.
 pub(crate) fn tell_server(
     state: &mut State,
     tables: &Tables,
@@ -23,7 +23,7 @@ pub(crate) fn tell_server(
     state.news.disturb(services(tables.servers.owners(key)));
 }
 
-/// Reports a member that another program has added or removed.
+/// Reports a set member that another program added or removed.
 pub(crate) fn tell_member(state: &mut State, tables: &Tables, set: Set, member: &Member) {
     let family = state.node.family;
     let name = || format!("{member} of {}", set.name(family));
@@ -33,7 +33,7 @@ pub(crate) fn tell_member(state: &mut State, tables: &Tables, set: Set, member: 
         .disturb(services(tables.members(set).owners(member)));
 }
 
-/// Reports an address that another program has bound or unbound.
+/// Reports an address that another program bound or unbound.
 pub(crate) fn tell_address(state: &mut State, tables: &Tables, address: IpAddr) {
     state
         .news
@@ -43,7 +43,7 @@ pub(crate) fn tell_address(state: &mut State, tables: &Tables, address: IpAddr) 
         .disturb(services(tables.addresses.owners(&address)));
 }
 
-/// Notes how a virtual server differs from the tables.
+/// Records how a virtual server differs from the tables.
 fn note_server(
     drift: &mut Drift,
     key: &VirtualServerKey,
@@ -74,7 +74,7 @@ fn note_server(
     }
 }
 
-/// Returns the Services that want a virtual server, or a member of a set.
+/// Returns the Services that want a virtual server or a set member.
 fn services<'a>(
     owners: impl Iterator<Item = &'a Arc<Owner>>,
 ) -> impl Iterator<Item = NamespacedName> {

@@ -1,4 +1,4 @@
-//! State of the fake kernel, and the writes that it refuses.
+//! State of the fake kernel, and its rules for refusing writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::sets::{Member, Set, SetKind};
 
 const NO_FIT: &str = "the member does not fit the set's type or family";
 
-/// Number of members that fit into one message.
+/// Number of members in one message.
 const MEMBERS_PER_MESSAGE: usize = 1600;
 
 /// Work of the fake since the last `take_work`.
@@ -28,7 +28,7 @@ pub struct Work {
     pub processes: usize,
     /// Reads of the virtual servers.
     pub dumps: usize,
-    /// Number of virtual servers whose connections were read.
+    /// Number of virtual servers whose connections were queried.
     pub looks: usize,
     /// Glances at the virtual servers.
     pub glances: usize,
@@ -45,7 +45,7 @@ pub struct State {
     pub family: IpFamily,
     /// Form of the shim.
     pub shim: ShimStyle,
-    /// Set members of the other form of shim, at the first read.
+    /// Set members of the former shim, which the first read returns.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
     /// Entries that a dump shows.
     pub snapshot: Snapshot,
@@ -55,14 +55,14 @@ pub struct State {
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
     /// Writes to refuse, by their text, with the reason.
     pub refusals: BTreeMap<String, String>,
-    /// Addresses that the kernel refuses as a destination, like the broadcast address of a node's
+    /// Addresses that the kernel refuses as destinations, such as the broadcast address of a
     /// subnet.
     pub forbidden: BTreeSet<IpAddr>,
-    /// True if the kernel is at fault for these refusals, false if the entries are.
+    /// True if `refusals` are the kernel's fault, false if the entries are wrong.
     pub is_kernel_ill: bool,
-    /// True to lose the acknowledgements of the next plan. The plan still takes effect.
+    /// True if the acknowledgements of the next plan are lost. The plan still takes effect.
     pub lose_acknowledgements: bool,
-    /// Virtual server that the next dump skips. The kernel does that when another one is removed
+    /// Virtual server that the next dump omits. The real kernel omits one if another is removed
     /// during the dump.
     pub passed_over: Option<VirtualServerKey>,
     /// Parts that cannot be read, with the reason.
@@ -151,7 +151,7 @@ impl State {
                 self.snapshot.sets.entry(*set).or_default();
                 let room = match set.kind() {
                     _ if self.shim.is_native() => u32::MAX,
-                    // A bitmap has room for every port.
+                    // A bitmap has room for all ports.
                     SetKind::Port => u32::MAX,
                     _ => *size,
                 };

@@ -1,4 +1,4 @@
-//! The shim's nftables table in the fake kernel: a transaction is applied whole, or refused.
+//! The shim's nftables table in the fake kernel. A transaction is applied as a whole or refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 

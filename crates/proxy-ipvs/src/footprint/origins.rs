@@ -16,7 +16,7 @@ const UNEXPOSED: &str = "kube-proxy: ports that no Service exposes (kubernetes/k
 const NODE_RANGES: &str =
     "Services: spec.loadBalancerSourceRanges that hold no address of this node";
 
-/// Origins of chains; [`of_set`] has those of sets.
+/// Origins of chains. [`of_set`] returns the origins of sets.
 pub(super) const ORIGINS: [Origin; 24] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-POSTROUTING", MASQUERADE),

@@ -1,4 +1,4 @@
-//! Chains of the nftables table, and the changes that update them.
+//! Chains of the shim's nftables table, and the changes that update them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,12 @@ use proxy::{IpFamily, ServiceAddress};
 use super::sets::{FORBIDDEN, address_len, definition_of, is_of, member};
 use crate::sets::Set;
 
-/// Content that the lane of rules writes to the table.
+/// Content of the table that the lane of rules writes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Content {
     /// Chains of the table, with their rules.
     pub(crate) chains: BTreeMap<Name, HeldChain>,
-    /// Addresses to which this node may not open connections.
+    /// Service addresses to which this node may not open connections.
     pub(crate) forbidden: BTreeSet<ServiceAddress>,
     /// State that decides whether packets reach the base chains.
     pub(crate) activity: Activity,
@@ -35,12 +35,12 @@ pub(crate) const TABLE: &str = "kube-proxy-ipvs";
 /// Comment of the table.
 const COMMENT: &str = "rules for kube-proxy";
 
-/// Returns the change that creates the table if the kernel lacks it.
+/// Returns the change that creates the table if it is missing.
 pub(crate) fn add_table(family: IpFamily) -> Change {
     Change::AddTable(table(family, TABLE))
 }
 
-/// Returns a table of ours with this name.
+/// Returns the definition of our table with this name.
 pub(crate) fn table(family: IpFamily, name: &str) -> Table {
     Table {
         family: family.into(),
@@ -61,11 +61,11 @@ impl Content {
         self.chains.values().map(|chain| chain.rules.len()).sum()
     }
 
-    /// Returns the changes from `installed` to this content, in one transaction. Unchanged chains
-    /// are skipped.
+    /// Returns the changes from `installed` to this content, as one transaction. Skips unchanged
+    /// chains.
     pub(crate) fn changes(&self, installed: &Self, family: IpFamily) -> Vec<Change> {
         let mut changes = vec![add_table(family)];
-        // Existing sets stay unchanged. The sets must exist before the rules that match them.
+        // Adding an existing set changes nothing. Sets must exist before rules match them.
         let named = self.sets_named();
         changes.extend(
             named
@@ -125,7 +125,7 @@ impl Content {
         rules.flat_map(sets_of).cloned().collect()
     }
 
-    /// Returns the sets that these rules match and the installed rules do not.
+    /// Returns the sets that these rules match but the installed rules do not.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(name, chain)| {
             let there = installed.chains.get(name);
@@ -138,7 +138,7 @@ impl Content {
         named.filter_map(|name| is_of(name, family)).collect()
     }
 
-    /// Describes chains, rules and flags for the operator, one per line.
+    /// Describes chains, rules and flags for operators, one per line.
     pub(crate) fn lines(&self) -> BTreeSet<String> {
         let chains = self.chains.iter().flat_map(|(name, chain)| {
             let declared = format!("chain {name}");
@@ -166,7 +166,7 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// Returns the IP family for a rule's text. Only the code of a reject differs between families.
+/// Returns the IP family, for printing a rule. Families differ only in the code of a reject.
 fn family_of(rule: &Rule) -> Family {
     let unreachable = Expression::Reject { kind: 0, code: 4 };
     if rule.expressions.contains(&unreachable) {
@@ -185,11 +185,11 @@ pub(crate) fn forbidden_key(key: &ServiceAddress) -> Bytes {
     to.into_key()
 }
 
-/// Parses a key of [`FORBIDDEN`], or returns `None` for any other key.
+/// Parses a key of [`FORBIDDEN`]. Returns `None` for any other key.
 pub(crate) fn forbidden_of(key: &[u8], family: IpFamily) -> Option<ServiceAddress> {
     let address = address_len(family) as usize;
     let (from, rest) = key.split_at_checked(address)?;
-    // The remaining bytes have the form of a member of this set.
+    // The rest of the key looks like a member of this set.
     let rest_of = Element::of_set(Bytes::from_slice(rest));
     let (set, to) = member(&Set::ClusterIp.name(family), &rest_of, family)?;
     set.service_address(&to).filter(|_| rest.starts_with(from))

@@ -1,10 +1,10 @@
 //! The nftables sets: their types, and their members as elements.
 //!
-//! Each set has the name of its ipset. An ipset of type `hash:ip,port,net` needs intervals in
-//! nftables, and the kernel copies a concatenation with intervals completely in each commit
-//! (`nft_set_pipapo`). So each used prefix length has a set of its own. A rule for each of these
-//! sets looks up that many bits of the source, as ipset does internally. Ranges may overlap, and a
-//! changed range is one element.
+//! Each set has the name of its ipset. Only source ranges differ, whose ipset has the type
+//! `hash:ip,port,net`. In nftables they would need a set with intervals, which the kernel copies
+//! completely in each commit (`nft_set_pipapo`). So each prefix length in use has its own set, and
+//! a rule looks up that many bits of the source, as ipset does internally. Ranges may overlap, and
+//! changing a range changes one element.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,9 +15,9 @@ use proxy::{IpFamily, Protocol};
 
 use crate::sets::{Member, Set, SetKind};
 
-/// Set of addresses to which this node may not open connections. nftables has no expression for
-/// IPVS connections. But a packet from the node to a load-balancer address has that address as its
-/// source until IPVS handles the packet.
+/// Set of addresses to which this node may not open connections. nftables cannot match IPVS
+/// connections. But until IPVS handles a packet from the node to a load-balancer address, that
+/// address is also the packet's source.
 pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
 
 /// Returns the length of an address in bytes.
@@ -28,14 +28,14 @@ pub(super) const fn address_len(family: IpFamily) -> u32 {
     }
 }
 
-/// A member as the kernel holds it: the name of its set, and the element.
+/// A member as the kernel stores it: the name of its set, and the element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SetElement {
     pub(crate) set: Name,
     pub(crate) element: Element,
 }
 
-/// Returns the set and the element of a member.
+/// Returns the kernel's set and element for a member.
 pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> SetElement {
     let key = Concatenation::new();
     let name = || Name::from(set.name(family));
@@ -67,17 +67,17 @@ fn to(key: Concatenation, address: IpAddr, protocol: Protocol, port: u16) -> Con
     key.address(address).protocol(protocol.number()).port(port)
 }
 
-/// Returns the set of ranges with this prefix length.
+/// Returns the set for ranges with this prefix length.
 pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 
-/// Returns the set that a kernel set represents, completely or for one prefix length.
+/// Returns the set that a kernel set belongs to, as a whole or for one prefix length.
 pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
     Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
 }
 
-/// The set that nftables splits by prefix length.
+/// The set that is split by prefix length in nftables.
 const PREFIXED: Set = Set::LoadBalancerSourceCidr;
 
 /// Returns the prefix length of a set's members, or `None` for a set without prefix lengths.
@@ -89,13 +89,13 @@ fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
     (u32::from(prefix) <= address_len(family) * 8 && number == prefix.to_string()).then_some(prefix)
 }
 
-/// Returns the definition of an empty set under upstream's name. Returns `None` for source ranges,
-/// whose sets are created with their members.
+/// Returns the definition of an empty set with upstream's name. Returns `None` for source ranges,
+/// because their sets are created together with their members.
 pub(crate) fn definition(set: Set, family: IpFamily) -> Option<nftables_netlink::Set> {
     (set != PREFIXED).then(|| made_for(set, set.name(family).into(), family))
 }
 
-/// Returns the definition of a set of the table by its name.
+/// Returns the definition of our set with this name.
 pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_netlink::Set> {
     if name == FORBIDDEN {
         let address = address_type(family);
@@ -117,7 +117,7 @@ fn made_for(set: Set, name: Name, family: IpFamily) -> nftables_netlink::Set {
 fn made(name: Name, key: Vec<DataType>, comment: &str) -> nftables_netlink::Set {
     nftables_netlink::Set {
         comment: Some(comment.into()),
-        // The kernel grows the set.
+        // The kernel grows the set as needed.
         ..nftables_netlink::Set::new(name, key, nftables_netlink::SetKind::Set)
     }
 }
@@ -135,8 +135,8 @@ fn types(set: Set, family: IpFamily) -> Vec<DataType> {
     }
 }
 
-/// Parses an element of the named set as a member. Returns `None` for an element that this proxy
-/// cannot express and so cannot have written.
+/// Parses an element of a set as a member. Returns `None` for an element that this proxy could not
+/// have written.
 pub(crate) fn member(name: &str, element: &Element, family: IpFamily) -> Option<(Set, Member)> {
     let set = is_of(name, family)?;
     let mut key = Key {
@@ -167,7 +167,7 @@ pub(crate) fn member(name: &str, element: &Element, family: IpFamily) -> Option<
     Some((set, member))
 }
 
-/// A key that is parsed part by part.
+/// A key that is being parsed, part by part.
 struct Key<'a> {
     rest: &'a [u8],
     family: IpFamily,
@@ -255,7 +255,7 @@ mod tests {
             None
         );
         assert_eq!(is_of("OTHERS", IpFamily::V4), None);
-        // The first key is too short. The second has a protocol that no Service has.
+        // The first key is too short. The protocol of the second one does not occur in Services.
         let icmp = [10, 0, 0, 1, 1, 0, 0, 0, 0, 80, 0, 0];
         for key in [&icmp[..3], &icmp] {
             let element = Element::of_set(Bytes::from_slice(key));

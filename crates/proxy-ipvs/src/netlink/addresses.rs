@@ -5,12 +5,11 @@
 //! announced to other hosts. Like upstream, this proxy accepts a link of that name with another
 //! type. The kernel makes an address local by a route of type local. With [`VipMode::Route`], only
 //! that route exists, in the same table. Its protocol number distinguishes it from the kernel's
-//! routes. The link must be ready for routes: IPv6 routes need the link up. The kernel removes IPv4
-//! routes with the link's last IPv4 address, so the link keeps one otherwise unused address
-//! ([`ANCHOR`]).
+//! routes. IPv6 routes need a link that is up. The kernel removes IPv4 routes together with the
+//! link's last IPv4 address, so the link keeps one address for this purpose ([`ANCHOR`]).
 //!
-//! With very many addresses, the link has one additional local route ([`LANDMARK`]). Without that
-//! route, the kernel searches a chain of all addresses for each incoming packet.
+//! If the addresses are very many, the link gets one more local route ([`LANDMARK`]). It spares the
+//! kernel a search through a long chain of addresses for each incoming packet.
 //!
 //! Source: `net/ipv4/devinet.c`, `fib_semantics.c`, `fib_frontend.c`, `net/ipv6/addrconf.c`,
 //! `route.c`.
@@ -32,24 +31,23 @@ use crate::footprint::{ANCHOR, LINK, ROUTE_PROTOCOL};
 use crate::kernel::FoundAddresses;
 use crate::plan::{Op, Outcome};
 
-/// Local route that makes the kernel look up whether a packet's source is one of the node's own
-/// addresses. Without any such route, the kernel walks through a 256th of all addresses
-/// (`fib_validate_source`, if `rp_filter` is 0 and no foreign rules exist). The first such route
-/// over netlink sets `fib_has_custom_local_routes` until the network namespace ends. Like all of
-/// 127.0.0.0/8, the address is local anyway. As a route on the link, it appears in the usual dump
-/// and disappears with the link.
+/// Local route that changes how the kernel checks whether an incoming packet's source is an address
+/// of this node. With such a route, the kernel looks the source up. Without one, it walks through a
+/// 256th of all addresses (`fib_validate_source`, if `rp_filter` is 0 and no foreign rules exist).
+/// The first such route sets `fib_has_custom_local_routes`, until the network namespace ends. The
+/// address is local in any case, like all of 127.0.0.0/8. As a route on the link, it appears in the
+/// usual dump and disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
-/// Number of addresses from which [`LANDMARK`] is worth its cost. With 2,000 addresses the walk is
-/// cheaper, with 5,000 both cost about the same, and with 10,000 the route is cheaper
-/// (docs/operating.md).
+/// Number of addresses from which [`LANDMARK`] pays off. With 2,000 addresses the walk is cheaper,
+/// with 5,000 both cost the same, and with 10,000 the route is cheaper (docs/operating.md).
 const LANDMARK_FROM: usize = 4_096;
 
-/// Number of IPv6 addresses that the kernel can bind again within some hundredths of a second. The
-/// time grows with the square (`netlink-batch/examples/address_cost.rs`).
+/// Number of IPv6 addresses that the kernel binds within some hundredths of a second. The time
+/// grows with the square of the number (`netlink-batch/examples/address_cost.rs`).
 const SOON_BOUND_ADDRESSES: usize = 1_000;
 
-/// Longest wait without a new kernel route before missing routes are given up.
+/// Time without a new kernel route after which the wait for missing routes ends.
 const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Links and addresses of one family.
@@ -57,23 +55,23 @@ const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct Addresses {
     rtnetlink: Rtnetlink,
     family: IpFamily,
-    /// Form of the service addresses.
+    /// Means by which the link makes service addresses local.
     pub(super) vip_mode: VipMode,
-    /// True if the node's own packets to service addresses have an address of the node as source.
+    /// True if the node's own packets to service addresses get a node address as their source.
     pub(super) has_node_source: bool,
-    /// Source of the routes.
+    /// Source address in the routes.
     route_source: Option<IpAddr>,
-    /// Our routes with another source, which stay until they are replaced or unwanted.
+    /// Our routes with another source address. They stay until they are replaced or unwanted.
     of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
-    /// Addresses on the link with a prefix length that this proxy does not use. A removal must name
-    /// the prefix length.
+    /// Addresses on the link whose prefix length is not ours. Removing them requires that prefix
+    /// length.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
-    /// True if a dump has found [`ANCHOR`].
+    /// True if the last dump contained [`ANCHOR`].
     is_anchored: bool,
-    /// Number of addresses on the link, from the last dump and later writes.
+    /// Number of addresses on the link, according to the last dump and later writes.
     bound: usize,
     landmark: Landmark,
-    /// True if the link could not be made ready. The failures of its addresses are then expected.
+    /// True if the link could not be made ready. Its addresses then fail for the same reason.
     is_link_refused: bool,
 }
 
@@ -82,7 +80,7 @@ pub(super) struct Addresses {
 enum Landmark {
     Missing,
     There,
-    /// The kernel refused the route, and the refusal was logged.
+    /// The kernel refused the route, and the log reported it.
     Refused,
 }
 
@@ -143,8 +141,8 @@ impl Addresses {
         if let Some(link) = link {
             found.has_link = match (self.vip_mode, self.family) {
                 (VipMode::Address, _) if link.state == LinkState::Down => true,
-                // Setting the link down removes its IPv6 addresses, so the lane that binds those
-                // addresses sets it down.
+                // Setting the link down removes its IPv6 addresses. So IPv6's lane sets it down,
+                // because that lane binds them again.
                 (VipMode::Address, IpFamily::V4) => {
                     let ipv6 = self.ipv6_on(link.index)?;
                     ipv6.own.is_empty() || ipv6.of_services > 0
@@ -186,8 +184,8 @@ impl Addresses {
         Ok(found)
     }
 
-    /// Chooses the source of the routes: the address that the kernel chooses for packets to hosts
-    /// outside, as if service addresses were not local. Sends nothing.
+    /// Chooses the source address of the routes. It is the address that the kernel would choose for
+    /// packets to hosts outside, if service addresses were not local. Sends no packet.
     fn choose_source(&mut self, own: &BTreeSet<IpAddr>) {
         self.route_source = None;
         if !self.has_node_source {
@@ -211,16 +209,16 @@ impl Addresses {
         self.route_source = chosen.or_else(|| own.first().copied());
     }
 
-    /// Returns the destinations of the link's local routes with one protocol number.
+    /// Returns the destinations of the link's local routes that have this protocol number.
     fn routes(&mut self, link: u32, protocol: u8) -> Result<BTreeSet<IpAddr>, Error> {
         let routes = self.rtnetlink.local_routes(self.family.into(), protocol)?;
         let on_link = routes.iter().filter(|route| route.link == link);
         Ok(on_link.map(|route| route.address).collect())
     }
 
-    /// Waits until the kernel has routes for IPv6 addresses that lack ours. A kernel worker adds
-    /// its routes a little later. An address without a kernel route (marked `dadfailed`) delays the
-    /// other addresses only briefly.
+    /// Waits until the kernel has created its routes for IPv6 addresses, which happens shortly
+    /// after the addresses are bound. An address that never gets a route (marked `dadfailed`)
+    /// delays the others only briefly.
     fn await_kernel_routes(&mut self, link: u32) -> Result<(), Error> {
         let mut missing = usize::MAX;
         let mut deadline = Instant::now() + ROUTED_WITHIN;
@@ -240,7 +238,7 @@ impl Addresses {
         }
     }
 
-    /// Creates the link if the kernel lacks it, and makes it ready for addresses or routes.
+    /// Creates the link if it is missing, and makes it ready for addresses or routes.
     pub(super) fn create_link(&mut self) -> Outcome {
         let mut outcome = self.try_create_link();
         if outcome == Outcome::Done {
@@ -293,10 +291,10 @@ impl Addresses {
         self.rtnetlink.set_link_state(LINK, LinkState::Up)
     }
 
-    /// Sets the link down if it is up. Service addresses are local on a link that is down. A link
-    /// that is up gets an own IPv6 address and takes part in neighbour discovery. Setting it down
-    /// removes its IPv6 addresses, so they must be bound again. If that takes long, the link stays
-    /// up and loses only its own address.
+    /// Sets the link down if it is up. Service addresses are local also while the link is down. A
+    /// link that is up gets an IPv6 address of its own and takes part in neighbour discovery.
+    /// Setting it down removes its IPv6 addresses, which must then be bound again. If that takes
+    /// too long, the link stays up and loses only its own address.
     fn set_link_down(&mut self) -> Result<(), Error> {
         let link = self.rtnetlink.link(LINK)?;
         let Some(link) = link.filter(|link| link.state == LinkState::Up) else {
@@ -304,7 +302,7 @@ impl Addresses {
         };
         let ipv6 = self.ipv6_on(link.index)?;
         if ipv6.own.is_empty() {
-            // The link is up because service addresses were routes. Setting it down would remove
+            // Service addresses were routes before, so the link is up. Setting it down would remove
             // these routes.
             return Ok(());
         }
@@ -323,8 +321,8 @@ impl Addresses {
         }
     }
 
-    /// Configures the link to get no link-local address when it is set up. A kernel that cannot do
-    /// so adds one, which does no harm.
+    /// Configures the link so that it gets no link-local address when it is set up. On a kernel
+    /// without this option, the link gets one, which is harmless.
     fn go_without_own_address(&mut self) {
         let none = AddressGeneration::None;
         drop(self.rtnetlink.set_address_generation(LINK, none));
@@ -380,7 +378,7 @@ impl Addresses {
         let mut batch = Batch::new();
         for op in run {
             match op {
-                // The address in the other form has a separate route to the same destination.
+                // An address in the other form has its own route to the same destination.
                 Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
                 Op::UnbindAddress(address) if is_route => route(*address).push_del(&mut batch),
                 Op::UnbindOtherwise(address) if !is_route => LocalRoute {
@@ -389,7 +387,8 @@ impl Addresses {
                 }
                 .push_del(&mut batch),
                 Op::UnbindOtherwise(address) if others(address).is_some() => {
-                    // A removal without a source would remove the first route of the two.
+                    // Names the source: without it, the kernel would remove the first of the two
+                    // routes.
                     let Some(other) = others(address) else {
                         continue;
                     };
@@ -428,8 +427,7 @@ impl Addresses {
         }
     }
 
-    /// Updates the number of addresses. If the kernel refuses a write, the next dump corrects the
-    /// number.
+    /// Updates the number of addresses. If a write was refused, the next dump corrects the number.
     fn count(&mut self, run: &[Op]) {
         let of = |wanted: fn(&Op) -> bool| run.iter().filter(|op| wanted(op)).count();
         self.bound += of(|op| matches!(op, Op::BindAddress(_)));
@@ -450,13 +448,13 @@ impl Addresses {
             _ if self.is_link_refused => {
                 refused("ENODEV, there is no link kube-ipvs0; it could not be made".to_owned())
             }
-            // Another program has just removed the link. The next read shows the state.
+            // Another program has just removed the link. The next read shows its state.
             _ => Outcome::Unknown,
         }
     }
 }
 
-/// Converts the reply to a request about the link into an outcome.
+/// Converts the reply to a request about the link to an outcome.
 fn judged(result: Result<(), Error>, refused: impl FnOnce(&Refusal) -> Outcome) -> Outcome {
     match result {
         Ok(()) => Outcome::Done,
@@ -466,7 +464,7 @@ fn judged(result: Result<(), Error>, refused: impl FnOnce(&Refusal) -> Outcome) 
     }
 }
 
-/// Converts a reply into the state of [`LANDMARK`]. The route affects only speed.
+/// Converts a reply to the state of [`LANDMARK`]. A failure affects only speed.
 fn landmark(reply: Option<Reply>) -> Landmark {
     match reply {
         Some(Reply::Refused(refusal)) if refusal.errno != libc::EEXIST => {
@@ -524,7 +522,7 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
-/// True if upstream counts this address.
+/// True if upstream treats this address as a node address.
 fn counts(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_loopback(),

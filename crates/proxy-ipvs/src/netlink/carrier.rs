@@ -2,12 +2,12 @@
 
 use iptables::Iptables;
 
-/// Kernel interface that carries sets and rules.
+/// Kernel interface that holds the shim's sets and rules.
 #[derive(Debug, Clone)]
 pub enum Carrier {
     /// ipset and iptables.
     Iptables(Iptables),
-    /// A table of nftables. It needs no external program.
+    /// An nftables table, which needs no external program.
     Nftables,
 }
 

@@ -2,17 +2,16 @@
 
 use iptables::IptablesError;
 
-/// Reason why this node cannot run the IPVS mode. The message names the missing part and the next
-/// step.
+/// Reason why this node cannot run the IPVS mode. Messages name the missing part and the next step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The kernel has no IPVS and could not load it.
+    /// The kernel has no IPVS, and loading the module failed.
     #[error(
         "cannot use IPVS: this kernel offers none and has not loaded it; {tried}. Run `modprobe ip_vs` on the host, or boot a kernel with CONFIG_IP_VS"
     )]
     NoIpvs {
-        /// Result of `modprobe ip_vs`.
+        /// Outcome of `modprobe ip_vs`.
         tried: String,
     },
     /// IPVS cannot be used.
@@ -27,7 +26,7 @@ pub enum OpenError {
     /// Links and addresses cannot be read.
     #[error("cannot use rtnetlink: {0}")]
     Route(#[source] netlink_batch::Error),
-    /// The kernel lacks the scheduler and could not load it.
+    /// The kernel lacks the scheduler, and loading its module failed.
     #[error(
         "cannot use IPVS: the kernel has no scheduler `{name}`, nor could it load one: {reason}. Run `modprobe ip_vs_{name}` on the host, or choose another --ipvs-scheduler (ipvs.scheduler)"
     )]
@@ -47,18 +46,18 @@ pub enum OpenError {
     Thread(#[from] std::io::Error),
 }
 
-/// A foreign set with the name of one of our sets and another type.
+/// Another program's set that has the name of one of our sets, but another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInTheWay {
-    /// True if the next write replaces the set. If false, the set stays and blocks the creation of
-    /// ours.
+    /// True if the next write replaces the set. Otherwise the set stays, and ours cannot be
+    /// created.
     pub is_replaced: bool,
     /// Message that names the set, its type, the consequence and the next step.
     pub message: String,
 }
 
 impl OpenError {
-    /// True if the kernel has no ipset at all. A retry would fail as well.
+    /// True if the kernel has no ipset at all, so that a retry would fail too.
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::Ipset(ipset_netlink::Error::NoIpset))
     }

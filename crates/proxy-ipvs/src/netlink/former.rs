@@ -24,10 +24,11 @@ use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::native::TABLE;
 use crate::sets::{Member, Set};
 
-/// Longest time until the nft backend releases a set after the removal of its rules.
+/// Longest wait until the nft backend releases a set after its rules are removed.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// File that exists if the kernel has ipset, built in or loaded. A request to ipset would load it.
+/// File that exists if ipset is built in or loaded. Unlike a request to ipset, a look at the file
+/// does not load the module.
 const IPSET: &str = "/sys/module/ip_set";
 
 /// Places to search for leftovers.
@@ -43,11 +44,11 @@ pub(super) struct Former<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Certainty {
     All,
-    /// A part could not be read. The next search may find it.
+    /// Some leftovers may be unknown: a part could not be read. The next search may find them.
     Some,
 }
 
-/// Returns the cached result, or searches. An incomplete result is not cached.
+/// Returns the cached result, or searches. Caches only complete results.
 pub(super) fn until_known<T: Clone>(
     known: &mut Option<T>,
     look: impl FnOnce() -> (T, Certainty),
@@ -62,7 +63,7 @@ pub(super) fn until_known<T: Clone>(
     found
 }
 
-/// Treatment of an iptables backend whose content cannot be read over netlink.
+/// Treatment of an iptables backend whose content netlink cannot read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
     /// Start the backend's program.
@@ -102,7 +103,7 @@ impl Former<'_> {
                 Ok(left) => {
                     drop(found.insert(LeftoverPlace::Other(other.backend()), Arc::new(left)));
                 }
-                // A backend with a permanent read error holds no rules for packets.
+                // If the read error is permanent, packets cannot meet rules of this backend.
                 Err(error) if !error.kind().may_pass() => {}
                 Err(error) => unknown(&format!("iptables ({})", other.backend()), &error),
             }
@@ -174,7 +175,7 @@ impl Former<'_> {
         }
     }
 
-    /// Returns the set members of the unused shim.
+    /// Returns the set members of the former shim.
     pub(super) fn members(self) -> Result<BTreeMap<Set, BTreeSet<Member>>, String> {
         match self.carrier {
             Carrier::Iptables(_) => {
@@ -196,7 +197,7 @@ impl Former<'_> {
         }
     }
 
-    /// Returns the unused backends of iptables that may hold leftovers.
+    /// Returns the iptables backends that are not in use and may have leftovers.
     fn backends(self) -> Result<Vec<Iptables>, IptablesError> {
         match self.carrier {
             Carrier::Iptables(used) => Ok(Iptables::other_than(used).collect()),
@@ -204,7 +205,7 @@ impl Former<'_> {
         }
     }
 
-    /// Returns backends with chains of a kube-proxy that no installed program can remove.
+    /// Returns the backends with a kube-proxy's chains that no installed program can remove.
     fn out_of_reach(self) -> Result<Vec<Backend>, IptablesError> {
         let Carrier::Nftables = self.carrier else {
             return Ok(Vec::new());
@@ -217,7 +218,7 @@ impl Former<'_> {
         Ok(held)
     }
 
-    /// Returns backends with chains of a kube-proxy. Starts a program only for these backends.
+    /// Returns the backends with a kube-proxy's chains. Starts programs only for these.
     fn held_backends(self) -> Result<Vec<Iptables>, IptablesError> {
         let held = self.held(IfUnknown::Counts);
         if held.is_empty() {
@@ -240,7 +241,7 @@ impl Former<'_> {
         Backend::ALL.into_iter().filter(is_held).collect()
     }
 
-    /// Returns nftables tables of other modes, each with its place.
+    /// Returns the nftables tables of other modes, each with its place.
     fn tables(self) -> impl Iterator<Item = (&'static str, LeftoverPlace)> {
         let others = self.modes.iter().filter(|mode| ***mode != FOOTPRINT);
         others.flat_map(|mode| {
@@ -297,7 +298,7 @@ mod tests {
         assert_eq!(until_known(&mut known, || (3, Certainty::All)), 2);
     }
 
-    /// Only an administrator may read tables of nftables.
+    /// Reading nftables tables needs administrator rights.
     #[test]
     fn leftovers_without_read_permission_are_unknown() {
         const MODES: Footprints = &[&footprint::NFTABLES];
@@ -314,7 +315,7 @@ mod tests {
             );
             (is_here, former.find())
         };
-        // Capabilities belong to a thread.
+        // Capabilities belong to a thread, so a separate thread gives them up.
         let (is_here, (found, certainty)) = thread::spawn(look).join().unwrap();
         if is_here {
             assert!(found.is_empty(), "{found:?}");

@@ -1,8 +1,8 @@
 //! Sets and rules in our own nftables table, over netlink. Each change is one transaction.
 //!
-//! The kernel applies a transaction as a whole or not at all. Unlike ipset, nftables refuses to
-//! remove a missing element. So a refused transaction is split by set, and each element is added
-//! before it is removed. Adding an existing element changes nothing.
+//! The kernel applies a transaction as a whole or not at all. After a refusal, the transaction is
+//! split by set. Unlike ipset, nftables refuses to remove a missing element. So each element is
+//! added before it is removed; adding an existing element changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,12 +31,12 @@ pub(super) struct Native {
     nftables: Nftables,
     own: Arc<OwnSockets>,
     family: IpFamily,
-    /// Content at the last read, with the generation of the ruleset.
+    /// Content at the last read, and the generation of the ruleset at that time.
     read: Option<(Generation, Content)>,
     sent: u32,
 }
 
-/// Elements of one set to add or to remove.
+/// Elements of one set, to add or to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     set: Name,
@@ -66,7 +66,7 @@ impl Native {
         self.sent
     }
 
-    /// Returns our sets. A set with another type counts as missing.
+    /// Returns our sets. Omits sets that have another type.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.nftables = self.own.open()?;
         let family = Family::from(self.family);
@@ -88,11 +88,11 @@ impl Native {
                 .iter()
                 .filter_map(|element| Some(member(name, element, self.family)?.1));
             found.members.entry(set).or_default().extend(members);
-            // The kernel grows the set.
+            // The kernel grows the set as needed.
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {
-            // The kernel sets of its prefix lengths are created with their members.
+            // Sets for prefix lengths do not exist in advance: they are created with their members.
             let ranges = Set::LoadBalancerSourceCidr;
             found.members.entry(ranges).or_default();
             found.sizes.insert(ranges, u32::MAX);
@@ -100,10 +100,10 @@ impl Native {
         Ok(found)
     }
 
-    /// Creates sets. After a refusal, tries each set separately.
+    /// Creates sets. After a refusal, creates each set separately.
     pub(super) fn create(&mut self, run: &[Op]) -> Vec<Outcome> {
-        // Linux 5.10 silently accepts a second definition with another type, so this function
-        // checks the existing sets first.
+        // Removes wrongly typed sets first, because Linux 5.10 silently accepts a second definition
+        // with another type.
         let mut stay = self.remove_strangers();
         if stay.is_empty() {
             match self.create_together(run) {
@@ -129,7 +129,7 @@ impl Native {
         self.commit(changes.collect())
     }
 
-    /// Returns the definitions that these writes create.
+    /// Returns the set definitions that these writes create.
     fn made_by(&self, run: &[Op]) -> impl Iterator<Item = nftables_netlink::Set> {
         let family = self.family;
         run.iter().filter_map(move |op| match op {
@@ -138,7 +138,7 @@ impl Native {
         })
     }
 
-    /// Returns sets with our names and another type.
+    /// Returns sets that have our names but another type.
     pub(super) fn strangers(&mut self) -> Result<Vec<KernelSet>, Error> {
         let mut there = self.nftables.sets(Family::from(self.family), TABLE)?;
         there.retain(|found| {
@@ -148,7 +148,8 @@ impl Native {
         Ok(there)
     }
 
-    /// Returns foreign sets with our names, for the operator. The next write replaces these sets.
+    /// Returns sets with our names but another type, described for the operator. The next write
+    /// replaces them.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let family = Family::from(self.family).name();
         let told = |KernelSet { set, .. }: KernelSet| {
@@ -167,10 +168,10 @@ impl Native {
         Ok(self.strangers()?.into_iter().map(told).collect())
     }
 
-    /// Removes [`strangers`](Self::strangers). They cannot hold our members, and they block the
-    /// creation of our sets. Returns the sets that cannot be removed, with reasons.
+    /// Removes [`strangers`](Self::strangers), which cannot hold our members and block the creation
+    /// of our sets. Returns the sets that could not be removed, each with the reason.
     fn remove_strangers(&mut self) -> BTreeMap<Name, Failure> {
-        // The next write reports a set that cannot be read.
+        // The next write reports sets that cannot be read.
         let there = self.strangers().unwrap_or_default();
         let mut stay = BTreeMap::new();
         for found in there {
@@ -190,10 +191,10 @@ impl Native {
         stay
     }
 
-    /// Replaces sets that rules match. These rules are in our table, because nftables rules match
-    /// only sets of their table. The same transaction writes the rules of our chains again. Rules
-    /// of other chains are drift and are removed. A rule that the kernel refuses with the new set
-    /// is removed as well.
+    /// Replaces sets while rules match them. All these rules are in our table, because nftables
+    /// rules can only match sets of their own table. The same transaction writes the rules of our
+    /// chains again. Rules of other chains are drift and are removed. So is a rule that the kernel
+    /// refuses with the new set.
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
         let there = read.map_err(|error| Failure::Unsent(error.to_string()))?;
@@ -241,7 +242,7 @@ impl Native {
                 }
                 outcomes
             }
-            // No packet needs all these members at the same moment.
+            // Splits the transaction: no packet needs all these members at once.
             Err(Failure::TooLarge(_)) if run.len() > 1 => {
                 let (first, second) = run.split_at(run.len() / 2);
                 let mut outcomes = self.apply(first);
@@ -274,14 +275,14 @@ impl Native {
         changes.collect()
     }
 
-    /// Returns the change that creates a set together with its members.
+    /// Returns the change that creates a set for its members, if it has one.
     fn part(&self, name: &Name) -> Option<Change> {
         let is_part = is_of(name, self.family) == Some(Set::LoadBalancerSourceCidr);
         let definition = is_part.then(|| definition_of(name, self.family))?;
         definition.map(Change::AddSet)
     }
 
-    /// Writes the elements of one set in one direction.
+    /// Adds or removes the elements of one set.
     fn try_alone(&mut self, run: &Run) -> Outcome {
         let mut changes: Vec<Change> = self.part(&run.set).into_iter().collect();
         let add = Change::AddElements(run.set.clone(), run.elements.clone());
@@ -304,8 +305,8 @@ impl Native {
         }
     }
 
-    /// Reads chains, rules and forbidden addresses. Needs a single query if the ruleset is
-    /// unchanged since the last read.
+    /// Reads chains, rules and forbidden addresses. If the ruleset has not changed since the last
+    /// read, one query suffices.
     pub(super) fn read(&mut self) -> Result<Content, Error> {
         let generation = self.nftables.generation()?;
         if let Some((of, content)) = &self.read
@@ -341,17 +342,17 @@ impl Native {
                     .collect();
             }
         }
-        // The next read finds later changes.
+        // Later changes have another generation, so the next read finds them.
         self.read = Some((generation, content.clone()));
         Ok(content)
     }
 
-    /// Changes chains and rules from the installed ones to the wanted ones.
+    /// Changes chains and rules from `installed` to `wanted`.
     pub(super) fn write_content(&mut self, wanted: &Content, installed: &Content) -> Outcome {
         if installed.activity == Activity::Dormant {
-            // The kernel accepts no new base chain in a transaction that enables the table. So one
-            // transaction enables the table first. If the kernel refuses it, the next transaction
-            // fails with the same reason.
+            // The kernel refuses new base chains in a transaction that enables the table, so a
+            // separate transaction enables it first. If this one is refused, the next fails for the
+            // same reason.
             drop(self.commit(vec![add_table(self.family)]));
         }
         let mut written = self.commit(wanted.changes(installed, self.family));
@@ -400,7 +401,7 @@ impl Native {
 enum Failure {
     /// The kernel refused some changes.
     Refused(Refusal),
-    /// The kernel refused the whole transaction.
+    /// The kernel refused the transaction as a whole.
     Whole(Refusal),
     /// The transaction exceeds the socket's largest buffer, and was not sent.
     TooLarge(String),
@@ -432,7 +433,7 @@ impl Failure {
 
 /// Groups consecutive writes by set and direction.
 fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
-    // One set here may be several sets in the kernel.
+    // A set here may be several sets in the kernel, one per prefix length.
     let mut runs: Vec<Run> = Vec::new();
     for (direction, SetElement { set, element }) in writes {
         let element = element.clone();
@@ -450,7 +451,7 @@ fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
     runs
 }
 
-/// Reports whether a kernel set has the key type, capacity and timeout of the wanted set.
+/// Reports whether a kernel set has the wanted key type, capacity and timeout.
 fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     let kind = |of: &nftables_netlink::Set| nftables_netlink::Set {
         type_of: None,
@@ -460,8 +461,8 @@ fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
-/// True if a set with another type may be in the way. The kernel refuses our definition, or later
-/// its elements.
+/// True if the refusal may come from a set with our name and another type. The kernel refuses our
+/// definition, or later the elements.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -479,8 +480,8 @@ fn is_missing(error: &Error) -> bool {
     )
 }
 
-/// Returns the members in our nftables table, for a shim in ipsets that replaces it. Returns none
-/// if the table does not exist.
+/// Returns the members in our nftables table, after the shim moved to ipsets. Returns none if the
+/// table does not exist.
 pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
     match Native::open(family, Arc::default()) {
         Ok(mut native) => Ok(native.dump()?.members),
@@ -489,8 +490,8 @@ pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>
     }
 }
 
-/// Tests whether the kernel can carry the shim. The test table has a chain of each kind and a rule
-/// with each expression, and is never committed.
+/// Tests whether the kernel supports the shim. The test table has every kind of chain and every
+/// expression, and is never committed.
 pub(super) fn probe(family: IpFamily) -> Result<(), String> {
     let mut nftables = Nftables::open().map_err(|error| error.to_string())?;
     let all = everything(family);

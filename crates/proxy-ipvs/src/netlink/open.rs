@@ -37,7 +37,7 @@ pub fn check_nftables() -> Result<(), OpenError> {
     opened.map(drop).map_err(|error| nftables_missing(&error))
 }
 
-/// Tests whether nftables can carry the shim of a family, in the network namespace of the calling
+/// Tests whether nftables supports the shim of a family, in the network namespace of the calling
 /// thread. Leaves no object behind.
 ///
 /// # Errors
@@ -63,7 +63,7 @@ pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), Op
     set.map_err(OpenError::Ipvs)
 }
 
-/// Opens IPVS. Runs `modprobe ip_vs` if the kernel does not load the module.
+/// Opens IPVS. Runs `modprobe ip_vs` if the kernel did not load the module itself.
 pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     match Servers::open(family) {
         Err(ipvs_netlink::Error::FamilyMissing) => {

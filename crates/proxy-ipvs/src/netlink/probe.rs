@@ -1,9 +1,8 @@
 //! Tests whether a kernel supports all sets and rules of the IPVS mode, before the node depends on
 //! them (`--init-only`).
 //!
-//! The test creates and destroys a set of each type. While a set exists, the test writes rules that
-//! match it, in a chain that no packet reaches. The kernel loads the needed modules if it can. The
-//! test leaves no object behind.
+//! The test creates a set of each type, and rules that match the set, in a chain that no packet
+//! reaches. This makes the kernel load the needed modules. The test removes everything it created.
 
 use std::time::Duration;
 
@@ -11,20 +10,21 @@ use ipset_netlink::{Definition, Family, Ipset, SetType};
 use iptables::{Field, FlowState, Iptables, IptablesError, Match, Rule, SourcePort, Table, Target};
 use proxy::IpFamily;
 
-/// Longest time until the nft backend releases a set after the removal of its rules.
+/// Longest wait until the nft backend releases a set after its rules are removed.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Types of the shim's sets.
+/// Types of sets that the shim uses.
 const TYPES: [SetType; 5] = [
     SetType::BitmapPort,
     SetType::HashIpPort,
     SetType::HashIpPortIp,
     SetType::HashIpPortNet,
-    // The test rules match the last set.
+    // The last type must be the one that the test rules match.
     SetType::HashIp,
 ];
 
-/// Returns rules for an existing set, with each match and target that every cluster needs.
+/// Returns rules that match an existing set. They use each match and target that every cluster
+/// needs.
 fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     const MARK: u32 = 0x4000;
     let in_set = || Match::InSet(set.to_owned().into(), &[Field::Destination]);
@@ -62,8 +62,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
         IpFamily::V6 => ("KUBE-6-PROXY-PROBE", Family::Inet6),
     };
     let mut ipset = Ipset::open()?;
-    // This test removes the rules of an interrupted test along with its own. Only then can the old
-    // set be destroyed.
+    // Rules of an earlier, interrupted test may still match the set. This test removes them with
+    // its own rules, and the set can be destroyed then.
     if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
         let empty = |table| (table, Rule::new([], Target::Return));
         iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;

@@ -4,7 +4,7 @@ use netlink_batch::{Error, Refusal};
 
 use crate::plan::{Fault, Outcome};
 
-/// Error names as in manual pages.
+/// Names of error numbers, as in manual pages.
 const NAMES: [(i32, &str); 19] = [
     (libc::EPERM, "EPERM"),
     (libc::ENOENT, "ENOENT"),
@@ -27,7 +27,7 @@ const NAMES: [(i32, &str); 19] = [
     (libc::ENOBUFS, "ENOBUFS"),
 ];
 
-/// Returns a refusal that is the fault of the kernel or this node.
+/// Returns the outcome of a refusal for which the kernel or this node is at fault.
 pub(super) fn refused(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -35,7 +35,8 @@ pub(super) fn refused(reason: String) -> Outcome {
     }
 }
 
-/// Returns a refusal of an entry that is invalid or that this kernel does not support.
+/// Returns the outcome of a refusal for which the entry is at fault: it is invalid, or this kernel
+/// does not support it.
 pub(super) fn wrong(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -43,7 +44,8 @@ pub(super) fn wrong(reason: String) -> Outcome {
     }
 }
 
-/// Returns a refusal that contradicts the tables: the kernel differs from the recorded state.
+/// Returns the outcome of a refusal that contradicts the tables: the kernel's state is not the
+/// recorded one.
 pub(super) fn surprise(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -51,8 +53,8 @@ pub(super) fn surprise(reason: String) -> Outcome {
     }
 }
 
-/// Classifies a refusal. A refusal about rights, memory or existing entries is not the entry's
-/// fault.
+/// Returns the outcome of a refusal. Blames the entry, unless the error is about rights, memory or
+/// existing entries.
 pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     let said = said(refusal, next);
     match refusal.errno {
@@ -65,8 +67,8 @@ pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     }
 }
 
-/// Formats the kernel's error with its name and the next step. `next` is used unless the error
-/// concerns rights or memory, which have a step of their own.
+/// Formats the kernel's error with its name and the next step. Errors about rights or memory have
+/// their own next step; all others have `next`.
 pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     let next = match refusal.errno {
         libc::EPERM => "CAP_NET_ADMIN is needed: run as root, or grant it",
@@ -80,7 +82,7 @@ pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     }
 }
 
-/// Returns the outcome of a write whose batch could not be sent or got no reply.
+/// Returns the outcome of a write if its batch could not be sent, or got no reply.
 pub(super) fn unsent(error: &Error) -> Outcome {
     match error {
         Error::Permission { .. } => refused(error.to_string()),

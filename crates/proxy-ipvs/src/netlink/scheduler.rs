@@ -2,9 +2,9 @@
 //! every virtual server needs it. A Service's scheduler is tested when a Service first names it.
 //!
 //! The kernel has no list of schedulers. It loads a scheduler's module when a virtual server names
-//! the scheduler. So, like upstream, the test creates and removes a virtual server at
-//! 198.51.100.0:20000, an address for documentation (RFC 5737). A scheduler of an existing virtual
-//! server needs no test.
+//! the scheduler. So, like upstream, the test creates and removes a virtual server. Its address is
+//! for documentation (RFC 5737): 198.51.100.0:20000. A scheduler that an existing virtual server
+//! uses needs no test.
 
 use std::fs;
 use std::path::Path;
@@ -18,14 +18,14 @@ use crate::footprint::PROBE;
 use crate::server::VirtualServerKey;
 
 /// Tests whether the kernel has a scheduler (`rr`, `mh`, ...), in the network namespace of the
-/// calling thread. The kernel loads the module if it can. Removes the virtual server of an earlier,
-/// interrupted test.
+/// calling thread. The kernel loads the module if it can. Also removes the virtual server of an
+/// earlier test that was interrupted.
 ///
 /// # Errors
 ///
 /// [`OpenError::Scheduler`] if the kernel lacks the scheduler.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
-    /// Lock for the test address, which both families share.
+    /// Lock for the test's address, which both families use.
     static ASKING: Mutex<()> = Mutex::new(());
     let lacking = |reason: &dyn std::fmt::Display| OpenError::Scheduler {
         name: name.to_owned(),
@@ -39,13 +39,13 @@ pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
         Reply::Refused(refusal) if refusal.errno != libc::EEXIST => {
             Err(OpenError::Ipvs(refusal.into()))
         }
-        // Another program has a virtual server at the test address, so the test cannot run.
+        // Another program has a virtual server at the test's address, so the test cannot run.
         _ => Ok(()),
     }
 }
 
-/// Creates and removes the test virtual server. Returns the reply to its creation, or `Done` if
-/// none was needed.
+/// Creates and removes the test's virtual server. Returns the reply to its creation, or `Done` if
+/// the test was unnecessary.
 fn ask(ipvs: &mut Ipvs, scheduler: Name) -> Result<Reply, Error> {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     let there = ipvs.services()?;
@@ -74,8 +74,8 @@ fn execute(
     Ok(reply.unwrap_or(Reply::Unknown))
 }
 
-/// True if an existing virtual server has a scheduler. Ignores the virtual server of an earlier
-/// test.
+/// True if an existing virtual server has this scheduler. Ignores a virtual server that an earlier
+/// test left.
 fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     there
@@ -83,8 +83,8 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// Looks for a scheduler without a write. Returns a clause that explains its absence. Returns
-/// `None` if the kernel has it or the absence is unclear, as in a container without `/lib/modules`.
+/// Looks for a scheduler without writing. Returns a clause that explains why it is missing. Returns
+/// `None` if the kernel has it or the answer is unclear, as in a container without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
     let there = Ipvs::open().and_then(|mut ipvs| ipvs.services()).ok()?;
     let is_used = name.parse().is_ok_and(|name| is_used(name, &there));

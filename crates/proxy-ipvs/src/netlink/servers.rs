@@ -22,9 +22,9 @@ use write::Writing;
 pub(super) struct Servers {
     ipvs: Ipvs,
     family: IpFamily,
-    /// True if the kernel accepts [`Properties::NODE_PORT`]. All known kernels do.
+    /// True if the kernel accepts the flag [`Properties::NODE_PORT`], as all known kernels do.
     takes_notes: bool,
-    /// Counter of virtual servers, which the kernel has only for IPv4.
+    /// Counter of virtual servers. The kernel has one only for IPv4.
     counter: Option<ServiceCounter>,
 }
 
@@ -56,7 +56,7 @@ impl Servers {
         self.ipvs.sent()
     }
 
-    /// Reads all virtual servers of this family. Ignores protocols that Services cannot have.
+    /// Reads all virtual servers of this family. Skips protocols that Services cannot have.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Error> {
         self.ipvs = Ipvs::open()?;
         let mut schedulers: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -71,7 +71,7 @@ impl Servers {
             };
             let mut destinations: Vec<_> = destinations.iter().map(real_server).collect();
             destinations.sort_unstable();
-            // A list that changes during the read may contain a destination twice.
+            // If the list changes during the read, it may contain a destination twice.
             destinations.dedup_by_key(|real| real.target);
             let name = service.scheduler.as_str();
             let scheduler = schedulers.get(name).cloned().unwrap_or_else(|| name.into());
@@ -85,8 +85,8 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Returns the sum of active and inactive connections, without persistence templates.
-    /// Upstream's drain waits for the same connections.
+    /// Returns the number of connections, active and inactive, without persistence templates.
+    /// Upstream's drain waits for the same number to become 0.
     pub(super) fn connections(
         &mut self,
         keys: &[VirtualServerKey],
@@ -124,15 +124,15 @@ impl Servers {
         })
     }
 
-    /// Writes virtual servers and destinations in one or more sends.
+    /// Writes virtual servers and destinations. Sends as often as necessary.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let (family, ipvs) = (self.ipvs.family(), &mut self.ipvs);
         let execute = |batch: &Batch| ipvs.execute(batch);
         Writing::new(family, execute, &mut self.takes_notes).run(run)
     }
 
-    /// Returns the destinations of a virtual server, or `None` if it does not exist. An empty dump
-    /// may mean either, so this function distinguishes the two.
+    /// Returns the destinations of a virtual server, or `None` if it does not exist. The kernel's
+    /// dump is empty in both cases, so a second query tells them apart.
     fn destinations(&mut self, key: &ServiceKey) -> Result<Option<Vec<DestinationEntry>>, Error> {
         let destinations = self.ipvs.destinations(key)?;
         if destinations.is_empty() && self.ipvs.service(key)?.is_none() {

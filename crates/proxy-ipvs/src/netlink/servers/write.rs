@@ -13,14 +13,14 @@ use crate::server::{Properties, RealServer, VirtualServerKey};
 
 const OF_ANOTHER: &str = "its virtual server is another program's";
 
-/// Consecutive writes, with the function that sends a batch and returns the replies.
+/// Consecutive writes, and the function that sends a batch and returns the replies.
 pub(super) struct Writing<'a, E> {
     family: Family,
     execute: E,
     takes_notes: &'a mut bool,
-    /// Refused virtual servers. The failures of their destinations are expected.
+    /// Refused virtual servers. Their destinations fail for the same reason.
     missing: BTreeSet<VirtualServerKey>,
-    /// Virtual servers that another program created first. They get no destinations of ours.
+    /// Virtual servers that another program created before us. Our destinations stay out of them.
     taken: BTreeSet<VirtualServerKey>,
     batch: Batch,
 }
@@ -37,8 +37,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         }
     }
 
-    /// Writes in the cheapest order for the kernel. Returns one outcome for each write, in the
-    /// given order.
+    /// Performs the writes in the order that is cheapest for the kernel. Returns the outcomes in
+    /// the given order.
     pub(super) fn run(&mut self, run: &[Op]) -> Vec<Outcome> {
         let mut outcomes = vec![Outcome::Unknown; run.len()];
         let mut places: Vec<(&Op, &mut Outcome)> = run.iter().zip(&mut outcomes).collect();
@@ -52,14 +52,13 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         outcomes
     }
 
-    /// Writes a part that fits into one send.
+    /// Writes a part that one send can hold.
     fn apply(&mut self, part: &[&Op]) -> Vec<Outcome> {
         let (mut outcomes, unnoted) = self.send(part);
         if unnoted.is_empty() {
             return outcomes;
         }
-        // A refused note must not cost a virtual server or its destinations. Try again without the
-        // note.
+        // The flag is optional: if the kernel refuses it, tries again without the flag.
         *self.takes_notes = false;
         self.missing.retain(|key| !unnoted.contains(key));
         let (again, places): (Vec<&Op>, Vec<&mut Outcome>) = part
@@ -76,12 +75,12 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         outcomes
     }
 
-    /// Sends once. Returns an outcome for each write, and the virtual servers that may have been
-    /// refused for their note.
+    /// Sends once. Returns the outcome of each write, and the virtual servers that the kernel may
+    /// have refused because of the flag.
     fn send(&mut self, part: &[&Op]) -> (Vec<Outcome>, BTreeSet<VirtualServerKey>) {
         let mut unnoted = BTreeSet::new();
         self.batch.clear();
-        // A write that cannot be encoded is not sent.
+        // Skips writes that cannot be encoded.
         let pushed: Vec<Result<_, Outcome>> = part.iter().map(|op| self.push(op)).collect();
         let mut replies = match (self.execute)(&self.batch) {
             Ok(replies) => replies.into_iter(),
@@ -133,7 +132,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         (outcomes, unnoted)
     }
 
-    /// Removes our destinations from virtual servers that turned out to be another program's.
+    /// Removes our destinations from virtual servers that turned out to belong to another program.
     fn take_back(&mut self, part: &[&Op], outcomes: &mut [Outcome]) {
         if self.taken.is_empty() {
             return;
@@ -151,7 +150,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
             }
         }
         if !self.batch.is_empty() {
-            // The virtual server is in doubt, so the result is read.
+            // Ignores the replies: the virtual server counts as unknown, so it is read again.
             let _ = (self.execute)(&self.batch);
         }
     }
@@ -186,15 +185,15 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
 
 /// Sorts consecutive removals into the reverse order of additions.
 ///
-/// The kernel does not free a removed destination. It inserts the destination at the head of a
-/// trash list and keeps it there for two to three minutes. For each added destination, the kernel
-/// searches the trash from its head. With this order, destinations that return after an outage are
-/// found at the head. 20,000 of them then take 0.03 s instead of 0.6 s, and the difference grows
-/// with the square. New destinations gain nothing from any order
+/// The kernel does not free a removed destination at once. It keeps the destination for two to
+/// three minutes in a trash list, with the latest at the head. For each added destination, the
+/// kernel searches this list from the head. In reverse order, destinations that return after an
+/// outage are found near the head. 20,000 of them then take 0.03 s instead of 0.6 s, and the
+/// difference grows with the square. New destinations gain nothing from any order
 /// (`ipvs-netlink/examples/trash_cost.rs`).
 ///
-/// The order also speeds up the removal itself. The kernel searches a virtual server's destinations
-/// from the youngest, and this order removes the youngest first.
+/// The removal itself becomes faster, too: the kernel searches a virtual server's destinations from
+/// the youngest, which is removed first.
 fn order(writes: &mut [(&Op, &mut Outcome)]) {
     let removed = |op: &Op| match *op {
         Op::RemoveServer(key) => Some((key, None)),
@@ -211,7 +210,7 @@ fn order(writes: &mut [(&Op, &mut Outcome)]) {
     }
 }
 
-/// Returns the virtual server to which a write adds the note, if it does.
+/// Returns the virtual server to which a write adds the flag, if any.
 fn noted(op: &Op) -> Option<&VirtualServerKey> {
     match op {
         Op::AddServer(key, properties) | Op::SetServer(key, properties) => {
@@ -221,7 +220,7 @@ fn noted(op: &Op) -> Option<&VirtualServerKey> {
     }
 }
 
-/// True if a kernel may refuse unknown flags with this error.
+/// True if this error may mean that the kernel does not know the flag.
 fn may_mean_the_note(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -302,7 +301,7 @@ fn destination_key(target: Target) -> DestinationKey {
     }
 }
 
-/// Encodes a plain destination.
+/// Encodes a destination of the kind that this proxy uses.
 fn destination(real: &RealServer) -> Destination {
     Destination {
         upper_threshold: real.max_connections.into(),
@@ -324,7 +323,7 @@ mod tests {
     const NEW_DEST: u8 = 5;
     const DEL_DEST: u8 = 7;
 
-    /// A kernel that accepts only these flags.
+    /// Fake kernel that accepts only these flags.
     struct Strict {
         known: u32,
         /// Virtual servers by their attributes, each with its flags.
@@ -351,7 +350,7 @@ mod tests {
             let mut attributes = Attributes::after(4, payload).unwrap();
             let server = attributes.next().unwrap().unwrap().payload;
             if payload[0] == NEW_DEST {
-                // A message that creates a virtual server begins with its name.
+                // The message that creates a virtual server begins with its key.
                 let is_it = |(made, _): &(Vec<u8>, u32)| made.starts_with(server);
                 return if self.servers.iter().any(is_it) {
                     Reply::Done
@@ -398,8 +397,8 @@ mod tests {
         ServiceAddress::new([192, 0, 2, 1].into(), port, Protocol::Tcp).into()
     }
 
-    /// Returns the writes of three virtual servers with a destination each. The second one serves a
-    /// NodePort.
+    /// Returns the writes of three virtual servers with one destination each. The second virtual
+    /// server serves a NodePort.
     fn three() -> Vec<Op> {
         let server = |(port, flags)| {
             let key = key(port);
@@ -428,7 +427,7 @@ mod tests {
         let outcomes = apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(outcomes, vec![Outcome::Done; 6]);
         assert_eq!((kernel.flags(), kernel.sends), (vec![0; 3], 2));
-        // The proxy does not try the note again.
+        // The proxy does not try the flag again.
         assert!(!takes_notes);
         apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(kernel.sends, 3);
@@ -440,7 +439,7 @@ mod tests {
         let execute = |batch: &Batch| {
             let commands = (0..batch.len()).filter_map(|at| batch.get(at));
             let commands: Vec<u8> = commands.map(|message| message.payload[0]).collect();
-            // The first virtual server exists already.
+            // The first virtual server already exists.
             let is_first = sends.is_empty();
             let reply = |at: usize| match (is_first, at) {
                 (true, 0) => refuse(libc::EEXIST),
@@ -493,15 +492,16 @@ mod tests {
         assert!(takes_notes);
     }
 
-    /// Attributes of a virtual server and of one of its destinations.
+    /// Attributes of a virtual server, and of one of its destinations.
     type Pair = (Vec<u8>, Vec<u8>);
 
-    /// Lists of destinations as in the kernel, which inserts at the head and searches from there.
+    /// Lists of destinations as the kernel keeps them. It inserts at the head, and searches from
+    /// there.
     #[derive(Default)]
     struct Lists {
         used: Vec<Pair>,
         removed: Vec<Pair>,
-        /// Steps of all searches through removed destinations.
+        /// Steps of all searches in the trash list.
         steps: usize,
     }
 
