@@ -89,7 +89,7 @@ impl Tables {
             match outcome {
                 Outcome::Done => {
                     booked.writes.add(op.subject(), Fate::Done, 1);
-                    Draft::apply(&mut draft, op);
+                    Draft::apply(&mut draft, op, run.len());
                     if matches!(op, Op::AddServer(..)) {
                         // The write succeeded, so no foreign virtual server has this key any more.
                         self.foreign.remove(key);
@@ -104,7 +104,7 @@ impl Tables {
                         && let Some(there) = actual.and_then(|it| it.destination(real.target))
                         && real.weight < there.weight
                     {
-                        Draft::apply(&mut draft, op);
+                        Draft::apply(&mut draft, op, run.len());
                     }
                 }
                 // A refused virtual server makes its destinations fail too. Only the first failure

@@ -25,14 +25,9 @@ enum Destinations {
 
 impl Draft {
     pub(crate) fn of(server: &VirtualServer, writes: usize) -> Self {
-        let all = server.destinations.iter();
         Self {
             properties: server.properties.clone(),
-            destinations: if writes <= FEW {
-                Destinations::List(all.collect())
-            } else {
-                Destinations::Map(all.map(|real| (real.target, real)).collect())
-            },
+            destinations: Destinations::of(server.destinations.iter(), writes),
         }
     }
 
@@ -46,14 +41,14 @@ impl Draft {
         }
     }
 
-    /// Applies a successful write. After the removal of the virtual server, `draft` is `None`.
-    pub(crate) fn apply(draft: &mut Option<Self>, op: &Op) {
+    /// Applies one of `writes` successful writes. After the removal of the virtual server, `draft` is
+    /// `None`.
+    pub(crate) fn apply(draft: &mut Option<Self>, op: &Op, writes: usize) {
         match (op, draft.as_mut()) {
             (Op::AddServer(_, properties), _) => {
                 *draft = Some(Self {
                     properties: properties.clone(),
-                    // The list stays sorted, because the destinations are in order.
-                    destinations: Destinations::List(Vec::new()),
+                    destinations: Destinations::of([].into_iter(), writes),
                 });
             }
             (Op::SetServer(_, properties), Some(server)) => server.properties = properties.clone(),
@@ -70,6 +65,14 @@ impl Draft {
 }
 
 impl Destinations {
+    fn of(all: impl Iterator<Item = RealServer>, writes: usize) -> Self {
+        if writes <= FEW {
+            Self::List(all.collect())
+        } else {
+            Self::Map(all.map(|real| (real.target, real)).collect())
+        }
+    }
+
     fn put(&mut self, target: Target, real: Option<RealServer>) {
         let list = match (self, real) {
             (Self::Map(map), Some(real)) => {

@@ -22,6 +22,7 @@
 mod addresses;
 mod budget;
 mod make;
+mod order;
 mod remove;
 mod rules;
 mod situation;

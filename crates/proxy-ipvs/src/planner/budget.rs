@@ -42,6 +42,11 @@ impl Budget {
         (self.0 / 2).min(2_048)
     }
 
+    /// Returns the number of writes that use up the budget.
+    pub(super) fn limit(self) -> usize {
+        self.0
+    }
+
     /// Returns the number of writes left.
     pub(super) fn left(self, ops: usize) -> usize {
         self.0.saturating_sub(ops)

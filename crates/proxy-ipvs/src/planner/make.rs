@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use proxy::{Rank, Share, Shares};
 
 use super::budget::Budget;
+use super::order::Order;
 use super::situation::{GUARDS, Situation, are_rules_under_way, gone, rank, share};
 use crate::masquerading::{self, ChangingServers, EXEMPT};
 use crate::part::Part;
@@ -191,19 +192,22 @@ fn make_server(
         }
         Some(_) => {}
     }
-    let mut lowered = Vec::new();
+    let (mut added, mut lowered) = (Vec::new(), Vec::new());
     for real in wanted.destinations.iter() {
         match actual.and_then(|actual| actual.destination(real.target)) {
-            None => ops.push(Op::AddDestination(key, real)),
+            None => added.push(real),
             Some(there) if there == real => {}
             Some(there) if is_lowered(there, real) => {
                 lowered.push(Op::SetDestination(key, real));
             }
             Some(_) => ops.push(Op::SetDestination(key, real)),
         }
-        if budget.is_used_up(ops.len() - before) {
-            return;
-        }
+    }
+    Order::of(&wanted.properties, &of.state.node.name).sort(&mut added, |real| real.target);
+    ops.extend(added.into_iter().map(|real| Op::AddDestination(key, real)));
+    if budget.is_used_up(ops.len() - before) {
+        ops.truncate(before + budget.limit());
+        return;
     }
     if tables.may_lower(&key) {
         ops.extend(lowered);
@@ -211,7 +215,7 @@ fn make_server(
     if let Some(actual) = actual.filter(|actual| goes_on_without(tables, &key, actual, wanted, of))
     {
         let left = budget.left(ops.len() - before);
-        let gone = gone(actual, wanted).into_iter().take(left);
+        let gone = gone(actual, wanted, of).into_iter().take(left);
         ops.extend(gone.map(|target| Op::RemoveDestination(key, target)));
     }
 }

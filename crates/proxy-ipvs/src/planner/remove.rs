@@ -15,8 +15,8 @@ use crate::plan::{Op, Plan};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
-/// Removes destinations and virtual servers, in descending order. The kernel then finds returning
-/// destinations at the head of its trash (see `order` of the writes).
+/// Removes destinations and virtual servers, in the reverse order of their additions. The kernel
+/// then finds returning destinations at the head of its trash (see `order` of the writes).
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
@@ -48,7 +48,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             Some(_) if makes(tables, &key) => {}
             Some(wanted) => {
                 let before = ops.len();
-                for target in gone(actual, wanted) {
+                for target in gone(actual, wanted, of) {
                     ops.push(Op::RemoveDestination(key, target));
                     if budget.is_used_up(ops.len() - before) {
                         break;

@@ -6,6 +6,7 @@ use std::time::Instant;
 use proxy::{Owner, Rank, ServiceAddress, Share, Shares, Target};
 use reconcile::Table;
 
+use super::order::Order;
 use crate::claims::Claims;
 use crate::cover::Cover;
 use crate::kinds::State;
@@ -51,12 +52,16 @@ pub(super) fn share<'a>(
     }
 }
 
-/// Returns the destinations to remove, in descending order.
-pub(super) fn gone(actual: &VirtualServer, wanted: &VirtualServer) -> Vec<Target> {
+/// Returns the destinations to remove, in the reverse order of their additions.
+pub(super) fn gone(
+    actual: &VirtualServer,
+    wanted: &VirtualServer,
+    of: &Situation<'_>,
+) -> Vec<Target> {
     let pairs = actual.destinations.beside(&wanted.destinations);
     let gone = pairs.filter(|(_, wanted)| wanted.is_none());
     let mut gone: Vec<Target> = gone.filter_map(|(there, _)| Some(there?.target)).collect();
-    gone.reverse();
+    Order::of(&wanted.properties, &of.state.node.name).sort_removed(&mut gone);
     gone
 }
 

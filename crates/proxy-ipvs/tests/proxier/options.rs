@@ -1,7 +1,8 @@
 //! Tests Services with a scheduler of their own.
 
-use proxy::ServiceOptions;
 use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS};
+use proxy::{EndpointSlice, ServiceOptions};
+use proxy_ipvs::{Lanes, Proxier};
 
 use super::*;
 
@@ -321,4 +322,57 @@ fn a_ceiling_of_connections_changes_each_destination_in_place() {
         world.written(),
         [set("10.244.1.5", ""), set("10.244.2.5", "")]
     );
+}
+
+/// Starts a node of this name with an empty kernel, and returns the order in which `default/web`
+/// got its endpoints.
+fn added_on(node: &str, scheduler: &str, endpoints: u8) -> (World, Vec<String>) {
+    let mut world = World::new();
+    let kernel = world.kernel.clone();
+    let facts = proxy::NodeFacts::new(IpFamily::V4, node);
+    let lanes = Lanes::inline(|| kernel.clone());
+    world.proxier = Proxier::new(Config::default(), facts, lanes, world.now);
+    world.service(with(scheduler));
+    for part in 0..=endpoints / 100 {
+        let hosts = (part * 100..endpoints).take(100);
+        let hosts: Vec<String> = hosts.map(|host| format!("10.244.2.{host}@x")).collect();
+        let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+        world.slice(EndpointSlice {
+            name: name(&format!("default/web-{part}")),
+            ..slice("default/web", &hosts)
+        });
+    }
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    let added = world.written().into_iter();
+    let added = added.filter_map(|op| op.strip_prefix("add destination ").map(str::to_owned));
+    (world, added.collect())
+}
+
+#[test]
+fn each_node_adds_endpoints_in_an_order_of_its_own_unless_the_scheduler_hashes() {
+    let (one, other) = (added_on("one", "rr", 20), added_on("other", "rr", 20));
+    assert_ne!(one.1, other.1);
+    assert_eq!(
+        one.0.destinations("10.96.0.10:80"),
+        other.0.destinations("10.96.0.10:80")
+    );
+    // Several plans keep the order of one.
+    let (mut world, all) = added_on("one", "rr", 250);
+    assert_eq!(all.len(), 250);
+    let few: Vec<_> = all.into_iter().filter(|op| one.1.contains(op)).collect();
+    assert_eq!(few, one.1);
+
+    let (_, hashed) = added_on("one", "mh", 20);
+    assert_eq!(hashed, added_on("other", "mh", 20).1);
+
+    // A daemon that finds the destinations writes none, also on a node of another name.
+    let mut restarted = World::new();
+    std::mem::swap(&mut restarted.model, &mut world.model);
+    let kernel = world.kernel.clone();
+    let facts = proxy::NodeFacts::new(IpFamily::V4, "renamed");
+    let lanes = Lanes::inline(|| kernel.clone());
+    restarted.proxier = Proxier::new(Config::default(), facts, lanes, world.now);
+    assert_eq!(restarted.sync().pending, 0);
+    assert_eq!(world.written(), [""; 0]);
 }

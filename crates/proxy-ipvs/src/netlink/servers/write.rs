@@ -183,7 +183,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
     }
 }
 
-/// Sorts consecutive removals into the reverse order of additions.
+/// Sorts consecutive removals into the reverse order of additions: of virtual servers. The plan has
+/// that order among the destinations of one.
 ///
 /// The kernel does not free a removed destination at once. It keeps the destination for two to
 /// three minutes in a trash list, with the latest at the head. For each added destination, the
@@ -196,8 +197,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
 /// the youngest, which is removed first.
 fn order(writes: &mut [(&Op, &mut Outcome)]) {
     let removed = |op: &Op| match *op {
-        Op::RemoveServer(key) => Some((key, None)),
-        Op::RemoveDestination(key, target) => Some((key, Some(target))),
+        Op::RemoveServer(key) | Op::RemoveDestination(key, _) => Some(key),
         _ => None,
     };
     let are_alike = |one: &(&Op, &mut Outcome), next: &(&Op, &mut Outcome)| {
@@ -205,6 +205,7 @@ fn order(writes: &mut [(&Op, &mut Outcome)]) {
     };
     for run in writes.chunk_by_mut(are_alike) {
         if run.first().is_some_and(|(op, _)| removed(op).is_some()) {
+            // Stable: the order of the plan stays within a virtual server.
             run.sort_by_key(|(op, _)| Reverse(removed(op)));
         }
     }
@@ -558,9 +559,10 @@ mod tests {
             .iter()
             .map(|(key, target)| Op::AddDestination(*key, RealServer::new(*target)))
             .collect();
-        let remove = all
-            .iter()
-            .map(|(key, target)| Op::RemoveDestination(*key, *target));
+        // The planner reverses the destinations of a virtual server, and `order` the virtual servers.
+        let of_one = |one: &(VirtualServerKey, _), next: &(VirtualServerKey, _)| one.0 == next.0;
+        let remove = all.chunk_by(of_one).flat_map(|of_one| of_one.iter().rev());
+        let remove = remove.map(|(key, target)| Op::RemoveDestination(*key, *target));
         let remove_servers = (0..40).map(|port| Op::RemoveServer(key(port)));
         for removal in [remove.collect::<Vec<_>>(), remove_servers.collect()] {
             let (mut kernel, mut takes_notes) = (Lists::default(), true);
