@@ -1,4 +1,4 @@
-//! Copies dumps into the tables, and notes changes by other programs.
+//! Copies dumps into the tables, and records changes that other programs made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -42,7 +42,7 @@ impl Ipvs {
         }
         tables.foreign.found(others);
         self.recognize(state);
-        // The running check compares with the former tables.
+        // The running check compares with the former tables, so it is useless now.
         self.drifts.abort();
     }
 
@@ -57,17 +57,18 @@ impl Ipvs {
             former: _,
         } = found;
         let sets = &mut self.tables.sets;
-        // Sets that another `--ipvs-semantics` has left stay, without members.
+        // Sets of another `--ipvs-semantics` stay in the kernel, but empty.
         let sizes = sizes.into_iter();
         let sizes = sizes.filter(|(set, _)| sets.wanted(set).is_some());
         let sizes: BTreeMap<Set, u32> = sizes.collect();
         let believed = sets.iter_actual();
         let believed: BTreeMap<Set, u32> = believed.map(|(set, size)| (*set, *size)).collect();
         for set in sets.observe(sizes) {
-            // A set may be larger than requested: a bitmap of ports has room for all ports.
+            // The kernel may make a set larger than requested, as a bitmap with room for every
+            // port.
             if was_known && sets.actual(&set) < believed.get(&set) {
                 if state.config.shim.is_native() {
-                    // Sets and rules are in the same table.
+                    // Sets and rules share a table, so the rules may have changed too.
                     state.ask(Part::Rules);
                 }
                 let name = || set.name(state.node.family);
@@ -110,7 +111,7 @@ impl Ipvs {
                 let name = || "kube-ipvs0".to_owned();
                 state.news.drifted(state.now, "link", name);
             }
-            // Setting the link down has removed some addresses.
+            // Setting the link down removed some addresses, so their absence is no foreign change.
             if !self.link.was_read() {
                 for address in changed {
                     tell_address(state, &self.tables, address);
@@ -127,7 +128,8 @@ impl Ipvs {
         let before = table.actual(&()).cloned();
         let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
         let is_other = !table.observe(there).is_empty();
-        // A refused restore may have written some of its rules.
+        // A difference is expected after a refused restore: some of its rules may have been
+        // written.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
             for line in there.changes_since(&before.unwrap_or_default()) {
@@ -135,7 +137,7 @@ impl Ipvs {
                 let kind = if is_chain { "chain" } else { "rule" };
                 state.news.drifted(state.now, kind, || line);
             }
-            // A program that flushes the rules may remove the sets soon afterwards.
+            // A program that flushes the rules may remove the sets next, so reads them.
             state.ask(Part::Sets);
         }
         self.tables.leftovers.observe(leftovers);
@@ -145,9 +147,9 @@ impl Ipvs {
         self.cover.refresh(&self.tables);
     }
 
-    /// Updates the addresses of the node's other interfaces and recomputes Services that depend on
-    /// them. These are Services with NodePorts, if the serving addresses changed, and Services with
-    /// an address that an interface gained or lost.
+    /// Updates the addresses of the node's other interfaces. Recompiles two groups of Services:
+    /// those with NodePorts, if the serving addresses changed, and those with an address that an
+    /// interface gained or lost.
     fn take_interface_addresses(
         &mut self,
         state: &mut State,
@@ -180,7 +182,7 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recomputes Services before their change is reported, because the model may be newer than the
+    /// Recompiles Services before their change is reported, because the model may be newer than the
     /// claims.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut had = self.claims.servers_of(names, &self.tables);
@@ -188,9 +190,9 @@ impl Ipvs {
         self.hand_on(state, model, names, had);
     }
 
-    /// Recomputes the next owners of virtual servers and addresses that these Services have
-    /// released. Both changes then come in one plan, without a removal in between. The Services in
-    /// `done` need no recomputing.
+    /// Recompiles the next owners of virtual servers and addresses that these Services released.
+    /// The change of owner then needs one plan, without a removal in between. Services in `done`
+    /// are up to date.
     pub(crate) fn hand_on(
         &mut self,
         state: &mut State,
@@ -227,8 +229,8 @@ impl Ipvs {
         }
     }
 
-    /// Adopts the virtual servers of an earlier run or of upstream, once all evidence from before
-    /// the first write was read.
+    /// Adopts the virtual servers of an earlier run or of upstream. Runs once all evidence from
+    /// before the first write was read.
     pub(crate) fn judge(&mut self, state: &mut State) {
         let evidence = [Part::Servers, Part::Sets, Part::Addresses];
         if !evidence.into_iter().all(|part| state.knows(part)) {
@@ -245,8 +247,8 @@ impl Ipvs {
         }
     }
 
-    /// Adopts virtual servers without evidence if a kube-proxy would have created the same for a
-    /// wanted address. The evidence may be lost. Reports the virtual servers of other programs.
+    /// Adopts virtual servers that lack evidence, if a kube-proxy would have created the same ones
+    /// for a wanted address: the evidence may be lost. Reports all other programs' virtual servers.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
@@ -271,7 +273,7 @@ impl Ipvs {
         }
     }
 
-    /// Recomputes Services whose addresses another program has taken or released.
+    /// Recompiles Services whose address another program took or released.
     pub(crate) fn follow_foreign(&mut self, state: &mut State, model: &Model) {
         let changed = self.tables.foreign.take_changed();
         if changed.is_empty() {
@@ -291,7 +293,7 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recomputes Services that name a scheduler, after a change of the kernel's known schedulers.
+    /// Recompiles Services that name a scheduler, if the set of known schedulers changed.
     pub(crate) fn follow_schedulers(&mut self, state: &mut State, model: &Model) {
         let named = || model.services_with_options();
         let is_named = |of| named().any(|(_, options)| options.scheduler == Some(of));
@@ -302,7 +304,7 @@ impl Ipvs {
         }
     }
 
-    /// Recomputes Services that need a mark, once marks can be given.
+    /// Recompiles Services that need a mark, once marks are available.
     pub(crate) fn follow_marks(&mut self, state: &mut State, model: &Model) {
         if self.claims.marks.take_news() {
             let names = self.claims.services().filter(|name| {
@@ -327,17 +329,17 @@ impl Ipvs {
     }
 }
 
-/// Virtual servers and addresses that Services have released.
+/// Virtual servers and addresses that Services no longer claim.
 #[derive(Default)]
 struct Free {
-    /// Addresses of the virtual servers, by protocol and port.
+    /// Addresses of the released virtual servers, by protocol and port.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses that no Service wants on the link: released by all Services, or now the node's
-    /// own.
+    /// Addresses that no Service wants on the link, because all Services released them or the node
+    /// owns them.
     addresses: HashSet<IpAddr>,
 }
 
-/// True if a Service has one of these addresses, whether or not it wins it.
+/// True if a Service claims one of these addresses, even if another Service wins it.
 fn may_have(service: &Service, free: &Free) -> bool {
     let external = service.external_ips.iter().chain(&service.ingress_ips);
     let mut addresses = service.cluster_ips.iter().chain(external);

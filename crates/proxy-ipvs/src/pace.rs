@@ -2,26 +2,26 @@
 
 use std::time::{Duration, Instant};
 
-/// Least time between two comparisons caused by events.
+/// Shortest time between two comparisons that events cause.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Time of the last comparison, and whether events followed.
+/// Time of the last comparison, and whether events arrived after it.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<Instant>,
-    /// True if an event followed the last comparison.
+    /// True if an event arrived after the last comparison.
     is_behind: bool,
 }
 
 impl Pace {
-    /// Notes an event. Returns true to compare now, or false if a later comparison covers the
+    /// Records an event. Returns true to compare now, or false if a later comparison will cover the
     /// event.
     pub(crate) fn hears(&mut self, now: Instant) -> bool {
         self.is_behind = true;
         self.is_due(now)
     }
 
-    /// Returns true, once, if a comparison is due for earlier events.
+    /// Returns true once when the comparison for earlier events is due.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.is_behind && self.next().is_none_or(|next| next <= now);
         if is_due {
@@ -53,7 +53,7 @@ mod tests {
         assert_eq!((pace.is_due(at(5_000)), pace.next_due()), (false, None));
         assert!(pace.hears(at(6_000)));
         assert!(!pace.hears(at(6_001)) && !pace.hears(at(7_999)));
-        // The last event counts as well.
+        // The comparison also covers the last event.
         assert_eq!(pace.next_due(), Some(at(8_000)));
         assert!(!pace.is_due(at(7_999)) && pace.is_due(at(8_000)));
         assert!(!pace.is_due(at(9_000)) && pace.next_due().is_none());

@@ -1,5 +1,4 @@
-//! Parts of the kernel that are read separately, and the lanes (kernel threads) that read and write
-//! parts.
+//! Kernel parts that are read separately, and the lanes (kernel threads) that read and write them.
 
 engine::parts! {
     lanes {
@@ -9,10 +8,10 @@ engine::parts! {
         Addresses,
         /// Reads and writes rules.
         Rules,
-        /// Only reads, in parallel with the other lanes, for the check for drift.
+        /// Reads for the drift check, in parallel with the other lanes. Never writes.
         Reader,
     }
-    // Sets and rules have the same names with both carriers: ipset and iptables, or nf_tables.
+    // Sets and rules have the same names in both carriers: ipset with iptables, and nf_tables.
     parts {
         /// The virtual servers with their destinations.
         Servers on Services: "the virtual servers",

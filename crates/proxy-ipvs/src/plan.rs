@@ -1,7 +1,7 @@
 //! Plans: writes as data, in order, and their outcomes.
 //!
-//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries
-//! it out.
+//! A [`Plan`] can be printed, counted and tested. Only a [`Kernel`](crate::kernel::Kernel) executes
+//! it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -20,10 +20,10 @@ use crate::sets::{Member, Set};
 /// One write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Create the dummy link `kube-ipvs0`. It stays down, except for IPv6 routes.
+    /// Create the dummy link `kube-ipvs0`. The link stays down unless IPv6 routes need it up.
     CreateLink,
-    /// Create a set with this capacity in members. An existing smaller set is replaced by a larger
-    /// one with the same members.
+    /// Create a set with room for this number of members. If a smaller set exists, a larger one
+    /// with the same members replaces it.
     CreateSet(Set, u32),
     /// Add a member.
     AddMember(Set, Member),
@@ -31,9 +31,9 @@ pub enum Op {
     RemoveMember(Set, Member),
     /// Change the shim from `installed` to `wanted`: one `iptables-restore`, or one transaction.
     WriteRules {
-        /// The shim afterwards.
+        /// Shim after the write.
         wanted: Arc<Rules>,
-        /// The shim before.
+        /// Shim before the write.
         installed: Arc<Rules>,
     },
     /// Add a virtual server without destinations.
@@ -48,12 +48,13 @@ pub enum Op {
     SetDestination(VirtualServerKey, RealServer),
     /// Remove a destination.
     RemoveDestination(VirtualServerKey, Target),
-    /// Bind a service address to `kube-ipvs0`, with the full prefix length. `--ipvs-vip-mode`
-    /// decides its form.
+    /// Bind a service address to `kube-ipvs0`, in the form of `--ipvs-vip-mode`. Addresses have the
+    /// full prefix length.
     BindAddress(IpAddr),
     /// Unbind a service address from `kube-ipvs0`, in the form of `--ipvs-vip-mode`.
     UnbindAddress(IpAddr),
-    /// Unbind a service address in the other form from `kube-ipvs0`.
+    /// Unbind a service address from `kube-ipvs0`, in the form that `--ipvs-vip-mode` does not
+    /// choose.
     UnbindOtherwise(IpAddr),
     /// Remove leftovers of another mode, or of the other iptables backend. Needs at most one
     /// `iptables-restore`.
@@ -99,7 +100,7 @@ impl Op {
         }
     }
 
-    /// Returns the virtual server of the write, if it concerns one.
+    /// Returns the virtual server that the write changes, if any.
     pub fn server(&self) -> Option<&VirtualServerKey> {
         match self {
             Self::AddServer(key, _)
@@ -205,7 +206,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the lane that carries out the plan.
+    /// Returns the lane that executes the plan.
     pub(crate) fn lane(&self) -> Option<Lane> {
         self.ops.first().map(|op| op.part().lane())
     }
@@ -226,7 +227,7 @@ impl fmt::Display for Plan {
 /// Outcome of one write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The kernel holds the wanted value. A removal of an absent entry counts as done.
+    /// The kernel has the wanted value. Removing a missing entry also counts as done.
     Done,
     /// The kernel refused the write.
     Refused {
@@ -242,13 +243,13 @@ pub enum Outcome {
 /// Cause of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The entry: invalid, or of a kind that this kernel does not support. Other entries are not
-    /// affected.
+    /// The entry is invalid, or this kernel does not support it. Other entries are not affected.
     Entry,
-    /// The kernel or this node: other entries would be refused as well.
+    /// The kernel or this node has a problem that would affect other entries too.
     Node,
     /// The kernel lacks the virtual server's scheduler.
     Scheduler,
-    /// The tables: an entry unexpectedly exists or is missing, so the kernel must be read again.
+    /// The tables are wrong: an entry unexpectedly exists or is missing. The kernel must be read
+    /// again.
     Belief,
 }

@@ -1,7 +1,7 @@
-//! Planner: the next writes of each lane, as functions from tables to a plan.
+//! Planner: computes each lane's next plan from the tables. Pure.
 //!
-//! Three lanes (kernel threads) write in parallel. If an entry of one lane needs an entry of
-//! another, only that entry waits:
+//! Three lanes (kernel threads) write in parallel. If an entry needs an entry of another lane, only
+//! the first entry waits:
 //!
 //! ```text
 //!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations                 ╮ in turns: additions and changes,
@@ -11,13 +11,13 @@
 //!   rules       the shim (once its sets exist) ─▶ leftovers of other modes
 //! ```
 //!
-//! A change of an existing virtual server does not wait. A new virtual server waits for its rules.
-//! Without them, endpoints would reply to outside clients from a wrong address, and source ranges
-//! would not apply. Virtual servers of cluster IPs mostly need no rules. They wait only for a short
-//! time at the start ([`Cover`]).
+//! Changes of existing virtual servers never wait. A new virtual server waits for its rules:
+//! without them, endpoints would reply to outside clients from a wrong address, and source ranges
+//! would not apply. Virtual servers of cluster IPs mostly need no rules, so they wait only briefly
+//! at the start ([`Cover`]).
 //!
-//! While the rules of the iptables mode serve, they precede IPVS. The shim replaces them, so it is
-//! written after all other serving entries.
+//! While rules of the iptables mode serve, they match packets before IPVS does. The shim replaces
+//! these rules, so it is written after all other entries that serve.
 
 mod addresses;
 mod budget;
@@ -39,19 +39,19 @@ use remove::{forget, remove};
 pub(crate) use rules::rules;
 pub(crate) use situation::Situation;
 
-/// Turn of the lane of virtual servers and sets.
+/// Turn of the lane for virtual servers and sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Adds and changes entries.
     Make,
     /// Removes virtual servers and destinations.
     Break,
-    /// Removes set members that proved the ownership of removed virtual servers.
+    /// Removes set members that proved ownership of virtual servers which are gone now.
     Forget,
 }
 
 impl Turn {
-    /// Returns the order of turns after `last`, so that each turn gets its share.
+    /// Returns the order of turns after `last`, which gives each turn its share.
     pub(crate) fn after(last: Option<Self>) -> [Self; 3] {
         match last {
             None | Some(Self::Forget) => [Self::Make, Self::Break, Self::Forget],
@@ -61,14 +61,14 @@ impl Turn {
     }
 }
 
-/// State of the lane of virtual servers and sets between plans.
+/// State between plans of the lane for virtual servers and sets.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    /// Budgets by turn: the kernel takes longer to remove a destination than to add one.
+    /// Budgets by turn, because the kernel removes a destination more slowly than it adds one.
     budgets: [Budget; 3],
-    /// Last turn, if more of its writes are pending.
+    /// Last turn, if it has more pending writes.
     last: Option<Turn>,
-    /// Virtual server at which the last plan exhausted its budget. The next plan begins after it.
+    /// Virtual server where the last plan exhausted its budget. The next plan begins after it.
     last_server: Option<VirtualServerKey>,
 }
 
@@ -82,7 +82,7 @@ impl Default for Turns {
     }
 }
 
-/// Room for a query in addition to a lane's plan.
+/// Room in a plan for an additional query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     Some,
@@ -90,8 +90,8 @@ pub(crate) enum Room {
 }
 
 impl Turns {
-    /// Returns the next plan for virtual servers, destinations and sets. A plan that adds entries
-    /// within its budget leaves room for a query.
+    /// Returns the next plan for virtual servers, destinations and sets. If the plan only adds
+    /// entries and fits its budget, it leaves room for a query.
     pub(crate) fn services(&mut self, tables: &Tables, of: &Situation<'_>) -> Option<(Plan, Room)> {
         for turn in Turn::after(self.last.take()) {
             let budget = *self.budget(turn);
@@ -129,7 +129,7 @@ impl Turns {
         }
     }
 
-    /// Adjusts the budget of the last turn to the duration of its writes.
+    /// Adjusts the last turn's budget to the time that its writes took.
     pub(crate) fn took(&mut self, ops: usize, took: Duration, tables: &Tables) {
         if let Some(turn) = self.last {
             *self.budget(turn) = Budget::after(ops, took, tables.servers.pending_len());

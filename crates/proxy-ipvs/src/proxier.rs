@@ -6,8 +6,8 @@
 //!                         └ booking, observe ◀─────┘
 //! ```
 //!
-//! Each lane is a kernel thread. The lanes write virtual servers and sets, addresses, and rules. A
-//! lane waits for another one only if one of its entries needs an entry of the other ([`planner`]).
+//! Each lane is a kernel thread. One writes virtual servers and sets, one addresses, and one rules.
+//! An entry waits only if it needs an entry of another lane ([`planner`]).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -37,10 +37,10 @@ use crate::server::{RealServer, VirtualServerKey};
 use crate::tables::Tables;
 use crate::takeover::TakeOver;
 
-/// Number of changed Services from which their room is reserved first.
+/// Number of changed Services from which room for them is reserved in advance.
 const MANY: usize = 1_000;
 
-/// Number of writes from which a plan makes the process return free memory.
+/// Number of writes in a plan from which the process returns unused memory afterwards.
 const MANY_WRITES: usize = 1_000;
 
 /// The IPVS mode for one IP family.
@@ -54,26 +54,26 @@ pub struct Ipvs {
     pub(crate) node_ports: NodePortAddresses,
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
-    /// Virtual servers found at the start, until their owner is known.
+    /// Virtual servers found at the start, until their owners are known.
     pub(crate) takeover: Option<TakeOver>,
     pub(crate) link: Link,
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-    /// Limit on comparisons of the nftables table after events.
+    /// Limit on comparisons of the nftables table that events cause.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
 }
 
 impl Ipvs {
-    /// Requests a comparison of rules and sets, which share one table.
+    /// Requests a comparison of the rules and the sets, because both are in one table.
     fn compare_table(&mut self, state: &mut State) {
         state.ask(Part::Rules);
         self.drifts.ask();
     }
 
-    /// True if rules of another mode keep serving because an object cannot be read. An operator
-    /// must correct the cause. A restart does not help.
+    /// True if another mode's rules keep serving because an object is unreadable. Only an operator
+    /// can correct the object; a restart does not help.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.are_served_by_another_mode()
     }
@@ -106,7 +106,7 @@ impl Ipvs {
                 query: drains.or_else(glance),
             };
         };
-        // The same call queries the connections of draining destinations.
+        // The query for connections of draining destinations also covers these virtual servers.
         for op in &plan.ops {
             if let Op::SetDestination(key, RealServer { weight: 0, .. }) = op {
                 self.claims.drains.ask(key);
@@ -122,9 +122,9 @@ impl Ipvs {
         }
     }
 
-    /// Returns the next query of the lane that only reads.
+    /// Returns the next query for the read-only lane.
     fn next_question(&mut self, state: &State) -> Option<Query> {
-        // A virtual server may already use the scheduler, which answers the query.
+        // If an existing virtual server uses the scheduler, no query is needed.
         if state.knows(Part::Servers)
             && let Some(scheduler) = self.schedulers.next()
         {
@@ -139,7 +139,7 @@ impl Ipvs {
             return None;
         }
         let mut keys = self.claims.drains.take_due(now);
-        // The kernel removes the draining destinations with their virtual server.
+        // Skips removed virtual servers: the kernel removes their draining destinations with them.
         keys.retain(|key| {
             let is_wanted = self.tables.servers.wanted(key).is_some();
             if !is_wanted {
@@ -150,8 +150,8 @@ impl Ipvs {
         (!keys.is_empty()).then_some(keys)
     }
 
-    /// Handles the connection counts of draining destinations. A destination without connections,
-    /// or at its timeout, is no longer wanted.
+    /// Handles the numbers of connections of draining destinations. A destination is no longer
+    /// wanted if it has no connections or has reached its timeout.
     fn take_connections(
         &mut self,
         state: &mut State,
@@ -165,7 +165,7 @@ impl Ipvs {
             };
             let expired = self.claims.drains.expired(&key, state.now);
             let actual = self.tables.servers.actual(&key).cloned();
-            // Until its weight is 0, a destination without connections can get a new one.
+            // A destination can still get new connections until its weight is 0.
             let drains = |target| {
                 let server = actual.as_ref();
                 let real = server.and_then(|server| server.destination(target));
@@ -182,7 +182,7 @@ impl Ipvs {
     /// Handles an event about a removed service address. Returns true if all addresses must be
     /// read.
     fn lose(&mut self, state: &mut State, address: IpAddr) -> bool {
-        // In the route form, the route may keep the address local.
+        // In the route form, a route may keep the address local.
         let is_address = state.config.vip_mode == VipMode::Address;
         match self.link.lose(address) {
             Loss::Own => return false,
@@ -197,7 +197,7 @@ impl Ipvs {
             self.tables.addresses.set_actual(&address, None);
             self.drifts.note_address(address);
         }
-        // The address may have been bound or read just now, and not be booked yet.
+        // The address may have just been bound or read, without being booked yet.
         state.is_writing(Lane::Addresses) || state.look(Part::Addresses).is_awaited()
     }
 }
@@ -273,7 +273,7 @@ impl engine::Scheme for Ipvs {
         if self.claims.may_delete {
             self.claims.drains.told(named)
         } else {
-            // Unwanted entries stay unchanged.
+            // No drain ends while unwanted entries must stay.
             proxy::Drains::default()
         }
     }
@@ -298,7 +298,7 @@ impl engine::Scheme for Ipvs {
         }
         let services = extent.services(model, self.claims.services());
         let had = self.compute(state, model, &services);
-        // The next owners may also change before their own change is reported.
+        // The next owner may change too, before the first change is reported.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
         self.follow_foreign(state, model);
@@ -316,7 +316,8 @@ impl engine::Scheme for Ipvs {
         match notice {
             Notice::ServiceAddressRemoved(address) => self.lose(state, *address),
             Notice::Ruleset => {
-                // A program that changes rules may also have changed sets in the same table.
+                // A program that changes rules may also have changed the sets, which are in the
+                // same table.
                 if state.config.shim.is_native() && self.pace.hears(state.now) {
                     self.compare_table(state);
                 }
@@ -327,7 +328,7 @@ impl engine::Scheme for Ipvs {
     }
 
     fn check(&mut self, state: &mut State) {
-        // Rules that were read after a refused write need no second read.
+        // Rules that were just read, after a refused write, need no second read.
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
         let last_read = state.look(Part::Rules).last_known();
@@ -435,7 +436,7 @@ impl engine::Scheme for Ipvs {
         for part in doubted {
             state.doubt(part);
         }
-        // The entries of this plan may no longer be wanted.
+        // The entries of this plan may be unwanted by now.
         let servers: HashSet<&VirtualServerKey> = plan.ops.iter().filter_map(Op::server).collect();
         for key in servers {
             if self.tables.servers.is_pending(key) {

@@ -1,7 +1,7 @@
 //! The installed shim: iptables chains with rules and jumps, or the content of an nftables table.
 //!
-//! Rules are rendered in the format of `iptables-save`, so wanted rules compare equal to the rules
-//! read from the kernel.
+//! Rules have the format of `iptables-save`, so wanted rules can be compared with the kernel's
+//! rules as text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,8 +32,9 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// Jumps from the built-in chains, for all shims or for the lean one. Each missing jump is inserted
-/// at the head of its chain, in this order. So the last jump comes first in a fresh table.
+/// Jumps from the built-in chains, of all shims or of the lean one only. Each missing jump is
+/// inserted at the head of its chain, in this order. In a fresh table, the last jump therefore
+/// comes first.
 pub(crate) const JUMPS: [Jump; 9] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -57,7 +58,7 @@ pub(crate) const JUMPS: [Jump; 9] = {
 /// Content of the shim in one family: chains with rules, and jumps, as lines of `iptables-save`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
-    /// Our chains, each with its rules from `-A` on, in order.
+    /// Our chains, each with its rules in order. A rule begins with `-A`.
     pub(crate) chains: BTreeMap<(Table, String), Vec<String>>,
     /// Existing jumps into our chains.
     pub(crate) jumps: BTreeSet<(Table, String)>,
@@ -65,7 +66,7 @@ pub struct Rules {
     native: Content,
 }
 
-/// Chains of an iptables shim with their rules, in order, and the jumps into them.
+/// Chains of an iptables shim with their rules in order, and the jumps into these chains.
 pub(crate) struct Chains {
     pub(crate) chains: Vec<(Table, &'static str, Vec<Rule>)>,
     pub(crate) jumps: Vec<&'static Jump>,
@@ -156,12 +157,12 @@ impl Rules {
     }
 
     /// Renders the input of `iptables-restore --noflush` that changes the shim from `installed` to
-    /// these rules. Other chains do not appear in the input and stay.
+    /// these rules. All other chains stay, because the input does not name them.
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
                 restore.begin(table)?;
-                // A line with a chain's name empties the chain. The same transaction fills it
+                // A line with a chain's name empties the chain; the same transaction fills it
                 // again.
                 for (_, name) in CHAINS.iter().filter(|chain| chain.0 == table) {
                     restore.declare(name)?;
@@ -184,12 +185,12 @@ impl Rules {
         })
     }
 
-    /// Lists the writes from `installed` to these rules for the operator, one per line.
+    /// Lists the writes from `installed` to these rules, for operators, one per line.
     pub fn differences(&self, installed: &Self) -> Vec<String> {
         self.compare(installed, &TO_DO)
     }
 
-    /// Lists the changes of another program since `before`, one per line.
+    /// Lists what another program changed since `before`, one per line.
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
         self.compare(before, &DONE)
     }
@@ -237,7 +238,7 @@ impl Rules {
     }
 }
 
-/// Verbs for a list of differences between rules.
+/// Verbs for listing the differences between rules.
 struct Verbs {
     add: &'static str,
     remove: &'static str,
@@ -293,7 +294,7 @@ mod tests {
                     let pairs = words.windows(2);
                     pairs.filter_map(move |pair| (pair[0] == option).then_some(pair[1]))
                 };
-                // The kernel's own targets and targets for bridges need no module.
+                // The kernel's built-in targets need no module; nor do targets for bridges.
                 let known = |name: &&str| {
                     !["ACCEPT", "DROP", "RETURN", "physdev"].contains(name)
                         && !name.starts_with("KUBE-")

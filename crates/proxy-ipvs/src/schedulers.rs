@@ -1,10 +1,11 @@
 //! Schedulers that Services request in addition to the node's own, and their presence in the
 //! kernel.
 //!
-//! The kernel loads a scheduler's module when a virtual server names it, and blocks all IPVS writes
-//! meanwhile. So a Service's virtual server never causes that load. Instead, the read-only lane
-//! queries each scheduler once. Until the response, the node's scheduler serves the Service. A
-//! scheduler of an existing virtual server needs no query, so a restart changes nothing.
+//! The kernel loads a scheduler's module when a virtual server names the scheduler, and blocks all
+//! IPVS writes meanwhile. So a Service's virtual server must never cause that load. Instead, the
+//! read-only lane queries each scheduler once. Until the response, the Service uses the node's
+//! scheduler. A scheduler that an existing virtual server uses needs no query, so a restart changes
+//! no scheduler.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,17 +16,17 @@ use proxy::{Scheduler, Service, UnavailableOption, options};
 use crate::config::Config;
 use crate::server::VirtualServer;
 
-/// Pause before a missing scheduler is queried again. Its module may have been installed in the
-/// meantime.
+/// Pause before a missing scheduler is queried again, because its module may be installed
+/// meanwhile.
 const RETRY: Duration = Duration::from_mins(5);
 
 /// Schedulers that Services request.
 #[derive(Debug, Default)]
 pub(crate) struct Schedulers {
     known: BTreeMap<Scheduler, SchedulerEntry>,
-    /// True if a response arrived since Services were computed.
+    /// True if a response has arrived since Services were compiled.
     has_answers: bool,
-    /// True if a response differs from the state that the computed Services assume.
+    /// True if a response differs from the assumption under which Services were compiled.
     has_changed: bool,
 }
 
@@ -58,7 +59,7 @@ impl SchedulerEntry {
 }
 
 impl Schedulers {
-    /// Creates the state. Schedulers that the configuration foresees are known.
+    /// Returns the initial state. It knows the schedulers that the configuration foresees.
     pub(crate) fn new(config: &Config, now: Instant) -> Self {
         let mut schedulers = Self::default();
         for (scheduler, answer) in &config.foreseen_schedulers {
@@ -74,7 +75,7 @@ impl Schedulers {
         of.or_insert_with(|| SchedulerEntry::new(scheduler))
     }
 
-    /// Returns the scheduler that serves a Service.
+    /// Returns the scheduler that a Service gets.
     pub(crate) fn of(&mut self, service: &Service, config: &Config) -> Arc<str> {
         let asked = service.options.as_ref().and_then(|of| of.scheduler);
         match asked.filter(|asked| asked.name() != &*config.scheduler) {
@@ -90,7 +91,7 @@ impl Schedulers {
         }
     }
 
-    /// Notes that the kernel has the schedulers of existing virtual servers.
+    /// Records that the kernel has the schedulers that existing virtual servers use.
     pub(crate) fn found<'a>(&mut self, servers: impl Iterator<Item = &'a VirtualServer>) {
         let mut last: Option<&str> = None;
         for server in servers {
@@ -111,7 +112,7 @@ impl Schedulers {
         Some(*scheduler)
     }
 
-    /// Handles the kernel's response. An error is the reason why the scheduler is missing.
+    /// Handles the kernel's response. An error states why the scheduler is missing.
     pub(crate) fn take(&mut self, scheduler: Scheduler, answer: Result<(), String>, now: Instant) {
         let state = match answer {
             Ok(()) => State::There,
@@ -125,12 +126,12 @@ impl Schedulers {
         let known = self.ask(scheduler);
         known.is_due = false;
         let before = std::mem::replace(&mut known.state, state);
-        // Until the response, a Service is served as if its scheduler were missing.
+        // Until the response, a Service is served as if the kernel lacked its scheduler.
         let was_there = before == State::There;
         self.has_changed |= was_there != (known.state == State::There);
     }
 
-    /// Notes that the kernel refused a virtual server because of its scheduler.
+    /// Records that the kernel refused a virtual server because it lacks the scheduler.
     pub(crate) fn lacks(&mut self, name: &str, reason: String, now: Instant) {
         let mut known = self.known.keys();
         if let Some(scheduler) = known.find(|of| of.name() == name).copied() {
@@ -138,8 +139,8 @@ impl Schedulers {
         }
     }
 
-    /// Requests another query of schedulers that have been missing for some time. Called once in
-    /// each sync period.
+    /// Makes schedulers that have been missing for some time due for another query. Called once per
+    /// sync period.
     pub(crate) fn check(&mut self, now: Instant) {
         for known in self.known.values_mut() {
             if let State::Missing(_, since) = known.state {
@@ -153,7 +154,7 @@ impl Schedulers {
         self.has_answers || self.has_changed
     }
 
-    /// Returns true if Services with a scheduler of their own must be computed again. Removes
+    /// Returns true if Services with a scheduler of their own must be compiled again. Forgets
     /// missing schedulers that no Service names any more.
     pub(crate) fn take_changed(&mut self, is_named: impl Fn(Scheduler) -> bool) -> bool {
         let is_missing = |known: &SchedulerEntry| matches!(known.state, State::Missing(..));

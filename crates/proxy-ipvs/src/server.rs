@@ -1,4 +1,4 @@
-//! Virtual servers and real servers as values.
+//! Virtual servers and destinations as values.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,12 +9,12 @@ use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 use proxy::{IpFamily, ServiceAddress, Target};
 
-/// Identity of a virtual server in the kernel. Each service address has a key. Sets, claims and
-/// evidence use service addresses.
+/// Identity of a virtual server in the kernel. Every service address has a key. Sets, claims and
+/// evidence of ownership refer to service addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
-    /// Packets with this firewall mark, to any address. Comes first in plans: without it, packets
-    /// with the mark would reach the virtual server at their address.
+    /// Packets with this firewall mark, to any address. Such virtual servers come first in plans:
+    /// without them, marked packets would reach the virtual server at their address.
     Mark {
         /// Family of the packets.
         family: IpFamily,
@@ -34,7 +34,7 @@ impl VirtualServerKey {
         }
     }
 
-    /// True if the service address is in one of these networks.
+    /// True if the service address lies in one of these networks.
     pub(crate) fn is_within(&self, nets: &[IpNet]) -> bool {
         let is_in = |at: ServiceAddress| nets.iter().any(|net| net.contains(&at.address));
         self.address().is_some_and(is_in)
@@ -68,14 +68,14 @@ impl From<VirtualServerKey> for ServiceKey {
     }
 }
 
-/// Properties of a virtual server, without its destinations. A comparison ignores
+/// Properties of a virtual server, without its destinations. Comparing two values ignores the flag
 /// [`Properties::NODE_PORT`].
 #[derive(Debug, Clone, Eq)]
 pub struct Properties {
     /// Name of the scheduler in the kernel.
     pub scheduler: Arc<str>,
-    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::NODE_PORT`]. Without `HASHED`,
-    /// which the kernel sets.
+    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::NODE_PORT`]. `HASHED` is missing,
+    /// because the kernel sets it.
     pub flags: u32,
     /// Persistence timeout in seconds; 0 unless [`Properties::PERSISTENT`] is set.
     pub timeout: u32,
@@ -85,39 +85,39 @@ impl Properties {
     /// Flag of session affinity (`IP_VS_SVC_F_PERSISTENT`): a client stays with its first
     /// destination.
     pub const PERSISTENT: u32 = 0x1;
-    /// Flag that the kernel sets and this proxy ignores (`IP_VS_SVC_F_HASHED`).
+    /// Flag that the kernel sets by itself (`IP_VS_SVC_F_HASHED`). This proxy ignores it.
     pub const HASHED: u32 = 0x2;
-    /// Flag of the schedulers `mh` and `sh` to choose another destination if the hashed one takes no
-    /// connections (`IP_VS_SVC_F_SCHED_MH_FALLBACK`, `IP_VS_SVC_F_SCHED_SH_FALLBACK`).
+    /// Flag of the schedulers `mh` and `sh`: choose another destination if the hashed one accepts
+    /// no connections (`IP_VS_SVC_F_SCHED_MH_FALLBACK`, `IP_VS_SVC_F_SCHED_SH_FALLBACK`).
     pub const FALLBACK: u32 = 0x8;
-    /// Flag of the schedulers `mh` and `sh` to hash the client's port as well
+    /// Flag of the schedulers `mh` and `sh`: also hash the client's port
     /// (`IP_VS_SVC_F_SCHED_MH_PORT`, `IP_VS_SVC_F_SCHED_SH_PORT`).
     pub const HASH_PORT: u32 = 0x10;
-    /// Note in the kernel that a kube-proxy created this virtual server for a NodePort. Sets of
-    /// NodePorts contain only ports. So any program could own a virtual server at an address that
-    /// the node has lost.
+    /// Flag that marks a virtual server as a kube-proxy's, created for a NodePort. Other evidence
+    /// may be missing: sets of NodePorts contain only ports. A virtual server at an address that
+    /// the node has lost could belong to any program.
     ///
-    /// The note is a bit of the flags without meaning to the kernel. The kernel stores and returns
-    /// all flags, and tests six low bits so far (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows
-    /// the bit (`ipvsadm`, `/proc/net/ip_vs`), so the visible state equals upstream's. Upstream
-    /// compares flags, so it writes such a virtual server once when it takes over. Destinations and
-    /// connections stay.
+    /// The bit has no meaning to the kernel. The kernel stores and returns all flags, but tests
+    /// only six low bits (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`,
+    /// `/proc/net/ip_vs`), so the visible state equals upstream's. Upstream compares flags, so it
+    /// writes such a virtual server once when it takes over. Destinations and connections stay.
     ///
-    /// Other locations are worse. An additional set, member or address would be visible. Session
-    /// affinity uses timeout and netmask. A file can disagree with the kernel after a reboot or
-    /// another program's change.
+    /// Alternatives are worse. An additional set, member or address would be visible. The timeout
+    /// and the netmask are in use for session affinity. A file can disagree with the kernel after a
+    /// reboot or another program's change.
     ///
-    /// A virtual server of upstream or an earlier build has no note, and gets none by a write. Its
-    /// address decides. A kernel that drops the bit loses only the note. If a kernel refuses the
-    /// bit, the virtual server is created without it.
+    /// A virtual server of upstream or of an earlier build lacks the bit and does not get it later;
+    /// its address decides about ownership. If a kernel drops the bit, only this evidence is lost.
+    /// If a kernel refuses it, the virtual server is created without it.
     pub const NODE_PORT: u32 = 1 << 30;
 
-    /// Flag of the schedulers `sh` and `mh` to choose another destination instead of one that
-    /// drains (`IP_VS_SVC_F_SCHED_SH_FALLBACK`).
+    /// Flag of the schedulers `sh` and `mh`: choose another destination in place of a draining one
+    /// (`IP_VS_SVC_F_SCHED_SH_FALLBACK`).
     pub const HASH_FALLBACK: u32 = 0x8;
 
-    /// Returns properties that choose a destination by the client's address instead of persistence.
-    /// IPVS' persistence by mark keeps the packet's port, so it fits only endpoints with that port.
+    /// Returns properties that choose a destination by hashing the client's address, in place of
+    /// persistence. Persistence of a virtual server by mark keeps the packet's port, so it works
+    /// only if endpoints have the same port.
     pub(crate) fn by_source(&self) -> Self {
         Self {
             scheduler: "sh".into(),
@@ -126,15 +126,15 @@ impl Properties {
         }
     }
 
-    /// True if the flags have the note of a NodePort.
+    /// True if the flags contain the mark of a NodePort.
     pub fn is_node_port(&self) -> bool {
         self.flags & Self::NODE_PORT != 0
     }
 }
 
 impl VirtualServer {
-    /// True if a kube-proxy could have created the found virtual server here: it has one of these
-    /// destinations or, without destinations, the same properties.
+    /// True if a kube-proxy could have created the found virtual server here. Then it has one of
+    /// these destinations or, if it has none, the same properties.
     pub(crate) fn is_like(&self, found: &Self) -> bool {
         if found.destinations.is_empty() {
             return found.properties == self.properties;
@@ -172,13 +172,14 @@ impl VirtualServer {
 pub struct RealServer {
     /// Address and port of the endpoint.
     pub target: Target,
-    /// Share of new connections, 0 during a drain. Larger values in the kernel count as the largest
-    /// value here.
+    /// Share of new connections; 0 during a drain. A larger weight in the kernel counts as the
+    /// largest value of this type.
     pub weight: u16,
-    /// Number of connections at which the destination gets no new ones (`ipvsadm -x`), or 0.
+    /// Number of connections from which the destination gets no new ones (`ipvsadm -x`). 0 means no
+    /// limit.
     pub max_connections: u16,
     /// True if all other attributes have this proxy's defaults: network address translation
-    /// (`ipvsadm -m`) and no lower limit. Details of other values are not stored.
+    /// (`ipvsadm -m`) and no lower threshold. Other values are not stored.
     pub is_plain: bool,
 }
 
@@ -202,14 +203,14 @@ impl RealServer {
 }
 
 /// Destinations of a virtual server, sorted by target. Cheap to clone, because the list is shared.
-/// A large node has 500,000 destinations. Usually all are IPv4 and differ only in their address.
-/// Then each takes 4 bytes.
+/// A large node has 500,000 destinations. Usually all are IPv4 and differ only in the address; each
+/// then takes 4 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Destinations(Packed);
 
 #[derive(Clone, PartialEq, Eq)]
 enum Packed {
-    /// Compact form. Every nonempty list that allows this form uses it.
+    /// Compact form. Every nonempty list that fits this form has it.
     Alike {
         addresses: Arc<[Ipv4Addr]>,
         port: u16,
@@ -239,8 +240,8 @@ impl Destinations {
         (0..self.len()).filter_map(|at| self.get(at))
     }
 
-    /// Merges two lists in one pass. Returns each target of either list, in order, with its entry
-    /// in this list and in the other. Each plan merges thousands of lists.
+    /// Merges two lists in one pass, because each plan merges thousands of lists. Returns each
+    /// target of either list, in order, with its entry in both lists.
     pub(crate) fn beside(
         &self,
         others: &Self,
@@ -285,7 +286,7 @@ impl Destinations {
         self.iter().collect()
     }
 
-    /// Returns the destination with a target.
+    /// Returns the destination with this target.
     fn find(&self, target: Target) -> Option<RealServer> {
         let at = match (&self.0, target.ip) {
             (

@@ -1,8 +1,9 @@
 //! The `KUBE-*` sets: one row each, with upstream's name, type and comment.
 //!
-//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. The comment of a set is not in
-//! the set but in the iptables rules that match it. Names of IPv6 sets begin with `KUBE-6-` and are
-//! cut to the kernel's 31 characters (`IPSET_MAXNAMELEN` without the final NUL).
+//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. A set's comment appears in the
+//! iptables rules that match the set, not in the set itself. Names of IPv6 sets begin with
+//! `KUBE-6-` and are cut to the kernel's limit of 31 characters (`IPSET_MAXNAMELEN` without the
+//! final NUL).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -51,7 +52,7 @@ pub enum SetKind {
     AddressPortNet,
     /// Ports (`bitmap:port` with range 0-65535).
     Port,
-    /// Addresses with a port, each with the mark for packets to it. Only in nftables: a map.
+    /// Addresses with a port, each mapped to the mark for packets to it. Exists only in nftables.
     AddressPortMark,
 }
 
@@ -71,7 +72,7 @@ const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static st
     }
 }
 
-/// Rows in the order of [`Set`]. The number of a set is the index of its row.
+/// Rows in the order of [`Set`]: a set's number is the index of its row.
 const ROWS: [Row; 20] = [
     row(
         Set::LoopBack,
@@ -195,7 +196,7 @@ const ROWS: [Row; 20] = [
     ),
 ];
 
-/// Number of upstream's sets, the first in [`ROWS`].
+/// Number of upstream's sets, which are the first in [`ROWS`].
 const UPSTREAM: usize = 17;
 
 /// Longest set name in the kernel.
@@ -207,12 +208,12 @@ impl Set {
         Self::every().take(UPSTREAM)
     }
 
-    /// Returns every set, also those of `--ipvs-semantics=exact`.
+    /// Returns every set, including the ones of `--ipvs-semantics=exact`.
     pub fn every() -> impl Iterator<Item = Self> {
         ROWS.iter().map(|row| row.set)
     }
 
-    /// True if only `--ipvs-semantics=exact` has the set.
+    /// True if the set exists only with `--ipvs-semantics=exact`.
     pub fn is_of_exact(self) -> bool {
         self as usize >= UPSTREAM
     }
@@ -256,7 +257,7 @@ impl Set {
         self.row().comment
     }
 
-    /// Returns the relation of the set's members to other entries.
+    /// Returns the meaning of a member of this set for other entries.
     pub(crate) fn says(self) -> Says {
         match self {
             Self::ClusterIp
@@ -271,14 +272,14 @@ impl Set {
         }
     }
 
-    /// True if the set's members prove the ownership of virtual servers. Such a member must outlive
+    /// True if the set's members prove ownership of virtual servers. Such a member is removed after
     /// its virtual server.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// Returns the service address of a member. Returns `None` for a loop-back member, which
-    /// identifies an endpoint, and for a port, which several addresses serve.
+    /// Returns the service address of a member. Returns `None` for two kinds: a loop-back member
+    /// names an endpoint, and a port is served at several addresses.
     pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,
@@ -343,7 +344,8 @@ impl Member {
         }
     }
 
-    /// Returns the endpoint of a loop-back member, whose packets to itself are masqueraded.
+    /// Returns the endpoint of a loop-back member. Packets of this endpoint to itself are
+    /// masqueraded.
     pub(crate) fn looped_back(&self) -> Option<(Protocol, Target)> {
         match *self {
             Self::AddressPortAddress(ip, protocol, port, source) if ip == source => {

@@ -1,5 +1,5 @@
-//! The shim: the few rules that masquerade and filter by the sets, in three forms that give the same
-//! verdicts (`--ipvs-shim`).
+//! The shim: the few rules that masquerade and filter by the sets, in three forms that give the
+//! same verdicts (`--ipvs-shim`).
 //!
 //! ```text
 //!   upstream  upstream's chains and rules ╮ of iptables
@@ -7,8 +7,8 @@
 //!   native    our nftables table, with separate sets
 //! ```
 //!
-//! The number of rules depends on the sets that have members, and not on the number of Services.
-//! The exception is KUBE-IPVS-OUT-FILTER in iptables. It has one rule for each load-balancer
+//! The number of rules depends on which sets have members, and not on the number of Services. The
+//! only exception is KUBE-IPVS-OUT-FILTER in iptables: it has one rule for each load-balancer
 //! address whose source ranges exclude this node.
 
 mod early;
@@ -29,20 +29,20 @@ use crate::config::{Config, ShimStyle};
 use crate::rules::Rules;
 use crate::sets::Set;
 
-/// Fields of a packet for a look-up in a set.
+/// Packet fields for a look-up in a set.
 const DST: &[Field] = &[Field::Destination];
 const DST_DST: &[Field] = &[Field::Destination, Field::Destination];
 const SRC_DST: &[Field] = &[Field::Source, Field::Destination];
 const DST_DST_SRC: &[Field] = &[Field::Destination, Field::Destination, Field::Source];
 
-/// Input of the rules.
+/// Inputs of the rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shim {
     /// IP family of the rules.
     pub family: IpFamily,
     /// Sets with members.
     pub filled: BTreeSet<Set>,
-    /// Load-balancer addresses that this node may not use. See
+    /// Load-balancer addresses to which this node may not connect. See
     /// [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
     pub forbidden_to_node: BTreeSet<ServiceAddress>,
 }
@@ -53,8 +53,8 @@ impl Shim {
         self.rules_with(&BTreeSet::new(), config)
     }
 
-    /// Returns the rules for source ranges with these prefix lengths. In iptables, one set holds
-    /// all lengths.
+    /// Returns the rules for source ranges with these prefix lengths. In iptables, one set has
+    /// ranges of all lengths.
     pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
         match config.shim {
             ShimStyle::Upstream => Rules::in_iptables(&self.upstream(config)),
@@ -80,7 +80,7 @@ impl Shim {
         }
     }
 
-    /// Matches packets with fields that are a member of a set.
+    /// Matches packets whose fields are a member of a set.
     fn in_set(&self, set: Set, fields: &'static [Field]) -> Match {
         Match::InSet(set.name(self.family).into(), fields)
     }
@@ -115,7 +115,7 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
 }
 
 /// Returns the condition for masquerading packets to a cluster IP: a match, and the fields for the
-/// set. Without a detector of local traffic, only packets from a Service's own address are
+/// set. Without detection of local traffic, only packets whose source is a service address are
 /// masqueraded.
 fn not_local(config: &Config) -> (Option<Match>, &'static [Field]) {
     match &config.detector {

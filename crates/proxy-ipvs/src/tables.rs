@@ -20,14 +20,14 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Capacity of a set as upstream creates it. Sets with more members get a larger one.
+/// Capacity of a set when upstream creates it. A set with more members gets a larger one.
 pub(crate) const SET_SIZE: u32 = 65_536;
 
 /// All tables of one IP family.
 pub(crate) struct Tables {
     /// The link `kube-ipvs0`, which is always wanted.
     pub(crate) link: Table<(), (), ()>,
-    /// Needed capacity of each set. All sets are always wanted.
+    /// Needed capacity of each set. Every set is always wanted.
     pub(crate) sets: Table<Set, u32, ()>,
     /// Members of each set, by the set's number.
     members: [Table<Member, (), Arc<Owner>>; Set::EVERY],
@@ -36,14 +36,14 @@ pub(crate) struct Tables {
     pub(crate) leftovers: Table<LeftoverPlace, Arc<Leftovers>, ()>,
     pub(crate) servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
-    /// Addresses in the form of the other `--ipvs-vip-mode`. None is wanted.
+    /// Service addresses in the form that `--ipvs-vip-mode` does not choose. None is wanted.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
-    /// Virtual servers whose creation was not acknowledged.
+    /// Virtual servers whose creation got no acknowledgement.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
     pub(crate) foreign: Foreign,
 }
 
-/// Lists every table with its part of the kernel.
+/// Lists every table with the kernel part that it describes.
 macro_rules! each {
     ($tables:ident, $iter:ident $(, $mut:tt)?) => {{
         let single = [
@@ -62,7 +62,7 @@ macro_rules! each {
 }
 
 impl Tables {
-    /// Creates tables that want the link and the sets, without known entries.
+    /// Returns tables that want the link and the sets. Nothing is known about the kernel yet.
     pub(crate) fn new(semantics: Semantics, now: Instant) -> Self {
         let mut tables = Self {
             link: Table::new(),
@@ -94,7 +94,7 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Sets whether unwanted entries count as late. They do not count while removals are held back.
+    /// Sets whether unwanted entries count as late. While removals are held back, they do not.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
         tables.for_each(|table| table.count_removals(removals));
@@ -122,8 +122,8 @@ impl Tables {
         Set::every().zip(&self.members)
     }
 
-    /// True if the kernel holds all entries that an owner claims. A virtual server may lack invalid
-    /// destinations: they were reported, and its other destinations serve.
+    /// True if the kernel has every entry that an owner claims. Invalid destinations may be
+    /// missing: they were reported, and the virtual server's other destinations serve.
     pub(crate) fn is_settled_for(&self, owner: &Arc<Owner>) -> bool {
         let is_settled = |(_, table): (Set, &Table<Member, (), Arc<Owner>>)| {
             let mut keys = table.keys_of(owner).iter();
@@ -139,21 +139,21 @@ impl Tables {
             && self.all_members().all(is_settled)
     }
 
-    /// True if this proxy has created or adopted a virtual server. Also true if it may have, after
-    /// a lost reply.
+    /// True if this proxy created or adopted a virtual server, or may have created it without
+    /// receiving the reply.
     pub(crate) fn is_ours(&self, key: &VirtualServerKey) -> bool {
         self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
 
-    /// True if the weights of a virtual server may be lowered. After a lost reply, the replacing
-    /// destinations may be missing.
+    /// True if the weights of a virtual server may be lowered. After a lost reply, the new
+    /// destinations may be missing, so they may not.
     pub(crate) fn may_lower(&self, key: &VirtualServerKey) -> bool {
         !self.uncertain.contains(key)
     }
 
     /// True if another mode's rules still serve. In iptables, the shim's chains jump into those
-    /// rules until the chains are rewritten. A shim in nftables precedes the rules and tables of
-    /// other modes and keeps packets from them.
+    /// rules until the chains are rewritten. A shim in nftables comes before other modes' rules and
+    /// tables, so packets no longer reach them.
     pub(crate) fn are_served_by_another_mode(&self) -> bool {
         let mut leftovers = self.leftovers.iter_actual();
         let wanted = self.rules.wanted(&());
@@ -169,14 +169,14 @@ impl Tables {
         })
     }
 
-    /// True if a set without wanted members still has unwanted ones.
+    /// True if some set wants no members but still has some.
     pub(crate) fn empties_sets(&self) -> bool {
         let mut tables = self.members.iter();
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)
     }
 
-    /// Wants capacity for all members of each set, including members that are being removed. A set
-    /// never shrinks.
+    /// Wants capacity for all members of each set, including members that are about to be removed.
+    /// Sets never shrink.
     pub(crate) fn want_room(&mut self) {
         for (set, table) in Set::every().zip(&self.members) {
             if self.sets.wanted(&set).is_none() {

@@ -1,4 +1,4 @@
-//! Ownership of virtual servers that existed before the first write.
+//! Ownership of virtual servers that existed before this process wrote.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ impl TakeOver {
     }
 
     /// Adopts virtual servers of an earlier run or of upstream, once all evidence was read. Virtual
-    /// servers in `excluded` networks are foreign.
+    /// servers in the `excluded` networks count as foreign.
     pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut Foreign) -> Adopted {
         let Snapshot {
             bound,

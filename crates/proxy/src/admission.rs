@@ -1,9 +1,9 @@
 //! Decides which external and load-balancer addresses a Service may have (CVE-2020-8554).
 //!
-//! The API server assigns each cluster IP and node port once. But users who may write a Service
-//! choose `spec.externalIPs`, and users who may write its status choose `status.loadBalancer`. Both
-//! fields may contain another tenant's address. Every mode refuses these addresses, whatever the
-//! age of the Services:
+//! The API server assigns each cluster IP and node port only once. But whoever may write a Service
+//! chooses `spec.externalIPs`, and whoever may write its status chooses `status.loadBalancer`. Both
+//! fields may contain another tenant's address. Every mode refuses these addresses, also if the
+//! other Service is younger:
 //! - addresses outside the allowed networks, if any are set;
 //! - another Service's cluster IP;
 //! - the API server's address and port: a node that redirects these packets would never receive a
@@ -11,11 +11,12 @@
 //! - an external IP, at ports of another Service's load balancer with the same address;
 //! - an external IP that belongs to this node, at the node ports of other Services.
 //!
-//! So an assignment by a controller or the API server takes precedence over an address from a user.
+//! So an address that a controller or the API server assigned has precedence over an address that a
+//! user chose.
 //!
-//! The model serves the Service without its refused addresses. It repeats the decision when a
-//! cluster IP, a load balancer's address, a node port or an address of this node appears or
-//! disappears. So the order of events does not matter.
+//! The model serves the Service without its refused addresses. It decides again when a cluster IP,
+//! a load balancer's address, a node port or an address of this node appears or disappears. The
+//! result therefore does not depend on the order of events.
 //!
 //! The model then cuts the Service to its [limits](crate::limits), and does not serve the excess.
 
@@ -35,8 +36,8 @@ use crate::owner::Rank;
 /// Rules for external and load-balancer addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddressRules {
-    /// The allowed networks, or `None` if every address is allowed. A network of a single address
-    /// allows this address even if it belongs to the API server.
+    /// Allowed networks, or `None` to allow every address. A network of a single address allows
+    /// that address even if it belongs to the API server.
     pub allowed: Option<Vec<IpNet>>,
 }
 
@@ -79,10 +80,10 @@ pub enum Refusal {
     /// No allowed network contains the address.
     NotAllowed,
     /// Another Service's load balancer has the address and port. A controller assigned them there,
-    /// while a user wrote the external IP.
+    /// whereas a user chose the external IP.
     LoadBalancer(u16, Protocol),
     /// The address belongs to this node, and another Service has this node port. The API server
-    /// assigned the port to that Service alone.
+    /// assigned that port to the other Service alone.
     NodePort(u16, Protocol),
 }
 
@@ -124,11 +125,11 @@ pub(crate) struct Admission {
     node_ports: HashMap<(u16, Protocol), u32>,
     /// The Services that have external IPs, by their ports.
     external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,
-    /// Services whose external IPs must be judged again.
+    /// Services whose external IPs must be checked again.
     doubted_names: HashSet<NamespacedName>,
-    /// Addresses whose Services must be judged again.
+    /// Addresses whose Services must be checked again.
     doubted: HashSet<IpAddr>,
-    /// Version of the result: changes whenever the result may change.
+    /// Version of the result, which changes whenever the result may change.
     version: u64,
 }
 
@@ -163,7 +164,7 @@ impl Admission {
         &self.api_servers
     }
 
-    /// A version that changes whenever the result of [`refused`](Self::refused) or
+    /// Returns a version that changes whenever the result of [`refused`](Self::refused) or
     /// [`asking`](Self::asking) may change.
     pub(crate) fn version(&self) -> u64 {
         self.version
@@ -222,7 +223,7 @@ impl Admission {
         asked.flat_map(|(address, names)| names.iter().map(|name| (*address, name)))
     }
 
-    /// Returns the original Service for its served part.
+    /// Returns the original of a Service of which only a part is served.
     pub(crate) fn as_given<'a>(&'a self, served: &'a Service) -> &'a Service {
         let held = self.refused.get(&served.name);
         held.map_or(served, |held| &held.given)
@@ -325,8 +326,8 @@ impl Admission {
         self.doubted_names.extend(names.cloned());
     }
 
-    /// Sets the load-balancer addresses that serve a Service. Marks other Services' equal external
-    /// IPs to be judged again.
+    /// Sets the load-balancer addresses that serve a Service. Marks Services with an equal external
+    /// IP to be checked again.
     fn balance(&mut self, name: &NamespacedName, now: Vec<ServiceAddress>) {
         let before = self.balanced.get(name).map_or(&[][..], Vec::as_slice);
         if before == now {
@@ -357,8 +358,8 @@ impl Admission {
         }
     }
 
-    /// Returns the ports of external IPs that another Service owns through a node port or its load
-    /// balancer. Sorted, with the reasons.
+    /// Returns the ports of external IPs that belong to another Service's node port or load
+    /// balancer. Sorted, each with the reason.
     fn yielded(&self, service: &Service) -> Vec<(ServiceAddress, Refusal)> {
         let balanced = self.balanced.get(&service.name);
         let balanced = balanced.map_or(&[][..], Vec::as_slice);
@@ -431,7 +432,7 @@ impl Admission {
             why: *why,
         }));
         service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
-        // Addresses that serve no port of the Service any longer.
+        // Keeps the addresses that still serve some port of the Service.
         let is_left = |ip: &IpAddr| {
             let mut ports = service.ports.iter();
             ports.any(|port| {
@@ -539,7 +540,7 @@ impl Admission {
         }
     }
 
-    /// Takes the names of the Services that must be judged again.
+    /// Takes the names of the Services that must be checked again.
     pub(crate) fn take_doubted(&mut self) -> HashSet<NamespacedName> {
         let doubted = mem::take(&mut self.doubted);
         let names = doubted.iter().filter_map(|ip| self.asked.get(ip));

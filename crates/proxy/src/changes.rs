@@ -14,10 +14,9 @@ use crate::object::Service;
 pub struct Changes {
     /// Services that were changed or deleted, or whose endpoints changed.
     pub services: HashSet<NamespacedName>,
-    /// The former addresses and node ports of Services that may have fewer addresses or node ports
-    /// now.
+    /// Former addresses and node ports of Services that may have lost some of them.
     pub left: HashMap<NamespacedName, FormerPlaces>,
-    /// Families of these Services' cluster IPs, and of endpoints that changed.
+    /// Families of the changed cluster IPs and endpoints.
     pub families: FamilySet,
     /// True if the own Node changed.
     pub node: bool,
@@ -27,10 +26,10 @@ pub struct Changes {
     pub service_changes: usize,
     /// Number of EndpointSlice changes.
     pub slice_changes: usize,
-    /// Triggers of the slices' changes. A deleted slice adds none, since its trigger belongs to the
+    /// Triggers of slice changes. A deleted slice has none, because its trigger belongs to its
     /// previous change.
     pub triggers: Vec<Trigger>,
-    /// Objects that lists no longer named, one entry for each list.
+    /// Objects missing from new lists, one entry for each list.
     pub vanished: Vec<MissingObjects>,
 }
 
@@ -74,17 +73,17 @@ pub struct Trigger {
     pub at: SystemTime,
 }
 
-/// Known objects that a list no longer named, although no event reported their deletion. A few are
-/// normal after the source was away. Many mean that the source has lost them.
+/// Known objects that a new list lacks, although no event reported their deletion. A few are normal
+/// after an outage of the source. Many mean that the source has lost them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingObjects {
     /// Kind of the list.
     pub kind: Kind,
-    /// Number of these objects.
+    /// Number of missing objects.
     pub count: usize,
-    /// Number of known objects, including these.
+    /// Number of known objects, including the missing ones.
     pub known: usize,
-    /// The first of these objects by name, at most [`MissingObjects::NAMED`]. A Node's name has no
+    /// The first missing objects by name, at most [`MissingObjects::NAMED`]. A Node's name has no
     /// namespace.
     pub first: Vec<NamespacedName>,
 }
@@ -93,7 +92,7 @@ impl MissingObjects {
     /// Limit of named objects.
     pub const NAMED: usize = 5;
 
-    /// Returns the objects missing from the list, or `None` if the list named all.
+    /// Returns the objects that the list lacks, or `None` if it lacks none.
     pub(crate) fn of(kind: Kind, known: usize, gone: &HashSet<NamespacedName>) -> Option<Self> {
         if gone.is_empty() {
             return None;
@@ -121,14 +120,15 @@ impl Changes {
         self.node || self.service_cidrs || self.families.contains(family)
     }
 
-    /// Records a change of a Service, in its old or new state.
+    /// Records a changed Service. Called for its old state and for its new state.
     pub(crate) fn note_service(&mut self, service: &Service) {
         let ips = service.cluster_ips.iter();
         self.families.extend(ips.map(|ip| IpFamily::of(*ip)));
         self.services.insert(service.name.clone());
     }
 
-    /// Records a Service's former addresses and node ports if its replacement `by` has fewer.
+    /// Records a Service's former addresses and node ports, if its replacement `by` lacks some of
+    /// them.
     pub(crate) fn note_left(&mut self, service: &Service, by: Option<&Service>) {
         if let Some(left) = FormerPlaces::of(service, by) {
             self.leave(service.name.clone(), left);
@@ -173,7 +173,7 @@ impl Changes {
     }
 }
 
-/// The former addresses and node ports of a changed Service, and its former work.
+/// Former addresses and node ports of a changed Service, and the work that computing it took.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FormerPlaces {
     pub(crate) places: HashSet<ServicePlace>,
@@ -181,8 +181,8 @@ pub struct FormerPlaces {
 }
 
 impl FormerPlaces {
-    /// Returns all addresses and node ports of a Service, or `None` if its replacement `by` has all
-    /// of them.
+    /// Returns a Service's addresses and node ports, or `None` if its replacement `by` has all of
+    /// them.
     pub(crate) fn of(service: &Service, by: Option<&Service>) -> Option<Self> {
         let has_all = |by: &Service| {
             by.ports == service.ports
@@ -204,7 +204,7 @@ impl FormerPlaces {
     }
 }
 
-/// An address or node port that one Service can leave to another.
+/// Address or node port that may pass from one Service to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ServicePlace {
     Address(IpAddr),
@@ -224,8 +224,8 @@ pub(crate) fn places(service: &Service) -> impl Iterator<Item = ServicePlace> + 
     addresses.chain(node_ports.map(ServicePlace::NodePort))
 }
 
-/// Estimates the work of computing a Service with this number of endpoints: ports × addresses ×
-/// endpoints, plus ports × addresses × source ranges. All of the node's addresses count as one.
+/// Estimates the work of compiling a Service with this number of endpoints: ports × addresses ×
+/// endpoints, plus ports × addresses × source ranges. The node's addresses count as one.
 pub(crate) fn work(service: &Service, endpoints: usize) -> usize {
     let ingress = service.ingress_ips.len();
     let addresses = service.cluster_ips.len() + ingress + service.external_ips.len() + 1;

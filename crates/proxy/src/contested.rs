@@ -1,5 +1,5 @@
-//! Contested parts of Services: addresses that are refused or belong to the node, parts above the
-//! limits, and ignored options. Each has its reason.
+//! Parts of Services that are not served as their author intends: refused addresses, addresses of
+//! the node, parts above the limits, and ignored options. Each has its reason.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
@@ -32,8 +32,8 @@ pub enum ContestedPart {
     Option(IgnoredOption),
 }
 
-/// The part above the limits, one for each family. Two parts are equal even if their sizes differ,
-/// so that a Service that scales is reported once.
+/// Part above the limits, one for each family. Values are equal even if their sizes differ, so that
+/// a Service whose size varies is reported once.
 #[derive(Debug, Clone, Copy)]
 pub struct OverLimit(pub Excess);
 
@@ -130,7 +130,7 @@ impl Contested {
         }
     }
 
-    /// Describes the refused or completed action: `serve 192.0.2.1 (spec.externalIPs)`.
+    /// Describes the action that was refused or done: `serve 192.0.2.1 (spec.externalIPs)`.
     pub fn object(&self) -> String {
         match &self.what {
             ContestedPart::Address(
@@ -224,7 +224,7 @@ impl Contested {
         }
     }
 
-    /// Reports whether the reason depends on this node: on its addresses or its kernel.
+    /// Reports whether the reason lies in this node: its addresses or its kernel.
     pub fn is_of_this_node(&self) -> bool {
         match &self.what {
             ContestedPart::TooLarge(_) => false,

@@ -5,7 +5,7 @@ use ipnet::IpNet;
 /// Detection of local traffic (`--detect-local-mode`) for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LocalDetector {
-    /// No detection. Upstream then masquerades only traffic from a cluster IP.
+    /// No detection. As in upstream, only traffic from a service address is then masqueraded.
     #[default]
     None,
     /// Detection by source address: modes `ClusterCIDR` and `NodeCIDR`.

@@ -1,4 +1,4 @@
-//! A change of one kernel entry, in the words of the kernel's tools.
+//! Change of one kernel entry, described with the words of the kernel's tools.
 
 use crate::names::ServicePortName;
 
@@ -7,9 +7,10 @@ use crate::names::ServicePortName;
 pub struct EntryChange {
     /// The entry, such as `10.96.0.1:443/TCP` or `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     pub entry: String,
-    /// Details of the current entry, possibly empty; `None` if the entry does not exist.
+    /// Attributes of the entry before the change, maybe empty. `None` if the change creates the
+    /// entry.
     pub before: Option<String>,
-    /// Details of the entry after the change; `None` if the change removes it.
+    /// Attributes of the entry after the change. `None` if the change removes the entry.
     pub after: Option<String>,
     /// The Service port that wants the entry, if known.
     pub owner: Option<ServicePortName>,

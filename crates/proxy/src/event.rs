@@ -35,15 +35,15 @@ impl Kind {
 }
 
 /// An event of a source. A list consists of a `ListStarted`, its objects as `…Applied` or
-/// `Unreadable`, and a `ListComplete`. The end of a whole list deletes all objects that the list
-/// does not name. After an interrupted list, another `ListStarted` follows. Until a list completes,
-/// no object is deleted.
+/// `Unreadable`, and a `ListComplete`. The end of a whole list deletes all objects that are missing
+/// from the list. After an interrupted list, another `ListStarted` follows. Until a list is
+/// complete, no object is deleted.
 ///
-/// A list may be complete but not whole. It then has every readable object, but the names of some
-/// objects are unknown (a broken manifest file). Known objects that it does not name stay. Once all
-/// names are known, a whole `ListComplete` follows without a `ListStarted`. If a server does not
-/// serve an optional kind (ServiceCIDRs), the list is complete but not whole, also without a
-/// `ListStarted`.
+/// A list may be complete but not whole: it has every readable object, but an unreadable source,
+/// such as a broken manifest file, may have more. Known objects that the list lacks then stay. Once
+/// every source is readable, a whole `ListComplete` follows without a `ListStarted`. If a server
+/// does not serve an optional kind (ServiceCIDRs), a list that is complete but not whole is
+/// reported, also without a `ListStarted`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A list of this kind begins.
@@ -55,8 +55,8 @@ pub enum Event {
         /// True if the list names every existing object.
         is_whole: bool,
     },
-    /// An object exists, but cannot be decoded. Its last state stays. If the object has no earlier
-    /// state, kernel entries that may belong to it stay.
+    /// An object exists but cannot be decoded. Its last known state stays in use. If there is none,
+    /// kernel entries that may belong to the object stay.
     Unreadable(Kind, NamespacedName),
     /// A Service was added or changed.
     ServiceApplied(Service),

@@ -1,8 +1,8 @@
 //! The result of a Service's health-check node port: the ready endpoints on this node.
 //!
-//! A load balancer checks that port on every node, and sends only to nodes with such endpoints, so
-//! that `externalTrafficPolicy: Local` loses no packets. Terminating endpoints still serve arriving
-//! traffic, but do not count: the load balancer should send elsewhere.
+//! A load balancer checks this port on every node, and sends only to nodes with ready endpoints. So
+//! no packet is lost with `externalTrafficPolicy: Local`. Terminating endpoints still serve traffic
+//! that arrives, but do not count, because the load balancer should send elsewhere.
 
 use std::net::IpAddr;
 

@@ -18,7 +18,7 @@ pub struct IgnoredOption {
 }
 
 impl IgnoredOption {
-    /// Describes the refused action: `heed annotation kube-proxy-ipvs/scheduler "best"`.
+    /// Describes the action that was refused: `heed annotation kube-proxy-ipvs/scheduler "best"`.
     pub(crate) fn object(&self) -> String {
         format!(
             "heed annotation {} {:?}",
@@ -28,12 +28,12 @@ impl IgnoredOption {
     }
 }
 
-/// Options that this node supports: the mode's options, without the values that the kernel lacks.
+/// Options that this node supports: the mode's options, except values that the kernel lacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OptionSupport {
     /// The mode's name.
     pub mode: &'static str,
-    /// The scheduler of Services without their own (`--ipvs-scheduler`).
+    /// Scheduler of Services that choose none (`--ipvs-scheduler`).
     pub scheduler: Arc<str>,
     /// Values that the kernel does not support.
     pub unavailable: Vec<UnavailableOption>,

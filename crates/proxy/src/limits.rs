@@ -1,15 +1,15 @@
 //! Limits on the kernel entries of one Service.
 //!
-//! A Service of 90 KB can name 5,000 external IPs and 100 ports: 500,000 virtual servers in IPVS
-//! mode, on every node. Each mode writes a Service's ports × addresses, and IPVS mode writes the
-//! endpoints of each combination. So both products have a limit, for each IP family. Other modes
-//! write the endpoints once. They have the same limits, so that a change of the mode does not
-//! change the served part.
+//! A Service of 90 KB can name 5,000 external IPs and 100 ports, which are 500,000 virtual servers
+//! in IPVS mode, on every node. Each mode writes ports × addresses entries for a Service. IPVS mode
+//! also writes the endpoints for each of these entries. So both products have a limit, for each IP
+//! family. Other modes write the endpoints only once, but have the same limits, so that every mode
+//! serves the same part.
 //!
-//! The limits keep the cluster IP first, then NodePorts, load-balancer addresses and external IPs,
-//! each in the order of the object. They cut ports and EndpointSlices only if the cluster IP and
-//! NodePorts alone exceed a limit. The result depends only on the objects, so it is the same in
-//! every mode and on every node.
+//! Within the limits, the cluster IP comes first, then NodePorts, load-balancer addresses and
+//! external IPs, each in the object's order. Ports and EndpointSlices are cut only if the cluster
+//! IP and NodePorts alone exceed a limit. The result depends only on the objects, so it is the same
+//! in every mode and on every node.
 
 use std::fmt;
 
@@ -27,16 +27,16 @@ pub const MAX_FRONTENDS: usize = 4_096;
 pub const MAX_DESTINATIONS: usize = 100_000;
 
 /// Limit of addresses × ports × endpoints of one Service with at most [`FEW_FRONTENDS`], in an IP
-/// family. The limit is higher because a tenant multiplies addresses and ports cheaply, but must
-/// name each endpoint. In IPVS mode, such a Service takes some 190 MB of kernel memory
+/// family. This limit is higher, because a tenant multiplies addresses and ports cheaply but must
+/// create each endpoint. In IPVS mode, such a Service takes some 190 MB of kernel memory
 /// (`ipvs-netlink/examples/memory_cost.rs`).
 pub const MAX_DESTINATIONS_OF_FEW: usize = 300_000;
 
-/// Limit of endpoints of one Service port, in an IP family: ten times the number that Kubernetes
-/// tests. To add an endpoint, the kernel searches all destinations of the virtual server.
+/// Limit of endpoints of one Service port in an IP family, ten times the number that Kubernetes
+/// tests. The kernel searches all destinations of a virtual server to add one.
 pub const MAX_ENDPOINTS: usize = 50_000;
 
-/// Largest number of addresses × ports of one Service, in an IP family, that counts as few.
+/// Largest number of addresses × ports, of one Service in an IP family, that counts as few.
 pub const FEW_FRONTENDS: usize = 16;
 
 /// Returns the limit of addresses × ports × endpoints for a Service with this number of frontends.
@@ -120,7 +120,7 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
         && endpoints.sum::<usize>() <= MAX_ENDPOINTS
         && addresses * load <= max_destinations(addresses * ports)
         && ports * ranges <= MAX_DESTINATIONS;
-    // Each family may be small even if both together are not.
+    // Together the families may be large while each one is small.
     is_small || {
         let mut copy = service.clone();
         cut(&mut copy, slices) == Cut::default() && copy == *service
@@ -129,7 +129,7 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
 
 /// Cuts a Service to the limits. O(addresses + slices).
 pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> Cut {
-    // The cluster IP and the node's addresses come first.
+    // The cluster IP and the node's addresses are kept first.
     let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
     let fixed = 1 + usize::from(has_node_port);
     let ports = service.ports.len().min(MAX_FRONTENDS / fixed);
@@ -147,7 +147,7 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> Cut {
         let mut load = 0_usize;
         let mut of_ports: HashMap<&str, usize> = HashMap::new();
         for slice in slices.iter().filter(|slice| slice.family == family) {
-            // A slice has each port of the Service at most once, since port names differ.
+            // Port names differ, so a slice has each port of the Service at most once.
             let of_slice = slice.endpoints.len() * slice.ports.len().min(ports);
             let count = slice.endpoints.len();
             let has_room = slice.ports.iter().all(|port| {

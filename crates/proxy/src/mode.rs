@@ -6,8 +6,8 @@
 //!                               └────────────────────────────────────────────┘
 //! ```
 //!
-//! A mode never blocks. Its own threads run blocking work, such as system calls and programs.
-//! Independent work runs in parallel. One task calls all functions of the mode.
+//! A mode never blocks: its own threads run system calls and programs, independent ones in
+//! parallel. A single task calls all functions of a mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -32,28 +32,28 @@ pub trait Mode: Send {
     /// Returns the family that the mode serves.
     fn family(&self) -> IpFamily;
 
-    /// Reports whether the mode can compute changes now. Until then, the caller collects changes.
+    /// Reports whether the mode can receive changes now. Until then, the caller collects them.
     fn is_ready(&self) -> bool;
 
-    /// Computes the wanted entries for all `changes`, without writing them.
+    /// Computes the wanted entries after these changes. Writes nothing.
     fn update(&mut self, model: &Model, changes: &Changes, now: Instant);
 
     /// Handles a notification of the kernel.
     fn notice(&mut self, notice: &Notice, now: Instant);
 
-    /// Starts to compare the kernel with the recorded state, one part after another. Called once in
-    /// each sync period.
+    /// Starts comparing the kernel with the recorded state, part by part. Called once per sync
+    /// period.
     fn check(&mut self, now: Instant);
 
-    /// Starts all pending work on idle kernel threads, without waiting for it.
+    /// Starts all pending work on idle kernel threads. Does not wait for it.
     fn proceed(&mut self, model: &Model, now: Instant);
 
-    /// Starts only the work that clients wait for. Another mode replaces this one once all kernel
-    /// threads are idle.
+    /// Starts only work that clients wait for. Called before another mode replaces this one, which
+    /// happens once all kernel threads are idle.
     fn go_on_serving(&mut self, now: Instant);
 
-    /// Becomes ready when [`book`](Self::book) has a result: a kernel thread has finished, or a
-    /// change needs no write. Otherwise stays pending; an idle mode wakes no task.
+    /// Becomes ready when [`book`](Self::book) has a result, because a kernel thread has finished
+    /// or a change needs no write. Otherwise stays pending: an idle mode wakes no task.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
     /// Records finished work of kernel threads. Returns a report, or `None` if no work has
@@ -63,8 +63,8 @@ pub trait Mode: Send {
     /// Reports whether all kernel threads are idle, so that another mode may replace this one.
     fn is_idle(&self) -> bool;
 
-    /// Returns when [`proceed`](Self::proceed) has work without a new event: a retry, or a drain to
-    /// check. Returns `now` if more work is ready.
+    /// Returns the time at which [`proceed`](Self::proceed) has work without a new event, such as a
+    /// retry or a drain to check. Returns `now` if work is ready.
     fn next_due(&self, now: Instant) -> Option<Instant>;
 
     /// Returns the progress of the mode.
@@ -78,19 +78,19 @@ pub trait Mode: Send {
     /// addresses are unknown.
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
-    /// Returns the Services' addresses and ports that another program owns in the kernel, so that
-    /// this mode leaves them alone. Empty by default.
+    /// Returns addresses and ports of Services that another program owns in the kernel. This mode
+    /// does not serve them. Empty by default.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
 
-    /// Returns values of Services' options that the mode supports, but this node does not.
+    /// Returns option values of Services that the mode supports, but not on this node.
     fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }
 
-    /// Returns the draining endpoints, and lists at most `named` of them. Empty in a mode whose
-    /// connections continue without tracking.
+    /// Returns the draining endpoints, with details of at most `named`. Empty in a mode that does
+    /// not track the connections of removed endpoints.
     fn drains(&self, _named: usize) -> Drains {
         Drains::default()
     }
@@ -105,7 +105,7 @@ pub struct Drains {
     pub oldest: Option<Instant>,
     /// The first draining endpoints, by address.
     pub first: Vec<DrainingEndpoint>,
-    /// Limit of a drain's duration, or `None` if a drain lasts until its connections end.
+    /// Longest duration of a drain. With `None`, a drain ends with its last connection.
     pub limit: Option<Duration>,
 }
 
@@ -116,7 +116,7 @@ pub struct DrainingEndpoint {
     pub at: ServiceAddress,
     /// The endpoint.
     pub target: Target,
-    /// Start of the drain, or of the process if it started later.
+    /// Time at which the drain began, or at which the process started, if later.
     pub since: Option<Instant>,
 }
 
@@ -133,23 +133,23 @@ pub enum Notice {
     ServiceLink,
     /// Another program has changed the mode's rules, or may have changed them.
     Ruleset,
-    /// Notifications were lost, so any entry may have changed.
+    /// Notifications were lost, so any state may have changed.
     Anything,
 }
 
-/// Progress of a mode. A write that failed for its own reason does not count: its failure is
-/// reported by name.
+/// Progress of a mode. If an entry itself is at fault for a failed write, the entry does not count;
+/// its failure is reported by name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Time of the oldest change that is not in the kernel yet, or `None`.
+    /// Time of the oldest change that the kernel does not have, if any.
     pub pending_since: Option<Instant>,
-    /// Start of the time without any successful write of pending work. `None` while writes succeed
-    /// or no work is pending.
+    /// Time since which no write of pending work has succeeded. `None` while writes succeed or no
+    /// work is pending.
     pub stuck_since: Option<Instant>,
     /// True if no work is running or pending.
     pub is_settled: bool,
-    /// Number of entries that differ from the wanted state. They are refused, or wait for other
-    /// entries or for the initial lists.
+    /// Number of entries that differ from the wanted state. Their writes were refused, or wait for
+    /// other entries or the initial lists.
     pub pending: usize,
     /// Number of these entries whose last write was refused.
     pub failing: usize,
@@ -160,33 +160,33 @@ pub struct Standing {
 pub struct Report {
     /// Number of writes that the kernel accepted.
     pub written: usize,
-    /// All writes by subject and result, including refused writes.
+    /// All writes, by kind of entry and by result, including refused ones.
     pub writes: Writes,
     /// Writes that failed or could not be tried. They stay pending, and are retried with back-off.
     pub failures: Vec<Failure>,
     /// Number of tables whose rules `iptables-restore` refused.
     pub failed_restores: usize,
-    /// Unreadable parts of the kernel's state. The last known state stays, and reading is retried
-    /// with back-off. All other work continues.
+    /// Parts of the kernel's state that cannot be read. They keep their last known state, and
+    /// reading is retried with back-off. Other work continues.
     pub unreadable: Vec<Unreadable>,
     /// Parts of the kernel's state that were read successfully.
     pub readable: Vec<&'static str>,
-    /// Services whose wanted entries all exist in the kernel, as of their last
-    /// [`update`](Mode::update).
+    /// Services whose wanted entries, according to their last [`update`](Mode::update), all exist
+    /// in the kernel.
     pub settled: Vec<NamespacedName>,
-    /// Settled Services with at least one write since they changed.
+    /// Settled Services that needed at least one write since their change.
     pub written_for: HashSet<NamespacedName>,
     /// Settled Services whose entries another program had changed.
     pub repaired: Vec<NamespacedName>,
     /// UDP frontends whose rules were removed from the kernel, so that this mode no longer serves
     /// them.
     pub withdrawn: Vec<Frontend>,
-    /// Service ports that claim an address and port of another Service port, if the list changed.
+    /// Service ports that claim an address and port of another Service port. `None` if unchanged.
     pub conflicts: Option<Vec<Conflict>>,
-    /// Number of unlisted conflicts, since one namespace can have very many.
+    /// Number of further conflicts, because one namespace can have very many.
     pub more_conflicts: usize,
-    /// Addresses and ports that a Service port wants but another program owns. Each is reported
-    /// once.
+    /// Addresses and ports that a Service port wants but another program owns. Each appears in one
+    /// report only.
     pub foreign: Vec<(String, ServicePortName)>,
     /// Repaired entries that another program had changed.
     pub drift: Drift,
@@ -194,17 +194,17 @@ pub struct Report {
     pub iptables: Option<IptablesReport>,
     /// Counters of nftables mode.
     pub nftables: Option<NftablesReport>,
-    /// True if this work needed much memory for a while: the mode read or compared the kernel, or
+    /// True if this work temporarily needed much memory: the mode read or compared the kernel, or
     /// wrote many entries.
     pub has_used_much: bool,
-    /// The reason why a kernel thread ended, if one has. The process should then end, because no
-    /// state can be trusted.
+    /// Reason why a kernel thread ended, if one has. The process should then exit, because the
+    /// thread's state is lost.
     pub gone: Option<String>,
 }
 
 impl Report {
-    /// Records that an address, or this node if `address` is `None`, no longer serves a port.
-    /// Ignores protocols other than UDP, since their flows end by themselves.
+    /// Records that an address no longer serves a port, or that this node does not if `address` is
+    /// `None`. Ignores all protocols except UDP, because their flows end by themselves.
     pub fn withdraw(&mut self, address: Option<IpAddr>, protocol: Protocol, port: u16) {
         if protocol == Protocol::Udp {
             self.withdrawn.push(Frontend::new(address, port));
@@ -292,8 +292,8 @@ impl Drift {
 pub struct IptablesReport {
     /// Number of wanted rules in filter and nat, without rules in other programs' chains.
     pub wanted: [usize; 2],
-    /// Number of rules in filter and nat that this sync wrote, or `None` if the kernel already had
-    /// all rules.
+    /// Number of rules in filter and nat that this sync wrote. `None` if the kernel already had
+    /// every rule.
     pub written: Option<[usize; 2]>,
     /// True if the sync compared all rules with the kernel. False if it only wrote changes.
     pub is_full: bool,
@@ -302,15 +302,15 @@ pub struct IptablesReport {
 /// Result of work of nftables mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NftablesReport {
-    /// Transactions that were refused, or whose result is unknown.
+    /// Number of transactions that were refused or whose result is unknown.
     pub failed_syncs: usize,
-    /// Failed transactions that only remove unwanted entries.
+    /// Number of failed transactions that only remove unwanted entries.
     pub failed_cleanups: usize,
-    /// NodePorts that could not be served on localhost.
+    /// Number of NodePorts that could not be served on localhost.
     pub failed_listeners: usize,
-    /// Number of NodePorts that are served on localhost, if it may have changed.
+    /// Number of NodePorts served on localhost. `None` if it cannot have changed.
     pub listeners: Option<usize>,
-    /// True if the sync compared all entries with the kernel. False if it only wrote changes.
+    /// True if the work compared all entries with the kernel. False if it only wrote changes.
     pub is_full: bool,
 }
 
@@ -339,8 +339,8 @@ impl fmt::Display for Failure {
 pub struct Conflict {
     /// The address, port and protocol.
     pub object: String,
-    /// The owner: the older Service. At the same age, the Service whose name sorts first.
+    /// Owner of the address and port: the older Service or, at equal age, the first by name.
     pub winner: ServicePortName,
-    /// The Service port that is not served there while the winner exists.
+    /// Service port that is not served at this address and port while the winner exists.
     pub loser: ServicePortName,
 }

@@ -23,25 +23,24 @@ use shared::{Shared, is_just_elsewhere, seen};
 /// All Services, slices and the own Node. An update costs O(event), a read O(changed Services).
 #[derive(Debug, Default)]
 pub struct Model {
-    /// Services by name. Boxed, since a hash table is up to twice as large as its entries, and
-    /// three times as large while it grows.
+    /// Services by name. Boxed, because a hash table is up to twice as large as its entries, and
+    /// three times while it grows.
     services: HashMap<NamespacedName, Box<Service>>,
-    /// Slices by Service. Sorted by name, so that a Service's slices have a fixed order. Most
-    /// Services have one slice, for which a tree's node would be ten times as large.
+    /// Slices by Service, sorted by name so that their order is fixed. A list, because most
+    /// Services have one slice, and a tree's node would be ten times as large.
     slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
-    /// The Service of each slice. A deletion names only the slice, and the slice's label may have
-    /// changed.
+    /// Service of each slice, because a deletion names only the slice, and the slice's label may
+    /// have changed.
     service_of: HashMap<NamespacedName, NamespacedName>,
-    /// Version of the Services' names and their order. Changes whenever a Service is added or
-    /// deleted.
+    /// Version of the list of Service names. It changes whenever a Service is added or deleted.
     names_version: u64,
     /// Name of this node. The model does not keep the names of other nodes.
     own_node: Option<Box<str>>,
-    /// The placement of endpoints on other nodes without hints. The model drops all other fields of
-    /// such placements.
+    /// Placement of endpoints on other nodes without hints. All of them share this value, because
+    /// the model drops their details.
     elsewhere: Arc<Placement>,
     node: Option<Node>,
-    /// True if an event or a list showed the own Node, or `None` while unknown.
+    /// True if this node's Node exists, false if a list lacked it, `None` while unknown.
     has_node: Option<bool>,
     is_node_named: bool,
     service_cidrs: ServiceCidrs,
@@ -55,7 +54,7 @@ pub struct Model {
     with_options: HashSet<NamespacedName>,
     /// Version of the options of all Services.
     options_version: u64,
-    /// True during a list of Services. Cluster IPs that changed are judged at its end.
+    /// True during a list of Services. Changed cluster IPs are checked at its end.
     is_listing_services: bool,
     changes: Changes,
     placements: Shared<Placement>,
@@ -68,7 +67,7 @@ pub enum ExternalIps {
     /// Services are served at their external IPs.
     #[default]
     Served,
-    /// The model treats Services as if they had no external IPs.
+    /// External IPs are ignored: the model treats Services as if they had none.
     Ignored,
 }
 
@@ -78,8 +77,8 @@ impl Model {
         Self::default()
     }
 
-    /// Creates an empty model for the node of this name. The model keeps whether an endpoint is on
-    /// or meant for this node. It drops the names of other nodes.
+    /// Creates an empty model for the node of this name. The model records whether an endpoint is
+    /// on this node, or meant for it, and drops the names of other nodes.
     pub fn of_node(name: &str) -> Self {
         Self {
             own_node: Some(name.into()),
@@ -139,8 +138,8 @@ impl Model {
                     self.changes.node = true;
                 }
             }
-            // The Node object may be deleted while the node still serves, so its last state stays
-            // in use.
+            // Keeps the last state, because the Node object may be deleted while the node still
+            // serves.
             Event::NodeDeleted(_) => {
                 self.has_node = Some(false);
                 self.is_node_named = false;
@@ -196,7 +195,7 @@ impl Model {
             match kind {
                 Kind::Service => self.delete_service(&name),
                 Kind::EndpointSlice => self.delete_slice(&name),
-                // The last state of the Node stays in use.
+                // Keeps the Node's last state.
                 Kind::Node => {}
                 Kind::ServiceCidr => self.delete_service_cidr(&name),
             }
@@ -269,17 +268,17 @@ impl Model {
         self.options_version += u64::from(had_options || has_options);
     }
 
-    /// Judges the addresses of doubted Services again, unless a list is running.
+    /// Checks the addresses of doubted Services again, unless a list is in progress.
     fn judge_again(&mut self) {
         if !self.is_listing_services {
             self.judge_doubted();
         }
     }
 
-    /// Judges the addresses of doubted Services again, even during a list. The API server's address
-    /// cannot wait for the end of a list, which may never end without it.
+    /// Checks the addresses of doubted Services again, even during a list. The API server's address
+    /// cannot wait for the end of the list: without that address, the list may never end.
     fn judge_doubted(&mut self) {
-        // Repeats, since an external IP may get an address that a load balancer loses.
+        // Repeats, because an external IP may get an address that a load balancer has just lost.
         loop {
             let doubted = self.admission.take_doubted();
             if doubted.is_empty() {
@@ -415,7 +414,7 @@ impl Model {
         self.changes.services.insert(service);
     }
 
-    /// Returns a shared copy of a Service's name.
+    /// Returns a copy of a Service's name that shares its text with the model.
     fn shared_name(&self, name: NamespacedName) -> NamespacedName {
         let service = self.services.get_key_value(&name).map(|(known, _)| known);
         let known = service.or_else(|| Some(self.slices.get_key_value(&name)?.0));
@@ -430,7 +429,7 @@ fn slices_of<'a>(
     slices.get(service).map_or(&[], Vec::as_slice)
 }
 
-/// Finds the index of a slice among those of its Service, or the index for its insertion.
+/// Finds the index of a slice among its Service's slices, or the index at which to insert it.
 fn position(slices: &[EndpointSlice], name: &NamespacedName) -> Result<usize, usize> {
     slices.binary_search_by(|slice| slice.name.cmp(name))
 }

@@ -7,8 +7,8 @@
 //!   ServiceCIDRs ───┘ only if the settings ask for them
 //! ```
 //!
-//! `kube` provides kubeconfig, TLS and HTTP. `list_watch` lists and watches, and explains why
-//! `kube`'s watcher does not fit. `token` reads the token of a service account, `connection` the
+//! The crate `kube` provides kubeconfig, TLS and HTTP. `list_watch` lists and watches, and explains
+//! why `kube`'s watcher does not fit. `token` reads a service account's token, `connection` the
 //! certificate files. `tunnel` connects through a proxy.
 
 mod addresses;
@@ -58,16 +58,16 @@ use outage::Outage;
 pub use outage::{Trouble, Troubles};
 use request::{Need, Resource};
 
-/// Number of buffered events for the reader of the stream. With 50 endpoints, a slice's event has 8
-/// kB.
+/// Number of events buffered for the reader of the stream. An EndpointSlice with 50 endpoints takes
+/// 8 kB.
 const IN_FLIGHT: usize = 128;
 
-/// The service that sends a client's requests, as a counting layer sees it.
+/// Service that sends a client's requests, below the layer that counts them.
 pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 
 /// A layer around a client's [`Transport`] that counts requests.
 pub trait Counter: Layer<Transport, Service = Self::CountingService> {
-    /// The service that sends the client's requests.
+    /// Service around the transport that counts the requests.
     type CountingService: Service<Request<Body>, Response = Response<Self::Body>, Error = BoxError, Future: Send>
         + Clone
         + Send
@@ -94,7 +94,7 @@ pub fn uncounted(_host: &str) -> Identity {
     Identity::new()
 }
 
-/// An API server, and a client for it.
+/// API server, and a client for it.
 #[derive(Clone)]
 pub struct Server {
     client: Client,
@@ -107,9 +107,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Reads how to reach the server: from a kubeconfig, whose URL `master` overrides, from
-    /// `master` alone, or from this Pod's environment. The server may still be down. `count`
-    /// creates the layer that counts requests, from the server's host and port.
+    /// Reads the server's address and credentials. They come from a kubeconfig, whose URL `master`
+    /// overrides, from `master` alone, or from this Pod's environment. The server may still be
+    /// down. `count` creates the layer that counts requests, given the server's host and port.
     ///
     /// # Errors
     ///
@@ -121,7 +121,8 @@ impl Server {
         Self::by(settings, count, ConnectHooks::default()).await
     }
 
-    /// Reads how to reach the server. The client runs `hooks` before each connection.
+    /// Reads the server's address and credentials as [`new`](Self::new) does. The client runs
+    /// `hooks` before each connection.
     ///
     /// # Errors
     ///
@@ -144,8 +145,8 @@ impl Server {
         if let Some(url) = master {
             config.cluster_url = url;
         }
-        // Servers ignore a user in the URL, but libraries that log their target would also log the
-        // user.
+        // Removes a user from the URL: servers ignore the user, but libraries would log it with the
+        // URL.
         if let Ok(url) = without_user(&config.cluster_url.to_string()).parse() {
             config.cluster_url = url;
         }
@@ -157,7 +158,7 @@ impl Server {
             advice: "correct it, or list the server in NO_PROXY",
         })?;
         let token = token::FromFile::take(&mut config.auth_info);
-        // `ListWatch` retries, since it knows which events were lost.
+        // `ListWatch` retries itself, because it knows which events were lost.
         config.default_retry = false;
         let url = config
             .cluster_url
@@ -194,7 +195,7 @@ impl Server {
         })
     }
 
-    /// Returns the ongoing failures of [`stream`](Self::stream)'s requests.
+    /// Returns the current failures of requests by [`stream`](Self::stream).
     pub fn troubles(&self) -> Troubles {
         Troubles::of(&self.outage)
     }
@@ -215,8 +216,8 @@ impl Server {
     }
 
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
-    /// selectors. Includes ServiceCIDRs if the settings enable them. Never ends. Needs a tokio
-    /// runtime.
+    /// selectors. Also ServiceCIDRs, if the settings ask for them. The stream never ends, and needs
+    /// a tokio runtime.
     pub fn stream(&self, node: &str) -> impl Stream<Item = Event> + Send + use<> {
         let mut resources = vec![
             Resource {
@@ -276,7 +277,7 @@ impl Server {
     }
 }
 
-/// The stream of events. Its tasks end on drop.
+/// Stream of events. Dropping it ends its tasks.
 struct Events {
     addresses: mpsc::UnboundedReceiver<Vec<SocketAddr>>,
     received: mpsc::Receiver<Event>,
@@ -287,7 +288,7 @@ impl Stream for Events {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        // An address precedes any event that was read over a connection to it.
+        // An address is delivered before any event from a connection to it.
         if let Poll::Ready(Some(addresses)) = self.addresses.poll_recv(context) {
             return Poll::Ready(Some(Event::ApiServerAt(addresses)));
         }
@@ -312,10 +313,10 @@ impl Access {
         }
     }
 
-    /// Reads the current context. `what` names the kubeconfig in errors.
+    /// Reads the current context of a kubeconfig. Errors call the kubeconfig `what`.
     async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
-        // Without a URL here, `kube` would read the variables, and report their errors as errors of
-        // the file.
+        // Without a URL, `kube` would read the environment and report its errors as errors of the
+        // file.
         let unused = "http://unused.invalid".to_owned();
         let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.replace(unused));
         let authority = cluster(&mut kubeconfig).and_then(|cluster| {
@@ -389,7 +390,7 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
         reason: root_cause(error),
         advice,
     };
-    // Reads the file here first, to report a missing or unreadable file clearly.
+    // Reads the file first, because the error about a missing or unreadable file is then clear.
     std::fs::read(path).map_err(|error| failed(&error, "correct --kubeconfig"))?;
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| StartError::Api {
         what: what.clone(),
@@ -408,7 +409,8 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
     Access::by(kubeconfig, &what).await
 }
 
-/// Describes a parser's error without the content of the kubeconfig, which may be a key or a token.
+/// Describes a parser's error without quoting the kubeconfig, because the quote may contain a key
+/// or token.
 fn without_content(error: &str) -> String {
     let number = |word: &str| -> Option<usize> {
         let (_, behind) = error.split_once(word)?;
@@ -436,7 +438,7 @@ fn context(kubeconfig: &Kubeconfig) -> Option<&kube::config::Context> {
     contexts.find(|one| one.name == *name)?.context.as_ref()
 }
 
-/// Returns the kind of plugin that provides the current context's credentials, if any.
+/// Returns the kind of the credential plugin in the current context, if any.
 fn plugin(kubeconfig: &Kubeconfig) -> Option<&'static str> {
     let context = context(kubeconfig)?;
     let mut users = kubeconfig.auth_infos.iter();
@@ -448,7 +450,7 @@ fn plugin(kubeconfig: &Kubeconfig) -> Option<&'static str> {
     }
 }
 
-/// Returns a URL without the user in front of its host.
+/// Returns a URL without user and password.
 fn without_user(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
@@ -458,12 +460,12 @@ fn without_user(url: &str) -> String {
     let host = authority
         .rsplit_once('@')
         .map_or(authority, |(_, host)| host);
-    // The query may be a secret, too.
+    // Removes the query, which may also contain a secret.
     let path = path.split('?').next().unwrap_or_default();
     format!("{scheme}://{host}{path}")
 }
 
-/// Parses `--master`. Like client-go, assumes plain HTTP without a scheme.
+/// Parses `--master`. As in client-go, a URL without a scheme means plain HTTP.
 fn master_url(master: &str) -> Result<Uri, StartError> {
     let url = if master.contains("://") {
         master.to_owned()
@@ -478,7 +480,7 @@ fn master_url(master: &str) -> Result<Uri, StartError> {
         })
 }
 
-/// Reads these bytes as a list and as a watch, in each format and in pieces of two sizes.
+/// Parses these bytes as a list and as a watch, in each format, in pieces of two sizes.
 pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
     use futures::{FutureExt as _, TryStreamExt as _, stream};
     use messages::{Messages, Next};
@@ -510,7 +512,7 @@ pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
     }
 }
 
-/// Reads the parts of a kubeconfig that need no other file, and URLs of servers and proxies.
+/// Parses URLs of servers and proxies, and the parts of a kubeconfig that need no other file.
 pub(crate) fn read_as_kubeconfig(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(mut kubeconfig) = Kubeconfig::from_yaml(&text) {

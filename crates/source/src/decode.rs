@@ -10,10 +10,10 @@
 //!
 //! Each kind has one wire type for all formats, and one function that validates it.
 //!
-//! The converters fill in the defaults of an API server, since manifests lack them. They also find
-//! errors that an API server would reject. They ignore an invalid part, report it as a `Problem` by
-//! name, and use the rest of the object. An object without a usable part is `Unusable`, and its
-//! last valid content stays in use.
+//! Manifests have not passed an API server, so the converters fill in its defaults and find the
+//! errors that it would reject. An invalid part is ignored and reported as a `Problem` by name; the
+//! rest of the object is used. An object without any usable part is `Unusable`, and its last valid
+//! content stays in use.
 
 pub mod address;
 mod decoded;

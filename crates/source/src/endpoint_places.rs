@@ -1,5 +1,5 @@
-//! Pods, nodes and zones of a Service's endpoints. Serving does not need them, so the model does
-//! not keep them. Readers get them from the source, for one Service at a time.
+//! Pods, nodes and zones of a Service's endpoints. The proxy does not need them to serve, so the
+//! model drops them. Pages and commands read them from the source, one Service at a time.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -34,11 +34,11 @@ pub struct Whereabouts {
     pub zone: Option<String>,
 }
 
-/// Whereabouts of a Service's endpoints. One address may have several, since host-network pods of a
-/// node share it. A slice may also list a terminating pod together with its replacement.
+/// Whereabouts of a Service's endpoints. One address may have several: host-network pods of a node
+/// share an address, and a slice may list a terminating pod beside its replacement.
 #[derive(Debug, Clone, Default)]
 pub struct EndpointPlaces {
-    /// The ports of each slice. Slices are in the order of their names, as in the model.
+    /// Ports of each slice, in the model's order of slices: by name.
     slices: Vec<SlicePorts>,
     endpoints: HashMap<IpAddr, Vec<ListedEndpoint>>,
     /// Lines about ignored endpoints, at most [`IGNORED_MAX`].
@@ -107,7 +107,7 @@ impl EndpointPlaces {
 
     /// Returns the whereabouts of the endpoint that serves a Service port at this address and port
     /// number. If several endpoints match, returns the one that `proxy::Endpoints` uses. Without a
-    /// number, any endpoint with this address matches.
+    /// port number, the address alone decides.
     pub fn find(
         &self,
         of: &ServicePortName,
@@ -125,7 +125,7 @@ impl EndpointPlaces {
         };
         let listed = self.endpoints.get(&address)?.iter().enumerate();
         let counts_first = |(position, listed): &(usize, &ListedEndpoint)| {
-            // If a slice lists the address twice without terminating, the last entry is used.
+            // If a slice lists the address twice and neither is terminating, the last entry counts.
             let later = (!listed.terminating).then_some(Reverse(*position));
             (listed.terminating, listed.slice, later, *position)
         };
@@ -167,12 +167,12 @@ pub enum WhereaboutsError {
 }
 
 impl Registry {
-    /// Reads the whereabouts of a Service's endpoints. A blocking thread reads files and decodes,
-    /// since a Service may have 100,000 endpoints.
+    /// Reads the whereabouts of a Service's endpoints. Uses a blocking thread, because a Service
+    /// may have 100,000 endpoints.
     ///
     /// # Errors
     ///
-    /// Fails if the source cannot be read. Objects that do not decode are ignored.
+    /// The source cannot be read. Objects that cannot be decoded are skipped.
     pub async fn whereabouts(
         &self,
         service: &NamespacedName,
@@ -191,7 +191,7 @@ impl Registry {
     }
 }
 
-/// Builds a request to the server's watch cache, for a list of any age.
+/// Builds a request that the server answers from its watch cache, for a list of any age.
 fn request(service: &NamespacedName) -> http::Result<http::Request<Vec<u8>>> {
     let query = Serializer::new(String::new())
         .append_pair("labelSelector", &format!("{SERVICE}={}", service.name()))
@@ -213,7 +213,7 @@ fn read_folder(
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        // A file that is not text or was just deleted has no slices.
+        // Skips files that are not text, or that were just deleted.
         let text = fs::read_to_string(&path).unwrap_or_default();
         let documents = manifests::documents_of(&text);
         for document in documents.filter(|document| may_name(document, service.name())) {
@@ -224,8 +224,9 @@ fn read_folder(
     Ok(EndpointPlaces::new(found))
 }
 
-/// Reports whether a text may contain a name. Only such text is decoded, since decoding a folder of
-/// thousands of Services takes seconds. A backslash may spell the name differently.
+/// Reports whether a document may contain a name. All other documents are skipped, because decoding
+/// a folder of thousands of Services takes seconds. A backslash may hide a name in another
+/// spelling.
 fn may_name(text: &str, name: &str) -> bool {
     let is_in_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
     text.contains('\\')
@@ -236,8 +237,8 @@ fn may_name(text: &str, name: &str) -> bool {
         })
 }
 
-/// Decodes the objects of a document that may contain a name. A document that does not decode has
-/// no slices.
+/// Decodes the objects of a document that may contain a name. Returns no slices if the document
+/// cannot be decoded.
 fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     let items = block_items(document).into_iter();
     let items = items.filter(|item| may_name(item, name));
@@ -247,7 +248,7 @@ fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     if let Some(items) = items.filter(|items| !items.is_empty()) {
         return items;
     }
-    // JSON is also YAML, but its own decoder is faster.
+    // JSON is also valid YAML, but its own parser is faster.
     let object = serde_json::from_str::<Slice>(document).ok();
     let object = object.or_else(|| serde_saphyr::from_str(document).ok());
     let objects = object.into_iter().flat_map(|mut object| {
@@ -257,8 +258,8 @@ fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     objects.collect()
 }
 
-/// Splits a list, as kubectl prints it in YAML, into the texts of its items. Returns no items for
-/// other documents.
+/// Splits a YAML list, in the form that kubectl prints, into the texts of its items. Returns no
+/// items for other documents.
 fn block_items(document: &str) -> Vec<String> {
     let lines = document.split_inclusive('\n');
     let mut lines = lines.skip_while(|line| line.trim_end() != "items:");
@@ -416,8 +417,8 @@ mod tests {
         assert_eq!(found.endpoints.len(), 2);
     }
 
-    /// Checks the time of a large folder. A folder of 1,200 Services once took 2 s, so the page had
-    /// no names of pods.
+    /// Checks the time for a large folder. With 1,200 Services it once took 2 s, so the page showed
+    /// no pod names.
     #[test]
     fn only_manifests_that_contain_the_services_name_are_decoded() {
         for (text, name, wanted) in [
@@ -453,7 +454,7 @@ mod tests {
             slices.map(|slice| slice.metadata.name).collect()
         };
         assert_eq!(names(&list), ["web-a"]);
-        // An alias needs the item with its anchor.
+        // An alias can be read only together with the item that has its anchor.
         let aliased = list.replace("- 10.0.0.1\n  kind: EndpointSlice\n  metadata:\n    labels:\n      kubernetes.io/service-name: web", "- *ip\n  kind: EndpointSlice\n  metadata:\n    labels:\n      kubernetes.io/service-name: web");
         let aliased = aliased.replacen("- 10.0.0.1", "- &ip 10.0.0.1", 1);
         assert_ne!(aliased, list);
@@ -486,7 +487,7 @@ mod tests {
         assert!(found.find(&http(), [127, 0, 0, 1].into(), None).is_none());
     }
 
-    /// Checks two host-network pods of one node, each in its own slice.
+    /// Two host-network pods of one node, each in its own slice.
     #[test]
     fn pods_that_share_an_address_are_distinguished_by_port() {
         let text = r#"{"items":[
@@ -517,8 +518,7 @@ mod tests {
         assert_eq!(pod("http", Protocol::Tcp, None), told("a"));
     }
 
-    /// Checks that the result is the endpoint that `proxy::Endpoints` uses, in any order of the
-    /// slices.
+    /// The result must be the endpoint that `proxy::Endpoints` uses, for any order of the slices.
     #[test]
     fn the_effective_endpoint_of_a_shared_address_is_returned() {
         let slice = |name: &str, pods: &[(&str, bool)]| {

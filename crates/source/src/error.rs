@@ -18,7 +18,7 @@ pub enum StartError {
     /// The settings name no usable API server.
     #[error("{what}: {reason}; {advice}")]
     Api {
-        /// The setting or file.
+        /// Setting or file with the error.
         what: String,
         /// The error in the setting or file.
         reason: String,

@@ -1,10 +1,10 @@
-//! Parsers of outside bytes, as functions for the fuzzer. Only the fuzzer may use them.
+//! Entry points for the fuzzer: parsers of outside bytes. No other code uses them.
 
 use proxy::Kind;
 
 use crate::{address, api, decode, manifests};
 
-/// Splits the bytes into a kind, from the first byte, and the rest.
+/// Splits bytes into a kind, encoded in the first byte, and the rest.
 fn kind(bytes: &[u8]) -> Option<(Kind, &[u8])> {
     let (first, rest) = bytes.split_first()?;
     let kind = Kind::ALL.get(usize::from(*first) % Kind::ALL.len())?;

@@ -42,7 +42,7 @@ pub struct Source {
     pub events: BoxStream<'static, Event>,
     /// The client of the API server, or `None` for a folder.
     pub client: Option<Client>,
-    /// The registry for details of objects that events do not contain.
+    /// Access to details of objects that events omit.
     pub registry: Registry,
     /// Description without secrets, such as `API server https://10.0.0.1:6443`.
     pub from: String,
@@ -52,8 +52,8 @@ pub struct Source {
     pub troubles: Troubles,
 }
 
-/// Opens a source. `node` is this node's name. `count` creates the layer that counts requests, from
-/// the server's host and port. Without counting, use [`uncounted`]. `hooks` run before each
+/// Opens a source. `node` is this node's name. `count` creates the layer that counts requests,
+/// given the server's host and port; [`uncounted`] counts nothing. `hooks` run before each
 /// connection to an API server.
 ///
 /// # Errors

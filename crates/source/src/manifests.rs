@@ -39,25 +39,24 @@ use tracing::{info, warn};
 use crate::error::StartError;
 use folder::{ChangedFiles, Folder};
 
-/// Quiet time after the last change before the folder is read, since one save causes several
-/// events.
+/// Pause without changes before the folder is read, because one save causes several events.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// Quiet time while a writer has not closed its file. Half a file may look like a complete file
-/// with fewer objects.
+/// Pause while a writer has a file open. A half-written file may look like a complete file with
+/// fewer objects.
 const UNFINISHED: Duration = Duration::from_secs(1);
-/// Quiet time after the folder itself was replaced, since its creator may still be filling it.
+/// Pause after the folder itself was replaced, because its creator may still be filling it.
 const REFILLED: Duration = Duration::from_secs(1);
-/// Longest time that a series of changes delays reading.
+/// Longest delay of a read when changes keep arriving.
 const LONGEST: Duration = Duration::from_secs(3);
-/// The symbolic link by which a mounted ConfigMap changes all its files in one step.
+/// Symbolic link that a mounted ConfigMap replaces to change all its files at once.
 const CONFIG_MAP_DATA: &str = "..data";
-/// Number of buffered event batches for the reader of the stream.
+/// Number of event batches that wait for the reader of the stream.
 const IN_FLIGHT: usize = 1;
 
 /// Watches the manifests in `folder`. `node` is this node's name.
 ///
-/// The stream never ends. It begins with one list of each kind. A list is not whole while a file
-/// exists that was never readable.
+/// The stream never ends. It begins with one list of each kind. While some file has never been
+/// readable, a list is complete but not whole.
 ///
 /// # Errors
 ///
@@ -106,11 +105,11 @@ fn into_io(error: notify::Error) -> io::Error {
 
 /// The stream of events from the thread.
 ///
-/// All events of one read arrive together, so a reader never sees half a change. Otherwise, a
-/// renamed Service would be missing for a moment.
+/// All events of one read arrive together, so that a reader never sees half a change. A renamed
+/// Service, for example, is never missing.
 struct Manifests {
     looks: channel::Receiver<Vec<Event>>,
-    /// The rest of the last batch.
+    /// Rest of the last batch.
     events: vec::IntoIter<Event>,
     changes: mpsc::Sender<Change>,
 }
@@ -133,7 +132,7 @@ impl Stream for Manifests {
 
 impl Drop for Manifests {
     fn drop(&mut self) {
-        // Fails if the thread has ended already.
+        // Ignores the error: the thread has already ended.
         let _ = self.changes.send(Change::Stop);
     }
 }
@@ -186,8 +185,8 @@ fn follow(
     }
 }
 
-/// The watches on the folder, and on the nearest existing folder above it. The upper watch notices
-/// when the folder is replaced, or a symbolic link changes its target.
+/// Watches on the folder, and on the nearest existing folder above it. The latter notice when the
+/// folder is replaced, or when a symbolic link changes its target.
 struct Watch {
     folder: PathBuf,
     watcher: RecommendedWatcher,
@@ -198,7 +197,7 @@ impl Watch {
     fn new(folder: PathBuf, changes: &mpsc::Sender<Change>) -> io::Result<Self> {
         let changes = changes.clone();
         let watcher = notify::recommended_watcher(move |event| {
-            // Fails if the thread has ended.
+            // Ignores the error: the thread has already ended.
             let _ = changes.send(Change::Watched(event));
         });
         let mut watch = Self {
@@ -210,11 +209,11 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches the paths that exist now. The watches missed earlier changes, so a read of the
-    /// folder must follow.
+    /// Watches the paths that exist now. Changes before this call were missed, so the caller must
+    /// read the folder afterwards.
     fn renew(&mut self) -> io::Result<()> {
         for path in self.watched.drain(..) {
-            // The kernel has already dropped the watches of removed paths.
+            // Ignores the error: the kernel has already dropped the watches of removed paths.
             let _ = self.watcher.unwatch(&path);
         }
         let folder = self.folder.clone();
@@ -237,7 +236,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits for changes, and then until no more changes arrive. Returns `None` if the stream was
+    /// Waits for a change, and then for a pause in the changes. Returns `None` if the stream was
     /// dropped.
     fn next_batch(&mut self, changed: &mpsc::Receiver<Change>) -> Option<ChangedFiles> {
         let mut batch = Batch::default();
@@ -298,7 +297,7 @@ impl Watch {
 #[derive(Debug, Default)]
 struct Batch {
     touched: ChangedFiles,
-    /// Files that were written to and are not closed yet.
+    /// Files that are open for writing.
     unfinished: HashSet<OsString>,
     /// True if the folder itself, or a folder above it, changed.
     is_folder: bool,
@@ -315,7 +314,7 @@ impl Batch {
         if let EventKind::Access(access) = event.kind
             && access != AccessKind::Close(AccessMode::Write)
         {
-            // A read access, such as by this process itself.
+            // Ignores reads of files, among them this process's own.
             return false;
         }
         let mut is_relevant = false;

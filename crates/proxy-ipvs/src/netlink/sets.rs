@@ -20,7 +20,7 @@ use crate::sets::{Member, Set, SetKind};
 pub(super) struct Sets {
     ipset: Ipset,
     family: IpFamily,
-    /// Sets that could not be created. The failures of their members are expected.
+    /// Sets that could not be created. Their members fail for the same reason.
     refused: BTreeSet<Set>,
 }
 
@@ -37,8 +37,8 @@ impl Sets {
         self.ipset.sent()
     }
 
-    /// Reads our sets one by one, because sets of other programs may be huge. A set with our name
-    /// and another type counts as missing. Its creation then reports the reason.
+    /// Reads our sets one by one, because other programs' sets may be huge. Omits a set that has
+    /// our name but another type; creating ours then reports the reason.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
@@ -52,7 +52,8 @@ impl Sets {
             };
             if serves_as(&found.header, set, self.family) {
                 dump.sizes.insert(set, size(&found.header));
-                // This proxy cannot have written an entry that it cannot express.
+                // Skips entries that this proxy cannot express, because it cannot have written
+                // them.
                 let members = found.entries.iter().filter_map(member).collect();
                 dump.members.insert(set, members);
             }
@@ -60,7 +61,8 @@ impl Sets {
         Ok(dump)
     }
 
-    /// Returns foreign sets with our names and another type. This proxy does not remove them.
+    /// Returns other programs' sets that have our names but another type. This proxy does not
+    /// remove them.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let named = |header: &Header| Set::by_name(&header.name, self.family);
         let there = self.ipset.headers()?.into_iter();
@@ -99,7 +101,7 @@ impl Sets {
         let wanted = definition(set, self.family).with_maxelem(size);
         match self.ipset.create(&set.name(self.family), &wanted) {
             Ok(_) => Outcome::Done,
-            // Only the size differs.
+            // The existing set differs only in size.
             Err(Error::Mismatch { exists, .. }) if serves_as(&exists, set, self.family) => {
                 if self::size(&exists) >= size {
                     return Outcome::Done;
@@ -124,8 +126,8 @@ impl Sets {
         }
     }
 
-    /// Replaces a set by a larger one with the same entries, because the kernel cannot resize a set
-    /// beyond its `maxelem`. The kernel swaps both sets atomically, so rules never miss a member.
+    /// Replaces a set by a larger one with the same entries, because the kernel cannot resize a
+    /// set. The kernel swaps both sets atomically, so rules see every member at all times.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
@@ -145,7 +147,7 @@ impl Sets {
     /// Adds and removes members.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let writes: Vec<_> = run.iter().filter_map(write).collect();
-        // Consecutive writes to one set in one direction are one change.
+        // Consecutive writes in one direction to one set form one change.
         let runs: Vec<_> = writes
             .chunk_by(|one, next| (one.0, one.1) == (next.0, next.1))
             .filter_map(|writes| {
@@ -208,8 +210,8 @@ impl Sets {
     }
 }
 
-/// Returns advice for removing a set that is in the way. The advice depends on whether a rule uses
-/// the set. Our own rules may, because they match it by name.
+/// Returns advice for removing a foreign set that has our name. The advice depends on whether rules
+/// use the set. Even our own rules may, because they match sets by name.
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {
@@ -241,7 +243,7 @@ fn add_failure(outcome: ipset_netlink::Outcome, set: &str) -> Option<Error> {
     }
 }
 
-/// True if a set can hold the members of our set of this name, with any capacity.
+/// True if a set can hold the members of our set, whatever its capacity.
 fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
     let size = header.definition.and_then(|there| there.maxelem());
     header.matches(&definition(set, family).with_maxelem(size.unwrap_or_default()))
@@ -250,7 +252,7 @@ fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
 fn definition(set: Set, family: IpFamily) -> Definition {
     let set_type = match set.kind() {
         SetKind::Address => SetType::HashIp,
-        // No shim in iptables matches marks.
+        // Iptables shims never match marks.
         SetKind::AddressPort | SetKind::AddressPortMark => SetType::HashIpPort,
         SetKind::AddressPortAddress => SetType::HashIpPortIp,
         SetKind::AddressPortNet => SetType::HashIpPortNet,

@@ -10,8 +10,8 @@ use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::{Tables, sorted};
 
-/// Limit of addresses per plan. With very many addresses, each one may cost the kernel half a
-/// millisecond. An urgent address waits for the running plan.
+/// Largest number of addresses in one plan. With very many addresses on the link, each new one may
+/// take the kernel half a millisecond, and an urgent address waits for the running plan.
 const ADDRESSES_AT_ONCE: usize = 2_048;
 
 /// Returns the next plan for the link and its addresses.
@@ -41,12 +41,12 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     };
     let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
-    // Additions always precede removals. Alternating would be fairer, but removals are few.
+    // Additions precede removals. Taking turns would be fairer, but removals are few.
     if ops.is_empty() {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
     if ops.is_empty() && of.claims.may_delete && of.has_all_addresses {
-        // A wanted address exists in one of both forms at all times.
+        // At all times, a wanted address exists in one of the two forms.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {
             tables.addresses.wanted(address).is_none() || tables.addresses.actual(address).is_some()
@@ -56,12 +56,13 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// Returns the first entries, in order, that may be written, at most one plan's worth.
+/// Returns the first entries, in order, that may be written now. Returns at most one plan's worth.
 fn first_sorted<T: Ord + Copy>(
     mut all: Vec<T>,
     is_possible: impl Fn(&T) -> bool,
 ) -> impl Iterator<Item = T> {
-    // Sorting all 50,000 entries for each 2,000 would cost more than writing them.
+    // Selects without sorting everything: sorting 50,000 entries for each 2,000 would cost more
+    // than writing them.
     let mut first = Vec::new();
     while first.len() < ADDRESSES_AT_ONCE && !all.is_empty() {
         let count = ADDRESSES_AT_ONCE.min(all.len());
@@ -77,8 +78,8 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Returns the addresses of virtual servers that are still to be created, without failed ones.
-/// Costs O(pending entries), because a Service may have thousands of addresses and ports.
+/// Returns the addresses of virtual servers that still have to be created, without failed ones.
+/// Costs O(pending entries), because a single Service may have thousands of addresses and ports.
 fn unserved(tables: &Tables) -> HashSet<IpAddr> {
     let servers = &tables.servers;
     let missing = servers.pending().filter(|key| {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 /// Number of writes in a plan. A plan ends at the virtual server that exhausts the budget. Without
-/// a limit, the first sync of 10,000 Services with 50 endpoints would hold 100 MB of writes,
-/// messages and replies. With a slow kernel, other changes would wait, for example while it
-/// searches its trash of destinations.
+/// the limit, the first sync of 10,000 Services with 50 endpoints would hold 100 MB of writes,
+/// messages and replies. Other changes would also wait long if the kernel is slow, for example
+/// while it searches its trash of destinations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
@@ -14,17 +14,17 @@ impl Budget {
     const LEAST: Self = Self(64);
     /// Budget of the first plan, before the kernel's speed is known.
     pub(super) const FIRST: Self = Self(256);
-    /// Time limit of a plan. Each pending virtual server adds to it, because the next plan examines
-    /// all of them.
+    /// Time that the writes of a plan may take. Each pending virtual server adds to it, because the
+    /// next plan must examine all of them.
     const TIME: Duration = Duration::from_millis(10);
     const LOOK: Duration = Duration::from_micros(2);
 
-    /// True if this number of writes suffices to measure the kernel's speed.
+    /// True if so many writes suffice to measure the kernel's speed.
     pub(crate) fn tells(ops: usize) -> bool {
         ops >= Self::LEAST.0
     }
 
-    /// Returns the budget that fits into the time at the speed of the last `ops` writes.
+    /// Returns the budget for the time limit, at the speed of the last `ops` writes.
     pub(crate) fn after(ops: usize, took: Duration, pending: usize) -> Self {
         let time = Self::TIME.as_nanos() + Self::LOOK.as_nanos() * pending as u128;
         let fit = time * ops as u128 / took.as_nanos().max(1);
@@ -36,8 +36,8 @@ impl Budget {
         ops >= self.0
     }
 
-    /// Returns the share of one Service or namespace. Writes beyond the share come after those of
-    /// other Services.
+    /// Returns the share of one Service or namespace. Writes beyond it come after other Services'
+    /// writes.
     pub(super) fn share(self) -> usize {
         (self.0 / 2).min(2_048)
     }
@@ -47,7 +47,7 @@ impl Budget {
         self.0
     }
 
-    /// Returns the number of writes left.
+    /// Returns the number of writes that the budget still allows.
     pub(super) fn left(self, ops: usize) -> usize {
         self.0.saturating_sub(ops)
     }

@@ -37,7 +37,7 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Among entries that are not urgent, the plan examines only as many as it can hold.
+    // Of the entries that are not urgent, examines only as many as the plan can hold.
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
             || waits_for_marks(tables, key, of)
@@ -67,8 +67,8 @@ pub(super) fn make(
             .then(|| changing().exempted(set, member))?
     };
     let mut members = Vec::new();
-    // The set that drops all other clients waits for the rules that admit the allowed clients. If
-    // the kernel refuses these rules, the set is still filled: a closed port is safer than an open
+    // The set that drops other clients waits for the rules that admit allowed clients. If the
+    // kernel refuses those rules, the set is filled anyway: a closed port is safer than an open
     // one.
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
@@ -76,7 +76,7 @@ pub(super) fn make(
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
-        // An exemption waits until its virtual server has the right destinations.
+        // An exemption from masquerading waits until its virtual server has the right destinations.
         let is_early = |member: &Member| {
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
@@ -91,11 +91,11 @@ pub(super) fn make(
         let is_exact = of.state.config.semantics.is_exact();
         let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
-        // The kernel refuses a second mark for an address, so the first one is removed before.
+        // The kernel refuses a second mark at an address, so the first one is removed before.
         let unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
         ops.extend(unmarked);
     }
-    // The API server and DNS always get a separate plan, before all other Services.
+    // Urgent Services (the API server and DNS) always get a plan of their own, before all others.
     let has_urgent = servers
         .first()
         .is_some_and(|((rank, _), _)| is_urgent(*rank))
@@ -126,8 +126,8 @@ pub(super) fn make(
     Plan { ops }
 }
 
-/// Rotates each rank so that it begins after the last virtual server. So a virtual server with very
-/// many changes alternates with other ones. The order of the ranks stays.
+/// Rotates each rank so that it begins after the last virtual server. A virtual server with very
+/// many changes thus takes turns with others. The order of ranks stays.
 fn begin_behind<P: PartialEq>(
     servers: &mut [(P, VirtualServerKey)],
     last: Option<VirtualServerKey>,
@@ -145,7 +145,7 @@ fn creates(op: &Op, set: Set) -> bool {
     matches!(op, Op::CreateSet(of, _) if *of == set)
 }
 
-/// True if a virtual server must be created or changed, or needs more destinations.
+/// True if a virtual server must be created or changed, or lacks destinations.
 pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
     let Some(wanted) = tables.servers.wanted(key) else {
         return false;
@@ -166,7 +166,8 @@ fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
     there.weight > wanted.weight
 }
 
-/// Adds destinations before it lowers weights, so the virtual server always has a destination.
+/// Adds destinations before it lowers weights, so that the virtual server always has one that
+/// serves.
 fn make_server(
     tables: &Tables,
     key: VirtualServerKey,
@@ -180,8 +181,8 @@ fn make_server(
     };
     let actual = tables.servers.actual(&key);
     if actual.is_none() && tables.foreign.stands_at(&key) {
-        // The kernel refuses the virtual server while the foreign one exists. The foreign one gets
-        // no destination of ours.
+        // If a foreign virtual server has the key, the kernel refuses this write. The foreign one
+        // gets none of our destinations.
         ops.push(Op::AddServer(key, wanted.properties.clone()));
         return;
     }
@@ -220,7 +221,7 @@ fn make_server(
     }
 }
 
-/// True if removals need not wait for all additions: some additions were refused, and other
+/// True if removals can start although additions are pending: they were refused, and other
 /// destinations serve.
 fn goes_on_without(
     tables: &Tables,
@@ -239,8 +240,8 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
-/// Reports whether a virtual server must keep its endpoints, because packets from outside do not
-/// have their mark yet: other endpoints would get them, too.
+/// Reports whether a virtual server must keep its endpoints for now. Packets from outside do not
+/// have their mark yet, so they would get the other endpoints, too.
 fn waits_for_outside(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let owner = tables.servers.owner(key);
     let mark = owner.and_then(|owner| of.claims.marks.get(owner));
@@ -257,13 +258,13 @@ fn waits_for_outside(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>
         && are_rules_under_way(tables, of)
 }
 
-/// Reports whether a virtual server must wait, because it is not known yet which marks are free.
+/// Reports whether a virtual server must wait until the free marks are known.
 fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     !of.claims.marks.is_open() && tables.servers.actual(key).is_none()
 }
 
-/// Reports whether a virtual server without destinations must wait for rules. One that replaces a
-/// foreign virtual server has no rules yet, because no set contained it.
+/// Reports whether a virtual server without destinations must wait for rules. If it replaces a
+/// foreign one, it has no rules yet, because no set contained its address.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {

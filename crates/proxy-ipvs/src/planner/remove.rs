@@ -20,7 +20,7 @@ use crate::tables::{Tables, sorted};
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    // After a lost reply, it is unknown which destinations still get packets.
+    // After a lost reply, nobody knows which destinations still get packets.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
     let due = due.filter(|key| tables.servers.actual(key).is_some());
@@ -36,15 +36,16 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
         };
         let address = key.address().map(|at| at.address);
         match tables.servers.wanted(&key) {
-            // The address is removed first. Otherwise another process of the node would get the
-            // clients' packets while the address is local.
+            // The address is removed first. If the virtual server went first, clients' packets
+            // would reach another process of the node while the address is local.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
-            // A Service that will be read soon may want the virtual server again.
+            // Keeps the virtual server: a Service that has not been read yet may want it.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
-            // Without the virtual server, packets with its mark would reach that at their address.
+            // Keeps the virtual server by mark while packets still get the mark. Without it, they
+            // would reach the virtual server at their address.
             None if masquerading::is_marked(tables, &key) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
-            // Additions precede removals.
+            // Additions come before removals.
             Some(_) if makes(tables, &key) => {}
             Some(wanted) => {
                 let before = ops.len();
@@ -64,7 +65,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// True if an address is on the link, in either form, and must be removed.
+/// True if an address is on the link and must be removed. Covers both forms.
 fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
     let (bound, otherwise) = (&tables.addresses, &tables.bound_otherwise);
     bound.wanted(address).is_none()
@@ -74,7 +75,7 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
 
 /// Removes set members that proved ownership of removed virtual servers.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
-    // Members that filter and masquerade stay until no virtual server uses them and no packet can
+    // Members that filter or masquerade stay until their virtual servers are gone and no packet can
     // arrive.
     let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
     if tables.servers.due(of.now).any(|key| is_left(tables, key))
@@ -82,14 +83,14 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     {
         return Plan::default();
     }
-    // Virtual servers whose removal failed, by port.
+    // Virtual servers that could not be removed, by port.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Addresses of virtual servers without other set members, because a member was refused. The set
-    // of addresses also rejects packets. So an address that became the node's own should soon leave
-    // that set.
+    // Addresses of virtual servers that no other set member names, because a member was refused.
+    // The set of addresses also rejects packets, so an address that became the node's own should
+    // leave it soon.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
-    // True if a member still proves ownership of a remaining virtual server.
+    // True if a member still proves ownership of a virtual server that exists.
     let is_evidence = |set: Set, member: &Member| match (set, *member) {
         (Set::NodePortTcp, Member::Port(port)) => ports.contains(&(Protocol::Tcp, port)),
         (Set::NodePortUdp, Member::Port(port)) => ports.contains(&(Protocol::Udp, port)),
@@ -109,7 +110,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         if set == Set::LocalMark {
-            // Removed with the exemptions.
+            // Removed elsewhere, together with the exemptions.
             continue;
         }
         let removed = sorted(table.due(of.now)).into_iter().filter(|member| {
@@ -129,9 +130,9 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
 }
 
 /// Reports whether a member must stay until another set or source range covers its virtual server.
-/// Otherwise the rules would reject or drop the clients in between.
+/// Without the overlap, the rules would reject or drop clients for a moment.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
-    // The firewall set admits no clients. Without source ranges, it would drop all of them.
+    // The firewall set admits nobody. Without source ranges, it would drop every client.
     if set == Set::LoadBalancerFirewall {
         return false;
     }
@@ -155,7 +156,7 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     }
     let mut uncovered = of.cover.uncovered.iter();
     if GUARDS.contains(&set) {
-        // A refusal of the rules must not keep a withdrawn range admitted.
+        // If the new rules are refused, a withdrawn range must not stay admitted.
         return are_rules_under_way(tables, of)
             && wants(Set::LoadBalancerFirewall)
             && uncovered.any(|of| GUARDS.contains(of));
@@ -163,7 +164,7 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     uncovered.any(|of| *of != set && wants(*of))
 }
 
-/// True if a set contains a virtual server's address and port, which proves that it is ours.
+/// True if a set contains the address and port of a virtual server, which proves that it is ours.
 fn is_named(tables: &Tables, at: ServiceAddress) -> bool {
     let member = Member::from(at);
     let mut sets = Set::all().filter(|set| set.marks_ownership());

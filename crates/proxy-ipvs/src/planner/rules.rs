@@ -13,7 +13,7 @@ use crate::tables::{Tables, sorted};
 /// Returns the next plan for the shim or leftovers.
 pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
-    // Rules match all sets, and the kernel refuses rules with a missing set.
+    // The kernel refuses rules that name a missing set, and the rules name all sets.
     let awaits_sets = of.state.look(Part::Sets).is_awaited();
     let must_wait = awaits_sets || of.cover.awaits_emptying(tables, of.now);
     if must_wait || !of.knows(Part::Rules) {
@@ -22,7 +22,7 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     if are_sets_tried(tables) && (!tables.are_served_by_another_mode() || is_all_made(tables, of)) {
         ops.extend(write_rules(tables, of.now));
     }
-    // Leftovers wait for the shim. Until then, the shim's chains may jump into them.
+    // Leftovers wait for the shim, because the old chains may jump into them until then.
     if ops.is_empty() && of.claims.may_delete && tables.rules.pending_len() == 0 {
         let places = sorted(tables.leftovers.due(of.now)).into_iter();
         let places = places.filter(|place| may_go(tables, *place, of));
@@ -35,15 +35,15 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// True if a place holds leftovers that are useless once the shim is installed: they neither serve
-/// nor prove ownership.
+/// True if the leftovers at a place are useless now: they serve no packet and prove no ownership.
 fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
-        // The shim has replaced the leftovers, or their process has ended.
+        // The shim has replaced these leftovers, or their process has ended.
         LeftoverPlace::Beside(_) | LeftoverPlace::Ended => true,
-        // These rules get packets first. They serve Services that this mode does not serve yet.
+        // These rules match packets first, and may serve Services that this mode does not serve
+        // yet.
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => is_all_made(tables, of),
-        // Sets of another shim prove the ownership of virtual servers while those exist.
+        // Sets of the former shim prove ownership of virtual servers as long as these exist.
         LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
             of.knows(Part::Servers) && of.has_taken_over && left(tables).next().is_none()
         }
@@ -57,7 +57,7 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
     Some(Op::WriteRules { wanted, installed })
 }
 
-/// True if each set exists or could not be created. The rules match all sets.
+/// True if each set either exists or could not be created. The rules name all sets.
 fn are_sets_tried(tables: &Tables) -> bool {
     Set::every().all(|set| {
         let sets = &tables.sets;
@@ -65,7 +65,7 @@ fn are_sets_tried(tables: &Tables) -> bool {
     })
 }
 
-/// True if all serving entries exist, except failed ones.
+/// True if all entries that serve exist, except failed ones.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
     of.claims.may_delete

@@ -15,15 +15,15 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 use crate::tables::Tables;
 
-/// Context of a plan in addition to the tables.
+/// Context of a plan, besides the tables.
 pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
     pub(crate) cover: &'a Cover,
-    /// State of each part. Unknown parts are not written.
+    /// State of each kernel part. Parts that have not been read are not written.
     pub(crate) state: &'a State,
     /// True if the rules differ from the wanted ones.
     pub(crate) are_rules_pending: bool,
-    /// True if the owners of all virtual servers found at the start are known.
+    /// True if the owner of every virtual server found at the start is known.
     pub(crate) has_taken_over: bool,
     /// True if no event contradicts the addresses in the tables.
     pub(crate) has_all_addresses: bool,
@@ -36,8 +36,8 @@ impl Situation<'_> {
     }
 }
 
-/// Returns the share to which the next virtual server of a plan belongs. Unwanted entries belong to
-/// no Service's share.
+/// Returns the share that pays for the next virtual server of a plan. Unwanted entries belong to no
+/// Service.
 pub(super) fn share<'a>(
     shares: &mut Shares<'a>,
     tables: &'a Tables,
@@ -65,15 +65,15 @@ pub(super) fn gone(
     gone
 }
 
-/// True if the wanted rules are still being installed and have not been refused.
+/// True if the wanted rules are not installed yet, but have not been refused either.
 pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
     of.knows(Part::Rules) && !tables.rules.is_failing(&())
 }
 
-/// Sets of clients that a load balancer's firewall admits.
+/// Sets of the clients that a load balancer's firewall admits.
 pub(super) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
-/// True if an unwanted virtual server is ours, or may be ours after a lost reply.
+/// True if an unwanted virtual server is ours, or may be ours because a reply was lost.
 pub(super) fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
     tables.is_ours(key) && tables.servers.wanted(key).is_none()
 }
@@ -85,7 +85,7 @@ pub(super) fn left(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     left.filter_map(VirtualServerKey::address)
 }
 
-/// Returns the rank of an entry. At a cold start, the API server's Service ranks first, then DNS.
+/// Returns the rank of an entry. At the start, the API server's Service comes first, then DNS.
 pub(super) fn rank<K, V>(table: &Table<K, V, Arc<Owner>>, key: &K) -> Rank
 where
     K: Clone + Eq + std::hash::Hash,

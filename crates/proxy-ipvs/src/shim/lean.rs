@@ -2,9 +2,9 @@
 //! first packet of a flow.
 //!
 //! - Jumps lead only into chains with rules.
-//! - Cluster IPs, which most packets to Services go to, come first, and are looked up once.
-//! - Instead of upstream's chains of RETURNs, one rule has all conditions, with the most selective
-//!   one first. Packets of known flows leave the access filter at its first condition.
+//! - Cluster IPs come first, because most packets to Services go there. They are looked up once.
+//! - Where upstream has chains of RETURNs, one rule has all conditions, the most selective one
+//!   first. Packets of established flows leave the access filter at its first condition.
 //! - Empty sets are not looked up. The routing table (`addrtype`) is looked up only for possible
 //!   node ports, and bridges (`physdev`) never.
 //!
@@ -102,8 +102,8 @@ impl Shim {
         ]
     }
 
-    /// Orders the conditions by cost: the port's look-up is the cheapest, the address's look-up in
-    /// the routing table the most expensive.
+    /// Returns the rules for NodePorts. Conditions are ordered by cost: the look-up of the port is
+    /// the cheapest, the look-up of the address in the routing table the most expensive.
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
@@ -122,7 +122,8 @@ impl Shim {
         filled.map(rule_of).collect()
     }
 
-    /// Also covers established flows. A flow ends when its source range is no longer admitted.
+    /// Returns the rules of the firewall. They also match established flows, so a flow ends when
+    /// its source range is withdrawn.
     fn lean_firewall(&self) -> Vec<Rule> {
         if !self.is_filled(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -160,7 +161,8 @@ impl Shim {
         vec![Rule::new(matches, Target::Reject(self.family))]
     }
 
-    /// Matches packets outside a set. An empty set needs no look-up.
+    /// Matches packets that are not in a set. Returns `None` for an empty set, which needs no
+    /// look-up.
     fn unless(&self, set: Set, fields: &'static [Field]) -> Option<Match> {
         self.is_filled(set).then_some(self.not_in_set(set, fields))
     }
@@ -170,8 +172,8 @@ impl Shim {
     }
 }
 
-/// Accepts forwarded packets by two rules. Nearly all packets belong to established flows and
-/// evaluate only one.
+/// Returns two rules that accept forwarded packets. Nearly all packets belong to established flows,
+/// and only pass the first.
 fn lean_forward(config: &Config) -> Vec<Rule> {
     let mut chain = Vec::from(kube_rules::forward(config.masquerade_mark));
     chain.reverse();
@@ -203,10 +205,10 @@ mod tests {
         state: FlowState,
         is_to_local: bool,
         is_from_bridge_port: bool,
-        /// True if the source is a Service's own address.
+        /// True if the packet's source is a service address.
         is_from_cluster_ip: bool,
         is_source_in_range: bool,
-        /// Sets that contain the packet's destination, alone or together with its source.
+        /// Sets that contain the packet's destination, with or without its source.
         sets: BTreeSet<Set>,
         through: Option<ServiceAddress>,
         is_marked: bool,
@@ -219,7 +221,7 @@ mod tests {
                 (Set::LoadBalancerSourceCidr | Set::LoadBalancerSourceIp, _) => {
                     self.is_source_in_range && self.sets.contains(&set)
                 }
-                // These sets contain ports of one protocol.
+                // Each of these sets contains ports of only one protocol.
                 (Set::NodePortUdp | Set::NodePortLocalUdp, _) => {
                     self.protocol == Protocol::Udp && self.sets.contains(&set)
                 }
@@ -283,7 +285,7 @@ mod tests {
         }
 
         /// Evaluates a packet in one hook of a table. Returns the target that ends the evaluation,
-        /// if any.
+        /// or `None` if no rule does.
         fn walk(&self, hook: (Table, &str), packet: &mut Packet) -> Option<String> {
             let jumps = self.jumps.iter().filter(|jump| (jump.0, jump.1) == hook);
             jumps
@@ -291,8 +293,7 @@ mod tests {
                 .find_map(|chain| through(&self.chains, hook.0, chain, packet))
         }
 
-        /// Returns the verdict for a packet in each hook. A mark stays from the first hook to the
-        /// last.
+        /// Returns a packet's verdict in each hook. The packet keeps its mark between hooks.
         fn verdicts(&self, packet: &Packet) -> Vec<(Option<String>, bool)> {
             let mut packet = packet.clone();
             let is_sent_here = packet.in_interface.is_empty();
@@ -350,7 +351,8 @@ mod tests {
         Set::by_name(name, IpFamily::V4).unwrap()
     }
 
-    /// Returns kinds of destinations: sets, and true if the address is the node's.
+    /// Returns the kinds of destinations: the sets that contain one, and true if the address is the
+    /// node's.
     fn destinations() -> Vec<(Vec<Set>, bool)> {
         use Set::*;
         let limited = [LoadBalancer, LoadBalancerFirewall, IpvsIps];
@@ -358,7 +360,7 @@ mod tests {
             (vec![], false),
             (vec![], true),
             (vec![LoopBack], false),
-            // The port of this packet belongs to no Service.
+            // No Service has the port of this packet.
             (vec![IpvsIps], true),
             (vec![ClusterIp, IpvsIps], true),
             (vec![ClusterIp, LoopBack, IpvsIps], true),
@@ -371,7 +373,7 @@ mod tests {
                 vec![LoadBalancer, LoadBalancerLocal, ExternalIpLocal, IpvsIps],
                 true,
             ),
-            // The address belongs to another interface.
+            // Another interface has this address.
             (vec![ExternalIp], true),
             (vec![LoadBalancer], true),
             (vec![HealthCheckNodePort], true),
@@ -389,20 +391,20 @@ mod tests {
             for is_local in [true, false] {
                 all.push((vec![port], is_local));
                 all.push((vec![port, local], is_local));
-                // NodePort at the address of a Service.
+                // A NodePort at a service address.
                 all.push((vec![port, IpvsIps], is_local));
             }
         }
         all
     }
 
-    /// Returns packets from every kind of source to a destination.
+    /// Returns packets to a destination, one for each kind of source.
     fn packets(sets: &BTreeSet<Set>, is_to_local: bool) -> Vec<Packet> {
         let sources = [
             ("10.244.1.9", "cni0", true, false),
             ("10.244.1.9", "vethab12", false, false),
             ("172.35.0.9", "eth0", false, false),
-            // Packets of the node: from its own address, from a Service's address, and from
+            // Packets that the node sends: from its own address, from a service address, and from
             // localhost.
             ("172.35.0.100", "", false, false),
             ("10.96.0.10", "", false, true),
@@ -465,7 +467,7 @@ mod tests {
         all.map(|[upstream, lean]| (upstream, lean)).collect()
     }
 
-    /// Compares the shims with all sets filled, and with only a packet's own sets filled.
+    /// Compares the shims twice: with all sets filled, and with only the packet's sets filled.
     #[test]
     fn the_lean_shim_gives_each_packet_upstreams_verdict() {
         let everything: BTreeSet<Set> = Set::all().collect();
@@ -567,7 +569,7 @@ mod tests {
             (jumps(&back, "-D "), jumps(&back, "-I ")),
             (vec![], unused.map(str::to_owned).to_vec())
         );
-        // The lean shim has only chains and jumps of upstream's shim.
+        // The lean shim has no chain or jump that upstream's shim lacks.
         let [upstream, lean] = texts(&all);
         assert!(lean.jumps.is_subset(&upstream.jumps));
         assert!(lean.chains.keys().eq(upstream.chains.keys()));

@@ -8,13 +8,13 @@
 //!  output ─ filter-output ─ nat-output ─ IPVS ─▶ nat-postrouting ─▶ an endpoint
 //! ```
 //!
-//! - IPVS handles its packets at `input`. Rules that reject packets, such as for an unexposed port
-//!   of a service address, come after IPVS. Served packets never reach them.
-//! - Unlike in iptables, an accepted packet still passes foreign chains. In nat, a translation to
-//!   the same destination prevents a later translation. So these chains precede foreign ones, at
-//!   one less than their usual priority.
-//! - Upstream's chain FORWARD has no counterpart: none of our verdicts could overrule a foreign
-//!   drop.
+//! - IPVS takes its packets at `input`. Rules that reject packets, for example to an unexposed port
+//!   of a service address, come after IPVS. Packets that IPVS serves never reach them.
+//! - Unlike in iptables, an accepted packet still passes other programs' chains. In nat,
+//!   translating a destination to itself prevents a later translation. So our nat chains come just
+//!   before other programs' chains, at one less than the usual priority.
+//! - Upstream's rules in FORWARD have no counterpart: our accept could not overrule another
+//!   program's drop.
 //! - Chains without rules are omitted, and empty sets are not looked up.
 //!
 //! For operators, `docs/ipvs-shim.md` shows the rules and the packets that differ.
@@ -43,8 +43,8 @@ const NODE_PORT: &str = "KUBE-NODE-PORT";
 const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
 const ACCESS: &str = "KUBE-IPVS-FILTER";
 
-/// Priority before the nat chains of other programs (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`). The
-/// kernel's translation keeps its own priority.
+/// Priority just before other programs' nat chains (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`). The
+/// kernel's own translation keeps its priority.
 const DNAT: i32 = -101;
 const SNAT: i32 = 99;
 /// Priority of the filter chains (`NF_IP_PRI_FILTER`).
@@ -52,8 +52,8 @@ const FILTER: i32 = 0;
 /// Priority after IPVS at hook input (`ip_vs_ops4`: 98 and 99) and after the kernel's own
 /// translation (100).
 const BEHIND_IPVS: i32 = 101;
-/// Priority before IPVS at hook input, and after the filters of other programs: they see the mark
-/// that the packet came with.
+/// Priority before IPVS at hook input, but after other programs' filters, so that they see the
+/// packet's original mark.
 const JUST_BEFORE_IPVS: i32 = 97;
 /// Priority before IPVS at hook output (-99), equal to `NF_IP_PRI_MANGLE`.
 const BEFORE_IPVS: i32 = -150;
@@ -114,7 +114,7 @@ impl Shim {
                 chain(ACCESS, self.native_access_filter()),
             ]
             .into(),
-            // With exact semantics, the source ranges themselves decide.
+            // With exact semantics, the source ranges alone decide, so no address is forbidden.
             forbidden: match config.semantics {
                 Semantics::Upstream => self.forbidden_to_node.clone(),
                 Semantics::Exact(_) => BTreeSet::new(),
@@ -142,8 +142,8 @@ impl Shim {
         in_set(self.family, TO, self.set_name(set), Sense::IsNot)
     }
 
-    /// Marks packets for masquerading. Keeps packets to service addresses away from nat rules of
-    /// other programs.
+    /// Marks packets for masquerading, and keeps packets to service addresses away from other
+    /// programs' nat rules.
     fn nat(&self, way: NatHook, config: &Config) -> Vec<Rule> {
         let mark = || set_mark(config.masquerade_mark);
         let keep = || keep_destination(self.family);
@@ -153,7 +153,7 @@ impl Shim {
             let why = "IPVS has it: no DNAT rule of others may";
             rules.push(rule([self.packet_to(Set::ClusterIp), keep()], why));
         }
-        // The node gets all endpoints, whatever the policy.
+        // The node's own packets get all endpoints, under any policy.
         let marks_all = way == NatHook::Out && config.semantics.is_exact();
         if self.has(Set::LoadBalancer) {
             let why = Set::LoadBalancer.comment();
@@ -180,7 +180,8 @@ impl Shim {
             let why = "node ports, for masquerade purpose";
             rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
         }
-        // Incoming packets from such an address have passed the output hook before.
+        // An incoming packet from such an address was sent by the node, so it has passed the output
+        // hook.
         if way == NatHook::Out && !rules.is_empty() {
             let from = source(self.family, Sense::Is, &loopback(self.family));
             let why = "what the node sends from localhost is left alone";
@@ -189,13 +190,13 @@ impl Shim {
         rules
     }
 
-    /// Marks packets to cluster IPs that do not come from a local pod. The node's own packets have
-    /// no input interface.
+    /// Marks packets to cluster IPs for masquerading unless they come from a local pod. The node's
+    /// own packets have no input interface.
     fn mark_cluster_ips(&self, way: NatHook, config: &Config) -> Option<Rule> {
         let all = || self.packet_to(Set::ClusterIp);
         let (from, to) = match &config.detector {
             _ if config.masquerade_all => (Vec::new(), all()),
-            // Only the node sends packets from a Service's own address.
+            // Only the node itself sends packets whose source is a service address.
             LocalDetector::None if way == NatHook::In || config.semantics.is_exact() => {
                 return None;
             }
@@ -204,7 +205,7 @@ impl Shim {
                 let by_source = in_set(self.family, BY_SOURCE, name, Sense::Is);
                 (Vec::new(), by_source)
             }
-            // Every source is local.
+            // This network contains every source, so all traffic is local.
             LocalDetector::SourceNet(net) if net.prefix_len() == 0 => return None,
             LocalDetector::Bridge(_) | LocalDetector::InterfacePrefix(_) if way == NatHook::Out => {
                 (Vec::new(), all())
@@ -237,8 +238,8 @@ impl Shim {
         ]
     }
 
-    /// Orders the conditions by cost: the port's look-up is the cheapest, the address's look-up in
-    /// the routing table the most expensive.
+    /// Returns the rules for NodePorts. Conditions are ordered by cost: the look-up of the port is
+    /// the cheapest, the look-up of the address in the routing table the most expensive.
     fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
         self.node_port_rules(config, true)
     }
@@ -288,7 +289,8 @@ impl Shim {
         rules
     }
 
-    /// Also covers established flows. A flow ends when its source range is no longer admitted.
+    /// Returns the rules of the firewall. They also match established flows, so a flow ends when
+    /// its source range is withdrawn.
     fn firewall(&self) -> Vec<Rule> {
         if !self.has(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -337,8 +339,8 @@ impl Shim {
         )]
     }
 
-    /// Protects the node's own processes. Service addresses are local, so packets to ports of no
-    /// Service would reach these processes (k/k#72236).
+    /// Protects the node's own processes. Service addresses are local, so packets to a port without
+    /// a Service would reach these processes (k/k#72236).
     fn native_access_filter(&self) -> Vec<Rule> {
         if !self.has(Set::IpvsIps) {
             return Vec::new();
@@ -360,7 +362,7 @@ impl Shim {
             .collect();
         let checks = Set::HealthCheckNodePort;
         if self.has(checks) {
-            // As in iptables, a set of ports applies only to these protocols.
+            // As in iptables, a set of ports applies to these protocols only.
             rules.extend([Protocol::Tcp, Protocol::Udp].map(|protocol| {
                 let to_port = port_in_set(protocol, self.set_name(checks));
                 rule([to_port, verdict(Verdict::Return)], checks.comment())
@@ -387,8 +389,8 @@ impl Shim {
         rules.map(render).collect()
     }
 
-    /// Filters the node's own packets. With exact semantics, they have the node's address as their
-    /// source, so the source ranges themselves decide.
+    /// Filters the node's own packets. With exact semantics, their source is a node address, so the
+    /// source ranges alone decide.
     fn filter_output(&self, config: &Config) -> Vec<Rule> {
         if !config.semantics.is_exact() {
             return self.forbid();
@@ -410,8 +412,8 @@ impl Shim {
     }
 }
 
-/// Returns the names of all chains and sets that a family's table may contain. Excludes sets of
-/// source ranges, one for each prefix length.
+/// Returns the names of all chains and sets that a family's table may contain, except the sets of
+/// source ranges: there is one for each prefix length.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let chains = everything(family).chains.into_keys();
     let chains = chains.map(|name| name.to_string());
@@ -420,7 +422,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
     chains.chain(sets).chain([FORBIDDEN.to_owned()]).collect()
 }
 
-/// Returns the content with every chain and set that the shim may ever have.
+/// Returns content with every chain and set that the shim can have.
 pub(crate) fn everything(family: IpFamily) -> Content {
     let address = family.localhost();
     let shim = Shim {

@@ -49,7 +49,8 @@ pub(super) fn port_in_set(protocol: Protocol, set: Name) -> Clause {
     })
 }
 
-/// Matches other destination ports: `th dport != @SET`. The rule must match the protocol before.
+/// Matches destination ports outside a set: `th dport != @SET`. The rule must match the protocol
+/// first.
 pub(super) fn port_not_in_set(set: Name) -> Clause {
     any(|line| line.in_set(&[Field::Port], Sense::IsNot, set))
 }
@@ -85,8 +86,8 @@ pub(super) fn set_mark(mark: u32) -> Clause {
     any(|line| line.set_mark(mark))
 }
 
-/// Replaces the packet mark by that of a map, if it has one: `meta mark set ip daddr . meta l4proto
-/// . th dport map @MAP`.
+/// Sets the packet's mark to the one in a map, if the map has an entry: `meta mark set ip daddr .
+/// meta l4proto . th dport map @MAP`.
 pub(super) fn mark_by(family: IpFamily, map: Name) -> Clause {
     clause(family, |line| line.mark_by(TO, map))
 }

@@ -6,14 +6,15 @@
 //!   connector ─── the peers of open connections ─┘
 //! ```
 //!
-//! A Service with one of these addresses would cut the node off from the API server, and the node
-//! would never receive a correction. So each address is published before the first connection to
-//! it. The program may also remove Services from the address first ([`ConnectHooks`]).
+//! A Service with one of these addresses would cut the node off from the API server, and the
+//! correction of the Service would never arrive. So each address is published before the first
+//! connection to it. The program can also remove Services from the address first
+//! ([`ConnectHooks`]).
 //!
-//! Names are resolved for each new connection, and every [`RESOLVE_PERIOD`], since connections live
-//! for hours and the name's addresses may change. An address stays for [`KEPT`] after the name has
-//! lost it, since many names rotate through more addresses than one response holds. If the resolver
-//! fails, the last addresses stay in use.
+//! Names are resolved for each new connection. They are also resolved every [`RESOLVE_PERIOD`],
+//! because a connection lives for hours and the name's addresses may change meanwhile. An address
+//! stays for [`KEPT`] after the name has lost it, because many names rotate through more addresses
+//! than one response contains. If the resolver fails, the last addresses stay valid.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -44,17 +45,17 @@ const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
 /// Longest random addition to [`RESOLVE_PERIOD`]. It spreads the lookups of nodes that started
 /// together.
 const SPREAD: Duration = Duration::from_secs(5);
-/// Time for which an address stays after the name has lost it and its last connection has closed.
+/// Time that an address stays after the name has lost it and its last connection was closed.
 const KEPT: Duration = Duration::from_mins(15);
 
 /// A function that looks up the addresses of a name.
 pub type Resolve = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
-/// A function that prepares the node for a connection to these addresses, for example by removing
+/// Function that prepares the node for connections to these addresses, for example by removing
 /// Services from them.
 pub type Clear = Arc<dyn Fn(Vec<SocketAddr>) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// Hooks of the program before a connection to an API server.
+/// Functions that run before a connection to an API server.
 #[derive(Clone)]
 pub struct ConnectHooks {
     resolve: Resolve,
@@ -62,7 +63,7 @@ pub struct ConnectHooks {
 }
 
 impl Default for ConnectHooks {
-    /// Returns the system's resolver, with no preparation.
+    /// Returns hooks that use the system's resolver and prepare nothing.
     fn default() -> Self {
         let resolve = |name: String| -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
             Box::pin(async move {
@@ -100,8 +101,8 @@ pub struct ApiServerAddress {
     pub from: String,
 }
 
-/// The addresses at which this process reaches the API server. Clones share them. Empty without a
-/// server.
+/// Addresses at which this process reaches the API server, empty without a server. Clones share
+/// them.
 #[derive(Clone, Default)]
 pub struct ApiServerAddresses(Option<Addresses>);
 
@@ -117,7 +118,7 @@ impl ApiServerAddresses {
     }
 }
 
-/// The peer of connections: the server, or the proxy in front of it.
+/// Peer of connections: the server, or the proxy in front of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) host: String,
@@ -158,12 +159,12 @@ struct AddressBook {
     subscribers: Vec<UnboundedSender<Vec<SocketAddr>>>,
 }
 
-/// The reasons to keep an address.
+/// Reasons for keeping an address.
 #[derive(Debug, Default)]
 struct Entry {
     /// True if the kubeconfig contains the address itself.
     is_given: bool,
-    /// The name that resolves to the address, and the time of the last lookup with this result.
+    /// Name that resolves to the address, and the time of the last look-up that returned it.
     resolved: Option<(String, Instant)>,
     /// Number of open connections.
     connections: usize,
@@ -188,7 +189,7 @@ impl fmt::Display for Entry {
 }
 
 impl Addresses {
-    /// Creates the entries of the targets that are addresses already.
+    /// Returns the addresses of targets, and prepares the look-up of targets that are names.
     pub(super) fn new(targets: Vec<Target>, hooks: ConnectHooks) -> Self {
         let mut known = AddressBook::default();
         for at in targets.iter().filter_map(Target::address) {
@@ -214,7 +215,7 @@ impl Addresses {
         all.collect()
     }
 
-    /// Sends all addresses to the receiver, now and after each change.
+    /// Sends all addresses to the receiver: now, and after each change.
     pub(super) fn subscribe(&self) -> UnboundedReceiver<Vec<SocketAddr>> {
         let (sender, receiver) = unbounded_channel();
         let mut known = self.known();
@@ -262,7 +263,7 @@ impl Addresses {
                     if let Some((of, when)) = &mut entry.resolved
                         && *of == name
                     {
-                        // Without a new result, the last one stays valid.
+                        // The resolver failed, so the last result stays valid.
                         *when = now;
                         last.push(at.ip());
                     }
@@ -307,7 +308,7 @@ impl Addresses {
     }
 }
 
-/// A resolver of names for connections. It also prepares the node for the addresses.
+/// Resolver for connections. It also prepares the node for the resolved addresses.
 #[derive(Clone)]
 pub(super) struct Resolver(Addresses);
 
@@ -331,14 +332,14 @@ impl Service<Name> for Resolver {
                 ports.map(|port| SocketAddr::new(*ip, *port)).collect()
             };
             addresses.clear(found.iter().flat_map(at).collect()).await;
-            // The connector overrides the port.
+            // The port here is unused, because the connector replaces it.
             let found: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
             Ok(found.into_iter())
         })
     }
 }
 
-/// A connector that records the peer of each connection while it is open.
+/// Connector that records the peer of each open connection.
 #[derive(Clone)]
 pub(super) struct Dial {
     addresses: Addresses,
@@ -376,7 +377,8 @@ impl Service<Uri> for Dial {
             connector,
         } = self.clone();
         Box::pin(async move {
-            // The connector's resolver resolves names and prepares the node for their addresses.
+            // The connector resolves names itself and then prepares the node. Only an address in
+            // the URL is prepared here.
             let given = Target::of(&url).and_then(|target| target.address());
             if let Some(at) = given {
                 addresses.clear(vec![at]).await;
@@ -395,7 +397,7 @@ impl Service<Uri> for Dial {
     }
 }
 
-/// A connection. Its peer counts as an address of the server while it is open.
+/// Connection whose peer counts as an address of the server while it is open.
 pub(super) struct Dialled {
     stream: TokioIo<TcpStream>,
     #[allow(dead_code, reason = "it counts while it lives")]

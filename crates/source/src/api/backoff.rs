@@ -6,17 +6,17 @@
 //! | the server replies, but refuses (429, 5xx, 403, …), breaks off, stays silent, is not trusted | 0.8 s | 30 s |
 //! | the server does not serve an optional kind | 0.8 s | 5 min |
 //!
-//! A wait is random, between half and all of the listed time. So nodes that lost the server
-//! together do not return together. After a success, or two minutes without such a failure, the row
-//! restarts at its first wait. Each row counts separately, since a server that has just started may
-//! refuse for a moment.
+//! Each wait is random, between half and all of the listed time, so that nodes that lost the server
+//! together do not return together. After a success, or two minutes without such a failure, a row
+//! begins again with its first wait. Rows count separately, because a server that has just started
+//! may refuse requests for a moment.
 //!
-//! Once the server accepts a connection again, each of the three watches sends a request within 5
-//! s, or within 30 s if the server was refusing. If packets were lost, the limit is 8 s: the kernel
-//! repeats the first packet after 1, 3 and 7 s, and connecting ends after 10 s. 1,000 nodes then
-//! send 600 requests a second, for one object each. client-go waits for 30 to 60 s in either case.
-//! A refused connection costs the server nothing, so its waits are short. A response costs the
-//! server some work, so a longer `Retry-After` counts, too.
+//! A refused connection costs the server nothing, so these waits are short. Once the server accepts
+//! connections again, each of the three watches sends a request within 5 s. If packets were lost,
+//! the limit is 8 s: the kernel repeats the first packet after 1, 3 and 7 s, and connecting ends
+//! after 10 s. 1,000 nodes then send 600 requests a second, for one object each. A response costs
+//! the server some work. So a server that refused requests gets the next one within 30 s, or later
+//! if its `Retry-After` says so. client-go waits for 30 to 60 s in either case.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
@@ -31,21 +31,21 @@ const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
 const MOST_ANSWERED: Duration = Duration::from_secs(30);
 /// The longest wait for an optional kind.
 const MOST_UNTOLD: Duration = Duration::from_mins(5);
-/// Time without a failure after which a row restarts with its first wait.
+/// Time without a failure after which a row begins again with its first wait.
 const FORGOTTEN: Duration = Duration::from_mins(2);
 
-/// The load of a failed attempt on the server.
+/// Work that a failed attempt causes on the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
-    /// The server accepted no connection.
+    /// None: the server accepted no connection.
     Nothing,
-    /// The server handled a request.
+    /// One request was handled.
     Something,
-    /// The server handled a request for an optional kind.
+    /// One request for an optional kind was handled.
     Optional,
 }
 
-/// The waits of one watch, or of one event that is sent.
+/// Waits of one watch, or of sending one event.
 #[derive(Debug, Default)]
 pub struct Backoff {
     unconnected: Steps,
@@ -53,7 +53,7 @@ pub struct Backoff {
     untold: Steps,
 }
 
-/// Progress in one row of the module's table.
+/// Progress in one row of the table in the module's description.
 #[derive(Debug, Default)]
 struct Steps {
     count: u32,
@@ -61,7 +61,7 @@ struct Steps {
 }
 
 impl Backoff {
-    /// Restarts at the first wait, after a success.
+    /// Begins again with the first wait, after a success.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
@@ -115,10 +115,10 @@ mod tests {
         let mut of = |cost| [(); 8].map(|()| longest(cost));
         let wanted = [800, 1600, 3200, 5000, 5000, 5000, 5000, 5000];
         assert_eq!(of(Cost::Nothing), wanted);
-        // The failures while a server was down do not lengthen its waits once it replies.
+        // Failures while a server was down do not lengthen the waits after it replies.
         let wanted = [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000];
         assert_eq!(of(Cost::Something), wanted);
-        // Clients also do not hurry if a server stops and starts repeatedly.
+        // Waits also grow if a server starts and stops repeatedly.
         assert_eq!(longest(Cost::Nothing), 5000);
         assert_eq!(longest(Cost::Something), 30_000);
         backoff.reset();

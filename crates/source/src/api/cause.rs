@@ -1,6 +1,6 @@
 //! The root cause of an error.
 
-/// Returns the innermost error as text, without the errors around it.
+/// Returns the text of the innermost error, without the errors that wrap it.
 pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {

@@ -1,17 +1,17 @@
 //! Connections to the API server, and the certificates that they need.
 //!
-//! A kubeconfig's files are read before each request, like the token, since requests are few. If a
-//! file changed, new requests use new connections with the new content. An open watch ends within
+//! Requests are few, so a kubeconfig's files are read before each one, like the token. If a file
+//! changed, new requests use new connections with the new content. An open watch ends within
 //! minutes anyway. Invalid content (a certificate without its key, a missing file) is logged, and
-//! the previous content stays in use. client-go checks its files every five minutes, and closes
-//! open connections.
+//! the previous content stays in use. client-go checks its files every five minutes, and then
+//! closes open connections.
 //!
 //! The kernel probes a silent peer. If a watch's peer vanishes, the watch ends at the first probe
-//! after [`GONE`]. client-go needs 45 s, with HTTP/2 pings. Connections here are HTTP/1.1, since
-//! `kube` offers no other version (its ALPN is empty), and three watches need few connections.
+//! after [`GONE`]. client-go needs 45 s, with HTTP/2 pings. Connections use HTTP/1.1, because
+//! `kube` offers no other version (its ALPN is empty). Three watches need few connections.
 //!
-//! `kube` builds a similar client, but without keep-alive, and reloads only a Pod's CA. It also
-//! reports an untrusted server as unreachable.
+//! `kube` builds a similar client, but without keep-alive. It reloads only a Pod's CA, and reports
+//! an untrusted server as unreachable.
 
 use std::fs;
 use std::path::PathBuf;
@@ -38,21 +38,21 @@ use super::http_proxy::{Protocol, Proxy};
 use super::trust::{Authorities, Peer, tls};
 use super::tunnel::Tunnel;
 
-/// Timeout of connecting. The kernel repeats the first packet after 1, 3 and 7 s, and then only
-/// after 15 s. A longer timeout would delay the connection to a server that returns in between.
+/// Time limit for connecting. The kernel repeats the first packet after 1, 3 and 7 s, then only
+/// after 15 s. With a longer limit, a server that returns in between would be reached later.
 const CONNECT: Duration = Duration::from_secs(10);
 /// Silence before the first probe of a connection. Further probes follow every [`PROBES`].
 const IDLE: Duration = Duration::from_secs(15);
 const PROBES: Duration = Duration::from_secs(5);
-/// Time without any acknowledgement after which a connection is dead, even if it is not idle.
+/// Time without any acknowledgement after which a connection counts as dead, even if it is in use.
 const GONE: Duration = Duration::from_secs(30);
-/// Time after which an idle connection is closed. If its peer vanished, the next request over it
-/// would lose another [`GONE`].
+/// Time after which an idle connection is closed. If its peer had vanished, the next request would
+/// lose [`GONE`] before it is repeated.
 const SPARE: Duration = Duration::from_secs(5);
 
 type Pool = BoxCloneService<Request<Body>, Response<Incoming>, legacy::Error>;
 
-/// A sender of requests to one server. Clones share the connections.
+/// Sender of requests to one server. Clones share the connections.
 #[derive(Clone)]
 pub(super) struct Connection(Arc<Shared>);
 
@@ -64,7 +64,7 @@ struct Shared {
     current: Mutex<(FileContents, Pool)>,
 }
 
-/// The files that TLS needs. Omits files that inline data of the kubeconfig overrides.
+/// Files that TLS needs. Omits a file if the kubeconfig contains its data.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
     /// The authority of the server's certificate (`certificate-authority`).
@@ -87,8 +87,8 @@ impl Files {
 
 impl Connection {
     /// Prepares connections to the server of `config` through `proxy`, with the certificates in
-    /// `files`. Records the peers in `addresses`. Opens no connection. Fails if a certificate is
-    /// invalid.
+    /// `files`. Records the peers in `addresses`. Opens no connection yet. Fails if a certificate
+    /// is invalid.
     pub(super) fn new(
         mut config: Config,
         files: Files,
@@ -96,7 +96,7 @@ impl Connection {
         addresses: Addresses,
     ) -> Result<Self, kube::Error> {
         config.root_cert_file.clone_from(&files.authority);
-        // Reads the files before the pool reads them. So the first request notices a change in
+        // Reads the files before the pool does, so that the first request notices a change in
         // between.
         let held = files.read();
         let pool = pool(&config, &files, proxy.as_ref(), &addresses)?;
@@ -175,7 +175,7 @@ impl Service<Request<Body>> for Connection {
     }
 }
 
-/// Creates a client with a separate pool, through the proxy if one is configured.
+/// Creates a client with its own pool. Uses the proxy if one is configured.
 fn pool(
     config: &Config,
     files: &Files,
@@ -222,8 +222,8 @@ where
     })
 }
 
-/// Reports whether TLS needs no certificate. Then the system's authorities need not be loaded.
-/// Configured certificates are always loaded, to report their errors.
+/// Reports whether TLS needs no certificates, so that the system's authorities need not be loaded.
+/// Configured certificates are always loaded, because their errors must be reported.
 fn is_plain(config: &Config) -> bool {
     let user = &config.auth_info;
     let given = [
@@ -238,7 +238,8 @@ fn is_plain(config: &Config) -> bool {
         && user.client_key_data.is_none()
 }
 
-/// Reports whether a request failed without a connection, so that the server has not received it.
+/// Reports whether a request failed before a connection existed, so that the server cannot have
+/// received it.
 pub(super) fn is_none(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let failed = causes.find_map(|cause| cause.downcast_ref::<legacy::Error>());

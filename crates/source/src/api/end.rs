@@ -13,11 +13,11 @@ const LONGEST_MESSAGE: usize = 200;
 /// Reason why a request or a watch ended early.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The reader of the events was dropped.
+    /// The reader of the events was dropped, so no event is needed any more.
     Closed,
     /// The resource version is too old.
     Expired,
-    /// The server has not reached the resource version yet.
+    /// The server has not reached the requested resource version.
     Ahead(String),
     /// The server does not support streamed lists.
     Unstreamed(String),

@@ -2,7 +2,7 @@
 //! Otherwise `HTTPS_PROXY` or `HTTP_PROXY` count, by the server's scheme, unless `NO_PROXY` names
 //! the server. kubeadm passes these variables on to kube-proxy.
 //!
-//! `kube` reads the variables too, but checks `NO_PROXY` against the proxy's own name.
+//! `kube` also reads the variables, but wrongly checks `NO_PROXY` against the proxy's name.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ pub(super) enum Protocol {
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Proxy {
     pub(super) protocol: Protocol,
-    /// The proxy's `http` or `https` URL with host and port, without path or credentials.
+    /// URL of the proxy (`http` or `https`), with host and port only.
     pub(super) url: Uri,
     /// Decoded name and password.
     pub(super) user: Option<(String, String)>,
@@ -54,8 +54,8 @@ impl fmt::Debug for Proxy {
     }
 }
 
-/// Returns the applicable proxy, if any. `given` is the kubeconfig's proxy. `variable` reads the
-/// environment.
+/// Returns the proxy to use, if any. `given` is the proxy in the kubeconfig. `variable` reads an
+/// environment variable.
 pub(super) fn choose(
     given: Option<&str>,
     server: &Uri,
@@ -87,7 +87,7 @@ pub(super) fn choose(
 }
 
 impl Proxy {
-    /// Parses a URL. The error does not repeat the URL, which may contain a password.
+    /// Parses a URL. Errors never quote the URL, because it may contain a password.
     fn parse(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let (protocol, scheme, port) = match &*scheme.to_lowercase() {
@@ -121,7 +121,7 @@ impl Proxy {
 
     /// Checks that the proxy can be used for this server.
     fn check(&self, server: &Uri) -> Result<(), String> {
-        /// Limit of user, password and host together in `hyper-util`'s SOCKS messages.
+        /// Largest total length of user, password and host in `hyper-util`'s SOCKS messages.
         const ROOM: usize = 249;
         let (Protocol::Socks5, Some((name, password))) = (self.protocol, &self.user) else {
             return Ok(());
@@ -145,10 +145,9 @@ fn user_of(url: &Uri) -> Option<(String, String)> {
     Some((decoded(name), decoded(password)))
 }
 
-/// Reports whether the server is reached without a proxy. These are this host itself, and the
-/// entries of `NO_PROXY`. An entry is `*`, an address, a network, or a name, with or without a
-/// port. A name includes all names below it. A name with a leading dot includes only the names
-/// below it.
+/// Reports whether the server is reached without a proxy. True for this host itself and for servers
+/// in `NO_PROXY`. An entry there is `*`, an address, a network, or a name, with or without a port.
+/// A name includes all names below it. With a leading dot, it includes only the names below it.
 fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     let Some(target) = Target::of(server) else {
         return false;

@@ -1,5 +1,5 @@
-//! The API server's address for a Pod, from the Pod's environment, with the CA and token that the
-//! kubelet mounts. Returned as a kubeconfig, so that one code path handles both.
+//! Address of the API server for a Pod, from the Pod's environment, with the CA and token that the
+//! kubelet mounts. The result has the form of a kubeconfig, so that one code path handles both.
 
 use std::path::Path;
 

@@ -1,6 +1,7 @@
-//! Reads a list object by object as it arrives, since a whole list may have hundreds of megabytes.
+//! Reads a list object by object while it arrives, because a whole list may have hundreds of
+//! megabytes.
 //!
-//! An object that does not decode does not affect other objects.
+//! An object that cannot be decoded does not affect other objects.
 
 mod input;
 mod json;
@@ -17,7 +18,7 @@ use json::JsonList;
 pub(super) use meta::Meta;
 use protobuf::ProtobufList;
 
-/// A list in the process of reading.
+/// A list that is being read.
 pub(super) struct List(Form);
 
 enum Form {
@@ -35,8 +36,8 @@ impl List {
         })
     }
 
-    /// Returns the next object, or `None` at the end. The error concerns the list. An object's own
-    /// error is part of its result.
+    /// Returns the next object, or `None` at the end. An error of a single object is inside the
+    /// result; the outer error concerns the whole list.
     pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         match &mut self.0 {
             Form::Json(list) => list.next().await,

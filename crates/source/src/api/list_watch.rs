@@ -15,20 +15,20 @@
 //! | after "too large" or "gone" | the newest | the watch cache or etcd, as the server decides |
 //! | streamed, if configured | `sendInitialEvents` | the watch cache, as the beginning of a watch |
 //!
-//! So the first list may be stale, like upstream's, but later lists never go back in time.
+//! So the first list may be stale, as in upstream. Later lists never go back in time.
 //!
-//! A server whose storage was restored from a backup continues with smaller resource versions. A
-//! watch from a version in the future stays silent until the server reaches the version, and misses
-//! all changes before it. So after a failure, the first request asks whether the server has reached
-//! the version. If it has not, or has lost the changes since, a list follows immediately. So an
-//! outage has only one wait, whose length `backoff` decides. No other failure causes a list. After
-//! a refusal (429, 5xx), a timeout or a broken connection, the watch continues from the last
-//! version.
+//! After its storage was restored from a backup, a server continues with smaller resource versions.
+//! A watch from a version in the future stays silent until the server reaches that version, and
+//! misses all changes before. So after a failure, the first request asks whether the server has
+//! reached the last seen version. If it has not, or if it has lost the changes since, a list
+//! follows at once. An outage therefore has only one wait, with the length that `backoff` chooses.
+//! No other failure causes a list: after a refusal (429, 5xx), a timeout or a broken connection,
+//! the watch continues from the last version.
 //!
-//! `kube::runtime::watcher` does not fit. It never falls back from a streamed list that the server
-//! does not support. It reconnects without delay to a server that closes immediately. One object
-//! that does not decode makes it lose the whole page. And it accepts an empty list of another kind
-//! as an empty list of Services, which would delete all Services.
+//! `kube::runtime::watcher` has four faults for this purpose. It has no fallback if the server does
+//! not support streamed lists. It reconnects without delay to a server that closes at once. It
+//! loses a whole page because of one object that cannot be decoded. And it takes an empty list of
+//! another kind for an empty list of Services, which would delete all Services.
 
 mod listing;
 
@@ -58,45 +58,47 @@ use crate::decode::{DecodedObject, MissingName, Status, WatchEvent, json, kind_n
 use crate::settings::{ContentType, Lists};
 use listing::{Listing, is_older};
 
-/// Timeout for the beginning of a response. Also the limit of `Retry-After`.
+/// Time limit for the beginning of a response, and upper limit for `Retry-After`.
 const ANSWER: Duration = Duration::from_mins(1);
-/// Silence at the start of a streamed list that shows that the server supports none.
+/// Silence at the start of a streamed list after which the server counts as unable to stream.
 const FIRST_EVENT: Duration = Duration::from_secs(30);
-/// Time until the next request for a streamed list, after the server could not stream one.
+/// Time before a streamed list is requested again from a server that could not stream.
 const UNSTREAMED: Duration = Duration::from_mins(10);
 /// Shortest and longest duration of a watch. The duration is random, so that watches opened
 /// together do not end together.
 const WATCH_SECONDS: std::ops::RangeInclusive<u32> = 180..=290;
-/// Longest pause after a watch broke, since the watches of all nodes may have broken together. The
-/// source also adds it to `Retry-After`, which may be equal for all nodes.
+/// Longest random pause after a watch broke, because the watches of all nodes may have broken
+/// together. It is also added to `Retry-After`, which may be equal for all nodes.
 const SPREAD: Duration = Duration::from_secs(1);
 /// Silence after which a watch is reopened. Servers send a bookmark every minute, so a silent watch
-/// may be dead. With a server without bookmarks, this costs one request.
+/// may be dead. If a server sends no bookmarks, reopening costs one request.
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of turns for a connection's tasks before its next request. Each task (the reader, the
-/// waiter for the end, the owner) hands over to the next one.
+/// Number of turns that a connection's tasks get before the next request on it. Each task (the
+/// reader, the waiter for the end, the owner) hands over to the next one.
 const HANDOVER: usize = 4;
-/// Number of consecutive watches that break at an unreadable event without progress. Then a list
-/// replaces the watch, and skips the event.
+/// Number of times in a row that a watch may break at an unreadable event without progress. After
+/// that, a list replaces the watch, because a list skips the event.
 const STUMBLES_MAX: u32 = 2;
-/// Number of consecutive requests with a minimum version that the server refuses with 500. Then a
-/// request without a version follows, since the server may be unable to read the version.
+/// Number of times in a row that the server may refuse a request with a minimum version by status
+/// 500. After that, a request without a version follows, because the server may be unable to read
+/// the version.
 const REFUSALS_MAX: u32 = 2;
-/// Number of bytes that are read from an irrelevant response, so that its connection can be reused.
+/// Largest number of bytes read from a response that nobody needs, so that its connection can be
+/// reused.
 const LONGEST_REST: u64 = 64 << 10;
 
-/// The version constraint of a request, which a server may be unable to read.
+/// Version constraint of a request. A server may be unable to read the version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VersionConstraint {
-    /// Objects that are not older than a version.
+    /// Objects at this version or later.
     NotOlder,
     /// Objects of any version.
     Anything,
 }
 
-/// The lister and watcher of one kind of object.
+/// Lists and watches one kind of object.
 pub(super) struct ListWatch {
     client: Client,
     content_type: ContentType,
@@ -106,27 +108,26 @@ pub(super) struct ListWatch {
     events: mpsc::Sender<Event>,
     /// Time when the server refused a streamed list.
     unstreamed: Option<Instant>,
-    /// True if the server returned a list in pages. Such a server has no watch cache.
+    /// True if the server returned a list in pages, which shows that it has no watch cache.
     has_pages: bool,
-    /// The last completely known version. `None` before the first list, or after the version was
-    /// lost.
+    /// Version up to which all changes are known. `None` before the first list, or if the version
+    /// was lost.
     version: Option<String>,
-    /// Minimum age of the next list, since objects must not go back in time.
+    /// Minimum age of the next list, which keeps objects from going back in time.
     next_list: Age,
-    /// True if the server has been away since the last list, and may have returned with other
-    /// storage.
+    /// True if the server was away after the last list. It may have returned with other storage.
     is_in_doubt: bool,
     /// Number of consecutive watches that broke at an unreadable event.
     stumbles: u32,
     /// Number of consecutive requests with a minimum version that the server refused with 500.
     refusals: u32,
-    /// The constraint of the current request.
+    /// Version constraint of the current request.
     asked: VersionConstraint,
-    /// The HTTP status with which the server refuses this optional kind, if any.
+    /// HTTP status by which the server refused this optional kind, if it did.
     untold: Option<u16>,
     /// `Retry-After` of the last response.
     retry_after: Option<Duration>,
-    /// Time when the current connection delivered the complete list.
+    /// Time at which the current connection completed the list.
     listed: Option<Instant>,
     /// True if the current connection has delivered any object or bookmark.
     has_progressed: bool,
@@ -169,8 +170,8 @@ impl ListWatch {
     pub(super) async fn run(mut self) {
         let name = kind_name(self.resource.kind);
         let mut backoff = Backoff::default();
-        // True if no list has run since the last wait, so that a list may follow immediately. A
-        // useless list, whose watch has also expired, waits before it is repeated.
+        // True if no list has run since the last wait; a list may then follow at once. A list is
+        // useless if the watch after it expires too, and waits before it is repeated.
         let mut may_list = true;
         loop {
             self.has_progressed = false;
@@ -187,24 +188,25 @@ impl ListWatch {
                 None if is_stream => self.list_streamed().await,
                 None => self.list().await,
             };
-            // The watch's duration counts from the end of the list.
+            // Counts the watch's duration from the end of the list.
             let is_settled = self
                 .listed
                 .is_some_and(|listed| listed.elapsed() >= SETTLED && self.has_progressed);
-            // A list that is lost immediately waits before it is repeated.
+            // If the watch after a list fails at once, the next list waits.
             if self.has_progressed && (is_settled || !is_list) {
                 backoff.reset();
             }
             may_list |= is_settled;
             let mut cost = Cost::Something;
             match result {
-                // The watch broke after it had settled.
+                // The watch broke after it had lasted long enough to count as successful.
                 Ok(()) if is_settled && self.is_in_doubt => {
                     sleep(up_to(SPREAD)).await;
                     continue;
                 }
                 Ok(()) if is_settled || (is_list && !is_stream) => continue,
-                // The watch closed early, but with progress. This is no outage, but needs a wait.
+                // The watch closed early, but after progress. This is no outage, yet the next
+                // request waits.
                 Ok(()) if self.has_progressed => {}
                 Ok(()) => {
                     let failure = Failure::Nonsense("a watch that ends at once".to_owned());
@@ -238,7 +240,8 @@ impl ListWatch {
                     self.version = None;
                     self.next_list = Age::Newest;
                     if may_list {
-                        // This Retry-After is meant for clients that repeat the same request.
+                        // Ignores Retry-After, which is meant for clients that repeat the same
+                        // request.
                         self.retry_after = None;
                         info!(
                             "{name}s: the API server has not reached its last seen version \
@@ -272,13 +275,13 @@ impl ListWatch {
                                 self.next_list = Age::Newest;
                             }
                         }
-                        // Before 1.38, servers return an internal error if storage cannot read a
-                        // version.
+                        // Before 1.38, a server returns an internal error if its storage cannot
+                        // read a version.
                         Failure::Refused { code: 500, .. } if self.is_unreadable().await => {
                             self.version = None;
                             self.next_list = Age::Newest;
                         }
-                        // Another server may reply next time.
+                        // Another server may reply next time, so streaming may be tried again.
                         Failure::Unreachable(_) | Failure::Unanswered(_) => self.unstreamed = None,
                         _ => {}
                     }
@@ -322,7 +325,7 @@ impl ListWatch {
                 warn!("{beginning}: {message}; {end}; its role is to allow {right}");
             }
         }
-        // Completes the list, so that no consumer waits for it.
+        // Completes the list, so that consumers stop waiting for it.
         let is_whole = false;
         self.send(Event::ListComplete { kind, is_whole }).await
     }
@@ -347,8 +350,8 @@ impl ListWatch {
         followed
     }
 
-    /// Reports whether the server refuses only the requested version. It must have refused often
-    /// enough, and accept a request without a version.
+    /// Reports whether the server refuses only the requested version: it has refused often enough,
+    /// and accepts a request without a version.
     async fn is_unreadable(&mut self) -> bool {
         self.refusals = match self.asked {
             VersionConstraint::NotOlder => self.refusals + 1,
@@ -360,7 +363,7 @@ impl ListWatch {
         self.refusals = 0;
         match self.ask(&self.resource.sample()).await {
             Ok(answer) => {
-                // The content of the response does not matter.
+                // Reads the rest only to reuse the connection.
                 _ = timeout(ANSWER, read_rest(answer)).await;
                 true
             }
@@ -368,11 +371,11 @@ impl ListWatch {
         }
     }
 
-    /// Requests one object as of `version` or later. Fails if the server has not reached `version`.
+    /// Requests one object at `version` or later. Fails if the server has not reached `version`.
     async fn is_reached(&mut self, version: &str) -> Result<(), End> {
         let answer = self.ask(&self.resource.glance(version)).await?;
         let rest = read_rest(answer);
-        // The content of the response does not matter.
+        // Reads the rest only to reuse the connection.
         _ = timeout(ANSWER, rest).await;
         Ok(())
     }
@@ -381,8 +384,8 @@ impl ListWatch {
     async fn ask(&mut self, target: &str) -> Result<ResponseStream, End> {
         let request = get(target, self.content_type);
         let request = request.map_err(|error| End::nonsense(error.to_string()))?;
-        // Lets the previous connection's tasks run to its end, so that the connection can be
-        // reused. Otherwise, each request would need a new connection and handshake.
+        // Lets the tasks of the previous connection run to its end, so that the connection can be
+        // reused. Otherwise each request would need a new connection and handshake.
         for _ in 0..HANDOVER {
             yield_now().await;
         }
@@ -394,11 +397,11 @@ impl ListWatch {
         if status.is_success() {
             return Ok(answer);
         }
-        // A date is not supported, since no API server sends one.
+        // Ignores a date, because no API server sends one.
         let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
         self.retry_after = seconds.map(Duration::from_secs);
         let format = answer.format;
-        // If the explanation does not arrive, the status code is enough.
+        // If the body does not arrive, the status code is explanation enough.
         let text = timeout(ANSWER, read_rest(answer)).await.unwrap_or_default();
         let said = match format {
             Format::Json => json::status(&text),
@@ -414,7 +417,7 @@ impl ListWatch {
         }))
     }
 
-    /// Reads a watch to its end. With `list`, the watch's first objects are the list.
+    /// Reads a watch to its end. If `list` is given, the first objects of the watch form the list.
     async fn follow(
         &mut self,
         mut messages: Messages,
@@ -425,7 +428,7 @@ impl ListWatch {
             let next = {
                 let mut next = pin!(messages.next());
                 match poll!(&mut next) {
-                    // Without a wait, no clock is read.
+                    // If data is ready, no timer is needed.
                     Poll::Ready(next) => Ok(next),
                     Poll::Pending => timeout(patience, next).await,
                 }
@@ -452,13 +455,13 @@ impl ListWatch {
                 Ok(Ok(Next::End)) if list.is_some() => {
                     return Err(End::nonsense("a list that ends before it is complete"));
                 }
-                // Not even a bookmark arrived, so this server's versions may be older than the
-                // watch's.
+                // Not even a bookmark arrived. This server's versions may be older than the watch's
+                // version.
                 Err(_) => {
                     self.is_in_doubt = true;
                     return Ok(());
                 }
-                // The next connection shows whether the server is away.
+                // The next connection will show whether the server is away.
                 Ok(Ok(Next::End)) => return Ok(()),
                 Ok(Ok(Next::Event)) => {}
             }
@@ -509,7 +512,7 @@ impl ListWatch {
             }
             WatchEvent::Refused(status) => return Err(status.into()),
         };
-        // During a list, an object's version does not cover the objects that follow.
+        // While a list is incomplete, an object's version says nothing about the objects after it.
         if list.is_none() {
             if let Some(version) = version {
                 self.reached(version.into());
@@ -575,7 +578,7 @@ struct SentObject {
 /// Reads the rest of a response, up to [`LONGEST_REST`].
 async fn read_rest(answer: ResponseStream) -> Vec<u8> {
     let mut text = Vec::new();
-    // Ignores errors, since a truncated rest is sufficient.
+    // Ignores errors, because a truncated text is enough.
     _ = answer.body.take(LONGEST_REST).read_to_end(&mut text).await;
     text
 }

@@ -19,7 +19,7 @@ pub(super) struct Messages {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     /// The bytes of the current event.
     buffer: Vec<u8>,
-    /// True if the buffer contains a complete event that was returned.
+    /// True if the buffer holds an event that was already returned.
     is_told: bool,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Messages {
 pub(super) enum Next {
     /// An event, whose bytes [`Messages::event`] returns.
     Event,
-    /// The end of the watch. The reader drops an incomplete event.
+    /// The end of the watch. An incomplete event at the end is dropped.
     End,
     /// An event that is too long.
     TooLong,
@@ -86,8 +86,8 @@ impl Messages {
         }
     }
 
-    /// Returns the last event. Returns no bytes for an empty line or frame, which only shows that
-    /// the server is alive.
+    /// Returns the last event. It is empty for an empty line or frame, which only shows that the
+    /// server is alive.
     pub(super) fn event(&self) -> &[u8] {
         match self.format {
             Format::Json => self.buffer.trim_ascii(),
@@ -96,7 +96,7 @@ impl Messages {
     }
 }
 
-/// Returns the length of a frame, including its length field, once the field is complete.
+/// Returns the length of a frame with its length field, once that field has arrived.
 fn wanted(frame: &[u8]) -> Option<usize> {
     let length = u32::from_be_bytes(*frame.first_chunk::<LENGTH>()?);
     usize::try_from(length).ok()?.checked_add(LENGTH)

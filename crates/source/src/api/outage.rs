@@ -1,5 +1,4 @@
-//! Logs an outage of the API server once at its start and once at its end, not at every retry of
-//! each stream.
+//! Logs an outage of the API server only at its start and its end, although every watch retries.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +31,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// Returns the load of the attempt on the server.
+    /// Returns the amount of work that the attempt caused on the server.
     pub(super) fn cost(&self) -> Cost {
         match self {
             Self::Unreachable(_) => Cost::Nothing,
@@ -59,7 +58,7 @@ impl Failure {
     }
 }
 
-/// The kinds that cannot be listed or watched now, with the reasons.
+/// Kinds that cannot be listed or watched at the moment, with the reasons.
 #[derive(Debug)]
 pub(super) struct Outage {
     url: String,
@@ -129,7 +128,7 @@ impl Outage {
         self.over.notified().await;
     }
 
-    /// Returns the log line about a failure, or `Err` if its outage is known.
+    /// Returns the log line about a failure, or `Err` if the log already has its outage.
     fn news(&self, kind: Kind, failure: Failure) -> Result<String, String> {
         let line = self.line(kind, &failure);
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);

@@ -20,7 +20,7 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
 /// `Accept` for protobuf. A server without protobuf replies with JSON.
 const PROTOBUF_OR_JSON: &str = "application/vnd.kubernetes.protobuf,application/json";
-/// Number of objects in a page, if the server has pages. 500 slices of 50 endpoints are 8 MB of
+/// Number of objects in a page, if the server needs pages. 500 slices with 50 endpoints are 8 MB of
 /// JSON.
 const PAGE: &str = "500";
 /// Number of bytes that are unpacked in one step.
@@ -41,7 +41,7 @@ pub(super) struct Resource {
 pub(super) enum Need {
     /// Serving needs the kind.
     Needed,
-    /// If the server does not serve the kind, features that need the kind are off.
+    /// Features that use the kind are off if the server does not serve it.
     Optional {
         /// The permission that a role needs.
         right: &'static str,
@@ -53,29 +53,29 @@ pub(super) enum Need {
 /// Minimum age of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Age {
-    /// Any version in the server's watch cache, which may be stale.
+    /// Any version that the server's watch cache has, even a stale one.
     Any,
-    /// This resource version or a newer one. A watch cache waits until it has the version.
+    /// This resource version or a later one. A watch cache waits until it has reached the version.
     NotOlderThan(String),
     /// The newest version.
     Newest,
 }
 
-/// The part of a list that is requested.
+/// Part of a list to request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Paging<'a> {
     /// The whole list.
     Whole,
     /// The first page.
     First,
-    /// The page after an earlier page, by the earlier page's `continue` token.
+    /// The page after an earlier one, by that page's `continue` token.
     After(&'a str),
 }
 
 impl Resource {
-    /// Returns the URL of a list. A list of any age has a limit. A watch cache ignores the limit,
-    /// but a server without a watch cache would otherwise have to read all objects. In other lists,
-    /// a limit would bypass the watch cache.
+    /// Returns the URL of a list. Only a list of any age has a limit. A watch cache ignores the
+    /// limit, but a server without one would have to read all objects at once. In other lists, a
+    /// limit would bypass the watch cache.
     pub(super) fn list(&self, age: &Age, paging: Paging<'_>) -> String {
         let mut query = self.query();
         match paging {
@@ -99,7 +99,7 @@ impl Resource {
         query.finish()
     }
 
-    /// Returns the URL of one object as of `version` or later.
+    /// Returns the URL of a single object at `version` or later.
     pub(super) fn glance(&self, version: &str) -> String {
         self.query()
             .append_pair("limit", "1")
@@ -108,7 +108,7 @@ impl Resource {
             .finish()
     }
 
-    /// Returns the URL of one object of any version.
+    /// Returns the URL of a single object of any version.
     pub(super) fn sample(&self) -> String {
         self.query().append_pair("limit", "1").finish()
     }
@@ -214,7 +214,7 @@ impl ResponseStream {
     }
 }
 
-/// Unpacks gzip. All bytes that have arrived can be read before the end.
+/// Unpacks gzip. Everything that has arrived can be read, before the end arrives.
 pub(super) fn unpacked(packed: impl AsyncBufRead + Send) -> impl AsyncBufRead + Send {
     let mut unpacked = GzipDecoder::new(packed);
     unpacked.multiple_members(true);

@@ -1,8 +1,8 @@
 //! The token of a service account, from the file that the kubelet rotates.
 //!
-//! The file is read for each request, since requests are few and a watch lasts for minutes. So a
-//! replaced token is used immediately, even after a refusal of the old token (401), and no cache
-//! can be stale. As in client-go, a file takes precedence over a token in the kubeconfig.
+//! The file is read for each request, because requests are few: a watch lasts for minutes. So a new
+//! token is used at once, also after the server refused the old one (401), and no cache can be
+//! stale. As in client-go, the file has precedence over a token in the kubeconfig.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use http::header::{AUTHORIZATION, HeaderValue, InvalidHeaderValue};
 use kube::config::AuthInfo;
 use tower::{BoxError, Layer, Service};
 
-/// A layer that adds the token in a file to each request. Without a file, it does nothing.
+/// Layer that adds the token from a file to each request. Without a file, it adds nothing.
 #[derive(Debug, Clone)]
 pub(super) struct FromFile<S = ()> {
     inner: S,
@@ -31,8 +31,8 @@ struct TokenError {
 }
 
 impl FromFile {
-    /// Removes the token file from the user's settings, together with the inline token for programs
-    /// that read no file.
+    /// Takes the token file out of the user's settings. Also takes the inline token, which is for
+    /// programs that read no file.
     pub(super) fn take(user: &mut AuthInfo) -> Self {
         let file = user.token_file.take();
         if file.is_some() {
@@ -87,7 +87,7 @@ where
 }
 
 fn bearer(file: &Path) -> Result<HeaderValue, String> {
-    // Reads a few hundred bytes from memory, which is not worth a thread.
+    // Reading a few hundred bytes from memory is not worth a separate thread.
     let token = fs::read_to_string(file).map_err(|error: io::Error| error.to_string())?;
     let token = token.trim();
     if token.is_empty() {

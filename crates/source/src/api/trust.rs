@@ -18,7 +18,7 @@ pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'
     if let Some(error) = error.downcast_ref() {
         return Some(error);
     }
-    // An I/O error does not return its inner error as its source.
+    // `source` of an I/O error skips the error inside it, so this looks there.
     let within = error.downcast_ref::<std::io::Error>();
     let within = within.and_then(std::io::Error::get_ref);
     tls(match within {
@@ -38,7 +38,7 @@ pub(super) enum Authorities {
     System,
 }
 
-/// The side that presents a certificate.
+/// Side that presented the certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
     Server,

@@ -10,9 +10,9 @@
 //! names any, and the system's otherwise. The certificate must be valid for the proxy's host.
 //! `tls-server-name` applies only to the server. client-go also applies it to the proxy.
 //!
-//! `hyper-util` also has tunnels, and this module uses its SOCKS client. Its `CONNECT` does not
-//! distinguish a proxy that forbids the target from a proxy that finds no server. And its SOCKS
-//! client does not report why a connection to the proxy failed.
+//! `hyper-util` also has tunnels, but only its SOCKS client is used here. Its `CONNECT` cannot tell
+//! a proxy that forbids the target from a proxy that does not reach the server. Its SOCKS client
+//! does not say why the proxy could not be reached, so this module connects to the proxy itself.
 
 use std::future::ready;
 use std::pin::pin;
@@ -40,7 +40,7 @@ use super::cause::root_cause;
 use super::http_proxy::{Protocol, Proxy};
 use super::trust::{Authorities, Peer, tls};
 
-/// A connector to a target through a proxy. `C` connects to the proxy.
+/// Connector to a target through a proxy. `C` connects to the proxy itself.
 #[derive(Clone)]
 pub(super) struct Tunnel<C> {
     way: Arc<ProxyRoute>,
@@ -61,7 +61,7 @@ pub(super) struct ProxyError {
     pub(super) why: String,
     /// The advice to the operator.
     pub(super) advice: String,
-    /// The load of the attempt on the server.
+    /// Work that the attempt caused on the server.
     pub(super) cost: Cost,
 }
 
@@ -71,8 +71,8 @@ const OPENING: Duration = Duration::from_secs(30);
 const NOT_ACCEPTABLE: &str = "server does not support user/pass authentication";
 
 impl<C> Tunnel<C> {
-    /// Creates a connector. `authorities` check the proxy's certificate, if `inner` uses TLS to the
-    /// proxy.
+    /// Creates a connector. `authorities` check the proxy's certificate if `inner` speaks TLS with
+    /// the proxy.
     pub(super) fn new(proxy: Proxy, authorities: Authorities, inner: C) -> Self {
         Self {
             way: Arc::new(ProxyRoute { proxy, authorities }),
@@ -182,7 +182,7 @@ impl ProxyRoute {
             let opened = upgrade::on(answer).await;
             opened.map_err(|error| broken(&error))
         };
-        // Polls both futures, since `connection` drives the exchange.
+        // Polls both futures, because `connection` drives the exchange.
         let connection = pin!(connection.with_upgrades());
         let opened = match select(pin!(exchange), connection).await {
             Either::Left((opened, _)) => opened?,
@@ -190,7 +190,7 @@ impl ProxyRoute {
         };
         match opened.downcast::<T>() {
             Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io),
-            // In TLS and HTTP, the client sends first.
+            // In TLS and HTTP the client speaks first, so bytes from the server here are an error.
             _ => Err(broken(&std::io::Error::other(
                 "it speaks before it is spoken to",
             ))),
@@ -229,8 +229,8 @@ impl ProxyRoute {
         }
     }
 
-    /// Requests a tunnel from a SOCKS proxy. Like Go, retries without the password if the proxy
-    /// rejects the password method.
+    /// Requests a tunnel from a SOCKS proxy. If the proxy rejects login with a password, retries
+    /// without one, as Go does.
     async fn socks<C>(&self, connector: C, target: &Uri) -> Result<C::Response, ProxyError>
     where
         C: Service<Uri> + Clone,
@@ -265,7 +265,7 @@ async fn socks<T>(
 where
     T: Read + Write + Send + Unpin + 'static,
 {
-    // The library connects once, and gets the existing connection.
+    // The library's connector gets the existing connection, and is called only once.
     let mut stream = Some(stream);
     let connected = service_fn(move |_: Uri| ready(stream.take().ok_or("it is connected already")));
     let mut socks = SocksV5::new(proxy.url.clone(), connected);

@@ -1,7 +1,7 @@
-//! Parses IP addresses and networks like upstream's components.
+//! Parses IP addresses and networks as upstream's components do.
 //!
-//! Kubernetes parses addresses with Go's old rules: octets may have leading zeros, and an
-//! IPv4-mapped IPv6 address is an IPv4 address. Old stored objects may still have such spellings.
+//! Kubernetes parses addresses by Go's old rules: octets may have leading zeros, and an IPv4-mapped
+//! IPv6 address counts as IPv4. Old stored objects may still have such spellings.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -48,7 +48,7 @@ pub fn net(text: &str) -> Option<IpNet> {
     Some(IpNet::new(address, prefix).ok()?.trunc())
 }
 
-/// Returns why a remote host cannot have an address, or `None` if it can.
+/// Returns why no remote host can have this address, or `None` if one can.
 pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
     if ip.is_unspecified() {
         Some("an unspecified address")
@@ -61,7 +61,7 @@ pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Returns why a pod cannot have an address, by the API's rule, or `None` if it can.
+/// Returns why the API allows no pod to have this address, or `None` if it does.
 pub(crate) fn not_of_an_endpoint(ip: IpAddr) -> Option<&'static str> {
     let is_link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),

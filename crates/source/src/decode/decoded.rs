@@ -43,7 +43,7 @@ pub(crate) struct DecodedObject {
     /// The object's resource version (`metadata.resourceVersion`).
     pub(crate) version: Option<Box<str>>,
     pub(crate) content: Content,
-    /// The ignored parts, and the reason if the object is unusable.
+    /// Ignored parts of the object. If the object is unusable, also the reason.
     pub(crate) problems: Vec<Problem>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct DecodedObject {
 pub(crate) enum Content {
     /// The object is served.
     Proxied(Object),
-    /// The object does not belong to this proxy, with the reason.
+    /// Another proxy is responsible for the object, for this reason.
     Ignored(&'static str),
     /// No part of the object is valid.
     Unusable,
@@ -118,7 +118,7 @@ pub(crate) struct Problem {
     pub(crate) advice: String,
 }
 
-/// The error of an object without a name, which therefore cannot be reported by name.
+/// Error of an object without a name, which cannot be reported by name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} without metadata.name: it is left out; name it")]
 pub(crate) struct MissingName {

@@ -92,7 +92,7 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<DecodedObj
     Ok(findings.proxied(Object::EndpointSlice(slice)))
 }
 
-/// Placements by node, and by the nodes and zones in the hints.
+/// Placements by the node, and by the nodes and zones in the hints.
 type Placements<'a> = HashMap<(&'a str, &'a [Named<'a>], &'a [Named<'a>]), Arc<Placement>>;
 
 fn endpoint<'a>(
@@ -161,11 +161,11 @@ fn placement(node: &str, for_nodes: &[Named<'_>], for_zones: &[Named<'_>]) -> Ar
     })
 }
 
-/// Returns the placement of an endpoint on the given node, without hints. All slices contain the
-/// same few thousand placements. Allocating each again would take a third of the cost of decoding a
-/// list.
+/// Returns the placement of an endpoint on this node, without hints. Slices repeat the same few
+/// thousand placements, so each is allocated once. Separate allocations would take a third of the
+/// time of decoding a list.
 fn on_node(node: &str) -> Arc<Placement> {
-    /// More nodes than Kubernetes supports. Above this number, the cache is cleared.
+    /// Number of placements at which the cache is cleared. Kubernetes supports fewer nodes.
     const MOST: usize = 8192;
     thread_local! {
         static KNOWN: RefCell<HashMap<Box<str>, Arc<Placement>>> = RefCell::default();

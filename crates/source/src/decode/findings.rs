@@ -16,8 +16,8 @@ const NAME_BYTES_MAX: usize = 253;
 /// Limit of stored problems of an object.
 const PROBLEMS_MAX: usize = 1_000;
 
-/// Reports whether a text can name an object of any kind. The API's rules are stricter, and differ
-/// between kinds.
+/// Reports whether a text can be the name of any object. The API's rules for single kinds are
+/// stricter.
 pub(super) fn is_name(text: &str) -> bool {
     let is_plain =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':');
@@ -73,8 +73,8 @@ impl Findings {
         self.value(field, shown, advice);
     }
 
-    /// Checks the object's name. The log, comments of rules, names of chains and labels of metrics
-    /// contain the name.
+    /// Checks the object's name. The name will appear in the log, comments of rules, names of
+    /// chains and labels of metrics.
     pub(super) fn is_well_named(&mut self) -> bool {
         let name = &self.key.name;
         let is_well =
@@ -149,7 +149,7 @@ impl Findings {
         self.decoded(Content::Unusable)
     }
 
-    /// Adds the reason why the object does not decode.
+    /// Adds the reason why the object cannot be decoded.
     pub(super) fn unreadable(mut self, what: &str) -> DecodedObject {
         self.value(
             "the object",
@@ -159,7 +159,7 @@ impl Findings {
         self.unusable()
     }
 
-    /// Checks the object's own `kind`, if present. Objects in a list have none.
+    /// Checks the object's own `kind`, if it has one. Objects in a list have none.
     pub(super) fn is_kind(&mut self, kind: Option<&str>) -> bool {
         let expected = kind_name(self.key.kind);
         match kind {

@@ -22,10 +22,11 @@ struct Event<'a> {
     object: &'a RawValue,
 }
 
-/// Decodes a watch event of this kind. The error concerns the event. An object's own errors are
-/// part of its result.
+/// Decodes a watch event about this kind. An error of the object is inside the result; the outer
+/// error concerns the event.
 pub(crate) fn event(kind: Kind, event: &[u8]) -> Result<WatchEvent, String> {
-    // Checks the encoding once, for the whole event. The parser does not check skipped text again.
+    // Checks the encoding of the whole event here, because the parser does not check text that it
+    // skips.
     let text = str::from_utf8(event).map_err(|error| error.to_string())?;
     if let Some(object) = applied(kind, text) {
         return Ok(WatchEvent::Applied(object));
@@ -49,9 +50,8 @@ pub(crate) fn status(json: &[u8]) -> Option<Status> {
     serde_json::from_slice(json).ok()
 }
 
-/// Decodes an event that adds or modifies an object, together with the object, in one pass. Nearly
-/// all events have this type. Returns `None` for other events, and for an event with a part that
-/// does not decode.
+/// Decodes an added or modified object and its event in one pass, because nearly all events are
+/// such. Returns `None` for other events, and if any part cannot be decoded.
 pub(super) fn applied(kind: Kind, event: &str) -> Option<Result<DecodedObject, MissingName>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "UPPERCASE")]
@@ -75,7 +75,7 @@ pub(super) fn applied(kind: Kind, event: &str) -> Option<Result<DecodedObject, M
     with_wire!(kind, read(event))
 }
 
-/// Decodes one object. An object that does not decode is `Unusable` if its name can be read.
+/// Decodes one object. If only its name can be read, the object is `Unusable`.
 pub(crate) fn object(kind: Kind, json: &str) -> Result<DecodedObject, MissingName> {
     fn read<'a, W: Wire<'a>>(
         json: &'a str,
@@ -97,7 +97,8 @@ fn headed(kind: Kind, json: &str) -> Result<Findings, MissingName> {
     Findings::new(kind, &headed.metadata.unwrap_or_default())
 }
 
-/// Returns the text before an error. Line and column help little if an object is one long line.
+/// Returns the text just before an error. Line and column help little, because an object is often
+/// one long line.
 fn before<'a>(json: &'a str, error: &serde_json::Error) -> &'a str {
     const LENGTH: usize = 40;
     let line_start: usize = json

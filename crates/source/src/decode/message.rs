@@ -1,11 +1,11 @@
 //! Reads fields of protobuf messages, without copying their texts.
 //!
-//! `prost` reads keys and numbers, and skips groups. The decoder does not use its derived messages.
-//! They own their texts, which would need a copy, and a second type for each kind. Here, each wire
-//! type reads JSON and protobuf, field by field. Other crates do not fit. `buffa` borrows texts,
-//! but needs a second hashbrown. `quick-protobuf` was last released in 2022. `micropb` copies.
+//! `prost` reads keys and numbers, and skips groups. Its derived messages are not used: they copy
+//! every text, and would need a second type for each kind. Here, one wire type for each kind reads
+//! JSON and protobuf, field by field. Other crates do not fit: `buffa` borrows texts but needs a
+//! second hashbrown, `quick-protobuf` was last released in 2022, and `micropb` copies.
 //!
-//! For any input, the decoder ends, and needs no more memory than the input's elements.
+//! The decoder ends for any input, and needs no more memory than the input's elements.
 
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
@@ -19,14 +19,14 @@ pub(crate) enum Value<'a> {
     Varint(u64),
     /// A text, or a message.
     Bytes(&'a [u8]),
-    /// A number of fixed size, or a group. No used field has this type.
+    /// A number of fixed size, or a group. No field in use has such a value.
     Other,
 }
 
 /// Error of decoding a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
-    /// The bytes break off, or are not a message.
+    /// The bytes end too early, or are no message.
     #[error(transparent)]
     Wire(#[from] prost::DecodeError),
     /// A length exceeds the message.
@@ -59,7 +59,7 @@ pub(crate) fn read<'a, M: Message<'a>>(bytes: &'a [u8]) -> Result<M, Malformed> 
 /// Decodes a message up to its first error.
 pub(crate) fn read_some<'a, M: Message<'a>>(bytes: &'a [u8]) -> M {
     let mut message = M::default();
-    // The caller already knows about the error.
+    // Ignores the error, because the caller knows of it.
     let _ = merge(&mut message, bytes);
     message
 }
@@ -108,7 +108,7 @@ impl<'a> Value<'a> {
         str::from_utf8(self.bytes()?).map_err(|_| Malformed::Text)
     }
 
-    /// Returns a text. Go writes empty texts, which JSON omits. Both mean the same.
+    /// Returns a text. Go writes an empty text, where JSON omits it; both mean the same.
     pub(crate) fn text(self) -> Result<Text<'a>, Malformed> {
         self.str().map(Text::from)
     }

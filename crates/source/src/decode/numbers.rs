@@ -14,8 +14,8 @@ use super::wire::{
     ServiceSpec, ServiceStatus, Taint, Time,
 };
 
-/// Declares messages: `message SHAPE { NUMBER => store the field; … }`, where `m` is the message
-/// and `v` the field's value.
+/// Declares messages: `message SHAPE { NUMBER => store the field; … }`. `m` is the message and `v`
+/// the field's value.
 macro_rules! numbers {
     ($($shape:ident $(<$life:lifetime>)? |$m:ident, $v:ident| { $($number:literal => $take:expr;)+ })+) => {$(
         impl<'a> Message<'a> for $shape $(<$life>)? {
@@ -209,7 +209,7 @@ struct Moment {
     seconds: i64,
 }
 
-/// Decodes a time. Go writes the zero time, which means no time, as a message without fields.
+/// Decodes a time. Go writes "no time" as a message without fields.
 fn time<'a>(bytes: &[u8]) -> Result<Option<Time<'a>>, Malformed> {
     if bytes.is_empty() {
         return Ok(None);

@@ -86,7 +86,7 @@ impl<'a> Message<'a> for RawExtension<'a> {
     }
 }
 
-/// Opens an envelope, and returns the kind, if present, and the message.
+/// Opens an envelope. Returns the message, and its kind if given.
 fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     let bytes = bytes.strip_prefix(MAGIC).ok_or(Malformed::Envelope)?;
     let unknown: Unknown<'_> = read(bytes)?;
@@ -97,8 +97,8 @@ fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     Ok((kind.filter(|kind| !kind.is_empty()), unknown.raw))
 }
 
-/// Decodes a watch event of this kind from a frame. The error concerns the event. An object's own
-/// errors are part of its result.
+/// Decodes a watch event about this kind from a frame. An error of the object is inside the result;
+/// the outer error concerns the event.
 pub(crate) fn event(kind: Kind, frame: &[u8]) -> Result<WatchEvent, String> {
     let failed = |error: Malformed| error.to_string();
     let event: Event<'_> = read(frame).map_err(failed)?;
@@ -118,7 +118,7 @@ pub(crate) fn event(kind: Kind, frame: &[u8]) -> Result<WatchEvent, String> {
     })
 }
 
-/// Decodes an item of a list. An item that does not decode is `Unusable` if its name can be read.
+/// Decodes an item of a list. If only its name can be read, the item is `Unusable`.
 pub(crate) fn item(kind: Kind, bytes: &[u8]) -> Result<DecodedObject, MissingName> {
     object(kind, None, bytes)
 }
@@ -129,8 +129,8 @@ pub(crate) fn status(bytes: &[u8]) -> Option<Status> {
     read(raw).ok()
 }
 
-/// Decodes an object. `said` is the kind in the object's envelope. Items of a list have no
-/// envelope.
+/// Decodes an object. `said` is the kind in its envelope, or `None` for an item of a list, which
+/// has no envelope.
 fn object(kind: Kind, said: Option<&str>, bytes: &[u8]) -> Result<DecodedObject, MissingName> {
     if said.is_some_and(|said| said != kind_name(kind)) {
         let mut findings = headed(kind, bytes)?;

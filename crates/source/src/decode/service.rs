@@ -166,8 +166,8 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingN
     Ok(findings.proxied(Object::Service(service)))
 }
 
-/// Returns at most one address of each family. If `ipFamilies` is set, its i-th entry is the family
-/// of the i-th address.
+/// Returns the cluster IPs, at most one of each family. If `ipFamilies` is set, its entries give
+/// the families of the addresses in the same order.
 fn cluster_ips(
     findings: &mut Findings,
     given: &[Text<'_>],
@@ -213,7 +213,8 @@ fn cluster_ips(
     ips
 }
 
-/// Returns external or ingress addresses of the Service's families, without duplicates.
+/// Returns external or ingress addresses without duplicates. Skips families that the Service does
+/// not have.
 fn further_ips<'a, F: Fn() -> String>(
     findings: &mut Findings,
     has_family: impl Fn(IpAddr) -> bool,
@@ -241,10 +242,10 @@ fn further_ips<'a, F: Fn() -> String>(
     ips
 }
 
-/// Returns the ranges by family. A /0 among the ranges of a family allows all clients.
+/// Returns the source ranges by family. A /0 allows all clients of its family.
 ///
-/// An invalid range must not open the Service to every client. If a family has lost all its ranges
-/// as invalid, the family's ingress addresses are removed.
+/// An invalid range must not open the Service to every client. If all ranges of a family are
+/// invalid, the family's ingress addresses are removed.
 fn source_ranges(
     findings: &mut Findings,
     given: &[Text<'_>],
@@ -279,7 +280,7 @@ fn source_ranges(
     ranges
 }
 
-/// Returns the valid ports. If two ports conflict, returns the first.
+/// Returns the valid ports. Of two conflicting ports, only the first counts.
 fn ports(
     findings: &mut Findings,
     given: &[wire::ServicePort<'_>],
@@ -303,7 +304,7 @@ fn ports(
         else {
             continue;
         };
-        // Uses hash sets, since an object may have 65535 ports.
+        // Hash sets, because an object may have 65535 ports.
         if numbers.contains(&(protocol, port)) || names.contains(&(protocol, name)) {
             findings.text(
                 format!("spec.ports[{i}]"),

@@ -25,8 +25,8 @@ pub(crate) struct Cause {
 }
 
 impl Status {
-    /// Reports whether the resource version is in the future. Other errors also have status 504.
-    /// Kubernetes 1.19 and later put the reason into a cause, older versions into the message.
+    /// Reports whether the requested resource version is in the future. Status 504 alone does not
+    /// show this. Since Kubernetes 1.19 the reason is in a cause, before it was in the message.
     pub(crate) fn is_ahead(&self) -> bool {
         let causes = self.details.iter().flat_map(|details| &details.causes);
         self.code == 504

@@ -3,9 +3,9 @@
 //! Texts are borrowed from the input, since most texts are used once and not kept.
 //!
 //! JSON, YAML and protobuf (by `numbers`) are read into these types. Numbers are wide and
-//! enumerations are text. So the conversion finds a value out of range, names it, and ignores only
-//! its part of the object. Only a value of another type, such as a text for a number, makes an
-//! object undecodable.
+//! enumerations are text, so a value out of range can be read. The conversion then names it and
+//! ignores only that part of the object. An object cannot be decoded only if a value has the wrong
+//! type, such as a text in place of a number.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -310,7 +310,7 @@ pub(crate) struct ServiceCidrSpec<'a> {
     pub(crate) cidrs: Option<Vec<Text<'a>>>,
 }
 
-/// The metadata of an object of any kind, even of an object that does not decode.
+/// Metadata of an object of any kind, even if the rest of the object cannot be decoded.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct MetadataOnly<'a> {
@@ -318,8 +318,8 @@ pub(crate) struct MetadataOnly<'a> {
     pub(crate) metadata: Option<Metadata<'a>>,
 }
 
-/// The first of an endpoint's `addresses`, parsed in place. A cluster may have millions of
-/// endpoints, and a text would cost an allocation each.
+/// First entry of an endpoint's `addresses`, parsed in place: an allocated text for each of
+/// millions of endpoints would be expensive.
 #[derive(Debug, Default)]
 pub(crate) enum FirstAddress {
     /// The list is empty.
@@ -385,7 +385,7 @@ impl<'de> Deserialize<'de> for Address {
     }
 }
 
-/// A text that is borrowed from the input where possible, and copied otherwise.
+/// Text that is borrowed from the input if possible, else copied.
 #[derive(Default, PartialEq, Eq, Hash)]
 pub(crate) struct Text<'a>(Cow<'a, str>);
 

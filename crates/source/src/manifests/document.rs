@@ -1,11 +1,11 @@
 //! Reads the documents of a manifest file, and the objects in them.
 //!
 //! JSON is read as YAML. Each document is read twice: first its `apiVersion` and `kind`, which may
-//! come last, then the fields of its kind. So an error has its exact position. Documents of
-//! unproxied kinds may have any content.
+//! come last in the document, then the fields of that kind. Errors therefore have an exact
+//! position, and documents of other kinds may have any content.
 //!
-//! This module, not the parser, splits the text into documents. A line that begins with `---` is a
-//! boundary everywhere (YAML 1.2, `c-forbidden`). Each document is read as its own kind.
+//! This module splits the text into documents itself, because each document is read as its own
+//! kind. A line that begins with `---` is always a boundary (YAML 1.2, `c-forbidden`).
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ use crate::decode::{DecodedObject, Wire as _, wire};
 #[derive(Debug)]
 pub(super) struct LocatedObject {
     pub(super) line: usize,
-    /// The object, or the reason to ignore the document.
+    /// The object, or the reason why the document is ignored.
     pub(super) object: Result<DecodedObject, String>,
 }
 
@@ -93,7 +93,7 @@ fn near(line: &str, column: usize) -> String {
     text.trim().to_owned()
 }
 
-/// Returns the parser's message without the position, which counts from the document's start.
+/// Returns the parser's message without its position, which is relative to the document.
 fn message(error: &serde_saphyr::Error) -> String {
     let text = error
         .without_snippet()
@@ -132,7 +132,7 @@ fn documents(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter_map(|((line, start), end)| Some((line, text.get(start..end)?)))
 }
 
-/// Counts the lines of separators, comments and white space at the beginning.
+/// Returns the number of lines before the content: separators, comments and white space.
 fn lines_before_content(document: &str) -> usize {
     document
         .lines()
@@ -148,7 +148,7 @@ fn read_document(
     text: &str,
     objects: &mut Vec<Result<DecodedObject, String>>,
 ) -> Result<(), serde_saphyr::Error> {
-    // Accepts a file with every Service and slice of a large cluster, but no alias bomb.
+    // The limits admit a file with every object of a large cluster, but no alias bomb.
     let options = || {
         serde_saphyr::options! {
             with_snippet: false,
@@ -186,7 +186,7 @@ struct Header {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Target {
     Object(Kind),
-    /// A list. Its items have their own kinds, or all have the given kind.
+    /// A list whose items have the given kind or, with `None`, their own kinds.
     List(Option<Kind>),
     Other,
 }
@@ -211,7 +211,7 @@ impl Header {
     }
 }
 
-/// A reader of an object by its header's kind, into `objects`.
+/// Reads an object of the header's kind into `objects`.
 struct Typed<'a> {
     header: &'a Header,
     target: Target,
@@ -273,7 +273,7 @@ impl<'de> Visitor<'de> for Typed<'_> {
     }
 }
 
-/// A reader of the items of a list.
+/// Reads the items of a list.
 struct Items<'a> {
     headers: &'a [Header],
     of: Option<Kind>,
@@ -366,7 +366,7 @@ mod tests {
         );
     }
 
-    /// Checks that a manifest of kind `Servise` is not ignored silently.
+    /// A manifest of kind `Servise` must not be ignored silently.
     #[test]
     fn a_misspelled_kind_is_reported() {
         let told = |text: &str| -> Vec<String> {

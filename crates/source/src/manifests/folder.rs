@@ -5,9 +5,9 @@
 //!   files:  web.yaml ─▶ { Service default/web: content, … }      claims:  Service default/web ─▶ {web.yaml, web2.yaml}
 //! ```
 //!
-//! If several files contain an object, the first file by name wins. An unreadable file keeps its
-//! last objects. A file that has never been readable may contain any object. Until it is readable
-//! or deleted, the lists are complete but not whole.
+//! If several files contain the same object, the first file by name wins. A file that becomes
+//! unreadable keeps its last objects. A file that has never been readable may contain any object,
+//! so the lists are complete but not whole until it is readable or deleted.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -50,12 +50,12 @@ enum Progress {
 struct File {
     stamp: Option<Stamp>,
     objects: HashMap<Key, Content>,
-    /// True if the file has never been readable since the start.
+    /// True if the file has been unreadable since the start.
     is_unknown: bool,
 }
 
-/// The metadata of a file. Different metadata means that the file has changed. Equal metadata does
-/// not exclude a change, since the kernel's clock ticks only some hundred times a second.
+/// Metadata of a file. If it differs, the file has changed. If it is equal, the file may have
+/// changed anyway, because the kernel's clock ticks only some hundred times a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -77,7 +77,7 @@ impl Stamp {
     }
 }
 
-/// Files with known writes.
+/// Files that are known to have been written.
 #[derive(Debug, Default)]
 pub(super) struct ChangedFiles {
     pub(super) names: HashSet<OsString>,
@@ -170,8 +170,8 @@ impl Folder {
                 Err(broken) => format!("{shown}:{broken}"),
             },
             Ok(None) => return self.remove(look, name),
-            // The file was deleted since the folder was listed. A dangling symbolic link still
-            // exists.
+            // The file was deleted after the folder was listed. A dangling symbolic link would
+            // still be listed.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && fs::symlink_metadata(&path).is_err() =>
@@ -240,7 +240,7 @@ impl Folder {
             .unwrap_or_default();
         for key in before.keys().chain(objects.keys()) {
             if !look.before.contains_key(key) {
-                // The map lacks this file's objects at the moment, so this looks them up here.
+                // The map lacks this file's objects for the moment, so they are looked up here.
                 let content = self.winner(key).and_then(|winner| {
                     if winner == name {
                         before.get(key)
@@ -269,7 +269,7 @@ impl Folder {
         self.files.entry(name.to_owned()).or_default().objects = objects;
     }
 
-    /// Returns the file whose object is used.
+    /// Returns the file that provides this object.
     fn winner(&self, key: &Key) -> Option<&OsStr> {
         Some(self.claims.get(key)?.first()?)
     }
@@ -328,14 +328,14 @@ impl Folder {
 /// The state of one read.
 #[derive(Debug, Default)]
 struct Look {
-    /// Objects whose claims changed, and their earlier content.
+    /// Content of each object with changed claims, before the read.
     before: HashMap<Key, Option<Content>>,
     contested: Vec<Key>,
     warnings: Vec<String>,
 }
 
-/// Reports whether a file of this name is read: `*.yaml`, `*.yml` and `*.json`. Hidden files are
-/// not read, such as `..data` of a mounted ConfigMap and editors' temporary files.
+/// Reports whether a file with this name is read: `*.yaml`, `*.yml` and `*.json`, except hidden
+/// files. Hidden are `..data` of a mounted ConfigMap, and temporary files of editors.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     !name.as_bytes().starts_with(b".")
         && Path::new(name).extension().is_some_and(|extension| {

@@ -1,7 +1,7 @@
-//! Kinds that look like a misspelt proxied kind.
+//! Finds kinds that look like a misspelt `Service` or another kind that is read.
 //!
-//! A folder may contain manifests of any kind, and other kinds are ignored silently. A kind that
-//! looks like a misspelt Service is reported, since its author expects the Service to be served.
+//! A folder may contain manifests of any kind, and other kinds are silently ignored. A misspelt
+//! kind is reported, because its author expects the object to be served.
 
 /// Kinds that are read, each with its `apiVersion`.
 const PROXIED: [(&str, &str); 9] = [
@@ -15,13 +15,13 @@ const PROXIED: [(&str, &str); 9] = [
     ("v1", "NodeList"),
     ("networking.k8s.io/v1", "ServiceCIDRList"),
 ];
-/// Number of letters that may differ in a misspelt name. In a short name, one.
+/// Number of letters by which a misspelt name may differ. In a short name, one.
 const TYPING_ERRORS: usize = 2;
 const SHORT: usize = 5;
-/// Longer names are not compared.
+/// Maximum length of names that are compared.
 const LONGEST: usize = 24;
 
-/// Returns the reason to ignore a document, if its kind resembles a proxied kind.
+/// Returns why a document is ignored, if its kind looks like a misspelt one.
 pub(super) fn complaint(api_version: Option<&str>, kind: Option<&str>) -> Option<String> {
     let (version, kind) = match (api_version, kind) {
         (Some(version), Some(kind)) => (version, kind),

@@ -86,8 +86,8 @@ fn listed(events: &[Event]) -> (Vec<String>, bool) {
     (all, is_whole)
 }
 
-/// Reads the folder as if all files had changed, so that it notices two writes within one tick of
-/// the file system's clock.
+/// Reads the folder as if all files had changed. Two writes within one tick of the file system's
+/// clock are thus noticed.
 fn look(folder: &mut Folder) -> FolderUpdate {
     let touched = ChangedFiles {
         is_all: true,
@@ -274,7 +274,7 @@ fn the_first_of_two_manifests_of_an_object_is_used() {
     assert_eq!(words(&look(&mut folder).events), ["a 10.96.0.1"]);
     dir.remove("a.yaml");
     assert_eq!(words(&look(&mut folder).events), ["a 10.96.0.2"]);
-    // An unchanged object that moves to another file causes no event.
+    // An object that only moves to another file causes no event.
     dir.remove("b.yaml");
     dir.write("c.yaml", "");
     dir.write("d.yaml", &service("a", "10.96.0.2"));
@@ -377,8 +377,8 @@ async fn changes_of_manifests_are_noticed() {
     assert!(watched.is_quiet().await);
 }
 
-/// Checks that a Service which is split in two in one file is never missing: all events arrive
-/// together.
+/// One file contains a Service, which is then split into two. No event may show it missing: all
+/// events arrive together.
 #[tokio::test]
 async fn all_events_of_a_manifest_change_arrive_together() {
     let folder = Temporary::new();
@@ -449,8 +449,7 @@ async fn a_removed_manifest_folder_keeps_its_objects_until_recreated() {
     fs::rename(outer.0.join("x"), outer.0.join("y")).unwrap();
     tokio::time::sleep(Duration::from_millis(1300)).await;
     assert!(watched.is_quiet().await);
-    // The folder is created again and filled slowly. The moment when the folder is empty does not
-    // count.
+    // The folder is created again and filled slowly. The empty folder in between must not count.
     fs::create_dir_all(&dir).unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     fs::write(dir.join("a.yaml"), service("a", "10.96.0.2")).unwrap();

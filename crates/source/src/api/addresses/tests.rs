@@ -4,10 +4,11 @@ use tokio::time::advance;
 
 use super::*;
 
-/// A resolver that returns the test's addresses, and hooks that record the cleared addresses.
+/// Test fixture: a resolver that returns the test's addresses, and hooks that record the cleared
+/// ones.
 #[derive(Clone, Default)]
 struct World {
-    /// `None` if the resolver fails.
+    /// Addresses that the resolver returns, or `None` to make it fail.
     answer: Arc<Mutex<Option<Vec<IpAddr>>>>,
     cleared: Arc<Mutex<Vec<SocketAddr>>>,
 }
@@ -74,7 +75,7 @@ async fn resolved_api_server_addresses_outlive_a_failing_resolver() {
     assert_eq!(last(&mut known).unwrap(), both);
     assert_eq!(addresses.shown()[0].from, "api.example resolves to it");
 
-    // The source forgets no address while the resolver fails.
+    // While the resolver fails, no address is forgotten.
     world.answers(None);
     for _ in 0..2 * KEPT.as_secs() / RESOLVE_PERIOD.as_secs() {
         advance(2 * RESOLVE_PERIOD).await;
@@ -84,7 +85,7 @@ async fn resolved_api_server_addresses_outlive_a_failing_resolver() {
     let dialled = addresses.resolve("api.example").await.unwrap();
     assert_eq!(dialled.len(), 2);
 
-    // An address that the name has lost stays for a while, and is then removed.
+    // An address that the name has lost stays for a while, then it is removed.
     world.answers(Some(&["172.35.0.10"]));
     advance(2 * RESOLVE_PERIOD).await;
     tokio::task::yield_now().await;
@@ -110,7 +111,7 @@ async fn a_server_address_is_reported_before_its_connection() {
     let dialled = dial.oneshot(url.parse().unwrap()).await.unwrap();
     assert_eq!(*world.cleared.lock().unwrap(), [at]);
     assert_eq!(last(&mut known).unwrap(), [at.to_string()]);
-    // The name now has another address. The connection stays open.
+    // The name now has another address, while the connection to the old one is open.
     addresses.change(Instant::now(), |entries| {
         entries.get_mut(&at).unwrap().resolved = None;
     });

@@ -1,4 +1,4 @@
-//! The bytes of a list. A slow list is valid while bytes arrive.
+//! Bytes of a list. A slow list is valid as long as bytes keep arriving.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::super::end::End;
 
-/// Longest time without any byte.
+/// Longest pause without any byte.
 const STILL: Duration = Duration::from_mins(1);
 /// Longest time for the whole list. A server forgets a list's position after five minutes.
 const WHOLE: Duration = Duration::from_mins(5);
@@ -30,11 +30,12 @@ impl Input {
         }
     }
 
-    /// Returns the unconsumed bytes. Waits for the first byte. Returns an empty slice at the end.
+    /// Returns the bytes that have arrived and are not consumed, at least one. Waits for them if
+    /// necessary. Returns an empty slice at the end.
     pub(super) async fn held(&mut self) -> Result<&[u8], End> {
         let filled = {
             let mut filling = pin!(self.body.fill_buf());
-            // Without a wait, no clock is read.
+            // Polls first: if bytes are ready, no timer is needed.
             match poll!(&mut filling) {
                 Poll::Ready(filled) => filled.map(drop),
                 Poll::Pending => {
@@ -44,9 +45,9 @@ impl Input {
                 }
             }
         };
-        // Readers return an error once, and then the end.
+        // A reader returns an error once, and then the end.
         filled.map_err(|error: io::Error| End::unreachable(&error))?;
-        // The awaited bytes have arrived.
+        // The bytes have arrived, so this returns at once.
         let held = self.body.fill_buf().await;
         held.map_err(|error| End::unreachable(&error))
     }

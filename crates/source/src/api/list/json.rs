@@ -1,7 +1,7 @@
 //! Reads a list in JSON, and holds one or two objects in memory.
 //!
-//! Parses the text value by value. If the text ends within a value, doubles the text before parsing
-//! the value again, so that no value is parsed many times.
+//! Parses the text value by value. If the text ends inside a value, reads until the text has
+//! doubled before parsing that value again. So no value is parsed many times.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -18,7 +18,7 @@ use crate::decode::{DecodedObject, MissingName, Wire, json, with_wire};
 
 /// Smallest amount of text for one parsing step.
 const PIECE: usize = 128 << 10;
-/// Length limit of an object. etcd accepts 1.5 MB.
+/// Maximum length of an object. etcd accepts 1.5 MB.
 const LONGEST_OBJECT: usize = 64 << 20;
 /// Number of characters of invalid text in errors.
 const EXCERPT: usize = 60;
@@ -27,7 +27,7 @@ const EXCERPT: usize = 60;
 pub(super) struct JsonList {
     kind: Kind,
     input: Input,
-    /// The text that was read, without an incomplete character at the end.
+    /// Text read so far, without an incomplete character at its end.
     text: String,
     cut: Vec<u8>,
     /// Number of parsed bytes of the text.
@@ -37,7 +37,7 @@ pub(super) struct JsonList {
     /// The beginning of the text, for errors.
     excerpt: String,
     place: ParsePosition,
-    /// True once the reader has checked the list's `kind`.
+    /// True once the list's `kind` was checked.
     is_known: bool,
     /// Objects that arrived before the list's `kind`.
     waiting: VecDeque<Result<DecodedObject, MissingName>>,
@@ -90,7 +90,7 @@ enum Step {
 
 /// Reason why a value cannot be parsed.
 enum Stop {
-    /// The text ends within the value.
+    /// The text ends inside the value.
     Short,
     Invalid(serde_json::Error),
 }
@@ -173,8 +173,8 @@ impl JsonList {
                 .extend_from_slice(held.get(..PIECE).unwrap_or(held));
             let count = count.min(PIECE);
             self.input.take(count);
-            // Checks the encoding once, for the whole piece. The parser does not check skipped text
-            // again.
+            // Checks the encoding of the whole piece here, because the parser does not check text
+            // that it skips.
             let is_cut = match str::from_utf8(&self.cut) {
                 Ok(text) => {
                     self.text.push_str(text);
@@ -295,7 +295,8 @@ fn object(
 
     let read = with_wire!(kind, read(text, is_all));
     if let Err(Stop::Invalid(_)) = read {
-        // The end of an invalid object can still be found, so it does not affect other objects.
+        // Finds the end of the object before decoding it, so that an invalid object does not affect
+        // others.
         let (object, length) = parse::<&RawValue>(text, is_all)?;
         return Ok((json::object(kind, object.get()), length));
     }

@@ -11,7 +11,7 @@ use crate::decode::message::{self, Malformed, Message, Value};
 use crate::decode::protobuf::{self, MAGIC, TypeMeta};
 use crate::decode::{DecodedObject, MissingName};
 
-/// Length limit of an object. etcd accepts 1.5 MB in this form.
+/// Maximum length of an object. etcd accepts 1.5 MB in this form.
 const LONGEST_OBJECT: u64 = 16 << 20;
 /// The longest encoding of a number, in bytes.
 const LONGEST_VARINT: usize = 10;
@@ -34,9 +34,9 @@ pub(super) struct ProtobufList {
 #[derive(Debug, Clone, Copy)]
 enum ReadPosition {
     Magic,
-    /// The reader is in `Unknown`, before its `raw`.
+    /// Inside `Unknown`, before its field `raw`.
     Before,
-    /// The reader is in `raw`, which ends at this position.
+    /// Inside `raw`, which ends at this position.
     Within(u64),
     Behind,
 }
@@ -116,7 +116,7 @@ impl ProtobufList {
                         _ => self.pass(length).await?,
                     }
                 }
-                // The remaining bytes have no content. Reads them so that gzip checks its checksum.
+                // The rest has no content. Reads it anyway, so that gzip checks its checksum.
                 ReadPosition::Behind => {
                     let count = self.input.held().await?.len();
                     if count == 0 {
@@ -169,7 +169,7 @@ impl ProtobufList {
             self.input.take(length);
             return Ok(read);
         }
-        // The buffer grows only with the bytes that arrive, whatever the claimed length.
+        // The buffer grows with the bytes that arrive, not with the claimed length.
         self.buffer.clear();
         loop {
             let piece = self.input.held().await?;

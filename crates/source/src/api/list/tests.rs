@@ -1,4 +1,4 @@
-//! Tests of lists that upstream's own serializers wrote (`tests/data/vectors`): whole, in pieces,
+//! Tests with lists that upstream's own serializers wrote (`tests/data/vectors`): whole, in pieces,
 //! compressed, and damaged.
 
 use std::io::Write as _;
@@ -22,7 +22,7 @@ macro_rules! vector {
     };
 }
 
-/// Equal lists in JSON and protobuf, and their kind.
+/// Pairs of equal lists in JSON and protobuf, with their kind.
 const SAME: [(Kind, &[u8], &[u8]); 4] = [
     (
         Kind::Service,
@@ -103,7 +103,7 @@ fn json_and_protobuf_lists_of_upstream_decode_equally() {
     assert!(wrong.problems.len() > 5, "{wrong:?}");
 }
 
-/// Reads the events of a watch, up to an incomplete one.
+/// Reads the events of a watch until one is incomplete.
 fn watched(
     kind: Kind,
     format: Format,
@@ -155,7 +155,7 @@ fn json_and_protobuf_watches_of_upstream_decode_equally() {
     }
 }
 
-/// Checks that each flushed event can be read before the next event is sent.
+/// Checks that each flushed event can be read before the next one is sent.
 #[test]
 fn a_compressed_watch_is_decoded_event_by_event() {
     for (format, event) in [
@@ -190,7 +190,7 @@ fn a_compressed_watch_is_decoded_event_by_event() {
 fn a_truncated_list_is_rejected() {
     for (kind, json, protobuf) in SAME {
         for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
-            // JSON ends in a line feed, and the envelope in fields that the reader skips.
+            // JSON ends with a line feed, the envelope with fields that the reader skips.
             let least = if format == Format::Json { 2 } else { 5 };
             for end in 0..body.len() - least {
                 assert!(
@@ -308,7 +308,7 @@ fn an_empty_list_needs_a_kind() {
     assert!(json(Kind::Service, r#"{"items":[]}"#).is_err());
 }
 
-/// Checks long objects among short objects, cut at any byte.
+/// Mixes long and short objects, and cuts the text at any byte.
 #[test]
 fn objects_of_any_length_are_decoded() {
     let long = |name: &str, length: usize| {

@@ -23,8 +23,8 @@ impl ListWatch {
     pub(super) async fn list_streamed(&mut self) -> Result<(), End> {
         let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
         let answer = match self.ask(&target).await {
-            // A server that does not know the option replies Invalid. A proxy in front may reply
-            // any status. Errors that also affect a plain list do not cause one.
+            // A server that does not know the option replies Invalid, but a proxy in front may
+            // reply any status. Errors that would also affect a plain list do not lead to one.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
             {
@@ -84,18 +84,18 @@ impl ListWatch {
         }
     }
 
-    /// Starts a list, whose version may be known already.
+    /// Begins a list. Its version may be known before its objects.
     async fn begin(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         self.is_no_step_back(age, version)?;
-        // If this list breaks off, the next list must not be older.
+        // If this list breaks off, the next one must not be older.
         if let (Age::Any, Some(version)) = (age, version) {
             self.next_list = Age::NotOlderThan(version.to_owned());
         }
         self.send(Event::ListStarted(self.resource.kind)).await
     }
 
-    /// Checks that a list is as new as requested. If a server ignores the request, requests the
-    /// newest list next.
+    /// Checks that a list is as new as requested. If the server ignored the request, the next list
+    /// asks for the newest version.
     fn is_no_step_back(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         if !is_older(age, version) {
             return Ok(());
@@ -118,7 +118,7 @@ impl ListWatch {
     }
 }
 
-/// The state of a list during sending.
+/// State of a list that is being sent to the reader.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) is_whole: bool,
@@ -130,7 +130,8 @@ impl Default for Listing {
     }
 }
 
-/// Reports whether a list is older than requested. Returns false if the versions are not numbers.
+/// Reports whether a list is older than requested. Versions that are not numbers count as new
+/// enough.
 pub(super) fn is_older(age: &Age, version: Option<&str>) -> bool {
     let number = |version: &str| version.parse::<u128>().ok();
     match (age, version) {

@@ -21,7 +21,7 @@ enum Shape {
     Messages(Schema),
 }
 
-/// A field's name and type, and whether Go writes its empty value.
+/// Fields of a message: number, name, type, and whether Go writes an empty value.
 type Schema = &'static [(u32, &'static str, Presence, Shape)];
 
 #[derive(PartialEq)]
@@ -267,7 +267,7 @@ fn encoded(schema: Schema, object: &Value) -> Vec<u8> {
     out
 }
 
-/// Generates a field's value, which is mostly valid.
+/// Generates a text that is mostly valid for its field.
 fn any_words() -> impl Strategy<Value = Value> {
     prop::sample::select(vec![
         "",
@@ -388,8 +388,7 @@ fn any_kind() -> impl Strategy<Value = (Kind, Value)> {
         .prop_flat_map(|kind| any_object(schema(kind)).prop_map(move |object| (kind, object)))
 }
 
-/// Encodes an object as JSON, in which Go writes missing numbers as 0 unless the field is
-/// `omitempty`.
+/// Encodes an object as JSON. As in Go, missing numbers are 0 unless their field is `omitempty`.
 fn as_json(kind: Kind, mut object: Value) -> String {
     if kind == Kind::Service
         && let Some(ports) = object
@@ -474,7 +473,7 @@ fn an_invalid_protobuf_message_affects_only_its_own_object() {
         SERVICE,
         &json!({"metadata": {"name": "web", "namespace": "a"}}),
     );
-    // The spec ends within a text.
+    // The spec ends in the middle of a text.
     put(2, &[0x1a, 9, b'1'], &mut service);
     let decoded = item(Kind::Service, &service).unwrap();
     assert_eq!(decoded.key.to_string(), "Service a/web");
@@ -496,7 +495,7 @@ fn an_invalid_protobuf_message_affects_only_its_own_object() {
         let decoded = item(Kind::Service, &service).unwrap();
         assert!(decoded.problems[0].advice.starts_with(why), "{decoded:?}");
     }
-    // Without a readable name, an object cannot be reported by name.
+    // An object whose name is unreadable cannot be reported by name.
     assert!(item(Kind::Service, &service[1..]).is_err());
 }
 
