@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use proxy::{Failure, Owner, Report, ServicePortName};
-use reconcile::{Removals, Rows, Table as Entries};
+use reconcile::{Removals, Table as Entries};
 
 use crate::base::Base;
 use crate::chain::{Chain, Shared};
@@ -16,6 +16,7 @@ use crate::port::{Content, Slot};
 use crate::saved::Leftovers;
 
 /// All tables of one IP family.
+#[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) base: Entries<(), Arc<Base>, ()>,
     pub(crate) slots: Entries<Slot, Arc<str>, Arc<Owner>>,
@@ -27,39 +28,14 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
+    reconcile::tables!([base, slots, chains, disordered, leftovers]);
+
     /// Creates empty tables.
     pub(crate) fn new(now: Instant) -> Self {
-        let mut tables = Self {
-            base: Entries::new(),
-            slots: Entries::new(),
-            chains: Entries::new(),
-            disordered: Entries::new(),
-            leftovers: Entries::new(),
-        };
+        let mut tables = Self::default();
         tables.begin(now);
         tables.leftovers.count_removals(Removals::Excused);
         tables
-    }
-
-    /// Sets the current time.
-    pub(crate) fn begin(&mut self, now: Instant) {
-        self.base.begin(now);
-        self.slots.begin(now);
-        self.chains.begin(now);
-        self.disordered.begin(now);
-        self.leftovers.begin(now);
-    }
-
-    /// Returns all tables.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Rows> {
-        let Self {
-            base,
-            slots,
-            chains,
-            disordered,
-            leftovers,
-        } = self;
-        [base as &dyn Rows, slots, chains, disordered, leftovers].into_iter()
     }
 
     /// Sets whether unwanted rules of Services count as late. They do not count while their removal

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use nftables_netlink::Name;
 use proxy::{Failure, Owner, Report};
-use reconcile::{Removals, Rows, Table as Entries};
+use reconcile::{Removals, Table as Entries};
 use relay::Serving;
 
 use crate::base::{Key, SERVICES_CHAIN, Value};
@@ -33,6 +33,7 @@ fn is_of_localhost(key: &Key) -> bool {
 }
 
 /// Tables of one IP family.
+#[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) base: Entries<Key, Value, ()>,
     /// Elements of the set of addresses that serve NodePorts.
@@ -48,53 +49,14 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
+    reconcile::tables!([base, node_ports, slots, members, chains, affinity] listeners);
+
     /// Creates empty tables.
     pub(crate) fn new(now: Instant) -> Self {
-        let mut tables = Self {
-            base: Entries::new(),
-            node_ports: Entries::new(),
-            slots: Entries::new(),
-            members: Entries::new(),
-            chains: Entries::new(),
-            affinity: Entries::new(),
-            listeners: Entries::new(),
-        };
+        let mut tables = Self::default();
         tables.begin(now);
         tables.base.count_removals(Removals::Excused);
         tables
-    }
-
-    /// Sets the current time.
-    pub(crate) fn begin(&mut self, now: Instant) {
-        self.base.begin(now);
-        self.node_ports.begin(now);
-        self.slots.begin(now);
-        self.members.begin(now);
-        self.chains.begin(now);
-        self.affinity.begin(now);
-        self.listeners.begin(now);
-    }
-
-    /// Returns the tables whose pending entries may become late.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Rows> {
-        let Self {
-            base,
-            node_ports,
-            slots,
-            members,
-            chains,
-            affinity,
-            listeners: _,
-        } = self;
-        [
-            base as &dyn Rows,
-            node_ports,
-            slots,
-            members,
-            chains,
-            affinity,
-        ]
-        .into_iter()
     }
 
     /// Sets whether unwanted entries count as late. They must not count while they may not be

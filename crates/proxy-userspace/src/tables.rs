@@ -6,7 +6,7 @@ use std::time::Instant;
 use footprint::Leftovers;
 use hashbrown::{HashMap, HashSet};
 use proxy::{Owner, Protocol};
-use reconcile::{Removals, Rows, Table};
+use reconcile::{Removals, Table};
 
 use crate::part_state::RedirectState;
 use crate::plan::{Base, Change, RedirectTarget};
@@ -14,6 +14,7 @@ use crate::port::{Listener, ListenerKind, Portal};
 use relay::Serving;
 
 /// All tables of one IP family.
+#[derive(Default)]
 pub(crate) struct Tables {
     /// Listening ports. This process opens them itself, so the actual state is always known.
     pub(crate) sockets: Table<Listener, Arc<Serving>, Arc<Owner>>,
@@ -32,41 +33,14 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
+    reconcile::tables!([sockets, redirects, base, leftovers], ..);
+
     /// Creates empty tables.
     pub(crate) fn new(now: Instant) -> Self {
-        let mut tables = Self {
-            sockets: Table::new(),
-            redirects: Table::new(),
-            base: Table::new(),
-            leftovers: Table::new(),
-            ports: HashMap::new(),
-            numbers: HashMap::new(),
-            uses: HashMap::new(),
-            may_have_foreign: false,
-        };
+        let mut tables = Self::default();
         tables.begin(now);
         tables.leftovers.count_removals(Removals::Excused);
         tables
-    }
-
-    /// Sets the current time.
-    pub(crate) fn begin(&mut self, now: Instant) {
-        self.sockets.begin(now);
-        self.redirects.begin(now);
-        self.base.begin(now);
-        self.leftovers.begin(now);
-    }
-
-    /// Returns all tables.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Rows> {
-        let Self {
-            sockets,
-            redirects,
-            base,
-            leftovers,
-            ..
-        } = self;
-        [sockets as &dyn Rows, redirects, base, leftovers].into_iter()
     }
 
     pub(crate) fn count_removals(&mut self, removals: Removals) {

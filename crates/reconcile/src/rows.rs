@@ -57,3 +57,22 @@ where
         self.next_retry(now)
     }
 }
+
+/// Defines `begin` and `all` for a struct of tables, within its `impl`. Names all fields, or ends
+/// with `..`. Tables behind the list are not in `all`, because their pending entries are never late.
+#[macro_export]
+macro_rules! tables {
+    ([$($table:ident),+] $($apart:ident)* $(, $rest:tt)?) => {
+        /// Sets the current time.
+        pub(crate) fn begin(&mut self, now: ::std::time::Instant) {
+            let Self { $($table,)+ $($apart,)* $($rest)? } = self;
+            $($table.begin(now);)+
+            $($apart.begin(now);)*
+        }
+
+        /// Returns the tables whose pending entries may become late.
+        pub(crate) fn all(&self) -> impl Iterator<Item = &dyn $crate::Rows> {
+            [$(&self.$table as &dyn $crate::Rows),+].into_iter()
+        }
+    };
+}
