@@ -51,46 +51,154 @@ const KIND: &str = "KubeProxyConfiguration";
 /// Sections with fields for one mode. Each section has the mode's name.
 const MODE_SECTIONS: [&str; 3] = ["iptables", "ipvs", "nftables"];
 
-/// A configuration, spelled as in its file. A missing field is `None` and has its default.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct Configuration {
-    pub api_version: Option<String>,
-    pub bind_address: Option<String>,
-    pub bind_address_hard_fail: Option<bool>,
-    #[serde(deserialize_with = "or_default")]
-    pub client_connection: ClientConnection,
-    #[serde(rename = "clusterCIDR")]
-    pub cluster_cidr: Option<String>,
-    pub config_sync_period: Option<Period>,
-    #[serde(deserialize_with = "or_default")]
-    pub conntrack: Conntrack,
-    #[serde(deserialize_with = "or_default")]
-    pub detect_local: DetectLocal,
-    pub detect_local_mode: Option<String>,
-    pub enable_profiling: Option<bool>,
-    pub feature_gates: Option<BTreeMap<String, bool>>,
-    pub healthz_bind_address: Option<String>,
-    pub hostname_override: Option<String>,
-    #[serde(deserialize_with = "or_default")]
-    pub iptables: Iptables,
-    #[serde(deserialize_with = "or_default")]
-    pub ipvs: Ipvs,
-    pub kind: Option<String>,
-    #[serde(deserialize_with = "or_default")]
-    pub logging: Logging,
-    pub metrics_bind_address: Option<String>,
-    pub mode: Option<String>,
-    #[serde(deserialize_with = "or_default")]
-    pub nftables: Nftables,
-    pub node_port_addresses: Option<Vec<String>>,
-    pub oom_score_adj: Option<i32>,
-    pub port_range: Option<String>,
-    pub show_hidden_metrics_for_version: Option<String>,
-    pub windows_run_as_service: Option<bool>,
-    #[serde(deserialize_with = "or_default")]
-    pub winkernel: Winkernel,
+/// Defines sections of the file. The names of their fields are upstream's.
+macro_rules! sections {
+    ($($(#[$doc:meta])* pub struct $name:ident { $($fields:tt)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+        pub struct $name { $($fields)* }
+    )*};
+}
+
+sections! {
+    /// A configuration, spelled as in its file. A missing field is `None` and has its default.
+    pub struct Configuration {
+        pub api_version: Option<String>,
+        pub bind_address: Option<String>,
+        pub bind_address_hard_fail: Option<bool>,
+        #[serde(deserialize_with = "or_default")]
+        pub client_connection: ClientConnection,
+        #[serde(rename = "clusterCIDR")]
+        pub cluster_cidr: Option<String>,
+        pub config_sync_period: Option<Period>,
+        #[serde(deserialize_with = "or_default")]
+        pub conntrack: Conntrack,
+        #[serde(deserialize_with = "or_default")]
+        pub detect_local: DetectLocal,
+        pub detect_local_mode: Option<String>,
+        pub enable_profiling: Option<bool>,
+        pub feature_gates: Option<BTreeMap<String, bool>>,
+        pub healthz_bind_address: Option<String>,
+        pub hostname_override: Option<String>,
+        #[serde(deserialize_with = "or_default")]
+        pub iptables: Iptables,
+        #[serde(deserialize_with = "or_default")]
+        pub ipvs: Ipvs,
+        pub kind: Option<String>,
+        #[serde(deserialize_with = "or_default")]
+        pub logging: Logging,
+        pub metrics_bind_address: Option<String>,
+        pub mode: Option<String>,
+        #[serde(deserialize_with = "or_default")]
+        pub nftables: Nftables,
+        pub node_port_addresses: Option<Vec<String>>,
+        pub oom_score_adj: Option<i32>,
+        pub port_range: Option<String>,
+        pub show_hidden_metrics_for_version: Option<String>,
+        pub windows_run_as_service: Option<bool>,
+        #[serde(deserialize_with = "or_default")]
+        pub winkernel: Winkernel,
+    }
+
+    /// Section `clientConnection`: access to the API server.
+    pub struct ClientConnection {
+        pub accept_content_types: Option<String>,
+        pub burst: Option<i32>,
+        pub content_type: Option<String>,
+        pub kubeconfig: Option<String>,
+        pub qps: Option<f32>,
+    }
+
+    /// Section `conntrack`: sizes and timeouts of the connection tracking table.
+    pub struct Conntrack {
+        pub max_per_core: Option<i32>,
+        pub min: Option<i32>,
+        pub tcp_be_liberal: Option<bool>,
+        pub tcp_close_wait_timeout: Option<Period>,
+        pub tcp_established_timeout: Option<Period>,
+        pub udp_stream_timeout: Option<Period>,
+        pub udp_timeout: Option<Period>,
+    }
+
+    /// Section `detectLocal`: detection of traffic from local pods.
+    pub struct DetectLocal {
+        pub bridge_interface: Option<String>,
+        pub interface_name_prefix: Option<String>,
+    }
+
+    /// Section `iptables`. IPVS mode also reads its masquerading fields.
+    pub struct Iptables {
+        pub localhost_node_ports: Option<bool>,
+        pub masquerade_all: Option<bool>,
+        pub masquerade_bit: Option<i32>,
+        pub min_sync_period: Option<Period>,
+        pub sync_period: Option<Period>,
+    }
+
+    /// Section `ipvs`: settings of IPVS mode.
+    pub struct Ipvs {
+        #[serde(rename = "excludeCIDRs")]
+        pub exclude_cidrs: Option<Vec<String>>,
+        pub min_sync_period: Option<Period>,
+        pub scheduler: Option<String>,
+        #[serde(rename = "strictARP")]
+        pub strict_arp: Option<bool>,
+        pub sync_period: Option<Period>,
+        pub tcp_fin_timeout: Option<Period>,
+        pub tcp_timeout: Option<Period>,
+        pub udp_timeout: Option<Period>,
+    }
+
+    /// Section `logging`: format and verbosity of the log.
+    pub struct Logging {
+        #[serde(deserialize_with = "period_or_nanoseconds")]
+        pub flush_frequency: Option<Period>,
+        pub format: Option<String>,
+        #[serde(deserialize_with = "or_default")]
+        pub options: LoggingOptions,
+        pub verbosity: Option<i32>,
+        pub vmodule: Option<Vec<FileVerbosity>>,
+    }
+
+    /// Section `logging.options`: options of the log's formats.
+    pub struct LoggingOptions {
+        #[serde(deserialize_with = "or_default")]
+        pub json: LoggingBuffer,
+        #[serde(deserialize_with = "or_default")]
+        pub text: LoggingBuffer,
+    }
+
+    /// Sections `logging.options.json` and `logging.options.text`.
+    pub struct LoggingBuffer {
+        pub info_buffer_size: Option<String>,
+        pub split_stream: Option<bool>,
+    }
+
+    /// An item of `logging.vmodule`: the verbosity of some source files.
+    pub struct FileVerbosity {
+        pub file_pattern: String,
+        pub verbosity: u32,
+    }
+
+    /// Section `nftables`: settings of nftables mode.
+    pub struct Nftables {
+        pub masquerade_all: Option<bool>,
+        pub masquerade_bit: Option<i32>,
+        pub min_sync_period: Option<Period>,
+        pub sync_period: Option<Period>,
+    }
+
+    /// Section `winkernel`, which has no effect on Linux.
+    pub struct Winkernel {
+        #[serde(rename = "enableDSR")]
+        pub enable_dsr: Option<bool>,
+        pub forward_health_check_vip: Option<bool>,
+        pub network_name: Option<String>,
+        pub root_hns_endpoint_name: Option<String>,
+        pub source_vip: Option<String>,
+    }
 }
 
 /// Returns the file that `--write-config-to` writes: the configuration from the flags, in
@@ -141,137 +249,6 @@ fn as_go(value: Value) -> Value {
         }
         other => other,
     }
-}
-
-/// Section `clientConnection`: access to the API server.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct ClientConnection {
-    pub accept_content_types: Option<String>,
-    pub burst: Option<i32>,
-    pub content_type: Option<String>,
-    pub kubeconfig: Option<String>,
-    pub qps: Option<f32>,
-}
-
-/// Section `conntrack`: sizes and timeouts of the connection tracking table.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct Conntrack {
-    pub max_per_core: Option<i32>,
-    pub min: Option<i32>,
-    pub tcp_be_liberal: Option<bool>,
-    pub tcp_close_wait_timeout: Option<Period>,
-    pub tcp_established_timeout: Option<Period>,
-    pub udp_stream_timeout: Option<Period>,
-    pub udp_timeout: Option<Period>,
-}
-
-/// Section `detectLocal`: detection of traffic from local pods.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct DetectLocal {
-    pub bridge_interface: Option<String>,
-    pub interface_name_prefix: Option<String>,
-}
-
-/// Section `iptables`. IPVS mode also reads its masquerading fields.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct Iptables {
-    pub localhost_node_ports: Option<bool>,
-    pub masquerade_all: Option<bool>,
-    pub masquerade_bit: Option<i32>,
-    pub min_sync_period: Option<Period>,
-    pub sync_period: Option<Period>,
-}
-
-/// Section `ipvs`: settings of IPVS mode.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct Ipvs {
-    #[serde(rename = "excludeCIDRs")]
-    pub exclude_cidrs: Option<Vec<String>>,
-    pub min_sync_period: Option<Period>,
-    pub scheduler: Option<String>,
-    #[serde(rename = "strictARP")]
-    pub strict_arp: Option<bool>,
-    pub sync_period: Option<Period>,
-    pub tcp_fin_timeout: Option<Period>,
-    pub tcp_timeout: Option<Period>,
-    pub udp_timeout: Option<Period>,
-}
-
-/// Section `logging`: format and verbosity of the log.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct Logging {
-    #[serde(deserialize_with = "period_or_nanoseconds")]
-    pub flush_frequency: Option<Period>,
-    pub format: Option<String>,
-    #[serde(deserialize_with = "or_default")]
-    pub options: LoggingOptions,
-    pub verbosity: Option<i32>,
-    pub vmodule: Option<Vec<FileVerbosity>>,
-}
-
-/// Section `logging.options`: options of the log's formats.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct LoggingOptions {
-    #[serde(deserialize_with = "or_default")]
-    pub json: LoggingBuffer,
-    #[serde(deserialize_with = "or_default")]
-    pub text: LoggingBuffer,
-}
-
-/// Sections `logging.options.json` and `logging.options.text`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct LoggingBuffer {
-    pub info_buffer_size: Option<String>,
-    pub split_stream: Option<bool>,
-}
-
-/// An item of `logging.vmodule`: the verbosity of some source files.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct FileVerbosity {
-    pub file_pattern: String,
-    pub verbosity: u32,
-}
-
-/// Section `nftables`: settings of nftables mode.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct Nftables {
-    pub masquerade_all: Option<bool>,
-    pub masquerade_bit: Option<i32>,
-    pub min_sync_period: Option<Period>,
-    pub sync_period: Option<Period>,
-}
-
-/// Section `winkernel`, which has no effect on Linux.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
-pub struct Winkernel {
-    #[serde(rename = "enableDSR")]
-    pub enable_dsr: Option<bool>,
-    pub forward_health_check_vip: Option<bool>,
-    pub network_name: Option<String>,
-    pub root_hns_endpoint_name: Option<String>,
-    pub source_vip: Option<String>,
 }
 
 /// Reads `null` as the field's default, like every Kubernetes object.
