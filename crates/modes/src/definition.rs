@@ -1,4 +1,5 @@
-//! The interface between the daemon and a mode. The module of each mode implements both traits.
+//! The interface between the daemon and a mode. The module of each mode implements `Definition`,
+//! `OpenedKernel` and `IntoProxiers`.
 //!
 //! ```text
 //!   Flags ─▶ Settings ─▶ open ─▶ Opened ─┬─▶ into_modes ─▶ proxy::Mode, one for each family
@@ -13,9 +14,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use cleanup::Serving;
 use flags::Flags;
 use footprint::uses::Uses;
-use futures::future::LocalBoxFuture;
+use futures::future::{FutureExt as _, LocalBoxFuture};
 use proxy::{Changes, IpFamily, Mode, Model, NodeFacts, NodePortAddresses};
 use service_counters::ReadCounters;
 use source::ServiceCidrs;
@@ -148,12 +150,21 @@ pub trait Definition: Sync {
 pub type Ending = Box<dyn FnOnce() -> Option<String> + Send>;
 
 /// The kernel, opened for a mode in each family that can be served.
-pub trait Opened: Send {
+pub trait OpenedKernel: Send {
     /// Returns the families that cannot be served.
     fn left_out(&self) -> &[LeftOut];
 
+    /// Returns the mode's entries, which the cleanup of other modes keeps. Returns `None` if the mode
+    /// itself cleans up.
+    fn serving(&self) -> Option<Serving>;
+
     /// Returns the cleanup to run once this mode serves, or `None` if the mode itself cleans up.
-    fn predecessor(&self, settings: &Settings) -> Option<Predecessor>;
+    fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
+        Some(Predecessor {
+            serving: self.serving()?,
+            excluded: settings.shared.exclude_cidrs.clone(),
+        })
+    }
 
     /// Returns the kernel's notifications about the mode's own rules. The daemon subscribes to
     /// address changes separately. Must be called within a tokio runtime, before `into_modes`.
@@ -176,7 +187,10 @@ pub trait Opened: Send {
     fn ending(&self) -> Option<Ending> {
         None
     }
+}
 
+/// A mode's kernel, and the daemon's modes or a preview from it.
+pub trait Opened: OpenedKernel {
     /// Creates one mode for each family.
     ///
     /// # Errors
@@ -195,6 +209,33 @@ pub trait Opened: Send {
         start: &'a Start<'a>,
         told: &'a Changes,
     ) -> LocalBoxFuture<'a, Result<Preview>>;
+}
+
+/// The proxiers of a mode and their preview, from which [`Opened`] makes boxes.
+pub(super) trait IntoProxiers: OpenedKernel + Sized + 'static {
+    /// The mode for one family.
+    type Proxier: Mode + 'static;
+
+    /// See [`Opened::into_modes`].
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Self::Proxier>>;
+
+    /// See [`Opened::preview`].
+    async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview>;
+}
+
+impl<T: IntoProxiers> Opened for T {
+    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
+        let boxed = |mode| Box::new(mode) as Box<dyn Mode>;
+        Ok(self.into_proxiers(start)?.into_iter().map(boxed).collect())
+    }
+
+    fn preview<'a>(
+        self: Box<Self>,
+        start: &'a Start<'a>,
+        told: &'a Changes,
+    ) -> LocalBoxFuture<'a, Result<Preview>> {
+        IntoProxiers::preview(*self, start, told).boxed_local()
+    }
 }
 
 /// Inputs for starting a mode.

@@ -6,7 +6,7 @@ use std::io;
 use anyhow::{Result, anyhow};
 use iptables::{Iptables, IptablesError};
 use netlink_batch::Worker;
-use proxy::{IpFamily, Mode};
+use proxy::IpFamily;
 use tracing::{info, warn};
 
 /// Reason for not serving IPv6.
@@ -173,14 +173,6 @@ pub(super) fn is_disabled(family: IpFamily, interface: &str) -> Option<bool> {
     let path = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
     let value = fs::read_to_string(path).ok()?;
     Some(value.trim() != "0")
-}
-
-/// Boxes the modes for the daemon's loop.
-pub(super) fn boxed<M: Mode + 'static>(proxiers: Vec<M>) -> Vec<Box<dyn Mode>> {
-    let proxiers = proxiers.into_iter();
-    proxiers
-        .map(|mode| Box::new(mode) as Box<dyn Mode>)
-        .collect()
 }
 
 #[cfg(test)]

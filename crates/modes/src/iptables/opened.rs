@@ -6,10 +6,9 @@ use std::fs;
 use anyhow::Result;
 use cleanup::Serving;
 use footprint::uses::{self, KernelFeature, Uses};
-use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::Iptables;
 use netlink_batch::Worker;
-use proxy::{Changes, IpFamily, Mode};
+use proxy::{Changes, IpFamily};
 use proxy_iptables::{
     Config, IptablesKernel, Lanes, Plan, PlanStep, Proxier, has_counting_rules, probe_counters,
 };
@@ -18,10 +17,9 @@ use tracing::info;
 
 use super::chains::Chains;
 use super::counters::RuleCounters;
-use crate::definition::{Opened, Start};
-use crate::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
+use crate::definition::{IntoProxiers, OpenedKernel, Start};
+use crate::families::{Access, Families, LeftOut, is_disabled, thread};
 use crate::footprints;
-use crate::predecessor::Predecessor;
 use crate::preview::{Change, Preview, Shown};
 use crate::settings::Settings;
 
@@ -56,8 +54,12 @@ impl Rules {
             counting,
         })
     }
+}
 
-    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<IptablesKernel>>> {
+impl IntoProxiers for Rules {
+    type Proxier = Proxier<IptablesKernel>;
+
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Self::Proxier>> {
         let (settings, counting, iptables) = (start.settings, self.counting, self.iptables);
         let shared = &settings.shared;
         let lets_invalid_pass =
@@ -118,18 +120,15 @@ impl Rules {
     }
 }
 
-impl Opened for Rules {
+impl OpenedKernel for Rules {
     fn left_out(&self) -> &[LeftOut] {
         &self.families.left_out
     }
 
-    fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
-        Some(Predecessor {
-            serving: Serving {
-                mode: &proxy_iptables::FOOTPRINT,
-                iptables: Some(self.iptables.clone()),
-            },
-            excluded: settings.shared.exclude_cidrs.clone(),
+    fn serving(&self) -> Option<Serving> {
+        Some(Serving {
+            mode: &proxy_iptables::FOOTPRINT,
+            iptables: Some(self.iptables.clone()),
         })
     }
 
@@ -149,18 +148,6 @@ impl Opened for Rules {
             iptables: self.iptables.clone(),
             families: families.collect(),
         })
-    }
-
-    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
-        Ok(boxed(self.into_proxiers(start)?))
-    }
-
-    fn preview<'a>(
-        self: Box<Self>,
-        start: &'a Start<'a>,
-        told: &'a Changes,
-    ) -> LocalBoxFuture<'a, Result<Preview>> {
-        (*self).preview(start, told).boxed_local()
     }
 }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use cleanup::Serving;
 use footprint::uses::{self, KernelFeature, Uses};
-use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
-use proxy::{Changes, EntryChange, IpFamily, Mode, Model, Scheduler};
+use proxy::{Changes, EntryChange, IpFamily, Model, Scheduler};
 use proxy_ipvs::{
     Carrier, Config, Lanes, NetlinkKernel, Op, Part as OfKernel, Plan, Proxier, ShimStyle, VipMode,
 };
@@ -19,10 +19,9 @@ use tokio::runtime::Handle;
 use super::counters::IpvsCounters;
 use super::settings::Timeouts;
 use super::shim::ChosenShim;
-use crate::definition::{Opened, Start};
-use crate::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
+use crate::definition::{IntoProxiers, OpenedKernel, Start};
+use crate::families::{Access, Families, LeftOut, is_disabled, thread};
 use crate::footprints;
-use crate::predecessor::Predecessor;
 use crate::preview::{Action, Change, OTHER_MODES, Obstacle, Preview, Shown};
 use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
@@ -118,7 +117,7 @@ impl Ipvs {
             .collect())
     }
 
-    fn into_proxiers(
+    fn into_foreseeing(
         self,
         start: &Start<'_>,
         foreseen: &[(Scheduler, Result<(), String>)],
@@ -153,6 +152,14 @@ impl Ipvs {
         };
         families.opened.into_iter().map(into_proxier).collect()
     }
+}
+
+impl IntoProxiers for Ipvs {
+    type Proxier = Proxier<NetlinkKernel>;
+
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Self::Proxier>> {
+        self.into_foreseeing(start, &[])
+    }
 
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let settings = start.settings;
@@ -178,20 +185,20 @@ impl Ipvs {
             writes: plan.ops.len(),
             changes: plan_changes(of, plan, |op| known.entry(of, op)),
         };
-        let modes = self.into_proxiers(start, &foreseen_schedulers(start.model))?;
+        let modes = self.into_foreseeing(start, &foreseen_schedulers(start.model))?;
         Box::pin(preview.add(modes, start, told, show)).await?;
         Ok(preview)
     }
 }
 
-impl Opened for Ipvs {
+impl OpenedKernel for Ipvs {
     fn left_out(&self) -> &[LeftOut] {
         &self.families.left_out
     }
 
     /// Returns `None`: IPVS mode removes the entries of other modes itself, in the order in which
     /// it replaces them.
-    fn predecessor(&self, _: &Settings) -> Option<Predecessor> {
+    fn serving(&self) -> Option<Serving> {
         None
     }
 
@@ -238,18 +245,6 @@ impl Opened for Ipvs {
 
     fn counters(&self) -> Box<dyn ReadCounters> {
         Box::new(IpvsCounters::default())
-    }
-
-    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
-        Ok(boxed(self.into_proxiers(start, &[])?))
-    }
-
-    fn preview<'a>(
-        self: Box<Self>,
-        start: &'a Start<'a>,
-        told: &'a Changes,
-    ) -> LocalBoxFuture<'a, Result<Preview>> {
-        (*self).preview(start, told).boxed_local()
     }
 }
 

@@ -7,10 +7,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use cleanup::Serving;
 use footprint::uses::{KernelFeature, Uses};
-use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::{Nftables, OwnSockets, Subscription};
-use proxy::{Changes, IpFamily, Mode};
+use proxy::{Changes, IpFamily};
 use proxy_nftables::{
     Config, Lanes, Layout, Localhost, LocalhostNodePorts, NetlinkKernel, Plan, Proxier, TABLE,
 };
@@ -19,10 +18,9 @@ use service_counters::ReadCounters;
 use tracing::warn;
 
 use super::counters::TrackedFlows;
-use crate::definition::{Ending, Opened, Start};
-use crate::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
+use crate::definition::{Ending, IntoProxiers, OpenedKernel, Start};
+use crate::families::{Access, Families, LeftOut, is_disabled, thread};
 use crate::footprints;
-use crate::predecessor::Predecessor;
 use crate::preview::{Change, Preview, Shown};
 use crate::rulesets::{Notices, follow, leave_out, subscribe};
 use crate::settings::Settings;
@@ -105,8 +103,12 @@ impl OpenedNftables {
             localhost: served,
         })
     }
+}
 
-    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<NetlinkKernel>>> {
+impl IntoProxiers for OpenedNftables {
+    type Proxier = Proxier<NetlinkKernel>;
+
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Self::Proxier>> {
         let (shared, own) = (&start.settings.shared, &start.settings.nftables);
         let into_proxier = |(family, table): (IpFamily, Worker<NetlinkKernel>)| {
             let config = Config {
@@ -146,18 +148,15 @@ impl OpenedNftables {
     }
 }
 
-impl Opened for OpenedNftables {
+impl OpenedKernel for OpenedNftables {
     fn left_out(&self) -> &[LeftOut] {
         &self.families.left_out
     }
 
-    fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
-        Some(Predecessor {
-            serving: Serving {
-                mode: &proxy_nftables::FOOTPRINT,
-                iptables: None,
-            },
-            excluded: settings.shared.exclude_cidrs.clone(),
+    fn serving(&self) -> Option<Serving> {
+        Some(Serving {
+            mode: &proxy_nftables::FOOTPRINT,
+            iptables: None,
         })
     }
 
@@ -190,18 +189,6 @@ impl Opened for OpenedNftables {
 
     fn counters(&self) -> Box<dyn ReadCounters> {
         Box::new(TrackedFlows(self.localhost.as_ref().map(Localhost::ports)))
-    }
-
-    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
-        Ok(boxed(self.into_proxiers(start)?))
-    }
-
-    fn preview<'a>(
-        self: Box<Self>,
-        start: &'a Start<'a>,
-        told: &'a Changes,
-    ) -> LocalBoxFuture<'a, Result<Preview>> {
-        (*self).preview(start, told).boxed_local()
     }
 }
 

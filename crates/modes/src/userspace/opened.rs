@@ -7,21 +7,19 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use cleanup::Serving;
 use footprint::uses::{self, KernelFeature, Uses};
-use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::{Iptables, IptablesError};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
-use proxy::{Changes, IpFamily, Mode};
+use proxy::{Changes, IpFamily};
 use proxy_userspace::{Config, Lanes, Plan, Proxier, Traffic, UserspaceKernel};
 use relay::{Limits, Relay};
 use service_counters::ReadCounters;
 use tracing::info;
 
 use super::counters::RelayCounters;
-use crate::definition::{Ending, Opened, Start};
-use crate::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
+use crate::definition::{Ending, IntoProxiers, OpenedKernel, Start};
+use crate::families::{Access, Families, LeftOut, is_disabled, thread};
 use crate::footprints;
-use crate::predecessor::Predecessor;
 use crate::preview::{Change, Preview, Shown};
 use crate::programs::Programs;
 use crate::rulesets::{Notices, follow_all};
@@ -137,8 +135,12 @@ impl Userspace {
             families,
         })
     }
+}
 
-    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<UserspaceKernel>>> {
+impl IntoProxiers for Userspace {
+    type Proxier = Proxier<UserspaceKernel>;
+
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Self::Proxier>> {
         let Self {
             redirector,
             relay,
@@ -196,21 +198,18 @@ impl Userspace {
     }
 }
 
-impl Opened for Userspace {
+impl OpenedKernel for Userspace {
     fn left_out(&self) -> &[LeftOut] {
         &self.families.left_out
     }
 
-    fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
-        Some(Predecessor {
-            serving: Serving {
-                mode: &proxy_userspace::FOOTPRINT,
-                iptables: match &self.redirector {
-                    Redirector::Nftables => None,
-                    Redirector::Iptables(used) => Some(used.clone()),
-                },
+    fn serving(&self) -> Option<Serving> {
+        Some(Serving {
+            mode: &proxy_userspace::FOOTPRINT,
+            iptables: match &self.redirector {
+                Redirector::Nftables => None,
+                Redirector::Iptables(used) => Some(used.clone()),
             },
-            excluded: settings.shared.exclude_cidrs.clone(),
         })
     }
 
@@ -257,17 +256,5 @@ impl Opened for Userspace {
 
     fn counters(&self) -> Box<dyn ReadCounters> {
         Box::new(RelayCounters(self.traffic.clone()))
-    }
-
-    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
-        Ok(boxed(self.into_proxiers(start)?))
-    }
-
-    fn preview<'a>(
-        self: Box<Self>,
-        start: &'a Start<'a>,
-        told: &'a Changes,
-    ) -> LocalBoxFuture<'a, Result<Preview>> {
-        (*self).preview(start, told).boxed_local()
     }
 }
