@@ -1,5 +1,5 @@
-//! Decodes messages into the same types that are written. Reading a written object returns it
-//! unchanged, except for numbers that the kernel assigns.
+//! Decodes messages into the types from which they are encoded. An object that was written is read
+//! back unchanged, except for numbers that the kernel assigns.
 
 mod expression;
 
@@ -191,7 +191,7 @@ struct SetMessage {
     timeout: Option<u64>,
     size: Option<u32>,
     comment: Option<Arc<str>>,
-    /// User data with the packet fields of the key's parts.
+    /// User data of the set, which names the packet fields of the key's parts.
     key_type_of: Vec<u8>,
 }
 

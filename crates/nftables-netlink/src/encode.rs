@@ -27,12 +27,12 @@ pub(crate) use set::concatenation;
 /// largest element (key, verdict with a chain name, comment) takes about 700 bytes.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
-/// Largest number of bytes of a first change that the kernel may echo. It echoes one message per
+/// Largest size of a first change that the kernel may echo, in bytes. It echoes one message per
 /// element.
 const TOLD_BYTES: usize = 4 * 1024;
 
-/// A transaction as messages, ready for one send. It can be sent several times. Its anonymous sets
-/// have the same names each time. So the previous sets must be removed first, by deleting their
+/// Transaction encoded as messages, ready for one send. It can be sent repeatedly. Its anonymous
+/// sets then have the same names, so the previous ones must be removed first by deleting their
 /// rules.
 #[derive(Debug, Clone)]
 pub struct PreparedTransaction {
@@ -50,8 +50,8 @@ impl PreparedTransaction {
     pub fn new(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut prepared = Self::without_end(transaction, expected);
         if !prepared.is_empty() {
-            // The first change decides whether the kernel reports the new generation. The kernel
-            // then also echoes that change, which may exceed the socket buffer.
+            // The first change tells the kernel to report the new generation. The kernel then
+            // echoes this change too, which may exceed the socket buffer.
             let first = prepared.batch.get(1);
             if first.is_some_and(|first| first.payload.len() <= TOLD_BYTES) {
                 prepared.batch.add_flags(1, NLM_F_ECHO);
@@ -61,8 +61,8 @@ impl PreparedTransaction {
         prepared
     }
 
-    /// Encodes the messages without the batch end. The kernel then checks each message and rolls
-    /// all of them back (`nfnetlink_rcv_batch`).
+    /// Encodes the messages without the end of the batch. The kernel then checks each message and
+    /// rolls all of them back (`nfnetlink_rcv_batch`).
     pub(crate) fn without_end(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut batch = Batch::new();
         batch.push(BATCH_BEGIN, 0, |w| {
@@ -84,7 +84,7 @@ impl PreparedTransaction {
         }
         let mut batch = encoder.batch;
         let last = batch.len().saturating_sub(1);
-        // Only new kernels acknowledge the batch end.
+        // Only newer kernels acknowledge the end of the batch.
         if last > 0 {
             batch.acknowledge(last);
         }
@@ -170,8 +170,8 @@ pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&
     });
 }
 
-/// Set that contains elements. The kernel finds a set of this transaction directly by its number.
-/// For a name, it searches all sets of the table.
+/// Set to which elements belong. The kernel finds a set of the same transaction directly by its
+/// number. For a name, it searches all sets of the table.
 #[derive(Clone, Copy)]
 enum TargetSet<'a> {
     Named(&'a str),
@@ -302,7 +302,8 @@ impl Encoder<'_> {
     /// Writes elements in as many messages as they need.
     fn elements(&mut self, command: u16, flags: u16, name: TargetSet<'_>, mut all: &[Element]) {
         let table = self.table;
-        // The kernel would read a message without elements as a flush of the set.
+        // Stops at the last element, because the kernel reads a message without elements as a flush
+        // of the set.
         while !all.is_empty() {
             self.push(command, flags, |w| {
                 w.attr_str(elements::TABLE, table);

@@ -21,8 +21,8 @@ pub enum Error {
         /// Number of attempts.
         attempts: u32,
     },
-    /// The kernel resized a set during each of several attempts to read it. Some elements appeared
-    /// twice and others were missing.
+    /// The kernel resized a set during every attempt to read it, so some elements appeared twice
+    /// and others were missing.
     #[error(
         "set {set} of table {table} was resized by the kernel during each of {attempts} attempts to read it, as after very many elements came or went; nothing is wrong with it: try again later"
     )]
@@ -106,7 +106,7 @@ pub enum CommitError {
     /// again.
     #[error("whether the kernel made the transaction is unknown, its answer was lost: read again")]
     Unknown,
-    /// A send or receive failed. After a failed receive, the transaction may have taken effect, and
+    /// Sending or receiving failed. If receiving failed, the transaction may have taken effect, so
     /// the caller should read the ruleset again.
     #[error(transparent)]
     Error(#[from] Error),
@@ -139,7 +139,7 @@ pub(crate) fn permission() -> Error {
     })
 }
 
-/// Returns true if a kernel without nf\_tables refuses a batch with this error number.
+/// Returns true if this error number means that the kernel has no nf\_tables.
 pub(crate) const fn is_absence(errno: i32) -> bool {
     errno == libc::EOPNOTSUPP
 }

@@ -10,7 +10,7 @@ pub use crate::kernel_enums::{
 use crate::object::AnonymousSet;
 use crate::value::{Bytes, Name, Register, Verdict};
 
-/// One step of a rule. It reads and writes registers. A failed comparison ends the rule.
+/// One step of a rule, which reads and writes registers. If a comparison fails, the rule ends.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Expression {
     /// Loads bytes of the packet into a register (`payload`).
@@ -85,8 +85,8 @@ pub enum Expression {
     },
     /// Ends the rule with a verdict (`immediate` into the verdict register).
     Verdict(Verdict),
-    /// Looks up a key in a set or map (`lookup`). A set continues or ends the rule, a map loads a
-    /// register, and a verdict map gives a verdict.
+    /// Looks up a key in a set or map (`lookup`). The result of a set ends or continues the rule, a
+    /// map's value goes to a register, and a verdict map gives a verdict.
     Lookup {
         /// First register of the key.
         key: Register,
@@ -131,8 +131,8 @@ pub enum Expression {
         address: Option<Register>,
         /// Register of the port.
         port: Option<Register>,
-        /// Flags (`NF_NAT_RANGE_*`) without bits 1 and 2, which follow from the presence of an
-        /// address and a port. A write ignores both bits, and a read drops them.
+        /// Flags (`NF_NAT_RANGE_*`), except the lowest two, which follow from the presence of an
+        /// address and a port. Writing ignores these two, and reading drops them.
         flags: u32,
     },
     /// Sets the source to the outgoing interface's address (`masq`).
@@ -182,8 +182,8 @@ pub enum Expression {
         /// Number of counted packets.
         packets: u64,
     },
-    /// Writes a register into the packet (`payload` with a source register). The checksum fields
-    /// are not decoded, so the expression cannot be written back.
+    /// Writes a register into the packet (`payload` with a source register). Cannot be written
+    /// back, because the checksum fields are not decoded.
     SetPayload {
         /// Header that the offset is relative to.
         base: PayloadBase,

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! Messages equal those of `nft` 1.0.6 byte for byte, except for the names of anonymous sets, so
-//! any `nft` can list them. This crate writes its own messages for two reasons. Other crates lack
-//! expressions that we need (`dynset`, `redir`) or sets, bind a C library, or run a process. And
-//! 100,000 messages should not cost an allocation each. The README lists the messages, their cost,
+//! any `nft` can list them. This crate encodes its own messages for two reasons. Other crates lack
+//! sets or expressions that we need (`dynset`, `redir`), bind a C library, or run a process. And
+//! 100,000 messages should not need an allocation each. The README lists the messages, their cost,
 //! and the output of other versions of `nft`.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`,

@@ -1,7 +1,7 @@
 //! Looks up single objects by name or by key.
 //!
-//! A table of 50,000 Services is too large to read completely when a packet uses only a dozen of
-//! its objects.
+//! A packet uses only a dozen objects of a table. Reading the whole table is too expensive: it may
+//! have 50,000 Services.
 
 use netlink_batch::{Dump, Refusal};
 
@@ -101,8 +101,8 @@ impl Nftables {
         set: &str,
         key: &[u8],
     ) -> Result<Option<Element>, Error> {
-        // Requests the next key, as `nft` does. For the key that begins a range, Linux 6.1 returns
-        // the beginning.
+        // Asks for the next key, as `nft` does. For a key that begins a range, Linux 6.1 would
+        // return the beginning.
         let Some(next) = next(key) else {
             return Ok(None);
         };

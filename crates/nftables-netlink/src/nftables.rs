@@ -28,15 +28,16 @@ const RESIZING: Duration = Duration::from_millis(2);
 /// Calls block while the kernel works.
 #[derive(Debug)]
 pub struct Nftables {
-    /// Registration of this socket with the program's own sockets, if any. It is dropped before the
-    /// socket closes, because another program may then get the socket's port number.
+    /// Entry of this socket in the list of the program's own sockets, if any. It is dropped before
+    /// the socket closes, because another program may then get the same port number.
     pub(crate) own: Option<OwnSocket>,
     pub(crate) connection: Connection,
 }
 
 impl OwnSockets {
-    /// Opens a socket that stays registered while it is open. Subscriptions still report its
-    /// changes if the kernel rejects the filter or does not reveal the socket's port number.
+    /// Opens a socket and registers it as long as it is open. Subscriptions then ignore its
+    /// changes. They report them anyway if the kernel rejects the filter or does not reveal the
+    /// socket's port number.
     ///
     /// # Errors
     ///
@@ -70,8 +71,8 @@ impl Nftables {
         }
     }
 
-    /// Returns the socket's port number. A [`Subscription`](crate::Subscription) can ignore the
-    /// changes of this number.
+    /// Returns the socket's port number. A [`Subscription`](crate::Subscription) can ignore changes
+    /// that this port number made.
     ///
     /// # Errors
     ///
@@ -134,8 +135,9 @@ impl Nftables {
         let told = echoed.find(|(kind, _)| *kind == message(command::NEW_GENERATION));
         match told {
             Some((_, payload)) => Ok(decode::generation(payload).map_err(Error::from)?),
-            // The kernel did not report the generation. It follows from the expected one. Without
-            // an expected one, another transaction may already have raised the generation.
+            // The kernel did not report the generation, so it is derived from the expected one.
+            // Without an expected one the kernel is asked, because another transaction may have
+            // raised the generation.
             None => match prepared.expected {
                 Some(before) => Ok(before.next()),
                 None => Ok(self.generation()?),
@@ -144,8 +146,8 @@ impl Nftables {
     }
 
     /// Checks that the kernel accepts each change. The kernel validates the changes, loads modules,
-    /// and rolls back. It sends no event and keeps the generation. Errors of the whole transaction
-    /// (a loop of jumps) remain undetected, as with `nft --check` on Linux 6.18.
+    /// and rolls back; it sends no event and keeps the generation. Errors of the transaction as a
+    /// whole, such as a loop of jumps, stay undetected, as with `nft --check` on Linux 6.18.
     ///
     /// # Errors
     ///
@@ -306,15 +308,15 @@ impl Nftables {
 
     /// Reads the elements of a set. Repeats the read if the kernel resized the set during it.
     ///
-    /// A hash table (`rhashtable`) grows or shrinks for a while after many elements were added or
-    /// removed. The generation stays the same, so the kernel does not flag the dump. After each
-    /// datagram, the dump resumes at the number of elements already sent (`nf_tables_dump_set`),
-    /// now in another order. For each element that it skips, it sends another one twice. So a dump
-    /// with a duplicate element is read again.
+    /// After many elements were added or removed, the kernel's hash table (`rhashtable`) resizes
+    /// for a while. The generation stays the same, so the kernel does not flag the dump. After each
+    /// datagram, the dump continues by the number of elements already sent (`nf_tables_dump_set`),
+    /// although their order has changed. For each element that it misses, it sends another one
+    /// twice. So a dump with a duplicate is read again.
     ///
-    /// One case remains undetected. The count includes elements that a commit, or a refused one, is
-    /// just removing (`nf_tables_commit`, which first begins the new generation). A dump whose
-    /// first datagram is written in these milliseconds may miss that many elements.
+    /// One case stays undetected. The number also counts elements that a commit, or a refused one,
+    /// is removing at that moment (`nf_tables_commit` begins the new generation first). If the
+    /// first datagram is written in these milliseconds, the dump may miss that many elements.
     pub(crate) fn elements_of(
         &mut self,
         family: Family,
@@ -440,7 +442,7 @@ fn are_distinct(elements: &[Element]) -> bool {
     elements.iter().all(|element| seen.insert(element))
 }
 
-/// Error number `ERESTART`, which exists only in the kernel. No C library defines it.
+/// Error number `ERESTART`, which is internal to the kernel. No C library defines it.
 const ERESTART: i32 = 85;
 
 /// Returns true if the send failed before the kernel processed a message.
@@ -449,8 +451,8 @@ fn is_too_large(doing: &str, source: &io::Error) -> bool {
     doing == "send" && matches!(errno, Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// Returns true if the refusal of the first change concerns the whole transaction. The kernel
-/// replies like that if it fails after accepting each change, or if memory is short.
+/// Returns true if the refusal of the first change is about the whole transaction. The kernel
+/// replies so if it fails after it accepted each change, or if memory is short.
 fn is_of_all(all: &[(usize, Refusal)]) -> bool {
     let is_state = |errno| matches!(errno, libc::ENOENT | libc::EEXIST | libc::EBUSY);
     matches!(all, [(1, refusal)] if refusal.message.is_none() && !is_state(refusal.errno))
@@ -477,12 +479,12 @@ fn refused(prepared: &PreparedTransaction, all: Vec<(usize, Refusal)>, more: boo
     }
 }
 
-/// Changes that a dump tolerates.
+/// Changes during a dump that the caller tolerates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AllowedChanges {
-    /// No change in the namespace. After a change, the dump is read again.
+    /// None in the namespace: after a change, the dump is read again.
     None,
-    /// Changes of other tables. The caller watches its own table.
+    /// Changes of other tables, because the caller itself watches its table.
     OtherTables,
 }
 

@@ -128,8 +128,8 @@ pub struct Set {
     pub timeout: Option<Timeout>,
     /// Largest number of elements.
     pub size: Option<u32>,
-    /// Packet fields of keys and values. `nft` needs them to read back a set whose key has a number
-    /// or whose values are ports. The kernel stores them together with the comment.
+    /// Packet fields of keys and values, stored by the kernel together with the comment. `nft`
+    /// needs them to read back a set whose key has a number, or whose values are ports.
     pub type_of: Option<TypeOf>,
     /// Comment in `nft`'s format (`NFTA_SET_USERDATA`).
     pub comment: Option<Arc<str>>,
@@ -208,10 +208,10 @@ pub struct AnonymousSet {
 pub struct Element {
     /// Key, or the first key of a range.
     pub key: Bytes,
-    /// Last key of a range of concatenations (`NFTA_SET_ELEM_KEY_END`, Linux 5.6), or `None` for
-    /// all other elements.
+    /// Last key of a range of concatenations (`NFTA_SET_ELEM_KEY_END`, Linux 5.6). `None` for all
+    /// other elements.
     pub key_end: Option<Bytes>,
-    /// True for a marker that ends an interval: from its key on, the set is empty
+    /// True for a marker that ends an interval: its key is the first one outside
     /// (`NFT_SET_ELEM_INTERVAL_END`).
     pub ends_interval: bool,
     /// Value or verdict of a map's element.
@@ -278,8 +278,7 @@ pub struct KernelSet {
     pub handle: u64,
     /// Definition of the set.
     pub set: Set,
-    /// Flags (`NFT_SET_*`) that [`Set`] does not represent. Sets that this crate created have none
-    /// (0).
+    /// Flags (`NFT_SET_*`) that [`Set`] does not represent. 0 for sets that this crate created.
     pub other_flags: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Prevents a program's subscriptions from reporting the program's own changes.
+//! Keeps a program's subscriptions from reporting the program's own changes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::subscription::Subscription;
 
-/// Sockets that a program writes with, and its subscriptions. Each subscription ignores the changes
-/// of all these sockets. So a write of one table does not fill the subscriptions' buffers.
+/// Sockets with which a program writes, and its subscriptions. Each subscription ignores the
+/// changes of all these sockets, so that writing a large table does not fill the subscriptions'
+/// buffers.
 #[derive(Debug, Default)]
 pub struct OwnSockets(Mutex<Registry>);
 
@@ -18,7 +19,7 @@ struct Registry {
 }
 
 impl OwnSockets {
-    /// Registers an open socket until the returned value is dropped.
+    /// Registers an open socket. Dropping the returned value ends the registration.
     pub(crate) fn note(self: &Arc<Self>, port: u32) -> OwnSocket {
         let mut registry = self.registry();
         registry.ports.insert(port);
@@ -27,7 +28,8 @@ impl OwnSockets {
         OwnSocket { all, port }
     }
 
-    /// Makes a subscription ignore the changes of all registered sockets, including later ones.
+    /// Makes a subscription ignore the changes of all registered sockets, also of sockets
+    /// registered later.
     ///
     /// # Errors
     ///
@@ -54,7 +56,7 @@ impl Registry {
     }
 }
 
-/// Registration of a socket. After its drop, another program may get the socket's port number.
+/// Registration of a socket. After it is dropped, another program may get the socket's port number.
 #[derive(Debug)]
 pub(crate) struct OwnSocket {
     all: Arc<OwnSockets>,

@@ -1,5 +1,5 @@
-//! Probes the kernel for features with a transaction that uses each feature. The kernel must refuse
-//! the last change, so no change takes effect.
+//! Tests which features the kernel has, by a transaction that uses each one. The kernel must refuse
+//! the last change, so nothing takes effect.
 
 use std::fmt;
 use std::sync::Arc;
@@ -69,8 +69,8 @@ impl Feature {
         Self::Reject,
     ];
 
-    /// Returns the kernel modules that are loaded or built in if the kernel supports this feature
-    /// for IPv4 or IPv6.
+    /// Returns the kernel modules that the feature needs, for IPv4 or IPv6. Each is loaded or built
+    /// in if the kernel has the feature.
     pub const fn modules(self) -> &'static [&'static str] {
         match self {
             Self::Tables
@@ -156,8 +156,8 @@ impl fmt::Display for MissingFeature {
 }
 
 impl Nftables {
-    /// Returns the features that the kernel lacks in tables of a family. The kernel loads the
-    /// modules that it has. The ruleset and its generation stay the same.
+    /// Returns the features that the kernel lacks in tables of a family. The kernel may load
+    /// modules for the test. The ruleset and its generation stay the same.
     ///
     /// # Errors
     ///
@@ -180,7 +180,8 @@ impl Nftables {
             let Some(Some(feature)) = features.get(refused.change) else {
                 continue;
             };
-            // A refused table, chain or set also causes refusals of the objects that need it.
+            // If a table, chain or set is refused, the kernel also refuses the objects that need
+            // it.
             let of_another = |cause: &MissingFeature| match cause.feature {
                 Feature::Tables => true,
                 Feature::NatChains => {
@@ -200,8 +201,8 @@ impl Nftables {
     }
 }
 
-/// Returns the probe's changes, each with the feature that it tests. The last two changes test no
-/// feature, because the kernel refuses them.
+/// Returns the test's changes, each with the feature that it uses. The last two test nothing: the
+/// kernel must refuse them.
 fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
     const PORT: Option<Register> = Register::at(4);
     let (address, len) = match family {

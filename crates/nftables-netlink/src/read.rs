@@ -1,9 +1,9 @@
 //! Reads a whole table, and rules with their anonymous sets.
 //!
-//! The kernel dumps each set separately, and searches all sets of the table three times per dump.
-//! With 10,000 anonymous sets, these searches dominate. If a set's keys are known, such as numbers
-//! up to a modulus, its elements are requested by key instead. The kernel then searches once, and
-//! one send covers many sets.
+//! The kernel dumps each set separately, and each dump searches all sets of the table three times.
+//! With 10,000 anonymous sets, these searches take most of the time. So if a set's keys are known,
+//! such as the numbers below a modulus, the elements are requested by key. The kernel then searches
+//! only once, and one send covers many sets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub struct TableDump {
     /// creation.
     pub chain_handles: HashMap<Name, u64>,
     /// Named sets and maps with their elements. Elements of dynamic sets
-    /// ([`Set::dynamic`](crate::Set)) are not read. Packets add them, and they may be many.
+    /// ([`Set::dynamic`](crate::Set)) are not read, because packets add them and they may be many.
     pub sets: Vec<(KernelSet, Vec<Element>)>,
     /// Named counters of the table.
     pub counters: Vec<NamedCounter>,
@@ -116,8 +116,8 @@ impl Nftables {
         Ok(rules.collect())
     }
 
-    /// Reads a consistent table: a change of this table during the read repeats it. Changes of
-    /// other tables have no effect.
+    /// Reads a consistent table: if this table changes during the read, the read is repeated.
+    /// Changes of other tables do not matter.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl Nftables {
         for attempt in 1..=READS {
             let mut watch = Watch::begin(self, family, table)?;
             let whole = self.read_once(&mut watch);
-            // An error may be due to an object that was deleted during the read.
+            // An object deleted during the read may have caused the error.
             if watch.saw_nothing(self)? {
                 return whole;
             }
@@ -155,8 +155,8 @@ impl Nftables {
         if whole.table.is_none() {
             return Ok(whole);
         }
-        // A read of chains tolerates no change of any table, because the kernel resumes the dump by
-        // counting the chains of all tables. It counts rules, sets and elements per table.
+        // Chains must be read without a change of any table: the kernel resumes their dump by
+        // counting the chains of all tables. Rules, sets and elements are counted per table.
         for (handle, chain) in self.numbered_chains(family, table)? {
             whole.chain_handles.insert(Arc::clone(&chain.name), handle);
             whole.chains.push(chain);
@@ -213,7 +213,7 @@ impl Nftables {
         meanwhile: AllowedChanges,
     ) -> Result<AnonymousSets, Error> {
         let (by_key, dumped): (Vec<_>, Vec<_>) = sets.into_iter().partition(|(name, message)| {
-            // A request by number would not return the other elements of a larger set.
+            // If the set has other elements too, requests by number would not return them.
             keys.get(name)
                 .is_some_and(|numbers| message.size == Some(numbers.count))
         });
@@ -238,8 +238,8 @@ impl Nftables {
         Ok(filled)
     }
 
-    /// Requests the elements of as many sets as fit into one send, and returns the remaining sets.
-    /// A set that lacks an element for one of its numbers gets no entry in `found`.
+    /// Requests the elements of as many sets as one send can cover. Returns the remaining sets. A
+    /// set without an element for one of its numbers gets no entry in `found`.
     fn ask_by_key<'a>(
         &mut self,
         family: Family,
@@ -270,7 +270,7 @@ impl Nftables {
         }
         for (index, refusal) in answers.refused {
             match (refusal.errno, ours.get(index)) {
-                // A number has no element, or the kernel does not support the request. A dump
+                // Some number has no element, or the kernel does not support the request. A dump
                 // follows.
                 (libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP, Some((name, _))) => {
                     found.remove(name);
@@ -288,8 +288,8 @@ impl Nftables {
     }
 }
 
-/// Orders elements by key, because the kernel returns them in hash order. Numbers in host byte
-/// order are compared as numbers.
+/// Sorts elements by key, because the kernel returns them in hash order. Numbers in host byte order
+/// are compared as numbers.
 fn in_order(set: &mut AnonymousSet) {
     let is_number = matches!(*set.key, [DataType::Integer | DataType::Mark]);
     let number = |element: &Element| match <[u8; 4]>::try_from(&*element.key) {
@@ -316,7 +316,8 @@ impl NumberRange {
     }
 }
 
-/// Returns the sets whose keys are numbers that the rule generates, with those numbers.
+/// Returns the sets whose keys are numbers that the rule generates, each with the range of the
+/// numbers.
 fn numbered(messages: &[RuleMessage]) -> HashMap<Name, NumberRange> {
     let mut found = HashMap::new();
     for message in messages {
@@ -355,7 +356,7 @@ fn numbered(messages: &[RuleMessage]) -> HashMap<Name, NumberRange> {
                     found.insert(Arc::clone(name), numbers);
                     made = None;
                 }
-                // An expression in between may overwrite the register.
+                // This expression may overwrite the register with the generated number.
                 _ => made = None,
             }
         }

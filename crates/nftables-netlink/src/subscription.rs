@@ -1,7 +1,8 @@
 //! Subscribes to ruleset changes (`NFNLGRP_NFTABLES`).
 //!
-//! The kernel reports each object, and at the end of a transaction its generation and its author. A
-//! reconciler only needs the name of the changed table, because it must read the table anyway.
+//! The kernel reports each changed object and, at the end of a transaction, the generation and the
+//! author. A reconciler needs only the name of the changed table, because it reads the table
+//! anyway.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -35,9 +36,9 @@ pub enum Event {
     Committed {
         /// Generation after the transaction.
         generation: Generation,
-        /// Thread that committed the transaction, or `None` if the kernel does not report it. Its
-        /// number belongs to the initial PID namespace, so a container cannot compare it with its
-        /// own numbers.
+        /// Thread that committed the transaction, or `None` if the kernel does not report it. The
+        /// number is valid in the initial PID namespace, so a container cannot compare it with its
+        /// own.
         process: Option<u32>,
         /// Name of the process, at most 15 bytes.
         process_name: Option<Arc<str>>,
@@ -46,19 +47,19 @@ pub enum Event {
     Lost,
 }
 
-/// A subscription to ruleset changes in the network namespace of the thread that opened it. It
-/// never blocks: wait until its descriptor is readable.
+/// Subscription to ruleset changes, in the network namespace of the thread that opened it. Reading
+/// never blocks: wait until the descriptor is readable.
 ///
-/// While a subscription exists, the kernel writes a message for each object of each transaction. In
-/// a transaction of 3,000 Services the time is not measurable, but its 750 datagrams fill the
-/// buffer. [`Subscription::leave_out`] removes the program's own changes. [`Subscription::pause`]
-/// is for programs that may not set a filter.
+/// For a subscription, the kernel writes a message about each object of each transaction. The time
+/// is not measurable, but the 750 datagrams about 3,000 Services fill the buffer.
+/// [`Subscription::leave_out`] filters the program's own changes out. [`Subscription::pause`] is
+/// for programs that may not set a filter.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes with a receive buffer of `room` bytes, or with the largest allowed one. More than
-    /// `net.core.rmem_max` needs `CAP_NET_ADMIN`.
+    /// Subscribes with a receive buffer of `room` bytes, or with the largest allowed one. A buffer
+    /// above `net.core.rmem_max` needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
     ///
@@ -66,7 +67,8 @@ impl Subscription {
     pub fn open(room: usize) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         socket.set_non_blocking(true)?;
-        // With a smaller buffer, more messages are lost, and the subscription reports the loss.
+        // Ignores a failure: with a smaller buffer, the subscription loses more messages, but
+        // reports each loss.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
         socket.bind(&SocketAddr::new(0, 0))?;
@@ -87,9 +89,9 @@ impl Subscription {
         SockRef::from(&self.0).attach_filter(&filter)
     }
 
-    /// Stops receiving events, so that a transaction has no additional cost. The generation still
-    /// shows changes by other programs: each own transaction must expect its predecessor's
-    /// generation, so no other transaction can come in between.
+    /// Stops receiving events, so that transactions cost nothing extra. The generation still shows
+    /// other programs' changes: if each own transaction expects its predecessor's generation, no
+    /// other transaction can come in between.
     ///
     /// # Errors
     ///
@@ -128,16 +130,16 @@ impl AsRawFd for Subscription {
     }
 }
 
-/// Builds a filter (classic BPF, linux/filter.h) that drops the messages of these ports. All
-/// messages of a datagram belong to one transaction and carry its author's port (`struct nlmsghdr`,
-/// offset 12). BPF loads words as big endian. Returns `None` for more ports than a jump can skip.
+/// Builds a filter (classic BPF, linux/filter.h) that drops messages from these ports. All messages
+/// of a datagram belong to one transaction and contain its author's port (`struct nlmsghdr`, offset
+/// 12). BPF loads words as big endian. Returns `None` if the ports are more than a jump can skip.
 fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
     let mut filter = vec![SockFilter::new(LOAD_WORD, 0, 0, 12)];
     for (number, port) in ports.iter().enumerate() {
-        // This jump skips the remaining comparisons and the accepting return.
+        // Skips the remaining comparisons and the return that accepts.
         let to_drop = u8::try_from(ports.len() - number).ok()?;
         filter.push(SockFilter::new(JUMP_IF_EQUAL, to_drop, 0, port.to_be()));
     }
@@ -150,7 +152,7 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
 pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     for message in netlink_batch::messages(datagram) {
-        // An unreadable message may report any change.
+        // A message that cannot be read may report any change.
         let event = message.and_then(event).unwrap_or(Some(Event::Lost));
         if let Some(event) = event
             && !events.contains(&event)
@@ -168,7 +170,7 @@ fn event(of: Message<'_>) -> Result<Option<Event>, Malformed> {
     if of.kind == message(command::NEW_GENERATION) {
         return committed(of.payload).map(Some);
     }
-    // Users of this crate have no tables of unknown families.
+    // Skips tables of unknown families: no user of this crate has one.
     let Some(family) = family(of.payload) else {
         return Ok(None);
     };

@@ -1,5 +1,5 @@
-//! Renders rules and elements as `nft` 1.0.6 lists them. Expressions without a known text appear by
-//! the kernel's name.
+//! Renders rules and elements as `nft` 1.0.6 lists them. An expression without a known text appears
+//! by its name in the kernel.
 
 mod constant;
 mod members;
@@ -17,12 +17,12 @@ use constant::Kind;
 
 pub use members::element;
 
-/// Largest number of elements of an anonymous set that are shown. For a larger set, only the
+/// Largest number of elements of an anonymous set that are shown. Of a larger set, only the
 /// matching element is shown.
 const SHOWN: usize = 8;
 
-/// Renders a rule. `found` has the elements that lookups in anonymous sets matched, by the index of
-/// the expression.
+/// Renders a rule. `found` has the elements that matched in anonymous sets, by the index of the
+/// expression that looked them up.
 pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
     let mut renderer = Renderer {
         family,
@@ -39,7 +39,7 @@ pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
     let words = renderer.words.into_iter().map(|word| word.text);
     let mut text = words.collect::<Vec<_>>().join(" ");
     if let Some(comment) = &rule.comment {
-        // Writing to a `String` cannot fail.
+        // Cannot fail: a `String` accepts every write.
         let _ = write!(text, " comment \"{comment}\"");
     }
     text
@@ -48,8 +48,8 @@ pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
 /// One statement or match of a rule.
 struct Statement {
     text: String,
-    /// True if the statement only matches the protocol. `nft` omits it if the next match implies
-    /// it.
+    /// True if the statement only matches the protocol. Like `nft`, the text omits it if the next
+    /// match implies it.
     is_protocol: bool,
 }
 
@@ -103,7 +103,7 @@ impl Renderer<'_> {
         })
     }
 
-    /// Returns the text of a lookup's key: all registers from this one on.
+    /// Returns the text of the key of a look-up, which begins in this register.
     fn key(&mut self, from: Register) -> String {
         let parts = self.held.split_off(&from);
         let parts: Vec<String> = parts.into_values().map(RegisterText::masked).collect();
@@ -289,7 +289,7 @@ impl Renderer<'_> {
         }
     }
 
-    /// Renders an anonymous set. For a large set, renders only the element that matched.
+    /// Renders an anonymous set. Of a large set, only the element that matched.
     fn anonymous(&self, set: &AnonymousSet) -> String {
         let mut found = self.found.iter().filter(|(at, _)| *at == self.at);
         let is_long = set.elements.len() > SHOWN;

@@ -51,7 +51,7 @@ pub enum Change {
     DeleteSet(Name),
     /// Deletes all elements of a set.
     FlushSet(Name),
-    /// Adds elements to a set. The kernel refuses (`EEXIST`) an element that exists in a map with
+    /// Adds elements to a set. The kernel refuses (`EEXIST`) an element of a map that exists with
     /// other data.
     AddElements(Name, Vec<Element>),
     /// Deletes elements of a set. The kernel refuses (`ENOENT`) if an element does not exist.

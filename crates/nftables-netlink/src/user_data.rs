@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 /// Largest size of user data in the kernel (`NFT_USERDATA_MAXLEN`).
 const MAX: usize = 256;
 
-/// Longest comment that `nft` can read back (`NFTNL_UDATA_COMMENT_MAXLEN`). It lists longer
-/// comments.
+/// Longest comment that `nft` can write back (`NFTNL_UDATA_COMMENT_MAXLEN`). It also lists longer
+/// ones.
 const MAX_COMMENT: usize = 128;
 
 /// User data to write.
@@ -57,8 +57,8 @@ pub(crate) fn comment(kind: u8, comment: Option<&Arc<str>>) -> Option<UserData> 
     comment.map(|comment| UserData::default().comment(kind, Some(comment)))
 }
 
-/// Returns the comment in user data. Returns `None` if the user data is unreadable, as another
-/// program's may be.
+/// Returns the comment in user data. Returns `None` if the user data cannot be read, because
+/// another program may have written it.
 pub(crate) fn find_comment(kind: u8, data: &[u8]) -> Option<Arc<str>> {
     let text = find(kind, data)?.split(|byte| *byte == 0).next()?;
     std::str::from_utf8(text).ok().map(Arc::from)

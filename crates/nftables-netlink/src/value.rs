@@ -66,10 +66,10 @@ impl Family {
     }
 }
 
-/// A slot of 4 bytes in the register file, 0 to 15. Longer values also occupy the following slots.
-/// Each part of a concatenation begins in a new slot.
+/// A register: one of 16 slots of 4 bytes. A longer value also occupies the following slots. Each
+/// part of a concatenation begins in a new slot.
 ///
-/// The wire format equals the kernel's report (`nft_dump_register`): slots 0, 4, 8 and 12 are
+/// Messages name slots as the kernel does (`nft_dump_register`): slots 0, 4, 8 and 12 are
 /// `NFT_REG_1` to `NFT_REG_4`, all others `NFT_REG32_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Register(u8);
@@ -140,9 +140,9 @@ pub enum Verdict {
     Goto(Name),
 }
 
-/// A data type with `nft`'s name and number (`enum datatypes` in its sources). The type of a set's
-/// key has six bits for each part of a concatenation. `nft` uses them to list elements, and the
-/// kernel ignores them.
+/// Data type with `nft`'s name and number (`enum datatypes` in its sources). The type of a
+/// concatenated key has six bits for each part. `nft` needs the types to list elements; the kernel
+/// ignores them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DataType {
     /// IPv4 address (`ipv4_addr`), 4 bytes.
@@ -159,7 +159,7 @@ pub enum DataType {
     IfName,
     /// Number (`integer`), 4 bytes here.
     Integer,
-    /// An unsupported type, as in the kernel: one number for all types of a key or value.
+    /// An unsupported type. As in the kernel, one number stands for all parts of a key or value.
     Other {
         /// Number of the type (`NFTA_SET_KEY_TYPE` or `NFTA_SET_DATA_TYPE`).
         number: u32,

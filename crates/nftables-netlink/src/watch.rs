@@ -1,9 +1,9 @@
 //! Detects changes of a table during a read.
 //!
-//! The kernel numbers the ruleset of a namespace across all tables. At the end of a transaction,
+//! The kernel has one generation number for all tables of a namespace. At the end of a transaction,
 //! when the new number is already in effect, it reports the changed tables. A read is valid in two
-//! cases: the number is the same, or all reports up to the new number arrived without a change of
-//! this table.
+//! cases. Either the number is unchanged, or every report up to the new number has arrived and none
+//! names this table.
 
 use std::io;
 use std::thread;
@@ -17,8 +17,8 @@ use crate::value::Family;
 
 /// Receive buffer for reports of other transactions, in bytes. A lost report counts as a change.
 const ROOM: usize = 4 << 20;
-/// Largest number of waits for the end of a running transaction. The largest transactions take a
-/// second.
+/// Largest number of waits for the end of a transaction in progress. The largest transactions take
+/// a second.
 const WAITS: u32 = 1_000;
 const WAIT: Duration = Duration::from_millis(2);
 
@@ -29,7 +29,7 @@ pub(crate) struct Watch<'a> {
     /// Generation at the beginning of the watch.
     pub(crate) generation: Generation,
     subscription: Subscription,
-    /// Last transaction with a complete report.
+    /// Last transaction whose report has arrived completely.
     told: Option<Generation>,
     is_touched: bool,
 }
@@ -54,8 +54,8 @@ impl<'a> Watch<'a> {
             told: None,
             is_touched: false,
         };
-        // Transactions with a report so far ended before the watch. A transaction may still be
-        // running although its number is in effect. The kernel reports its end later.
+        // Reports so far belong to earlier transactions. One transaction may still be running
+        // although its number is already in effect; the kernel reports its end later.
         watch.listen();
         (watch.told, watch.is_touched) = (None, false);
         Ok(watch)
@@ -81,8 +81,8 @@ impl<'a> Watch<'a> {
                 self.is_touched |= *family == self.family && **table == *self.table;
             }
             Event::Committed { generation, .. } => {
-                // This transaction was running at the beginning, so the report may lack some of its
-                // changes.
+                // This transaction was running when the watch began. Its report may lack some of
+                // its changes, so it counts as a change of this table.
                 self.is_touched |= *generation == self.generation;
                 self.told = Some(*generation);
             }

@@ -1,4 +1,4 @@
-//! Reads and writes the kernel on this mode's kernel threads.
+//! Kernel access for this mode's threads: reads and writes.
 
 use engine::KernelAccess;
 use proxy::Unreadable;

@@ -44,14 +44,14 @@ pub(crate) enum Key {
     Set(&'static str),
     Chain(&'static str),
     Counter(&'static str),
-    /// A chooser chain of the layout `flat`. Each number of endpoints in use has a chooser chain.
+    /// A chooser chain of the layout `flat`. There is one for each number of endpoints in use.
     Chooser(Chooser),
 }
 
 impl Key {
-    /// Returns true for an unwanted chain that may exist and uses this set. It is a chain of
-    /// another layout, or a chooser for a number of endpoints that no Service has. Other chains of
-    /// another layout use only sets that are deleted with them.
+    /// Returns true for a chain that uses this set and may exist although it is unwanted. Such a
+    /// chain is of another layout, or is a chooser for a number of endpoints that no Service has.
+    /// Other chains of another layout use only sets that are deleted with them.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
             Self::Chain(name) => *name == NODE_PORTS_CHECK && *set == *NODE_PORT_IPS,
@@ -73,7 +73,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// The chain that dispatches to Services.
+/// The chain that leads packets to the chains of Services.
 pub(crate) const SERVICES_CHAIN: Key = Key::Chain(SERVICES);
 
 /// The definition of an object, without its comment.
@@ -143,7 +143,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// The input from which a layout builds the base.
+/// Inputs from which a layout builds the base.
 struct LayoutInput<'a> {
     config: &'a Config,
     node_ports: NodePortIps,
@@ -278,8 +278,9 @@ impl Base {
         let to = |chain: &'static str| vec![self.line().jump(chain).rule()];
         let mut services = to(SERVICES);
         if self.layout == Layout::Flat {
-            // This jump follows the other jump and is not part of it. A chain reached through a map
-            // returns here if it translated no packet. Translated packets do not return.
+            // Separate from the other jump, and after it. If a chain reached through a map
+            // translated the packet, it does not return here. If it returns, the packet was not
+            // translated.
             services.extend(to(CLUSTER_IPS_CHECK));
         }
         let (before, after) = (services.clone(), to(MASQUERADING));
@@ -312,7 +313,7 @@ impl Base {
         self.add_chain(MASQUERADING, masquerading);
     }
 
-    /// Rejects and counts packets to NodePorts on localhost that no relay serves.
+    /// Adds rules that reject and count packets to NodePorts on localhost that no relay serves.
     fn add_localhost(&mut self, localhost: LocalhostNodePorts) {
         if localhost == LocalhostNodePorts::Off {
             return;
@@ -327,8 +328,8 @@ impl Base {
             let line = line
                 .in_set(PORT, Sense::Is, LOCALHOST_NODE_PORTS)
                 .count_in(counter);
-            // An ICMP error does not reach a sender that is still in its send call. The connection
-            // would wait a second for its second attempt.
+            // An ICMP error does not reach a sender that is still inside its send call, so the
+            // connection would wait a second for its next attempt.
             let line = match protocol {
                 Protocol::Tcp => line.reset(),
                 Protocol::Udp | Protocol::Sctp => line.reject(),
@@ -338,8 +339,8 @@ impl Base {
         self.add_chain(LOCALHOST_CHECK, refuse.into());
     }
 
-    /// Returns the rule that checks the node's own packets to localhost, or `None` if none are
-    /// rejected.
+    /// Returns the rule that checks the node's own packets to localhost. Returns `None` if no
+    /// NodePort is rejected there.
     fn to_localhost_check(&self) -> Option<Rule> {
         let line = self.line();
         let is_there = !self.counters.is_empty();

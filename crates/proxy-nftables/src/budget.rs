@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-/// Allowed size of a transaction, in thousandths of the largest one.
+/// Allowed size of a transaction, in thousandths of the maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
 impl Budget {
-    /// The largest transaction. It is allowed until all Services were written once, because no
-    /// change waits for it.
+    /// The maximum. It is allowed until every Service was written once, because no other change
+    /// waits then.
     pub(crate) const WHOLE: Self = Self(1_000);
-    /// The smallest allowed transaction. In upstream's layout, each transaction makes the kernel
-    /// scan all elements of verdict maps. That scan would dominate smaller transactions.
+    /// The smallest allowed size. In upstream's layout, each transaction makes the kernel scan all
+    /// elements of verdict maps, which would take most of the time of smaller transactions.
     pub(crate) const LEAST: Self = Self(125);
-    /// Target duration of a transaction. A change of another Service waits until the transaction
-    /// ends.
+    /// Time that a transaction should take. A change of another Service waits for its end.
     const TIME: Duration = Duration::from_millis(30);
 
     /// Returns the allowed part of `most`, at least 1.
@@ -32,8 +31,8 @@ impl Budget {
         Self(self.0.max(other.0))
     }
 
-    /// Adapts the size to the duration of a transaction of this size. Ignores small transactions,
-    /// because their duration shows little.
+    /// Adapts the size to the time that a transaction of size `size` took. Ignores small
+    /// transactions, because their time shows little.
     #[must_use]
     pub(crate) fn after(self, size: Self, took: Duration) -> Self {
         if size.0 * 2 < Self::LEAST.0 {
@@ -63,7 +62,7 @@ mod tests {
         assert_eq!(after(1_000, 60), Budget(500));
         assert_eq!(after(1_000, 10_000), least);
         assert_eq!(after(1_000, 0), whole);
-        // A transaction with few changes takes as long as the kernel's scans.
+        // With few changes, a transaction takes the time of the kernel's scans.
         assert_eq!(after(10, 90), least);
     }
 }

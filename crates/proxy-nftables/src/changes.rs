@@ -26,12 +26,12 @@ use crate::plan::{
 use crate::port::{Member, Route, Slot, Unserved};
 use kube_rules::nft::{address_type, octets};
 
-/// Grouping of elements into changes.
+/// Grouping of elements, into one change each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grouping {
     /// All elements of a map in one change.
     ByMap,
-    /// The elements of each subject in a separate change, so that a refusal can be attributed.
+    /// The elements of each plan unit in a separate change, so that a refusal names the unit.
     ByUnit,
 }
 
@@ -42,7 +42,7 @@ enum Stage {
     FlushChains,
     DeleteReplaced,
     AddChains,
-    /// After chains, as upstream does. A later version uses this order to recognize sets that were
+    /// Sets after chains, as upstream. This order shows a later version that the sets were not
     /// created with a size ([`Room`](crate::clients::Room)).
     AddSets,
     AddRules,
@@ -63,7 +63,8 @@ impl Stage {
     }
 }
 
-/// Elements that belong to one change: the stage, the subject when grouped by subject, and the set.
+/// Key of the elements that form one change: the stage, the plan unit if grouped by unit, and the
+/// set.
 type Group = (Stage, Option<PlanUnit>, &'static str);
 
 /// Changes that are being ordered.
@@ -103,7 +104,7 @@ impl Changes {
 }
 
 impl Plan {
-    /// Returns the changes for these subjects, in an order that the kernel accepts.
+    /// Returns the changes for these plan units, in an order that the kernel accepts.
     pub(crate) fn changes(
         &self,
         units: impl IntoIterator<Item = PlanUnit>,
@@ -173,7 +174,7 @@ impl Plan {
             }
             Key::Chain(_) | Key::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
-                    // The chain is unwanted, but it uses a set that no rule may use.
+                    // Nobody wants this chain, but it uses a set that must be free of rules.
                     let name = match key {
                         Key::Chooser(chooser) => chooser.name().into(),
                         Key::Chain(name) | Key::Set(name) | Key::Counter(name) => Name::from(*name),
@@ -191,7 +192,8 @@ impl Plan {
                     changes.push(Stage::AddChains, unit, add);
                 }
                 if *there == ExistingObject::Other {
-                    // The kernel cannot change a chain's hook or priority.
+                    // The chain is deleted first, because the kernel cannot change its hook or
+                    // priority.
                     let delete = Change::DeleteChain(Arc::clone(name));
                     changes.push(Stage::DeleteReplaced, unit, delete);
                 }
@@ -218,9 +220,9 @@ impl Plan {
             let set = self.affinity_set(name, clients.wanted.seconds);
             changes.push(Stage::AddSets, unit, Change::AddSet(set));
             if clients.is_shrunk(self.timeouts) {
-                // The kernel shrinks a hash table when an element is removed. No packet matches
-                // this element: it is deleted in the same transaction, and no client has this
-                // address.
+                // Adds and deletes one element, because the kernel shrinks a hash table when an
+                // element is removed. No packet matches the element: both happen in one
+                // transaction, and no client has this address.
                 let nobody = Element::of_set(octets(match self.family {
                     IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
                     IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
@@ -304,8 +306,8 @@ impl Plan {
         Set {
             dynamic: true,
             timeout: Some(Timeout::Default(time)),
-            // No size, as upstream. The kernel would allocate the given size immediately: 2 MiB for
-            // 65,535 elements.
+            // No size, as in upstream. The kernel would at once allocate memory for the given size:
+            // 2 MiB for 65,535 elements.
             size: None,
             ..Set::new(
                 Arc::clone(name),
@@ -343,7 +345,7 @@ impl Plan {
 
 fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
     let mut chain = |name: Name| {
-        // Flushes come first, because a chain may refer to another chain.
+        // Flushes come first, because chains may refer to each other.
         let flush = Change::FlushChain(Arc::clone(&name));
         changes.push(Stage::FlushStale, unit, flush);
         changes.push(Stage::DeleteChains, unit, Change::DeleteChain(name));
@@ -354,7 +356,7 @@ fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
         Stale::Base(Key::Chooser(chooser)) => chain(chooser.name().into()),
         Stale::Set(name) => {
             if !is_affinity(name) {
-                // This map is upstream's. It refers to chains that are also deleted.
+                // This map of upstream's layout refers to chains that are deleted too.
                 let flush = Change::FlushSet(Arc::clone(name));
                 changes.push(Stage::FlushStale, unit, flush);
             }
@@ -369,7 +371,7 @@ fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
             let delete = Change::DeleteCounter(Name::from(*name));
             changes.push(Stage::DeleteSets, unit, delete);
         }
-        // Other programs may have objects in the table.
+        // Keeps the table, because other programs may have objects in it.
         Stale::Base(Key::Table) => {}
     }
 }
@@ -412,8 +414,8 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
             changes.element(Stage::AddElements, unit, set, element);
         }
     };
-    // The chain's name shows the element's Service. For a chain without a Service's name, a comment
-    // names the Service.
+    // The name of an element's chain shows the Service. If the chain does not name a Service, a
+    // comment does.
     let is_shared = |to: &To| !matches!(to, To::Goto(chain) if is_of_service(chain));
     let to = after.to.clone();
     differ(

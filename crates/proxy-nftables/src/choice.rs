@@ -1,9 +1,10 @@
 //! Endpoints as elements of maps that all Services share, in the layout `flat`.
 //!
-//! A packet to an address and port gets a random number below the number of endpoints. A map then
-//! returns the endpoint for that number and destination. Services with up to three endpoints use a
-//! map for exactly that number. A rule in the `services` chain looks up this map. All other
-//! Services share one map. A chooser chain for each number of endpoints looks up that map.
+//! For a packet to an address and port, a rule draws a random number below the number of endpoints.
+//! A map then returns the endpoint for that number and destination. Services with one, two or three
+//! endpoints each have a map for that number, which a rule in the `services` chain looks up. All
+//! other Services share one map, which is looked up by a chooser chain for each number of
+//! endpoints.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 use proxy::Protocol;
 
-/// Largest number of endpoints that has its own map.
+/// Largest number of endpoints for which a separate map exists.
 pub(crate) const FEW: u32 = 3;
 
 /// Names of each protocol's maps: for more than three endpoints, and for one, two and three.
@@ -49,7 +50,7 @@ const MAPS: [(Protocol, [&str; 4]); 3] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Map {
     pub(crate) protocol: Protocol,
-    /// Number of endpoints of the Services in this map, or 0 for more than three.
+    /// Number of endpoints of each Service in this map, or 0 for more than three.
     pub(crate) count: u8,
 }
 
@@ -74,7 +75,7 @@ impl Map {
     }
 }
 
-/// Prefix of chooser names. It prevents confusion with other programs' chains, such as `tcp-443`.
+/// Prefix of chooser names. It prevents confusion with chains of other programs, such as `tcp-443`.
 const CHOOSER: &str = "endpoints-of-";
 
 /// A chain that chooses one of `count` endpoints by a packet's destination, for more than three
@@ -117,7 +118,7 @@ impl Chooser {
 /// Position of an endpoint in the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointIndex {
-    /// The map's number of endpoints, or 0 for more than three.
+    /// Number of endpoints that the map is for, or 0 for more than three.
     pub map: u8,
     /// Number of the endpoint, from 0.
     pub number: u32,
@@ -140,8 +141,8 @@ impl Choices {
         Self((!all.is_empty()).then(|| Arc::new(all)))
     }
 
-    /// Keeps endpoints in their previous positions and fills free positions with new endpoints. So
-    /// an added or removed endpoint moves at most one other endpoint.
+    /// Keeps endpoints in their previous positions, and fills free positions with new endpoints. An
+    /// added or removed endpoint thus moves at most one other endpoint.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let (Some(all), Some(before)) = (&self.0, before) else {
@@ -237,7 +238,7 @@ mod tests {
         assert_eq!(hosts(arranged.clone()), hosts(of(&[1, 6, 3, 4, 5])));
         let arranged = of(&[0, 1, 3, 4, 5, 6, 7]).arranged(Some(&arranged));
         assert_eq!(hosts(arranged), hosts(of(&[1, 6, 3, 4, 5, 0, 7])));
-        // Another map has other positions.
+        // In another map, positions are different.
         assert_eq!(of(&[2, 3]).arranged(Some(&before)), of(&[2, 3]));
         assert_eq!(of(&[]).arranged(Some(&before)), of(&[]));
     }
@@ -256,7 +257,7 @@ mod tests {
         };
         assert_eq!(maps(2), [(2, 0), (2, 1)]);
         assert_eq!(maps(4), [(0, 0), (0, 1), (0, 2), (0, 3)]);
-        // The order in which endpoints are read does not matter.
+        // The order in which endpoints are read has no effect.
         let mut found = Choices::default();
         let all: Vec<_> = endpoints(4).iter().collect();
         for (place, endpoint) in all.into_iter().rev() {

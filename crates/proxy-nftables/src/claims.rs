@@ -15,7 +15,7 @@ use crate::tables::Tables;
 pub(crate) struct Claims {
     /// Ports of each Service, sorted by owner. A Service may have thousands of ports.
     ports: HashMap<NamespacedName, Box<[Arc<ServedPort>]>>,
-    /// Services that keep earlier endpoints because an object could not be read.
+    /// Services that keep endpoints of an earlier run, because an object could not be read.
     going_on: HashSet<NamespacedName>,
 }
 
@@ -40,8 +40,8 @@ impl Claims {
             && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Replaces all claims of a Service. While nothing may be deleted, routes to endpoints are
-    /// kept.
+    /// Replaces all claims of a Service. Until deletions are allowed, existing routes to endpoints
+    /// are kept.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -88,8 +88,8 @@ impl Claims {
         }
     }
 
-    /// Renews the claims of ports without endpoints after the kernel's state changed. Has an effect
-    /// only before deletions are allowed.
+    /// Claims again for ports without endpoints, after the kernel's state changed. Has no effect
+    /// once deletions are allowed.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {
@@ -113,11 +113,11 @@ fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(S
     arranged.collect()
 }
 
-/// Claims a port's objects, but keeps existing routes that lead to endpoints. Returns true if it
-/// kept a route.
+/// Claims a port's objects as they are wanted, but keeps existing routes that lead to endpoints.
+/// Returns true if it kept one.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
-    // In another layout, a chain may have a different last rule.
+    // Another layout may end a chain with a different rule.
     let mut led_to: HashSet<Name> = HashSet::new();
     let arranged = arranged_slots(port, tables, config);
     let slots = arranged.into_iter().map(|(slot, route)| {

@@ -1,7 +1,7 @@
 //! Sets of clients for session affinity: their timeout, and the kernel memory reserved for them.
 
-/// Value for a set that is not a set of clients: it has another key or other flags. No Service
-/// wants this timeout.
+/// Value for a set that does not hold clients, because its key or flags differ. No Service wants
+/// this timeout.
 pub(crate) const OTHER_KIND: u32 = u32::MAX;
 
 /// A set of clients.
@@ -17,18 +17,17 @@ pub(crate) struct Clients {
 pub(crate) enum Room {
     /// A hash table as large as its clients need.
     AsNeeded,
-    /// 131,072 buckets or 2 MiB, even for an empty set. Versions of this program up to 0.1 created
-    /// sets with a size, for which the kernel reserves this memory. The memory shrinks when an
-    /// element is removed.
+    /// 131,072 buckets or 2 MiB, even for an empty set. Up to version 0.1, this program created
+    /// sets with a size, and the kernel reserves this memory for them. Removing an element makes
+    /// the kernel release it.
     Reserved,
 }
 
 impl Room {
     /// Recognizes the memory by the handles of a set and of the chain that fills it.
     ///
-    /// The kernel lists the same size in both cases. But versions that created sets with a size
-    /// created all sets of a transaction before its chains. Upstream and this version create a
-    /// chain before its set.
+    /// The kernel lists the same size in both cases. But the versions that gave sets a size created
+    /// all sets of a transaction before its chains. Upstream and this version create chains first.
     pub(crate) fn of(set: u64, chain: u64) -> Self {
         if set < chain {
             Self::Reserved

@@ -33,8 +33,7 @@ pub struct Config {
     pub localhost: LocalhostNodePorts,
     /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// Address from `--bind-address`, if it is this node's. It takes precedence over the Node
-    /// object.
+    /// Address from `--bind-address`, if it is this node's. It replaces the Node object's address.
     pub node_ip: Option<IpAddr>,
     /// Longest delay before a failed write is retried (`nftables.syncPeriod`).
     pub sync_period: Duration,

@@ -1,5 +1,5 @@
-//! Digest of a chain's rules. The rules of a chain with 50 endpoints take some kilobytes and are
-//! needed only for a write.
+//! Digest of a chain's rules. The rules themselves take some kilobytes for a chain with 50
+//! endpoints, and are needed only for a write.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -44,7 +44,7 @@ fn add_expression(expression: &Expression, hasher: &mut DefaultHasher) {
         what,
     } = expression
     {
-        // The types of a set are only notes for listing, and its elements are unordered.
+        // Skips the types of a set, which are only notes for listing. The elements have no order.
         (key, what as &LookupFor).hash(hasher);
         add_set(set, hasher);
     } else {

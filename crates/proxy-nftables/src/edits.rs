@@ -1,8 +1,8 @@
 //! Changes single rules of a long chain.
 //!
 //! With session affinity, the chain that chooses an endpoint has a rule for each endpoint, and each
-//! rule uses a set. For each written rule, the kernel searches all sets of the table. So a write of
-//! the chain costs the square of its endpoints: 8 s for 10,000. Therefore the current rules are
+//! rule uses its own set. For each written rule, the kernel searches all sets of the table. Writing
+//! the whole chain thus costs the square of the endpoints: 8 s for 10,000. So the current rules are
 //! read with their handles, and only differences are written.
 
 use std::collections::BTreeMap;
@@ -18,15 +18,15 @@ use crate::plan::{ChainState, Plan};
 /// Largest number of rules of a chain that is rewritten as a whole.
 const LONG: u32 = 4;
 
-/// Limit for the rules of one chain in a transaction. Other Services then do not wait for all rules
-/// of the chain.
+/// Largest number of rules of one chain in a transaction, so that other Services do not wait for
+/// all rules of a long chain.
 pub(crate) const MANY_RULES: usize = 250;
 
 /// Changes of one chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edit {
     pub(crate) changes: Vec<Change>,
-    /// Content of the chain after the changes, or `None` if it is the wanted content.
+    /// Content of the chain after the changes. `None` if it is the wanted content.
     pub(crate) partial: Option<Content>,
 }
 
@@ -34,8 +34,8 @@ pub(crate) struct Edit {
 pub(crate) type Edits = BTreeMap<Name, Edit>;
 
 impl Plan {
-    /// Reads the long chains that exist and change, and compares them. A chain is rewritten as a
-    /// whole if it cannot be read or if most rules change.
+    /// Reads the existing long chains that change, and compares them with the wanted rules. A chain
+    /// is rewritten as a whole if it cannot be read, or if most of its rules change.
     pub(crate) fn edits(&self, kernel: &mut dyn Kernel) -> Edits {
         let mut edits = Edits::new();
         for part in &self.parts {
@@ -46,7 +46,7 @@ impl Plan {
             let long = long.filter(|chain| {
                 part.chains.get(chain).is_some_and(|of| match of.there {
                     ChainState::Present => of.content.rules > LONG,
-                    // The elements that lead to a new chain are written when the chain is complete.
+                    // The chain is new. Elements that lead to it are written once it is complete.
                     ChainState::Absent => {
                         part.slots.is_empty() && of.content.rules as usize > MANY_RULES
                     }
@@ -95,14 +95,14 @@ fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     }
 }
 
-/// Returns the changes from the current rules to the wanted ones, or `None` if rewriting the chain
-/// costs less. If many rules are new, only some of them are added at first, and no rule is deleted.
-/// The last rule changes last, because it gives new clients an endpoint.
+/// Returns the changes from the current rules to the wanted ones, or `None` if it is cheaper to
+/// rewrite the chain. If many rules are new, adds only some of them for now and deletes none. The
+/// last rule changes last, because it gives new clients an endpoint.
 fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Edit> {
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();
     let mut gone: Vec<u64> = Vec::new();
-    // The first deleted rule after all kept ones.
+    // First deleted rule behind all kept ones.
     let mut behind = None;
     for (handle, rule) in there {
         let last = kept.last().map(|(place, _)| *place);
@@ -152,7 +152,8 @@ fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<E
             Change::InsertRule(_, _, rule) | Change::AddRule(_, rule) => Some(rule),
             _ => None,
         });
-        // The order does not matter, because this content is not the wanted one.
+        // The order of rules has no effect here, because this content differs from the wanted one
+        // anyway.
         Content::of(there.iter().map(|(_, rule)| rule).chain(new))
     });
     Some(Edit { changes, partial })
@@ -171,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Applies the changes as the kernel does.
+    /// Returns the rules after these changes, as the kernel would have them.
     fn made(there: &[(u64, Rule)], changes: Vec<Change>) -> Vec<Rule> {
         let mut rules = there.to_vec();
         let mut new = 1_000;

@@ -1,9 +1,8 @@
-//! Executes a plan, and reports the outcome of each subject.
+//! Executes a plan, and reports the outcome of each unit.
 //!
-//! The whole plan is one transaction, which the kernel applies completely or not at all. If the
-//! kernel refuses the transaction, it names the changes at fault. Their subjects are removed from
-//! the transaction and the rest is tried again. If it names no change, halves are tried until the
-//! refused subject is isolated.
+//! The whole plan is one transaction, which the kernel applies completely or not at all. If it
+//! refuses, it names the changes at fault. Their units are removed, and the rest is tried again. If
+//! it names none, halves of the transaction are tried until the unit at fault is isolated.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use crate::kernel::{Blame, Kernel, Refusal};
 use crate::name::TABLE;
 use crate::plan::{Outcome, Outcomes, Plan, PlanUnit, Removal, Stale, Timeouts};
 
-/// Limit for transactions that isolate the refused subjects of one plan.
+/// Largest number of transactions for isolating the refused units of one plan.
 const MAX_TRANSACTIONS: usize = 64;
 
 impl Plan {
@@ -50,7 +49,7 @@ struct Executor<'a> {
     plan: &'a Plan,
     edits: Edits,
     kernel: &'a mut dyn Kernel,
-    /// Number of transactions left.
+    /// Number of transactions that are still allowed.
     left: usize,
     outcomes: Outcomes,
 }
@@ -58,14 +57,14 @@ struct Executor<'a> {
 /// Outcome of a transaction.
 enum CommitResult {
     Done,
-    /// Refused: the subjects at fault and the reason. There are no subjects if the kernel named no
-    /// change.
+    /// Refused: the units at fault, and the reason. The map is empty if the kernel named no change.
     Refused(BTreeMap<PlanUnit, Blame>, Arc<str>),
-    /// Further attempts are useless.
+    /// Failed in a way that makes further attempts useless.
     Over,
 }
 
-/// Returns true if the kernel reports this error for any change once the table is invalid.
+/// Returns true if this is the error that the kernel reports for every change once the table is
+/// invalid.
 fn is_of_validation(blame: &Blame) -> bool {
     let errno = blame.errno;
     matches!(
@@ -74,9 +73,9 @@ fn is_of_validation(blame: &Blame) -> bool {
     )
 }
 
-/// Keeps only the first of several validation errors, and returns true if there were several. After
-/// a change makes the table invalid, the kernel validates the table with each further change and
-/// refuses each one. Only the first change is certainly at fault.
+/// Keeps only the first of several validation errors. Returns true if there were several. Once a
+/// change makes the table invalid, the kernel refuses each further change as well, because it
+/// validates the whole table each time. So only the first change is certainly at fault.
 ///
 /// Source: Linux, `net/netfilter/nf_tables_api.c` (`NFT_VALIDATE_DO`).
 fn believe_first_of_cascade(blamed: &mut BTreeMap<PlanUnit, Blame>) -> bool {
@@ -98,8 +97,8 @@ impl Executor<'_> {
         self.outcomes.listeners = listeners.map(listen).collect();
     }
 
-    /// Activates the table. If the kernel refuses, it also refuses the next transaction, which
-    /// reports the reason.
+    /// Activates the table. If the kernel refuses, it will also refuse the next transaction, which
+    /// then reports the reason.
     fn switch_on(&mut self) {
         let transaction = Transaction {
             family: self.plan.family.into(),
@@ -118,7 +117,7 @@ impl Executor<'_> {
         let (mut stale, wanted): (Vec<PlanUnit>, Vec<PlanUnit>) =
             all.iter().partition(|of| is_stale(of));
         if !self.outcomes.partial.is_empty() {
-            // Rules that are deleted with the last subjects may still use stale objects.
+            // Stale objects wait: rules that are deleted with the last units may still use them.
             self.set_all(&stale, &Outcome::Later);
             stale.clear();
         }
@@ -132,7 +131,8 @@ impl Executor<'_> {
             if blamed.is_empty() || wanted.is_empty() || !blamed.iter().all(is_in_use) {
                 return self.isolate([wanted, stale]);
             }
-            // The rules that use the stale objects are deleted in this transaction.
+            // This transaction deletes the rules that use the stale objects, so these are deleted
+            // after it.
             self.outcomes.removal = Removal::After;
         }
         match self.commit(&wanted, Grouping::ByMap) {
@@ -142,12 +142,12 @@ impl Executor<'_> {
         }
     }
 
-    /// Checks once whether an existing set accepted another timeout.
+    /// Tests once whether the kernel changed the timeout of an existing set.
     fn try_timeouts(&mut self) {
         if self.outcomes.timeouts != Timeouts::Unknown || self.outcomes.taken == 0 {
             return;
         }
-        // The set of a refused part is unchanged, so it proves no support.
+        // If a part was refused, its set is unchanged and shows nothing about the kernel.
         if let Some((name, wanted)) = self.plan.changed_timeout(&self.outcomes.parts)
             && let Ok(Some(seconds)) = self.kernel.timeout(name)
         {
@@ -159,8 +159,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Commits these groups in order, and isolates the refused subjects of each group. Wanted
-    /// subjects come before stale ones.
+    /// Commits these groups in order. Isolates the refused units of each. Wanted units come before
+    /// stale ones.
     fn isolate<const N: usize>(&mut self, groups: [Vec<PlanUnit>; N]) {
         let mut groups = VecDeque::from(groups);
         let mut has_cascaded = false;
@@ -179,7 +179,7 @@ impl Executor<'_> {
             };
             let is_cascade = believe_first_of_cascade(&mut blamed);
             if let Some(blame) = blamed.get(&PlanUnit::Base) {
-                // All other subjects depend on the base.
+                // All other units need the base.
                 self.set_all(&group, &Outcome::Untried);
                 self.set(
                     PlanUnit::Base,
@@ -191,8 +191,8 @@ impl Executor<'_> {
                 }
                 group.retain(|unit| !blamed.contains_key(unit));
                 if is_cascade && has_cascaded && group.len() > 1 {
-                    // Several subjects are at fault, but each attempt finds only one. Splitting
-                    // lets the valid ones proceed.
+                    // Several units are at fault, but each attempt finds only one. Halving lets the
+                    // valid ones through sooner.
                     let other = group.split_off(group.len().div_ceil(2));
                     groups.push_front(other);
                 }
@@ -201,7 +201,7 @@ impl Executor<'_> {
             } else if let [alone] = group[..] {
                 self.set(alone, Outcome::Refused(reason));
             } else {
-                // The base comes first, and is finally tried alone.
+                // The base is the first unit, and is at last tried alone.
                 let other = group.split_off(group.len().div_ceil(2));
                 groups.push_front(other);
                 groups.push_front(group);
@@ -210,7 +210,7 @@ impl Executor<'_> {
     }
 
     /// Defers objects that may still protect Services, such as chains of another layout, until
-    /// their replacements are written.
+    /// their replacements exist.
     fn keep_guards(&mut self, group: &mut Vec<PlanUnit>) {
         if self.outcomes.has_all_wanted() {
             return;
@@ -274,8 +274,7 @@ impl Executor<'_> {
                     Some(Change::AddSet(set)) if set.timeout.is_some() => Some(&set.name),
                     _ => None,
                 });
-                // A set of another kind also causes EEXIST. That error proves nothing about
-                // timeouts.
+                // EEXIST can also mean a set of another kind, which shows nothing about timeouts.
                 if let Some(set) = set
                     && let Ok(Some(_)) = self.kernel.timeout(set)
                 {

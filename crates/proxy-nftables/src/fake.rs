@@ -38,27 +38,27 @@ pub struct State {
     pub handles: Handles,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Texts of changes to refuse, as by a kernel that lacks a feature.
+    /// Texts of changes that the fake refuses, like a kernel that lacks a feature.
     pub refused: Vec<String>,
-    /// Texts of changes that make the table invalid. The fake refuses them and all further rules
+    /// Texts of changes that make the table invalid. The fake refuses them, and all further rules
     /// and elements.
     pub invalid: Vec<String>,
-    /// Texts of changes to refuse without a report of the refused change.
+    /// Texts of changes that the fake refuses without naming them.
     pub refused_as_whole: Vec<String>,
     /// Reason why every transaction fails, if set.
     pub held: Option<String>,
     /// Largest number of changes in a transaction. Larger transactions cannot be sent.
     pub room: Option<usize>,
-    /// Number of further replies to lose after a successful commit.
+    /// Number of next replies that are lost after a successful commit.
     pub lost: usize,
-    /// Texts of changes that exceed the memory. The fake then refuses the whole transaction.
+    /// Texts of changes for which memory is short. The fake then refuses the whole transaction.
     pub no_memory_for: Vec<String>,
     /// Reason why the table cannot be read, if set.
     pub unreadable: Option<String>,
     /// Duration of a read, with or without success.
     pub reading: Duration,
-    /// True to behave like Linux before 6.2. Elements deleted from a map still use their chain
-    /// until the transaction ends, and timeouts of sets cannot change.
+    /// True to behave like Linux before 6.2: until a transaction ends, elements that it deletes
+    /// from a map still use their chain. The timeout of a set cannot change.
     pub is_old: bool,
     /// NodePorts served on localhost.
     pub listening: BTreeMap<u16, Arc<Serving>>,
@@ -100,8 +100,8 @@ impl Handles {
         numbered.get(name).copied().unwrap_or_default()
     }
 
-    /// Renumbers sets before chains, as if created by versions of this program that gave sets of
-    /// clients a size.
+    /// Numbers sets before chains, as if versions of this program that gave sets of clients a size
+    /// had created them.
     pub fn sets_first(&mut self) {
         let numbered = self.sets.values_mut().chain(self.chains.values_mut());
         for (number, handle) in (1..).zip(numbered) {

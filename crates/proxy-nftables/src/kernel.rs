@@ -28,8 +28,8 @@ pub trait Kernel: Send + 'static {
     /// Fails if the addresses cannot be read.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
-    /// Passes all objects of the table to `tell`, as one consistent snapshot: chains before their
-    /// rules, sets before their elements. Passes no objects if the table does not exist.
+    /// Passes all objects of the table to `tell`, as one consistent snapshot. Chains come before
+    /// their rules, sets before their elements. Passes nothing if the table does not exist.
     /// [`Object::Begin`] means that the read starts over.
     ///
     /// # Errors
@@ -71,8 +71,7 @@ pub trait Kernel: Send + 'static {
 /// An object of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
-    /// The read starts over because another program wrote in the meantime. All earlier objects are
-    /// void.
+    /// The read starts over, because another program wrote meanwhile. All objects so far are void.
     Begin,
     /// The table itself.
     Table(Table),
@@ -99,7 +98,8 @@ pub enum Refusal {
         /// Refused changes, empty if the kernel named none.
         changes: Vec<Blame>,
     },
-    /// No object changed, and no other transaction would succeed: a privilege or memory is missing.
+    /// Nothing changed, and every other transaction would fail too, for lack of a privilege or of
+    /// memory.
     General(String),
     /// The outcome is unknown, because the reply was lost.
     Unknown(String),

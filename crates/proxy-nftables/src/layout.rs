@@ -1,8 +1,8 @@
 //! Layout of the table: upstream's, or a flatter one. Both layouts give every packet the same
 //! verdict.
 //!
-//! They differ only in two kinds of objects: those that do not depend on Services
-//! ([`base`](crate::base)), and those of a Service port ([`port`](crate::port)).
+//! The layouts differ in two kinds of objects: objects that do not depend on Services
+//! ([`base`](crate::base)), and objects of a Service port ([`port`](crate::port)).
 
 /// Layout of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

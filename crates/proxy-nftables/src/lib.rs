@@ -7,9 +7,10 @@
 //!                      the table ─ Snapshot ─ observe ┘    └ settle ◀─ Verdicts ◀─ transaction┘
 //! ```
 //!
-//! [`Nftables`] holds the tables and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
-//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
-//! is pure. A [`Kernel`] is netlink on its own thread, or the strict fake of the tests.
+//! [`Nftables`] holds the tables and implements [`Scheme`](engine::Scheme). An
+//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. Everything up
+//! to the plan is pure. The two implementations of [`Kernel`] are netlink, on its own thread, and
+//! the tests' strict fake.
 //!
 //! The table, its sets, maps, chains and rules are those of upstream's nftables mode.
 //! docs/nftables-mode-differences.md lists the differences and their reasons.

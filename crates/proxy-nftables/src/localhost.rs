@@ -16,7 +16,8 @@ pub struct Localhost {
     ports: LocalhostPorts,
 }
 
-/// NodePorts that a relay serves on localhost. This type does not keep the relay alive.
+/// NodePorts that a relay serves on localhost, for observers. Holding this value does not keep the
+/// relay running.
 #[derive(Debug, Clone, Default)]
 pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);
 

@@ -52,7 +52,7 @@ pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
 /// Chain that rejects packets to Services without endpoints.
 pub(crate) const REJECT: &str = "reject-chain";
 
-/// Longest name without the prefix of its purpose.
+/// Longest name of a chain or set, without the prefix for its purpose.
 const MAX_BASE: usize = 240;
 
 /// Purpose of a Service port's chain.
@@ -101,7 +101,8 @@ pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
     Some([AFFINITY, base].concat().into())
 }
 
-/// Common part of the names of all chains and sets of a Service port, or of one of its endpoints.
+/// Part of the name that all chains and sets of a Service port, or of one of its endpoints, have in
+/// common.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NameBase(String);
 
@@ -114,10 +115,10 @@ impl NameBase {
     /// Returns the base of an endpoint of a Service port.
     pub(crate) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
         let mut text = plain(name);
-        // Writing to a String cannot fail.
+        // Cannot fail: a String accepts every write.
         let _ = match endpoint.ip() {
             IpAddr::V4(ip) => write!(text, "__{ip}/{}", endpoint.port()),
-            // A colon is not allowed in names.
+            // Replaces colons, which names may not contain.
             IpAddr::V6(ip) => {
                 let ip = ip.to_string().replace(':', ".");
                 write!(text, "__{ip}/{}", endpoint.port())
@@ -210,7 +211,7 @@ mod tests {
         let name = port(&"n".repeat(253), &"p".repeat(63));
         let base = NameBase::of_port(&name).0;
         assert_eq!((base.len(), base.ends_with("...")), (240, true));
-        // The API has no such names, but a file may have them.
+        // The API forbids such names, but a manifest may contain them.
         let base = NameBase::of_port(&port(&"ä".repeat(200), "")).0;
         assert!(base.len() <= 240 && base.ends_with("..."));
     }

@@ -1,7 +1,7 @@
 //! The real kernel: nf\_tables and rtnetlink for one IP family.
 //!
-//! Calls block while the kernel works, so the kernel has its own thread. It belongs to the network
-//! namespace of the thread that opened it.
+//! Calls block while the kernel works, so they run on their own thread. The sockets belong to the
+//! network namespace of the thread that opened them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -24,9 +24,9 @@ use crate::snapshot::seconds;
 pub struct NetlinkKernel {
     family: IpFamily,
     nftables: Option<Nftables>,
-    /// Sockets whose changes this program ignores.
+    /// This program's sockets, whose changes it ignores.
     own: Arc<OwnSockets>,
-    /// Links of all modes. Their addresses do not count as the node's.
+    /// Links of all modes. Addresses on them are not the node's.
     links: Vec<&'static str>,
     localhost: Option<Localhost>,
 }
@@ -43,7 +43,7 @@ impl NetlinkKernel {
         }
     }
 
-    /// Serves NodePorts on localhost by a relay.
+    /// Lets a relay serve NodePorts on localhost.
     #[must_use]
     pub fn on_localhost(mut self, localhost: Option<Localhost>) -> Self {
         self.localhost = localhost;
@@ -57,7 +57,7 @@ impl NetlinkKernel {
         self
     }
 
-    /// Registers the socket with the program's own sockets. The program ignores their changes.
+    /// Registers this kernel's socket among the program's own sockets, whose changes it ignores.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;
@@ -73,7 +73,7 @@ impl NetlinkKernel {
     }
 
     fn read(&mut self) -> Result<nftables_netlink::TableDump, Error> {
-        // A failed socket is not reused.
+        // A socket that failed is not used again.
         self.nftables = None;
         let family = Family::from(self.family);
         self.opened()?.read(family, TABLE)
@@ -149,7 +149,7 @@ impl Kernel for NetlinkKernel {
         };
         let refusal = refusal_of(transaction, error);
         if matches!(refusal, Refusal::Unknown(_)) {
-            // A failed socket is not reused.
+            // A socket that failed is not used again.
             self.nftables = None;
         }
         Err(refusal)

@@ -14,7 +14,7 @@ const ON_LOCALHOST: &str = "Services: spec.ports[].nodePort, which nobody serves
                             --feature-gates=KubeProxyNFTablesLocalhostNodePorts";
 const AFFINITY: &str = "Services: sessionAffinity: ClientIP";
 
-/// Rows for each name. If one prefix begins with another, the longer prefix comes first.
+/// Origins by name. If a prefix is the beginning of another, the longer one comes first.
 pub(crate) const ORIGINS: [Origin; 36] = [
     Origin::of(NFTABLES, "cluster-ips", CLUSTER_IPS),
     Origin::of(NFTABLES, "nodeport-ips", "--nodeport-addresses"),

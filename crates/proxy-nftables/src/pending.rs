@@ -9,8 +9,8 @@ use reconcile::Table as Entries;
 
 use crate::plan::{PortChanges, Stale};
 
-/// Number of Service ports per transaction for which a Service or namespace keeps its place in the
-/// order. Its further ports come after all other Services, so they do not delay them.
+/// Share of a Service or namespace, in Service ports per transaction. Its further ports come after
+/// all other Services, so that they delay none.
 pub(crate) const SHARE: usize = 256;
 
 /// Pending changes, grouped by owner.
@@ -27,7 +27,7 @@ impl<'a> PendingChanges<'a> {
         self.owned.entry((owner.rank, owner)).or_default()
     }
 
-    /// Sorts the changes, so that the plan does not depend on the iteration order of the tables.
+    /// Sorts the changes, so that the plan does not depend on the order of hash tables.
     pub(crate) fn sort(&mut self) {
         for part in self.owned.values_mut() {
             part.affinity
@@ -43,8 +43,8 @@ impl<'a> PendingChanges<'a> {
     }
 }
 
-/// Returns pending changes in the order of writing. If a Service or namespace has more ports than
-/// its share, the rest of its ports comes last.
+/// Returns the pending changes in the order of writing. If a Service or namespace has more ports
+/// than its share, the further ports come last.
 pub(crate) fn in_turns(
     due: BTreeMap<(Rank, &Arc<Owner>), PortChanges>,
 ) -> Vec<(&Arc<Owner>, PortChanges)> {
@@ -64,7 +64,7 @@ pub(crate) fn in_turns(
     placed.map(|(_, owner, part)| (owner, part)).collect()
 }
 
-/// Returns true if a wanted entry is missing and its retry is not due.
+/// Returns true if a wanted entry is missing and will be retried later.
 pub(crate) fn has_later<K, V, O>(entries: &Entries<K, V, O>, now: Instant) -> bool
 where
     K: Clone + Eq + std::hash::Hash,

@@ -1,5 +1,5 @@
-//! Writes as data: the objects to write, grouped by subject. The changes of the table follow from
-//! them.
+//! Writes as data: the objects to write, grouped into units. The changes of the table are computed
+//! from them.
 //!
 //! ```text
 //!   Plan ─ changes ─▶ (Subject, Change) ─▶ execute ─▶ one transaction ─▶ Verdicts
@@ -32,11 +32,10 @@ pub struct Plan {
     pub(crate) base: Arc<Base>,
     /// Changes of objects that do not depend on Services.
     pub(crate) base_changes: BTreeMap<Key, BaseChange>,
-    /// The new `services` chain when the table changes from the layout `flat`. The existing chain
-    /// leads to the objects of both layouts, so it is replaced last.
+    /// New `services` chain, if the table changes from the layout `flat`. The existing chain leads
+    /// to objects of both layouts, so it is replaced last.
     pub(crate) services_chain: Option<BaseChange>,
-    /// Addresses that change: true if the address is added to the addresses for NodePorts, false if
-    /// it is removed.
+    /// Addresses that start (true) or stop (false) serving NodePorts.
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
     /// Objects of single Service ports.
     pub(crate) parts: Vec<PortChanges>,
@@ -86,7 +85,7 @@ pub(crate) enum Timeouts {
     Unknown,
     /// Supported (Linux 6.5).
     Changed,
-    /// Not supported: the set must be replaced and loses its clients.
+    /// Not supported: the set must be replaced, which loses its clients.
     Kept,
 }
 
@@ -96,8 +95,8 @@ pub(crate) enum Removal {
     /// In the same transaction as the other changes.
     #[default]
     Together,
-    /// In a transaction after the other changes. Before Linux 6.2, an element deleted from a map
-    /// still uses its chain until the transaction ends.
+    /// In a later transaction. Before Linux 6.2, elements that a transaction deletes from a map
+    /// still use their chain until it ends.
     After,
 }
 
@@ -108,7 +107,7 @@ pub(crate) struct PortChanges {
     pub(crate) port: Option<Arc<ServedPort>>,
     /// Chains of the port to write.
     pub(crate) chains: BTreeMap<Name, ChainWrite>,
-    /// Unwanted chains to flush first, because they use a set that is replaced.
+    /// Unwanted chains that are flushed first, because they use a set that is replaced.
     pub(crate) emptied: Vec<Name>,
     /// Sets of clients to write.
     pub(crate) affinity: Vec<(Name, ClientsChange)>,
@@ -129,7 +128,7 @@ pub(crate) enum ChainState {
     Absent,
     /// The chain exists, and must be flushed.
     Present,
-    /// The reply to the last write was lost. The chain is created if needed, and flushed.
+    /// The reply to the last write was lost, so the chain is created if it is missing, and flushed.
     Unknown,
 }
 
@@ -155,14 +154,14 @@ impl ClientsChange {
             || (self.is_change() && timeouts == Timeouts::Kept)
     }
 
-    /// Returns true if the existing set stays and releases memory.
+    /// Returns true if the existing set stays, and the kernel releases its reserved memory.
     pub(crate) fn is_shrunk(&self, timeouts: Timeouts) -> bool {
         self.there.is_some_and(|there| there.room == Room::Reserved)
             && !self.is_replacement(timeouts)
     }
 }
 
-/// A new route for an address and port.
+/// New route for an address and port.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotChange {
     pub(crate) slot: Slot,
@@ -183,7 +182,7 @@ impl SlotChange {
 pub(crate) enum Stale {
     Chain(Name),
     Set(Name),
-    /// A shared object. It is the set of NodePort addresses when all addresses serve, an object of
+    /// A shared object: the set of NodePort addresses when all addresses serve, an object of
     /// another layout, or an unneeded chooser.
     Base(Key),
 }
@@ -204,9 +203,10 @@ pub(crate) enum Outcome {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// Not tried, because the number of transactions was exhausted or a dependency was refused.
+    /// Not tried: the limit of transactions was reached, or an object that this unit needs was
+    /// refused.
     Untried,
-    /// Deferred to the next plan.
+    /// Left for the next plan.
     Later,
     /// Unknown, because the reply was lost.
     Unknown,
@@ -243,7 +243,7 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// Returns true if all wanted subjects that were tried were also written.
+    /// Returns true if every wanted unit that was tried was written.
     pub(crate) fn has_all_wanted(&self) -> bool {
         let mut wanted = [&self.base, &self.services_chain]
             .into_iter()
@@ -251,7 +251,7 @@ impl Outcomes {
         wanted.all(|outcome| *outcome == Outcome::Done)
     }
 
-    /// Returns the outcomes of a plan in which everything succeeded.
+    /// Returns the outcomes of a plan that succeeded completely.
     pub(crate) fn done(plan: &Plan) -> Self {
         Self {
             listeners: vec![Ok(()); plan.listeners.len()],
@@ -264,7 +264,7 @@ impl Outcomes {
     }
 }
 
-/// Unit of a plan that succeeds or fails as a whole.
+/// Part of a plan that succeeds or fails as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum PlanUnit {
     /// Objects that all Services need.
@@ -304,8 +304,9 @@ impl Plan {
         changes.any(|(key, of)| matches!(key, Key::Set(_)) && of.there == ExistingObject::Other)
     }
 
-    /// Returns true if an existing table must be activated before base chains are created. The
-    /// kernel refuses a new base chain in a transaction that changes the table's flags.
+    /// Returns true if an existing table must be activated in advance, because the plan creates
+    /// base chains. The kernel refuses a new base chain in a transaction that changes the table's
+    /// flags.
     ///
     /// Source: Linux, `net/netfilter/nf_tables_api.c` (`__NFT_TABLE_F_UPDATE`).
     pub(crate) fn switches_on_first(&self) -> bool {
@@ -324,7 +325,7 @@ impl Plan {
         !(self.base_changes.is_empty() && self.node_ports.is_empty())
     }
 
-    /// Returns the plan's subjects.
+    /// Returns the plan's units.
     pub(crate) fn units(&self) -> impl Iterator<Item = PlanUnit> {
         let base = self.has_base().then_some(PlanUnit::Base);
         let parts = (0..self.parts.len()).map(PlanUnit::Part);

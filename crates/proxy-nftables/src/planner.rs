@@ -24,23 +24,23 @@ use crate::plan::{
 use crate::port::Slot;
 use crate::tables::Tables;
 
-/// Limit for Service ports in a transaction. For each new map, the kernel searches all maps of the
-/// transaction (docs/design/nftables-cost.md). Each port takes a kilobyte of memory.
+/// Largest number of Service ports in a transaction. For each new map, the kernel searches all maps
+/// of the transaction (docs/design/nftables-cost.md). Each port takes a kilobyte of memory.
 const MANY_PARTS: usize = 1_000;
-/// Limit for sets of clients, and for endpoints, in a transaction. For each new set, the kernel
-/// searches all sets. An endpoint takes about 60 bytes.
+/// Largest number of sets of clients in a transaction, and likewise of endpoints. For each new set,
+/// the kernel searches all sets. An endpoint takes about 60 bytes.
 const MANY_SETS: usize = 4_000;
 const MANY_ENDPOINTS: usize = 100_000;
-/// Limit for written or deleted elements of shared maps in a transaction.
+/// Largest number of written or deleted elements of shared maps in a transaction.
 const MANY_SLOTS: usize = 10_000;
-/// Limit for sets of clients of one Service port in a transaction.
+/// Largest number of sets of clients of one Service port in a transaction.
 const MANY_CLIENTS: usize = MANY_RULES;
 /// Number of pending entries above which a plan collects only some Service ports.
 const MANY_ENTRIES: usize = 4_000;
-/// Number of pending Service ports above which urgent ports get a separate transaction. The whole
-/// node waits for urgent ports.
+/// Number of pending Service ports above which urgent ports get their own transaction, because the
+/// whole node waits for them.
 const FEW_PARTS: usize = 256;
-/// Limit for deleted unwanted objects in a transaction.
+/// Largest number of unwanted objects that one transaction deletes.
 const MANY_STALE: usize = 20_000;
 
 /// State from which a plan is made.
@@ -74,11 +74,11 @@ impl<'a> Planner<'a> {
             timeouts: self.timeouts,
         };
         self.plan_base(&mut plan);
-        // The elements of a replaced set are unknown until the next read.
+        // Waits for the next read: the elements of a replaced set are unknown until then.
         if !self.is_founded(&plan) || plan.replaces_set() {
             return plan;
         }
-        // A change of layout is one transaction, so packets meet only one of both layouts.
+        // A change of layout is one transaction, so that packets never meet a mixture of both.
         let is_moving = self.is_moving();
         let services_chain = plan.base_changes.get(&SERVICES_CHAIN);
         let is_there = services_chain
@@ -115,18 +115,18 @@ impl<'a> Planner<'a> {
                 part.port = self.claims.port(owner).cloned();
                 self.add_waiting_chains(owner, &mut part);
                 self.free_replaced(&mut part, config);
-                // A change of layout cannot be split.
+                // A change of layout cannot be split, so nothing is left for later.
                 is_last &= is_moving || !self.leave_for_later(&mut part, plan.timeouts);
                 part.owner = Some(Arc::clone(owner));
                 part
             })
             .collect();
-        // Deletions can wait, because the chains that these elements lead to may still be written.
+        // Deletions can wait: the chains to which these elements lead may still have to be written.
         let many_slots = self.budget.of(MANY_SLOTS);
         if is_last && !is_moving && due.unowned.len() > many_slots {
             due.unowned.truncate(many_slots);
             is_last = false;
-            // The chains that these elements lead to are deleted with the last of these elements.
+            // The chains to which these elements lead are deleted together with the last element.
             plan.parts.append(&mut due.unowned);
         }
         if is_last {
@@ -178,7 +178,7 @@ impl<'a> Planner<'a> {
         due
     }
 
-    /// Returns the number of first parts that fit into a transaction, at least one.
+    /// Returns how many of the first parts fit into a transaction, at least one.
     fn fitting(&self, due: &[(&'a Arc<Owner>, PortChanges)]) -> usize {
         let (mut sets, mut endpoints, mut slots) = (0_usize, 0_usize, 0_usize);
         let fits = due.iter().position(|(owner, part)| {
@@ -194,9 +194,9 @@ impl<'a> Planner<'a> {
         fits.unwrap_or(due.len()).max(1)
     }
 
-    /// Adds a Service port's waiting chains and sets if a written element leads to them. A missing
-    /// chain was refused before, and the kernel refuses an element without its chain. A chain with
-    /// unknown content may lead packets to unwanted endpoints.
+    /// Adds chains and sets of a Service port that wait for a retry, if a written element leads to
+    /// them. A chain that is missing was refused before, and the kernel refuses an element without
+    /// its chain. A chain with unknown content may lead packets to unwanted endpoints.
     fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut PortChanges) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
         let is_left = |chain: &Name| !part.chains.contains_key(chain);
@@ -223,10 +223,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Defers slow changes of a Service with session affinity and many endpoints, and returns true
-    /// if it deferred some. Sets and chains of endpoints are written first. Then the chain that
-    /// chooses an endpoint is written in steps. The elements that lead to it follow when it is
-    /// complete.
+    /// Defers slow changes of a Service with session affinity and many endpoints. Returns true if
+    /// it deferred some. The order of such changes: sets and chains of endpoints, then the chain
+    /// that chooses an endpoint, in steps, and finally the elements that lead to it.
     fn leave_for_later(&self, part: &mut PortChanges, timeouts: Timeouts) -> bool {
         let mut sets = part.affinity.iter();
         if sets.any(|(_, clients)| clients.is_replacement(timeouts)) {
@@ -259,7 +258,7 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Adds the chains that use a replaced set, because they must be rewritten.
+    /// Adds the chains that use a replaced set, because they must be written again.
     fn free_replaced(&self, part: &mut PortChanges, config: &Config) {
         let mut sets = part.affinity.iter();
         if !sets.any(|(_, clients)| clients.is_replacement(self.timeouts)) {
@@ -272,7 +271,7 @@ impl<'a> Planner<'a> {
             let there = self.known(&chain);
             part.chains.insert(chain, ChainWrite { content, there });
         }
-        // A set can be deleted only when no rule uses it. Chains that packets no longer reach are
+        // A set can be deleted only if no rule uses it. Chains that packets no longer reach are
         // deleted last.
         let left = port.chains_that_name_affinity().into_iter();
         part.emptied = left
@@ -288,15 +287,15 @@ impl<'a> Planner<'a> {
         missing.all(|key| plan.base_changes.contains_key(key) || self.has_to_wait(key))
     }
 
-    /// Returns true if the table changes from one layout to another.
+    /// Returns true if the table is changing from one layout to another.
     fn is_moving(&self) -> bool {
         self.may_delete && self.tables.has_other_layout()
     }
 
-    /// Returns true if a chain must wait during a change of layout. The `services` chain of
-    /// upstream's layout waits in two cases: some Services are not known yet, or their objects of
-    /// this layout were refused and wait for a retry. The chain of the layout `flat` leads to the
-    /// objects of both layouts.
+    /// Returns true if a chain must wait during a change of layout. Upstream's `services` chain
+    /// waits while some Services are unknown, or while their objects in this layout were refused
+    /// and wait for a retry. The `services` chain of the layout `flat` need not wait, because it
+    /// leads to the objects of both layouts.
     fn has_to_wait(&self, key: &Key) -> bool {
         let is_there = self.tables.base.actual(key).is_some();
         let leads = *key == SERVICES_CHAIN && self.base.layout() == Layout::Upstream;
@@ -306,8 +305,8 @@ impl<'a> Planner<'a> {
             && self.tables.has_other_layout()
     }
 
-    /// Returns true if a wanted object was refused and waits for its retry. Until the retry, an
-    /// object of another layout may be its only protection.
+    /// Returns true if a wanted object was refused and waits for its retry. Until then, an object
+    /// of another layout may be its only protection.
     fn is_wanted_later(&self) -> bool {
         has_later(&self.tables.base, self.now) || self.is_service_later()
     }
@@ -328,7 +327,7 @@ impl<'a> Planner<'a> {
         stale.into_iter().map(Stale::Base).collect()
     }
 
-    /// Flushes unwanted chains that use a replaced set. The set cannot be deleted before.
+    /// Flushes unwanted chains that use a replaced set, so that the set can be deleted.
     fn empty_unwanted(&self, plan: &mut Plan) {
         let base = &self.tables.base;
         let replaced = plan.base_changes.iter();
@@ -376,7 +375,8 @@ impl<'a> Planner<'a> {
         }
         if plan.replaces_set() {
             self.empty_unwanted(plan);
-            // Rules use the set, so their chains are rewritten first without it, then with it.
+            // Rules use this set. So their chains are written twice: first without the set, then
+            // with it.
             for (key, wanted) in base.iter_wanted() {
                 let is_chain = matches!(key, Key::Chain(_) | Key::Chooser(_));
                 if is_chain && base.actual(key).is_some() {
@@ -389,7 +389,7 @@ impl<'a> Planner<'a> {
             }
         }
         let addresses = &self.tables.node_ports;
-        // A set that this plan creates has no elements to delete.
+        // A set that this plan creates has no old elements to delete.
         let is_new = plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS));
         for address in addresses.due(self.now) {
             let is_wanted = addresses.wanted(address).is_some();
@@ -401,9 +401,8 @@ impl<'a> Planner<'a> {
         plan.node_ports.sort_unstable();
     }
 
-    /// Returns changes of some Service ports if very many are pending, as at a cold start. Urgent
-    /// ports, for which the whole node waits, come first. Entries that failed before are not
-    /// included.
+    /// Returns the changes of some Service ports if very many are pending, as at a start. Urgent
+    /// ports, for which the whole node waits, come first. Leaves out entries that failed before.
     fn some_due(&self) -> PendingChanges<'a> {
         let tables = self.tables;
         let mut due = PendingChanges::default();
@@ -412,12 +411,12 @@ impl<'a> Planner<'a> {
         }
         let mut urgent: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut within: HashSet<&'a Arc<Owner>> = HashSet::new();
-        // Ports beyond the share of their Service or namespace.
+        // Ports above the share of their Service or namespace.
         let mut more: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut shares = Shares::new(SHARE);
         let chains = tables.chains.due(self.now);
         let chains = chains.filter(|chain| !tables.chains.is_failing(*chain));
-        // A change of the endpoints of a served Service changes only its chain.
+        // If only the endpoints of a served Service change, only its chain changes.
         let changed = chains.filter(|chain| tables.chains.actual(*chain).is_some());
         let of_chains = changed.filter_map(|chain| tables.chains.owner(chain));
         let slots = tables.slots.due(self.now);
@@ -525,7 +524,7 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-        // One more than a transaction can hold shows that other changes remain.
+        // Collects one more than a transaction holds, which shows that more changes remain.
         let many_slots = if self.is_moving() {
             usize::MAX
         } else {

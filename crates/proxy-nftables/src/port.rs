@@ -39,7 +39,7 @@ use crate::name::{NameBase, Purpose, REJECT, is_of_service};
 use endpoints::Endpoints;
 use kube_rules::nft::{Line, SOURCE, Sense, Side};
 
-/// An address and port to which packets are sent, or a NodePort of this node.
+/// Destination of packets: an address and port, or a NodePort of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
     /// Address, or `None` for this node's addresses.
@@ -60,7 +60,7 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Verdicts and endpoints for a slot. If two Services claim a slot, one of them wins the whole
+/// Verdicts and endpoints for a slot. If two Services claim a slot, one of them gets the whole
 /// value.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Route {
@@ -82,19 +82,19 @@ impl Route {
         Self { choices, ..self }
     }
 
-    /// Returns true if the route leads some senders to endpoints.
+    /// Returns true if the route leads to endpoints for at least some senders.
     fn leads(&self) -> bool {
         let is_chain = |to: &Verdict| matches!(to, Verdict::Goto(chain) if **chain != *REJECT);
         self.to.as_ref().is_some_and(is_chain) || self.choices != Choices::default()
     }
 
-    /// Returns true if some senders reach endpoints by this route but not by the other one.
+    /// Returns true if some senders reach an endpoint by this route but not by `other`.
     fn serves_more_than(&self, other: &Self) -> bool {
         let leads_all = |route: &Self| route.leads() && route.unserved.is_none();
         (self.leads() && !other.leads()) || (leads_all(self) && !leads_all(other))
     }
 
-    /// Returns the chains of Service ports that the route leads to.
+    /// Returns the chains of Service ports to which the route leads.
     pub(crate) fn chains(&self) -> impl Iterator<Item = &Name> {
         let to = match &self.to {
             Some(Verdict::Goto(chain)) if is_of_service(chain) => Some(chain),
@@ -109,7 +109,7 @@ impl Route {
 pub enum Unserved {
     /// Rejected, because the Service has no endpoint.
     Reject,
-    /// Dropped, because the traffic policy allows none of the existing endpoints.
+    /// Dropped, because the traffic policy excludes all existing endpoints.
     Drop,
     /// Other verdict, written by another program.
     Other,
@@ -167,7 +167,7 @@ pub struct ServedPort {
     local: Endpoints,
     /// Endpoints of `cluster` and `local` on this node.
     on_node: Endpoints,
-    /// True if any endpoint serves, on this node or another one.
+    /// True if any endpoint serves, on any node.
     any: bool,
 }
 
@@ -189,7 +189,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         .filter(|net| IpFamily::of(net.addr()) == family)
         .copied()
         .collect();
-    // As upstream, a node without an address of the family uses the loopback address.
+    // As in upstream, a node without an address of this family counts as having the loopback
+    // address.
     let node_ip = node.ip.unwrap_or(family.localhost());
     let served = Backing::of(view, node);
     let compile = |port: &ServicePort| {
@@ -233,8 +234,8 @@ impl ServedPort {
         self.owner.name.protocol
     }
 
-    /// Returns true if endpoints serve under a traffic policy. With policy Local, endpoints of
-    /// other nodes do not count.
+    /// Returns true if endpoints serve packets under a traffic policy. With policy Local, only
+    /// endpoints on this node count.
     fn is_served(&self, is_local: bool) -> bool {
         let endpoints = if is_local { &self.local } else { &self.cluster };
         self.any && !endpoints.is_empty()
@@ -277,8 +278,8 @@ impl ServedPort {
             port: self.port,
         };
         let mut slots = Vec::with_capacity(1);
-        // If an address has two routes, the first one counts. So an external IP that is also a load
-        // balancer's IP keeps its source ranges.
+        // If an address has two routes, the first one counts. An external IP that is also a load
+        // balancer's IP thus keeps its source ranges.
         if self.is_reachable_from_outside() {
             let route = self.external(&base, layout);
             let walled = self.walled(&base, &route, layout);
@@ -330,8 +331,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the route of the load balancer's IPs: the external route after a check of the source
-    /// ranges.
+    /// Returns the route of the load balancer's IPs: the external route, behind a check of the
+    /// source ranges.
     fn walled(&self, base: &NameBase, external: &Route, layout: Layout) -> Route {
         if !self.has_firewall() {
             return external.clone();
@@ -351,21 +352,22 @@ impl ServedPort {
 
     // ---- unreadable objects ----
 
-    /// Returns true if an address lacks endpoints for some senders.
+    /// Returns true if an address has no endpoints for some senders.
     pub(crate) fn is_cut_off(&self) -> bool {
         !self.is_served(self.internal_local)
             || (self.is_reachable_from_outside() && !self.is_served(self.external_local))
     }
 
-    /// Returns true if an existing route should be kept because only it leads to endpoints of this
-    /// port. The missing endpoints may be in an object that cannot be read.
+    /// Returns true if an existing route must stay, because only this route still leads to
+    /// endpoints of the port. The missing endpoints may be in an unreadable object.
     pub(crate) fn goes_on(&self, there: &Route, compiled: &Route) -> bool {
         let base = NameBase::of_port(&self.owner.name);
         let mut chains = there.chains();
         chains.all(|chain| base.has(chain)) && there.serves_more_than(compiled)
     }
 
-    /// Returns true for a chain that may have led packets to endpoints before, and no longer does.
+    /// Returns true for a chain that may have led packets to endpoints before, but leads to none
+    /// now.
     pub(crate) fn ends_in_nothing(&self, chain: &Name, layout: Layout) -> bool {
         let base = NameBase::of_port(&self.owner.name);
         let is_of = |purpose| base.chain(purpose) == *chain;
@@ -392,8 +394,8 @@ impl ServedPort {
             .chain(refused)
     }
 
-    /// Returns the NodePort that a relay serves on localhost, with its endpoints. Returns `None` if
-    /// the port has none and is closed.
+    /// Returns the NodePort that a relay serves on localhost, with its endpoints. Without a Service
+    /// port in it, the port is closed.
     pub(crate) fn on_localhost(&self, localhost: LocalhostNodePorts) -> Option<(u16, Serving)> {
         let is_local = self.external_local;
         let is_served = localhost == LocalhostNodePorts::Served
@@ -429,7 +431,7 @@ impl ServedPort {
         self.affinity.is_some()
     }
 
-    /// Returns the chains that choose an endpoint, including chains that do not exist now.
+    /// Returns the chains that choose an endpoint, whether they exist or not.
     pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {
         let base = NameBase::of_port(&self.owner.name);
         [Purpose::Cluster, Purpose::Local].map(|purpose| base.chain(purpose))
@@ -462,7 +464,8 @@ impl ServedPort {
         for (is_local, endpoints) in policies.into_iter().filter(|_| has_chains) {
             if self.is_served(is_local) {
                 let chain = base.chain(Self::policy(is_local));
-                // A port with many endpoints has many rules, so they are built only if wanted.
+                // Rules are built only for wanted chains, because a port with many endpoints has
+                // many of them.
                 if wanted(&chain) {
                     tell(chain, self.policy_rules(endpoints));
                 }
@@ -488,7 +491,7 @@ impl ServedPort {
         Line::new(self.family)
     }
 
-    /// Returns rules that choose an endpoint: the client's previous one, or a random one.
+    /// Returns the rules that choose an endpoint: the client's previous one, else a random one.
     fn policy_rules(&self, endpoints: &Endpoints) -> Vec<Rule> {
         if self.affinity.is_none() {
             let line = self.line().protocol(self.protocol());
@@ -527,8 +530,8 @@ impl ServedPort {
             }
             return rules;
         }
-        // Packets from pods and from the node are treated as if they had left the node and returned
-        // through the load balancer. So the local policy does not apply.
+        // Packets from pods and from the node are treated as if they had left the node and come
+        // back through the load balancer. So policy Local does not apply to them.
         let is_served = self.is_served(false);
         let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
         if let Some(from_pod) = from_pod.filter(|_| is_served) {
@@ -548,7 +551,7 @@ impl ServedPort {
     }
 
     fn firewall_rules(&self) -> Vec<Rule> {
-        // The node's own packets to a load balancer's address may have that address as their
+        // The node's own packets to a load balancer's address may have this address as their
         // source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         let ranges = self.source_ranges.iter().map(IpNet::trunc);

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::names::IpFamily;
 
-/// Facts about this node that affect compiling, for one IP family.
+/// Facts about this node that affect how Services are compiled, for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {
     /// The family.
@@ -26,9 +26,8 @@ pub struct NodeFacts {
     pub has_addresses: bool,
     /// The addresses that serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
-    /// The networks of this family's ClusterIPs, sorted and unique. One network may contain
-    /// another. `None` while unknown: entries for them must then stay. Set only for modes that use
-    /// them.
+    /// Networks of this family's ClusterIPs, sorted and unique. One may contain another. `None`
+    /// while unknown; entries for them must then stay. Set only for modes that use these networks.
     pub service_cidrs: Option<Vec<IpNet>>,
 }
 
@@ -42,7 +41,7 @@ pub fn is_outside(address: &IpAddr) -> bool {
 }
 
 impl NodeFacts {
-    /// Returns the facts of a node that is known only by name.
+    /// Returns the facts of a node of which only the name is known.
     pub fn new(family: IpFamily, name: &str) -> Self {
         Self {
             family,
@@ -61,11 +60,11 @@ impl NodeFacts {
         self.node_port_addresses.of(self.family) == Selection::All
     }
 
-    /// Returns the sorted addresses that serve NodePorts, or `None` while the node's addresses or
-    /// its needed own IP are unknown. Serving entries must then stay.
+    /// Returns the sorted addresses that serve NodePorts. Returns `None` while the node's addresses
+    /// are unknown, or its own IP if the flag needs it. Entries that serve must then stay.
     ///
-    /// `bound` are the addresses on `kube-ipvs0`. Upstream's filter by CIDR includes them. A
-    /// selection of all addresses, also as `0.0.0.0/0`, excludes them.
+    /// `bound` are the addresses on `kube-ipvs0`. As in upstream, a filter by CIDR includes them,
+    /// but a selection of all addresses, also as `0.0.0.0/0`, excludes them.
     pub fn serving_node_ports(
         &self,
         bound: impl IntoIterator<Item = IpAddr>,
@@ -76,8 +75,8 @@ impl NodeFacts {
         let all = || self.interface_addresses.iter().copied();
         Some(match self.node_port_addresses.of(self.family) {
             Selection::All => all().collect(),
-            // Upstream turns `primary` into NODE_IP/32. If the node lacks the address, no address
-            // serves NodePorts.
+            // Upstream turns `primary` into NODE_IP/32. So without this address on the node, no
+            // address serves NodePorts.
             Selection::Primary => {
                 let own = self.ip?;
                 all().filter(|ip| *ip == own).collect()
@@ -92,7 +91,7 @@ impl NodeFacts {
             Selection::Within(nets) => {
                 let within = self.within(&nets, bound);
                 if within.is_empty() {
-                    // The node may not have its address yet.
+                    // The node's own IP may be unknown.
                     self.ip?;
                 }
                 within
@@ -136,7 +135,7 @@ pub enum NodePortAddresses {
     All,
     /// `primary`: the node's own IP.
     Primary,
-    /// Addresses in these networks. Every address of a family without a network.
+    /// Addresses in these networks. If a family has no network here, all its addresses.
     Within(Vec<IpNet>),
     /// `primary` together with networks: the node's own IP, and addresses in these networks.
     PrimaryOrWithin(Vec<IpNet>),
@@ -176,14 +175,14 @@ impl NodePortAddresses {
         }
     }
 
-    /// Reports whether the flag has networks, but none of this family. Upstream then serves all
-    /// addresses.
+    /// Reports whether the flag has networks, but none of this family. As in upstream, all
+    /// addresses of this family then serve NodePorts.
     pub fn lacks(&self, family: IpFamily) -> bool {
         matches!(self, Self::Within(nets) if of_family(nets, family).next().is_none())
     }
 
-    /// Reports whether a network of this family has loopback addresses only. Larger networks, such
-    /// as 0.0.0.0/0, do not count (KEP-6032).
+    /// Reports whether a network of this family contains only loopback addresses. Larger networks,
+    /// such as 0.0.0.0/0, do not count (KEP-6032).
     pub fn names_loopback(&self, family: IpFamily) -> bool {
         let (Self::Within(nets) | Self::PrimaryOrWithin(nets)) = self else {
             return false;
@@ -192,7 +191,7 @@ impl NodePortAddresses {
         of_family(nets, family).any(is_loopback)
     }
 
-    /// Reports whether 127.0.0.1 is selected, also by all addresses.
+    /// Reports whether 127.0.0.1 is selected, by name or among all addresses.
     pub fn has_localhost(&self) -> bool {
         let first = IpAddr::from([127, 0, 0, 0]);
         match self.of(IpFamily::V4) {

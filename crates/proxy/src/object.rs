@@ -1,9 +1,9 @@
 //! Compact forms of the Kubernetes objects that matter here.
 //!
-//! A source decodes JSON or YAML straight into these types. At 10,000 Services with 50 endpoints
-//! each, the k8s-openapi types would need hundreds of megabytes; an endpoint in an [`EndpointList`]
-//! needs 5 bytes. Fields have the API's defaults (`ready` nil is true, `protocol` absent is TCP,
-//! ...), so no other code needs to know them.
+//! A source decodes JSON or YAML straight into these types. For 10,000 Services with 50 endpoints
+//! each, the k8s-openapi types would need hundreds of megabytes. An endpoint in an [`EndpointList`]
+//! needs 5 bytes. The API's defaults are already filled in (`ready` nil is true, `protocol` absent
+//! is TCP, ...), so no other code deals with them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -47,8 +47,8 @@ pub struct Service {
     /// `spec.externalIPs`, both families. [`external_ips_of`](Self::external_ips_of) excludes the
     /// ports in `yielded`.
     pub external_ips: Vec<IpAddr>,
-    /// Sorted ports of external IPs that another Service owns through its load balancer or node
-    /// port. The model sets this field.
+    /// Ports of external IPs that belong to another Service's load balancer or node port, sorted.
+    /// The model sets this field.
     pub yielded: Box<[ServiceAddress]>,
     /// Load-balancer addresses of both families: `status.loadBalancer.ingress[].ip` with `ipMode:
     /// VIP`.
@@ -233,15 +233,15 @@ impl From<EndpointView<'_>> for Endpoint {
     }
 }
 
-/// A list of endpoints. A large node has 500,000 of them. An endpoint takes 5 bytes if the list is
-/// IPv4 and most endpoints differ only in their address.
+/// List of endpoints, of which a large node has 500,000. An endpoint takes 5 bytes if the list is
+/// IPv4 and its endpoints differ mostly in the address.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointList(PackedEndpoints);
 
 #[derive(Clone, PartialEq, Eq)]
 enum PackedEndpoints {
-    /// Used whenever all endpoints are IPv4 and few states differ. States are in the order of their
-    /// first use.
+    /// Compact form, used if all endpoints are IPv4 and have few different states. States are in
+    /// the order of their first use.
     V4 {
         states: Box<[EndpointState]>,
         list: Box<[Endpoint4]>,
@@ -301,8 +301,8 @@ impl EndpointList {
         }))
     }
 
-    /// Replaces each placement with the result of `place`. Endpoints with the same placement share
-    /// one call.
+    /// Replaces each placement by the result of `place`, which is called once for endpoints with
+    /// the same placement.
     #[must_use]
     pub fn with_placements(self, mut place: impl FnMut(&Arc<Placement>) -> Arc<Placement>) -> Self {
         let (given, mut list) = match self.0 {
@@ -315,7 +315,7 @@ impl EndpointList {
                 return placed.collect();
             }
         };
-        // Some states may be equal now. The remaining states keep the order of their first use.
+        // Some states may be equal now. Keeps the others in the order of their first use.
         let mut states: Vec<EndpointState> = Vec::with_capacity(given.len());
         let mut numbers: Vec<u8> = Vec::with_capacity(given.len());
         for state in given {
@@ -325,7 +325,7 @@ impl EndpointList {
             };
             let known = states.iter().position(|known| *known == state);
             let number = known.unwrap_or(states.len());
-            // The number fits, since `states` did not grow.
+            // Cannot overflow, because `states` did not grow.
             numbers.push(number.try_into().unwrap_or(u8::MAX));
             if known.is_none() {
                 states.push(state);
@@ -347,8 +347,8 @@ impl EndpointList {
 
     /// Packs endpoints. Returns `None` if an address is IPv6, or too many states differ.
     fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
-        // Uses a hash table, since each endpoint of a slice may be on another node and have a
-        // different state.
+        // Uses a hash table, because each endpoint of a slice may be on another node and have its
+        // own state.
         let most = endpoints.len().min(usize::from(u8::MAX));
         let mut numbers: HashMap<EndpointState, u8> = HashMap::with_capacity(most);
         let mut states: Vec<EndpointState> = Vec::new();
@@ -403,9 +403,9 @@ impl fmt::Debug for EndpointList {
 pub struct Placement {
     /// Name of the endpoint's node (`nodeName`).
     pub node: Option<Box<str>>,
-    /// Nodes that the endpoint is meant for (`hints.forNodes[].name`).
+    /// Nodes for which the endpoint is meant (`hints.forNodes[].name`).
     pub for_nodes: Box<[Box<str>]>,
-    /// Zones that the endpoint is meant for (`hints.forZones[].name`).
+    /// Zones for which the endpoint is meant (`hints.forZones[].name`).
     pub for_zones: Box<[Box<str>]>,
 }
 
@@ -421,8 +421,8 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
     /// Networks of the node's pods (`spec.podCIDRs`).
     pub pod_cidrs: Vec<IpNet>,
-    /// True if the Node is being deleted, or has the cluster autoscaler's taint for a coming
-    /// deletion. Load balancers should then use other nodes (KEP-3836).
+    /// True if the Node is being deleted, or the cluster autoscaler has announced its deletion by a
+    /// taint. Load balancers should then use other nodes (KEP-3836).
     pub is_leaving: bool,
 }
 

@@ -1,11 +1,11 @@
-//! Options of a Service, set by annotations, beyond the fields of Kubernetes.
+//! Options of a Service beyond Kubernetes' fields, set by annotations.
 //!
 //! Each option is a row of the table below. The row defines a field of [`ServiceOptions`], with its
 //! annotation, allowed values, default, and supporting modes. Sources pass every annotation with
 //! the [`PREFIX`] to [`ServiceOptions::read`]. The model keeps invalid annotations, and the daemon
 //! reports them by log line, event and `kube-proxy services`.
 //!
-//! A further option needs a row, a type with [`OptionValue`], a row in `docs/service-options.md`,
+//! To add an option, add a row, a type with [`OptionValue`], a row in `docs/service-options.md`,
 //! and a mode that reads the field. A test compares the rows with the document.
 
 mod balancing;
@@ -14,8 +14,8 @@ use std::fmt;
 
 pub use balancing::{MaxConnections, SchedulerFlags};
 
-/// The prefix of all options' annotations: the program's name. The prefix is no domain, since the
-/// project owns none and `kubernetes.io` is reserved.
+/// Prefix of all options' annotations: the program's name. It is no domain, because the project
+/// owns none and `kubernetes.io` is reserved.
 pub const PREFIX: &str = "kube-proxy-ipvs/";
 
 /// The annotation that names a scheduler.
@@ -40,7 +40,7 @@ pub struct OptionRow {
     pub annotation: &'static str,
     /// Returns the allowed values, in words.
     pub allowed: fn() -> String,
-    /// The value for Services without the option: a flag, or words.
+    /// Value for Services without the option: the flag that sets it, or words.
     pub default: &'static str,
     /// The names of the modes that support the option.
     pub modes: &'static [&'static str],
@@ -83,7 +83,7 @@ macro_rules! options {
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct ServiceOptions {
             $(#[doc = $doc] pub $field: Option<$type>,)+
-            /// The first invalid annotations, with an unknown option or an invalid value.
+            /// First invalid annotations. Their option is unknown, or their value invalid.
             pub wrong: Vec<WrongOption>,
         }
 
@@ -194,8 +194,8 @@ impl ServiceOptions {
     }
 }
 
-/// An IPVS scheduler. Only the kernel's own schedulers are allowed. The kernel would load a module
-/// of any name, and tenants must not load other modules.
+/// An IPVS scheduler. Only the kernel's own schedulers are allowed, because the kernel loads a
+/// module for any name, and tenants must not load other modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scheduler(&'static str);
 
@@ -289,7 +289,7 @@ mod tests {
                 [("kube-proxy-ipvs/scheduler", scheduler.to_string())]
             );
         }
-        // `ftp` would load the module ip_vs_ftp, which is not a scheduler.
+        // `ftp` would load the module ip_vs_ftp, which is no scheduler.
         for value in ["RR", " rr", "ftp", "sh,mh"] {
             let options = read(&[("kube-proxy-ipvs/scheduler", value)]).unwrap();
             assert_eq!(options.scheduler, None);

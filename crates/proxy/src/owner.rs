@@ -8,8 +8,8 @@ use crate::names::{NamespacedName, ServicePortName};
 use crate::object::{Service, ServicePort};
 
 /// A Service port that wants an entry. Owners are ordered by age, then by name. In every mode, the
-/// first owner gets a contested address and port. The model has already refused claims that lose to
-/// a load balancer's address.
+/// first owner gets an address and port that several claim. The model has already removed claims
+/// that lose to a load balancer's address.
 #[derive(Debug, Clone)]
 pub struct Owner {
     /// Creation time of the Service (`metadata.creationTimestamp`). A Service without a time counts
@@ -17,17 +17,17 @@ pub struct Owner {
     pub created: i64,
     /// The Service port.
     pub name: ServicePortName,
-    /// Writing order of the owner.
+    /// Rank that determines when the owner's entries are written.
     pub rank: Rank,
 }
 
-/// The writing order for nodes with many entries. A rank does not decide who gets a contested
+/// Order of writing on nodes with many entries. The rank does not decide which Service gets an
 /// address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// The API server, which everything on the node waits for (k/k#133773).
+    /// The API server, for which everything on the node waits (k/k#133773).
     ApiServer,
-    /// DNS, which nearly everything waits for.
+    /// DNS, for which nearly everything waits.
     Dns,
     /// All other Services.
     Other,
@@ -58,7 +58,7 @@ impl Owner {
         })
     }
 
-    /// Returns the sort key. The key omits the rank, since the name determines it.
+    /// Returns the sort key. The rank is not part of it, because the name determines the rank.
     fn key(&self) -> (i64, &ServicePortName) {
         (self.created, &self.name)
     }

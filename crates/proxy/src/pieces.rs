@@ -1,8 +1,7 @@
 //! Computes changes in pieces.
 //!
-//! A tenant with one namespace can change many entries in one moment: Services of the largest size,
-//! or thousands of small Services. A change in another namespace waits for at most one piece of
-//! these changes:
+//! A tenant with one namespace can change very many entries at once, by Services of the largest
+//! size or by thousands of small ones. Changes in other namespaces then wait for at most one piece:
 //!
 //! ```text
 //!   Changes ─▶ others: the changes within each namespace's share ─▶ Mode::update
@@ -10,8 +9,8 @@
 //!      └─────▶ the rest: one piece, once the previous one is written ─▶ Mode::update
 //! ```
 //!
-//! If an address moves from one Service to another, both are in one piece. So the address always
-//! has an owner.
+//! If an address moves from one Service to another, both are in the same piece, so that the address
+//! always has an owner.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -24,11 +23,11 @@ use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::view::ServiceView;
 
-/// Limit of a namespace's work in one piece, which takes the daemon milliseconds.
+/// Largest work of a namespace in one piece. It takes the daemon milliseconds.
 const SHARE: usize = 8_192;
 
 /// Longest time that a piece above the shares waits for the previous piece's writes. Some writes
-/// may never succeed: the kernel refuses them, or they wait for other entries.
+/// may never succeed, because the kernel refuses them or they wait for other entries.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Returns the work of computing a Service in its current state.
@@ -37,30 +36,29 @@ fn work_now(view: &ServiceView<'_>) -> usize {
     work(view.service, endpoints.sum())
 }
 
-/// The pieces' state for one family.
+/// State of the pieces of one family.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// True if the last piece was within the shares.
+    /// True if the last piece contained only changes within the shares.
     had_others: bool,
-    /// The last Service above the share of each namespace. The namespace's next piece starts after
-    /// this Service.
+    /// Last Service in each namespace whose changes above the share were taken. The namespace's
+    /// next piece begins after it.
     last_of: BTreeMap<String, NamespacedName>,
-    /// The namespace of the last piece above the shares. The next piece belongs to the namespace
-    /// after it.
+    /// Namespace of the last piece above the shares. The next namespace in order is served next.
     last: String,
     /// Time when the last piece above the shares was taken.
     taken: Option<Instant>,
-    /// True if every possible write of the taken changes is done.
+    /// True if all possible writes of the taken changes are done.
     is_at_rest: bool,
 }
 
 impl Pieces {
-    /// Records whether every possible write of the taken changes is done.
+    /// Records whether all possible writes of the taken changes are done.
     pub fn note_rest(&mut self, is_at_rest: bool) {
         self.is_at_rest = is_at_rest;
     }
 
-    /// Returns when the next piece may be taken.
+    /// Returns the time at which the next piece may be taken.
     pub fn next_due(&self, now: Instant) -> Instant {
         match self.taken {
             Some(taken) if !self.is_at_rest => now.max(taken + PATIENCE),
@@ -68,7 +66,7 @@ impl Pieces {
         }
     }
 
-    /// Takes the next changes to compute, or `None` if they have to wait.
+    /// Takes the next changes to compute. Returns `None` if they have to wait.
     pub fn take(&mut self, waiting: &mut Changes, model: &Model, now: Instant) -> Option<Changes> {
         let Some(above) = above_shares(waiting, model) else {
             *self = Self::default();
@@ -92,8 +90,8 @@ impl Pieces {
         Some(take_out(waiting, piece))
     }
 
-    /// Chooses Services of the next namespace above its share, and all Services that exchange
-    /// addresses with them.
+    /// Chooses Services of the next namespace that is above its share. Includes all Services that
+    /// exchange addresses with them.
     fn piece(
         &mut self,
         waiting: &Changes,
@@ -125,8 +123,8 @@ impl Pieces {
     }
 }
 
-/// Returns the Services above the share of their namespace, by name, with their work. A namespace's
-/// share holds its Services with the least work. Returns `None` if no Service is above, or if
+/// Returns the Services above their namespace's share, by name, with their work. The share is
+/// filled with the Services that need the least work. Returns `None` if no Service is above, or if
 /// everything must be computed anyway.
 fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName, usize)>> {
     if waiting.node || waiting.service_cidrs {
@@ -154,8 +152,8 @@ fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName,
     (!all.is_empty()).then_some(all)
 }
 
-/// Chooses all Services, except Services above their shares and Services that exchange addresses
-/// with them.
+/// Chooses all Services that are within their shares. Leaves out Services that exchange addresses
+/// with one above.
 fn others(
     waiting: &Changes,
     model: &Model,
@@ -216,7 +214,7 @@ fn with_exchanges(
     services
 }
 
-/// Takes these Services out of `waiting`, with their changes. Also takes the changes that belong to
+/// Moves these Services and their changes out of `waiting`. Also moves the changes that belong to
 /// no Service.
 fn take_out(waiting: &mut Changes, services: HashSet<NamespacedName>) -> Changes {
     waiting.services.retain(|name| !services.contains(name));
@@ -353,21 +351,21 @@ mod tests {
         world.told([service("b/1", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/1"]);
         assert_eq!(world.take_at_rest(), ["a/1"]);
-        // The writes are running. Another change does not wait for them.
+        // Writes are in progress. A change of another namespace does not wait for them.
         world.pieces.note_rest(false);
         world.told([service("b/2", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/2"]);
         assert_eq!(world.take(), None);
         assert_eq!(world.pieces.next_due(world.now), world.now + PATIENCE);
-        // A stream of small changes delays no large Service. Services that sort earlier do not
-        // delay it either.
+        // A stream of small changes does not delay a large Service, even if their Services come
+        // first in order.
         world.told(large("a/0", &[]));
         world.told([service("b/3", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/3"]);
         world.told([service("b/4", 1, &[])]);
         assert_eq!(world.take_at_rest(), ["a/2"]);
         assert_eq!(world.take_at_rest(), ["b/4"]);
-        // The next piece starts even if a write never finishes.
+        // The next piece begins even if a write never finishes.
         world.pieces.note_rest(false);
         world.now += PATIENCE;
         assert_eq!(world.take().unwrap(), ["a/3"]);
@@ -424,7 +422,8 @@ mod tests {
         while world.take().is_none() || !world.waiting.is_empty() {
             world.pieces.note_rest(true);
         }
-        // `b/1` gives `one` to `a/1`. `a/1` gives `other` to `b/2`, which gives `third` to `b/3`.
+        // Addresses move in a chain: `one` from `b/1` to `a/1`, `other` from `a/1` to `b/2`, and
+        // `third` from `b/2` to `b/3`.
         world.told([service("b/1", 1, &[]), service("b/2", 1, other)]);
         world.told(large("a/1", one));
         world.told([service("b/3", 1, third), service("b/4", 2, &[])]);

@@ -1,14 +1,14 @@
 //! Shares of Services and namespaces in the writes of one plan.
 //!
-//! A tenant with one namespace can have many pending writes: one Service of the largest size, or
-//! thousands of smaller ones. A change in another namespace waits for at most one share of these
-//! writes.
+//! A tenant with one namespace can have very many pending writes, by one Service of the largest
+//! size or thousands of smaller ones. A change in another namespace waits for at most one share of
+//! them.
 
 use hashbrown::HashMap;
 
 use crate::names::NamespacedName;
 
-/// The priority of a write in a plan. The smallest priority comes first.
+/// Priority of a write in a plan. The smallest value comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Share {
     /// The Service and its namespace are below their shares.

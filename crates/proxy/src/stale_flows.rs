@@ -1,15 +1,15 @@
 //! Finds conntrack entries of UDP flows to an endpoint that no longer serves them.
 //!
-//! UDP has no end that the kernel could see. While a client keeps sending, the kernel keeps the
-//! conntrack entry and its endpoint, chosen for the first packet (k/k#71514, k/k#76664). A flow is
-//! stale in two cases. Once its entry is deleted, the next packet opens a new flow:
+//! UDP has no end of connection that the kernel could see. While a client keeps sending, the kernel
+//! keeps the conntrack entry, with the endpoint of the first packet (k/k#71514, k/k#76664).
+//! Deleting the entry makes the next packet open a new flow. A flow is stale in two cases:
 //!
 //! - A Service claims the flow's original address and port, but none of its serving endpoints sends
 //!   the replies. If the Service has no serving endpoint, all its flows are stale (k/k#139628).
 //! - The mode has withdrawn the rules for the flow's address and port, no Service claims them, and
-//!   the flow is translated. So these rules had redirected the flow (k/k#141371). The kernel's
-//!   rules are the evidence, so this also works for a Service that was deleted while this program
-//!   was down.
+//!   the flow is translated, which shows that these rules had redirected it (k/k#141371). This also
+//!   covers a Service that was deleted while this program was down, because its rules were still in
+//!   the kernel.
 //! ```text
 //!   ServiceView ── UdpService::of ──▶ UdpServices ── find_stale(original destination, reply source)
 //!   Report::withdrawn ── withdraw ──────▲
@@ -17,8 +17,7 @@
 //!
 //! The first rule is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), with two exceptions that
 //! spare foreign flows. A node port counts only at this node's addresses, not for forwarded packets
-//! to other hosts. If several Services claim one address and port, the endpoints of all of them are
-//! valid.
+//! to other hosts. If several Services claim an address and port, the endpoints of each are valid.
 //!
 //! A tenant can multiply frontends by addresses and ports. A change of addresses or ports costs
 //! O(frontends), any other change O(endpoints). The check of a flow costs O(1).
@@ -34,7 +33,7 @@ use crate::node::NodePorts;
 use crate::object::ServiceAddress;
 use crate::view::ServiceView;
 
-/// Destination of the packets of a Service's clients.
+/// Destination of a client's packets to a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Frontend {
     /// A port of a cluster IP, external IP or load-balancer IP.
@@ -66,7 +65,7 @@ pub struct UdpService {
 struct UdpPort {
     port: u16,
     node_port: Option<u16>,
-    /// Sorted endpoints that serve, also while terminating.
+    /// Endpoints that serve, sorted. Terminating ones that still serve are included.
     serving: Vec<SocketAddr>,
 }
 
@@ -93,7 +92,7 @@ impl UdpService {
             node_port: port.node_port,
             serving: serving.get(&*port.name).cloned().unwrap_or_default(),
         });
-        // Yielded ports matter only for external IPs: a Service keeps its own cluster IP and
+        // Yielded ports affect external IPs only: a Service keeps its own cluster IP and
         // load-balancer IPs.
         let external = |of: &&ServiceAddress| {
             let ip = of.address;
@@ -143,7 +142,7 @@ fn serving<'a>(view: &ServiceView<'a>, family: IpFamily) -> HashMap<&'a str, Vec
     all
 }
 
-/// Limit of remembered withdrawn frontends whose flows cannot be deleted yet.
+/// Largest number of withdrawn frontends kept until their flows can be deleted.
 const WITHDRAWN_MAX: usize = 262_144;
 
 /// Number of a Service port in [`UdpServices`].
@@ -167,7 +166,7 @@ struct KnownService {
     ids: Vec<PortId>,
 }
 
-/// Service ports that claim a frontend. Nearly always one port.
+/// Service ports that claim a frontend, nearly always one.
 #[derive(Debug)]
 enum Claimants {
     One(PortId),
@@ -202,7 +201,7 @@ impl Claimants {
     }
 }
 
-/// Owner of a stale flow. One owner's flows may have to wait for those of another owner.
+/// Owner of a stale flow. Flows of one owner may have to wait for another owner's flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StaleOf<'a> {
     /// A Service that claims the flow's destination.
@@ -212,8 +211,8 @@ pub enum StaleOf<'a> {
 }
 
 impl UdpServices {
-    /// Replaces the UDP ports of a Service; empty if the Service is deleted or has no UDP port.
-    /// Returns true if a flow may have become stale.
+    /// Replaces the UDP ports of a Service. `service` is empty if the Service was deleted or has no
+    /// UDP port. Returns true if a flow may have become stale.
     pub fn set(&mut self, name: &NamespacedName, service: UdpService) -> bool {
         let known = self.services.get_mut(name);
         match known {
@@ -255,9 +254,8 @@ impl UdpServices {
             .insert(name.clone(), KnownService { service, ids });
     }
 
-    /// Removes a Service. Returns true if flows to one of its frontends may be stale, because
-    /// another Service claims the frontend or the mode has withdrawn it. The mode still serves any
-    /// other frontend.
+    /// Removes a Service. Returns true if flows to its frontends may be stale now, because another
+    /// Service claims one or the mode has withdrawn it. The mode still serves all other frontends.
     fn remove(&mut self, name: &NamespacedName) -> bool {
         let Some(KnownService { service, ids }) = self.services.remove(name) else {
             return false;
@@ -295,8 +293,7 @@ impl UdpServices {
     }
 
     /// Forgets the [withdrawn](Self::withdraw) frontends that no Service claims, once their stale
-    /// flows are deleted. Keeps node ports, and returns false, if the node's addresses were
-    /// unknown.
+    /// flows are deleted. If the node's addresses were unknown, keeps node ports and returns false.
     pub fn forget_withdrawn(&mut self, knows_node_ports: bool) -> bool {
         let waits =
             |frontend: &Frontend| matches!(frontend, Frontend::NodePort(_)) && !knows_node_ports;
@@ -324,7 +321,7 @@ impl UdpServices {
         if let Some(service) = claimant {
             return Some(StaleOf::Service(service));
         }
-        // Our rules did not redirect a flow without translation.
+        // Without translation, our rules did not redirect the flow.
         let is_translated = answerer != destination;
         let mut frontends = frontends_at(destination, node_ports);
         let withdrawn = frontends.find(|frontend| self.withdrawn.contains(frontend));

@@ -1,9 +1,8 @@
 //! Chooses the endpoints of one Service port for cluster traffic and for local traffic.
 //!
 //! The rules are upstream's `CategorizeEndpoints`, with KEP-1669 for terminating endpoints and
-//! KEP-2433 and KEP-3015 for hints. Ready endpoints are used. Hints narrow the choice if every
-//! ready endpoint has hints. If no endpoint is ready, endpoints that serve while terminating are
-//! used.
+//! KEP-2433 and KEP-3015 for hints. Ready endpoints are used. If all of them have hints, the hints
+//! narrow the choice. If no endpoint is ready, terminating endpoints that still serve are used.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -28,16 +27,16 @@ pub struct Target {
 /// The endpoints of one Service port in one family. Each list is sorted and without duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backends {
-    /// Endpoints for traffic to any node. Empty if the Service's internal policy is Local and no
-    /// external traffic can reach it.
+    /// Endpoints for traffic that may go to any node. Empty if no such traffic exists: the internal
+    /// policy is Local, and no external traffic can reach the Service.
     pub cluster: Vec<Target>,
     /// Endpoints for traffic that must stay on this node. Empty if no policy of the Service is Local.
     pub local: Vec<Target>,
     /// Every endpoint on this node in any state. These endpoints may connect to themselves
     /// (hairpin).
     pub on_node: Vec<Target>,
-    /// True if any endpoint serves, on any node. With hints and no Local policy, only endpoints
-    /// meant for this node count.
+    /// True if an endpoint serves on some node. With hints and without a Local policy, only
+    /// endpoints for this node count.
     pub any: bool,
     /// Number of endpoints in any state.
     pub total: usize,
@@ -59,8 +58,8 @@ pub struct Endpoints<'a> {
     sorted: Vec<SliceEndpoint<'a>>,
     /// Indexes into `sorted` for each slice's endpoints.
     places: Vec<Vec<usize>>,
-    /// The slices that have a port, by name and protocol, and the port's index in each slice. A
-    /// Service may have thousands of ports, each in different slices.
+    /// Slices that have a port, by the port's name and protocol, with its index in each slice. A
+    /// Service may have thousands of ports, all in different slices.
     numbers: HashMap<(&'a str, Protocol), Numbers>,
 }
 
@@ -92,8 +91,8 @@ impl<'a> Endpoints<'a> {
         };
         let mut sorted: Vec<_> = slices.iter().enumerate().flat_map(of_slice).collect();
         sorted.sort_by_key(|one| (one.endpoint.address, one.endpoint.terminating));
-        // If a slice lists an address twice without terminating, the last entry counts, as in
-        // upstream (`endpointslicecache.go`, `addEndpoints`).
+        // If a slice lists an address twice and neither is terminating, the last entry counts, as
+        // in upstream (`endpointslicecache.go`, `addEndpoints`).
         let is_same = |one: &SliceEndpoint<'_>, next: &SliceEndpoint<'_>| {
             (one.slice, one.endpoint.address) == (next.slice, next.endpoint.address)
                 && !next.endpoint.terminating
@@ -123,12 +122,12 @@ impl<'a> Endpoints<'a> {
         }
     }
 
-    /// Returns the endpoints of a port, sorted, one for each address and port: O(n). If slices
-    /// disagree, an endpoint that is not terminating wins, since a new pod has its address.
+    /// Returns the endpoints of a port, sorted, one for each address and port. If slices disagree,
+    /// the one that is not terminating wins, because the address belongs to a new pod. O(n).
     fn candidates(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let mut found = self.listed(port);
-        // The order is wrong only if several slices list an address, or an address has several port
-        // numbers. In all other cases, no sort is needed.
+        // Sorting is needed only if several slices list an address, or if an address has several
+        // port numbers.
         if !found.is_sorted_by(|one, next| one.target < next.target) {
             found.sort_by_key(|c| (c.target, c.endpoint.terminating));
             found.dedup_by_key(|c| c.target);
@@ -144,7 +143,7 @@ impl<'a> Endpoints<'a> {
         let listed =
             listed.flat_map(|(places, number)| places.iter().map(move |at| (*at, *number)));
         let mut listed: Vec<(usize, u16)> = listed.collect();
-        // Each slice is sorted already.
+        // The endpoints of each slice are already sorted.
         listed.sort_by_key(|(place, _)| *place);
         let listed = listed.into_iter();
         let candidates = listed.filter_map(|(place, number)| {
@@ -207,7 +206,7 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Returns which policies have traffic: Cluster, Local.
+/// Returns true for each policy that has traffic: Cluster, Local.
 fn uses(service: &Service, port: &ServicePort, family: IpFamily) -> (bool, bool) {
     let external = is_externally_reachable(service, port, family);
     (
@@ -224,7 +223,7 @@ struct Candidate<'a> {
     is_local: bool,
 }
 
-/// An endpoint of a port, and the reasons to use it or not. See [`Endpoints::verdicts`].
+/// An endpoint of a port, with the reasons for using it or not. See [`Endpoints::verdicts`].
 #[derive(Debug, Clone, Copy)]
 pub struct EndpointVerdict<'a> {
     /// The address.
@@ -243,7 +242,7 @@ pub struct EndpointVerdict<'a> {
     pub local: Reason,
 }
 
-/// The reason to use an endpoint, or not to use it, for one policy's traffic.
+/// Reason for using an endpoint or not, for the traffic of one policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// Used: the endpoint is ready.
@@ -258,13 +257,15 @@ pub enum Reason {
     Terminating,
     /// Not used: the endpoint terminates, and other endpoints are ready.
     OthersAreReady,
-    /// Not used: hints assign the endpoint to another zone, and other endpoints to this zone.
+    /// Not used: hints assign the endpoint to another zone, while other endpoints are for this
+    /// zone.
     OtherZone,
-    /// Not used: hints assign the endpoint to another node, and other endpoints to this node.
+    /// Not used: hints assign the endpoint to another node, while other endpoints are for this
+    /// node.
     OtherNode,
     /// Not used: the endpoint is on another node.
     NotOnNode,
-    /// Not used: the endpoint's slice has no port of the Service port's name and protocol.
+    /// Not used: the endpoint's slice lacks a port with the Service port's name and protocol.
     OtherPort,
 }
 
@@ -354,10 +355,10 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// The judge of endpoints for one policy.
+/// Decides about endpoints for the traffic of one policy.
 struct Judge {
     scope: Scope,
-    /// True if a ready endpoint is used.
+    /// True if at least one ready endpoint is used.
     has_ready: bool,
 }
 
@@ -406,10 +407,10 @@ fn is_externally_reachable(service: &Service, port: &ServicePort, family: IpFami
         || service.ingress_ips.iter().copied().any(own)
 }
 
-/// Scope to which hints narrow the ready endpoints.
+/// Scope of the hints that apply to the ready endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
-    /// All endpoints: no hints apply.
+    /// The whole cluster: no hint applies.
     Cluster,
     /// Endpoints with a hint for this zone.
     Zone,
@@ -418,8 +419,8 @@ enum Scope {
 }
 
 impl Scope {
-    /// Chooses the scope. Hints count only if every ready endpoint has them, and at least one names
-    /// this zone or node. So incomplete hints cannot cut off this node.
+    /// Chooses the scope. Hints apply only if every ready endpoint has one, and at least one names
+    /// this zone or node. Incomplete hints thus cannot leave this node without endpoints.
     fn of(ready: &[&Candidate<'_>], node: &NodeFacts) -> Self {
         let holds = |scope: Self, is_hinted: fn(&EndpointView<'_>) -> bool| {
             ready.iter().all(|c| is_hinted(&c.endpoint))

@@ -13,7 +13,7 @@ pub struct ServiceView<'a> {
     /// The Service.
     pub service: &'a Service,
     pub(crate) slices: &'a [EndpointSlice],
-    /// Slices above the Service's limits.
+    /// Slices that are not served, because the Service exceeds its limits.
     pub(crate) left_out: Option<&'a HashSet<NamespacedName>>,
     pub(crate) api_servers: &'a [SocketAddr],
 }
@@ -29,8 +29,8 @@ impl<'a> ServiceView<'a> {
         }
     }
 
-    /// Reports whether this is a known address of the API server. Only the API server's own node
-    /// may have the address.
+    /// Reports whether the API server is known to use this address. Only the API server's own node
+    /// may then have it.
     pub fn is_api_server(&self, address: IpAddr) -> bool {
         self.api_servers.iter().any(|at| at.ip() == address)
     }

@@ -59,8 +59,8 @@ impl<'a> Fields<'a> {
         Register::of_wire(self.number(kind)?)
     }
 
-    /// Returns the register of an optional range, if the range has one value. The kernel repeats
-    /// the lower bound as the upper bound.
+    /// Returns the register of an optional range, if the range has one value. The kernel then
+    /// reports the same lower and upper bound.
     fn single(&self, least: u16, greatest: u16) -> Single {
         let register = match self.get(least) {
             None => Single::Absent,
@@ -149,7 +149,7 @@ fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malforme
 }
 
 fn byte_order(fields: &Fields<'_>) -> Option<Expression> {
-    // Both directions swap the bytes of a number. They do nothing if host order equals network
+    // Both directions swap bytes in the same way, and do nothing if host order equals network
     // order.
     fields.number(byteorder::OP)?;
     Some(Expression::ByteOrder {

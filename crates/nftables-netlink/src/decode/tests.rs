@@ -147,7 +147,8 @@ fn element() -> impl Strategy<Value = Element> {
         timeout,
     )
         .prop_map(|(key, ends_interval, data, comment, timeout)| Element {
-            // The end may have any length here. From the kernel, it has the length of the key.
+            // For a test, the end of a range may have any length. From the kernel, it is as long as
+            // the key.
             key_end: ends_interval.then(|| key.clone()),
             key,
             ends_interval,
@@ -194,7 +195,7 @@ fn translation() -> impl Strategy<Value = Expression> {
                 family,
                 address,
                 port,
-                // The flags of address and port follow from these fields.
+                // The two lowest flags follow from the presence of an address and a port.
                 flags: flags & !3,
             }
         }),
@@ -520,7 +521,7 @@ fn many_elements_are_split_over_several_messages() {
         }
     }
     assert_eq!(found, all);
-    // An empty list creates no message, because a message without elements would flush the set.
+    // An empty list of elements creates no message, because such a message would flush the set.
     let none = vec![Change::AddElements("set".into(), Vec::new())];
     assert_eq!(
         PreparedTransaction::new(&transaction(none), None).messages(),

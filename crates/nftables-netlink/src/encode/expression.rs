@@ -254,7 +254,7 @@ fn translation(w: &mut Writer<'_>, expression: &Expression) {
     }
 }
 
-/// Returns the flags that the kernel sets because an address or a port exists.
+/// Returns the flags that the kernel itself sets if an address or a port is present.
 pub(crate) fn nat_flags_implied(address: Option<Register>, port: Option<Register>) -> u32 {
     address.map_or(0, |_| nat::MAP_ADDRESSES) | port.map_or(0, |_| nat::PORT_SPECIFIED)
 }

@@ -23,8 +23,8 @@ const PAYLOAD: u32 = 7;
 const CONCATENATION: u32 = 13;
 const NUMGEN: u32 = 23;
 
-/// Sets that one transaction creates: the numbers that its messages use, and the names of anonymous
-/// sets.
+/// Sets that one transaction creates: their numbers for its messages, and the names of anonymous
+/// ones.
 pub(crate) struct Sets {
     last: u32,
     /// Random number that makes names unique to this transaction.
@@ -54,9 +54,10 @@ impl Sets {
 
     /// Returns the name of an anonymous set.
     ///
-    /// `nft` uses `__map%d`, and the kernel replaces `%d` by a free number. To find a free number,
-    /// it reads the names of all sets. Each reference to such a name also searches all sets in
-    /// vain. With 10,000 sets, this search takes seconds. No program shows these names.
+    /// `nft` uses `__map%d`, where the kernel replaces `%d` by a free number. To find one, the
+    /// kernel reads the names of all sets. Each reference by such a name also searches all sets in
+    /// vain. With 10,000 sets, this takes seconds. So this function chooses a unique name itself,
+    /// which no program shows.
     pub(crate) fn name_of(&mut self, id: u32, new: &AnonymousSet) -> &str {
         let kind = if new.kind == SetKind::Set {
             "__set"
@@ -64,7 +65,7 @@ impl Sets {
             "__map"
         };
         self.name.clear();
-        // Writing to a `String` cannot fail.
+        // Cannot fail: a `String` accepts every write.
         let _ = write!(self.name, "{kind}{:016x}-{id}", self.unique);
         &self.name
     }

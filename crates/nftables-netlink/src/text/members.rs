@@ -77,8 +77,8 @@ fn range(kind: &Kind, first: &[u8], last: &[u8]) -> String {
     if first == last {
         return kind.text(first);
     }
-    // Show a range that covers a whole prefix as that prefix: find the bits that are equal in both
-    // ends.
+    // If the range is exactly a prefix, shows it as such: finds the bits that both ends have in
+    // common.
     let same: Vec<u8> = first
         .iter()
         .zip(last)

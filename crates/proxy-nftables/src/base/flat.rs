@@ -1,6 +1,6 @@
-//! The base objects of the layout `flat`: maps of endpoints, and rules that choose an endpoint. Its
-//! chains are of type `nat`, so only the first packet of a connection passes them. These chains
-//! also reject and drop.
+//! The base objects of the layout `flat`: maps of endpoints, and rules that choose an endpoint. All
+//! its base chains have type `nat`, so only the first packet of a connection passes them. These
+//! chains also reject and drop packets.
 
 use nftables_netlink::{DataType, Set, SetKind, TypeOf};
 use proxy::Protocol;
@@ -23,7 +23,7 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
         let line = to_cluster_ip.set_mark(config.masquerade_mark);
         Some(line.comment("masquerade all clusterIP traffic"))
     } else {
-        // The source is checked first, so packets from pods skip the set lookup.
+        // Checks the source first, because packets from pods then need no look-up in the set.
         let outside = base.line().pod_traffic(Sense::IsNot, &config.detector);
         let comment = "masquerade clusterIP traffic from outside cluster";
         outside.map(|line| {

@@ -16,7 +16,7 @@ fn names_of_base_chains_and_sets_parse_to_their_keys() {
             let mut chains = chains.map(|(key, (chain, _))| (key, &chain.name));
             assert!(chains.all(|(key, name)| find_chain(name).as_ref() == Some(key)));
             if layout == Layout::Upstream {
-                // All chains except the one of localhost exist.
+                // All chains exist, except the one for localhost.
                 assert_eq!(base.chains.len(), CHAINS.len() - 1);
             }
         }
@@ -32,8 +32,8 @@ fn names_of_base_chains_and_sets_parse_to_their_keys() {
     assert_eq!(find_chain("endpoints-of-sctp-70/"), None);
 }
 
-/// The kernel evaluates matches in rule order. A rule that compares the source first skips the set
-/// lookup.
+/// The kernel evaluates matches in the order of the rule, so comparing the source first spares the
+/// look-up in the set.
 #[test]
 fn the_flat_layout_has_only_nat_base_chains() {
     let config = Config {

@@ -1,4 +1,4 @@
-//! Progress of lists, and the objects that lists no longer name.
+//! Progress of lists, and the objects that are missing from new lists.
 
 use hashbrown::HashSet;
 
@@ -7,15 +7,16 @@ use crate::names::NamespacedName;
 /// Progress of the lists of one kind.
 #[derive(Debug, Default)]
 pub(super) struct ListProgress {
-    /// True once a list has completed. Stays true while the next list runs.
+    /// True once a list was completed. Stays true during later lists.
     pub(super) has_completed: bool,
-    /// True once a complete list has named every object. Stays true once `unreadable` is empty. A
-    /// later unreadable object has a known older state, or is too new to have kernel entries.
+    /// True once a complete list has named every object and no object is unreadable. Then stays
+    /// true: an object that becomes unreadable later has a known older state, or is too new to have
+    /// kernel entries.
     pub(super) was_whole: bool,
-    /// Names that neither the running list nor an incomplete list has confirmed. A completed whole
-    /// list deletes their objects.
+    /// Names that no list has confirmed since the running one, or an incomplete one before it,
+    /// began. When a whole list completes, their objects are deleted.
     pub(super) unconfirmed: Option<HashSet<NamespacedName>>,
-    /// Existing objects without any known state.
+    /// Objects that exist but have never been readable.
     pub(super) unreadable: HashSet<NamespacedName>,
 }
 
@@ -34,7 +35,7 @@ impl ListProgress {
     }
 
     pub(super) fn confirm_unreadable(&mut self, name: NamespacedName, is_known: bool) {
-        // An object that was never readable remains unreadable.
+        // An object that was never readable stays unreadable.
         let was_whole = self.is_whole();
         self.confirm(&name);
         if !is_known && !was_whole {

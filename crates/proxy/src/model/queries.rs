@@ -22,9 +22,9 @@ impl Model {
         self.service_list.has_completed && self.slice_list.has_completed
     }
 
-    /// Reports whether every existing Service and slice is, or was, known. Before that, a kernel
-    /// entry without a known Service may belong to an unreadable Service, and must stay. Once true,
-    /// always true.
+    /// Reports whether every existing Service and slice is or was known. Until then, a kernel entry
+    /// without a known Service may belong to an unreadable one and must stay. Once true, stays
+    /// true.
     pub fn is_whole(&self) -> bool {
         self.service_list.is_whole() && self.slice_list.is_whole()
     }
@@ -39,7 +39,7 @@ impl Model {
         }
     }
 
-    /// Reports whether the own Node has been listed once, even if the Node does not exist.
+    /// Reports whether this node's Node has been listed once, even if it does not exist.
     pub fn is_node_listed(&self) -> bool {
         self.node_list.has_completed
     }
@@ -103,7 +103,7 @@ impl Model {
         })
     }
 
-    /// A version that changes whenever the result of
+    /// Returns a version that changes whenever the result of
     /// [`services_with_options`](Self::services_with_options) may change.
     pub fn options_version(&self) -> u64 {
         self.options_version
@@ -147,8 +147,9 @@ impl Model {
         self.judge_again();
     }
 
-    /// A version that changes whenever the result of [`refused_addresses`](Self::refused_addresses)
-    /// or [`naming_externally`](Self::naming_externally) may change.
+    /// Returns a version that changes whenever the result of
+    /// [`refused_addresses`](Self::refused_addresses) or
+    /// [`naming_externally`](Self::naming_externally) may change.
     pub fn external_addresses_version(&self) -> u64 {
         self.admission.version()
     }
@@ -190,8 +191,8 @@ impl Model {
         self.services.keys()
     }
 
-    /// A version that changes whenever [`service_names`](Self::service_names) may return other
-    /// names or another order.
+    /// Returns a version that changes whenever [`service_names`](Self::service_names) may return
+    /// other names or another order.
     pub fn names_version(&self) -> u64 {
         self.names_version
     }
@@ -211,7 +212,7 @@ impl Model {
         self.node.as_ref()
     }
 
-    /// Reports whether the own Node exists, or returns `None` while unknown. After a deletion,
+    /// Reports whether this node's Node exists, or returns `None` while unknown. After a deletion,
     /// [`node`](Self::node) still returns the last state.
     pub fn has_node(&self) -> Option<bool> {
         self.has_node

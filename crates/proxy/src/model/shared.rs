@@ -7,10 +7,10 @@ use hashbrown::HashSet;
 
 use crate::object::Placement;
 
-/// Up to this number of shared values, the model does not search for unused values.
+/// Number of shared values up to which the model does not search for unused ones.
 pub(super) const FEW_SHARED: usize = 64;
 
-/// The name that stands for every other node in hints. No node has this name.
+/// Name that stands for every other node in hints. No real node has this name.
 pub(super) const ELSEWHERE: &str = "";
 
 /// Equal values that share memory.
@@ -31,8 +31,8 @@ impl<T: ?Sized> Default for Shared<T> {
 }
 
 impl<T: Eq + Hash + ?Sized> Shared<T> {
-    /// Returns the shared copy of a value. Drops unused values each time their number has doubled:
-    /// amortised O(1).
+    /// Returns the shared copy of a value. Drops unused values whenever the number of values has
+    /// doubled, so the cost is amortised O(1).
     pub(super) fn one(&mut self, value: &Arc<T>) -> Arc<T> {
         if self.known.len() > 2 * self.used + FEW_SHARED {
             self.known.retain(|known| Arc::strong_count(known) > 1);
@@ -42,8 +42,8 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
     }
 }
 
-/// Reports whether the model can drop a placement: its node is another node, and it has no hints.
-/// Nearly all placements are so.
+/// Reports whether the model can drop a placement, because it has no hints and its node is another
+/// one. Nearly all placements are so.
 pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
     let Placement {
         node: Some(node),
@@ -56,7 +56,7 @@ pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -
     own_node.is_some_and(|own| **node != *own) && for_nodes.is_empty() && for_zones.is_empty()
 }
 
-/// Returns the part of a placement that the model keeps on the node of this name.
+/// Returns the part of a placement that the model of node `own_node` keeps.
 pub(super) fn seen(placement: &Arc<Placement>, own_node: Option<&str>) -> Arc<Placement> {
     let Some(own) = own_node else {
         return Arc::clone(placement);

@@ -111,7 +111,7 @@ fn a_setting_makes_the_model_ignore_external_ips() {
         (seen, model.has_changes())
     };
     assert_eq!(seen(ExternalIps::Served), (1, true));
-    // The model ignores a change of a part that it does not keep.
+    // Changes only a part that the model does not keep.
     assert_eq!(seen(ExternalIps::Ignored), (0, false));
 }
 
@@ -231,7 +231,7 @@ fn objects_missing_from_a_list_are_reported_with_counts() {
         [],
         "the first list takes nothing"
     );
-    // A watch event adds one Service. Another Service appears and disappears during the list.
+    // During the list, a watch event adds one Service, and another Service appears and disappears.
     model.apply(Event::ServiceDeleted(name("s8")));
     for event in [
         START,
@@ -323,7 +323,7 @@ fn service_networks_are_known_after_the_complete_list() {
         Some(nets.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
     let mut model = Model::new();
-    // The server does not serve ServiceCIDRs.
+    // This server does not serve ServiceCIDRs.
     model.apply(complete(kind, false));
     assert!(model.are_service_cidrs_listed() && !changed(&mut model));
     assert_eq!(of(&model), None);
@@ -334,7 +334,7 @@ fn service_networks_are_known_after_the_complete_list() {
     model.apply(complete(kind, true));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), ["10.0.0.0/16", "10.8.0.0/16"]);
-    // An equal object changes nothing. An object that a new list no longer names is removed.
+    // An equal object changes nothing. An object that a new list lacks is removed.
     model.apply(cidr("a", &["10.0.0.0/16"]));
     assert!(!model.has_changes());
     model.apply(Event::ListStarted(kind));

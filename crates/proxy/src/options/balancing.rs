@@ -72,7 +72,7 @@ impl OptionValue for SchedulerFlags {
     }
 }
 
-/// Ceiling of connections of each endpoint, per node.
+/// Largest number of connections of each endpoint, per node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaxConnections(u16);
 
@@ -86,7 +86,7 @@ impl MaxConnections {
 impl OptionValue for MaxConnections {
     fn parse(text: &str) -> Option<Self> {
         let number: u16 = text.parse().ok().filter(|number| *number > 0)?;
-        // One number has one text, so `+5` and `05` are invalid.
+        // Only one spelling of a number is valid, so `+5` and `05` are not.
         (number.to_string() == text).then_some(Self(number))
     }
 
