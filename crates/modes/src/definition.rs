@@ -33,23 +33,23 @@ use crate::sysctl;
 use crate::sysctl::machine::Machine;
 use crate::sysctl::row::{Row, Wanted};
 
-/// A mode of this build. The default methods have no effect. Most modes use them.
+/// A mode of this build. Default methods do nothing, which suits most modes.
 pub trait Definition: Sync {
     /// Returns the mode's name in `--proxy-mode`. Its section of the configuration file has the
     /// same name.
     fn name(&self) -> &'static str;
 
-    /// Returns the paths of configuration file fields that this mode reads but not every mode,
-    /// sorted.
+    /// Returns the paths of configuration file fields that this mode reads but some other mode does
+    /// not, sorted.
     fn fields(&self) -> &'static [&'static str];
 
-    /// Returns flags that the mode reads only without a configuration file. With a file, it ignores
+    /// Returns flags that count only without a configuration file. With one, the mode also ignores
     /// the fields of these flags.
     fn flags_without_file(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Copies flags into settings that are otherwise set only in a configuration file. Called only
+    /// Copies flags into settings that otherwise only a configuration file can set. Called only
     /// without a configuration file.
     fn take_flags(&self, _flags: &mut Flags) {}
 
@@ -71,8 +71,8 @@ pub trait Definition: Sync {
     /// Returns the sync period and the shortest pause between syncs.
     fn periods(&self, flags: &Flags) -> Periods;
 
-    /// Opens the kernel for each family that can be served. Blocks. With read access, it changes
-    /// nothing. With write access, it writes no entry of a Service yet.
+    /// Opens the kernel for each family that can be served. Blocks. Read access changes nothing.
+    /// Write access may load modules, but writes no entry of a Service yet.
     ///
     /// # Errors
     ///
@@ -101,17 +101,17 @@ pub trait Definition: Sync {
     /// The family cannot be served.
     fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()>;
 
-    /// Returns the mode's kernel settings with their wanted values. With `None`, another mode is
-    /// chosen, and the settings have no values.
+    /// Returns the mode's kernel settings with their wanted values. With `None`, another mode was
+    /// chosen and the settings have no values.
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted>;
 
-    /// Lists kernel settings that have this mode's value without a flag that requests it, one line
+    /// Lists kernel settings that have this mode's value although no flag asks for it, one line
     /// each.
     fn unasked_sysctls(&self, _asked: &sysctl::settings::Settings, _root: &Path) -> Vec<String> {
         Vec::new()
     }
 
-    /// Disables the settings that depend on an unwritable kernel setting.
+    /// Turns off what depends on a kernel setting that could not be written.
     fn go_without(&self, _missing: &Row, _settings: &mut Settings) {}
 
     /// Reports whether this mode has programmed this network namespace.
@@ -119,8 +119,8 @@ pub trait Definition: Sync {
         false
     }
 
-    /// Returns a line about kernel settings that this mode may have left, for the mode that cleans
-    /// up after it. Starts no process if none are left.
+    /// Returns a line about kernel settings that this mode may have left behind. Called by the mode
+    /// that cleans up after it. Starts no process if none are left.
     fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
     }
@@ -179,8 +179,8 @@ pub trait OpenedKernel: Send {
     /// Returns a reader of the mode's counters. The reader opens no socket before the first read.
     fn counters(&self) -> Box<dyn ReadCounters>;
 
-    /// Returns the mode's variants and the kernel features that it needs on this node. Families
-    /// that cannot be served are excluded.
+    /// Returns the mode's variants and kernel features on this node, without families that cannot
+    /// be served.
     fn uses(&self, settings: &Settings) -> Uses;
 
     /// Returns the last work before the process ends, after the last write.
@@ -198,8 +198,8 @@ pub trait Opened: OpenedKernel {
     /// A kernel thread cannot be started.
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>>;
 
-    /// Returns the writes that the modes would make after the changes `told`, which contain all
-    /// objects of the model.
+    /// Returns the writes that the modes would make. `told` contains all objects of the model as
+    /// changes.
     ///
     /// # Errors
     ///
@@ -240,8 +240,8 @@ impl<T: IntoProxiers> Opened for T {
 
 /// Inputs for starting a mode.
 pub struct Start<'a> {
-    /// Settings, without options that this node does not support. The kernel may have been opened
-    /// with other settings.
+    /// Settings, without options that this node does not support. They may differ from the settings
+    /// with which the kernel was opened.
     pub settings: &'a Settings,
     /// Name of this node.
     pub node: &'a str,
@@ -272,9 +272,9 @@ pub struct Module {
 /// Part of a mode that needs a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModuleNeed {
-    /// The mode as a whole.
+    /// All of it.
     All,
-    /// Some of its entries, or one of its variants.
+    /// Some entries only, or one variant of the mode.
     Some,
 }
 

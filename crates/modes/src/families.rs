@@ -22,7 +22,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Checks that rules of a family can be written, or read.
+    /// Checks that the rules of a family can be written or, with read access, read.
     pub(super) fn check(self, iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
         match self {
             Self::Write => iptables.check(family),
@@ -31,8 +31,7 @@ impl Access {
     }
 }
 
-/// A kernel thread for each family that can be served, and the reasons why other families cannot be
-/// served.
+/// Kernel threads, one for each family that can be served, and the reasons for the other families.
 pub struct Families<K> {
     pub(super) opened: Vec<(IpFamily, Worker<K>)>,
     pub(super) left_out: Vec<LeftOut>,
@@ -52,8 +51,7 @@ impl LeftOut {
     }
 }
 
-/// Frequency of a reason among healthy nodes. Half of all nodes have no IPv6, which needs no
-/// warning.
+/// Frequency of a reason among healthy nodes. Many nodes have no IPv6, which needs no warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Usual {
     Yes,
@@ -85,8 +83,8 @@ pub(super) fn thread<K: 'static>(
 }
 
 impl<K: 'static> Families<K> {
-    /// Starts the first thread of each family that can be served. Such a family is enabled, `check`
-    /// accepts it, and `kernel` opens. Fails if no family can be served.
+    /// Starts the first thread of each family that can be served. Such a family is enabled, passes
+    /// `check`, and opens by `kernel`. Fails if no family can be served.
     pub(super) fn open(
         check: impl Fn(IpFamily) -> Result<(), IptablesError>,
         is_disabled: impl Fn(IpFamily) -> bool,

@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn each_object_in_upstreams_nftables_tables_has_an_origin() {
-        // Upstream's kube-proxy 1.36.2 wrote these tables.
+        // Tables that upstream's kube-proxy 1.36.2 wrote.
         const DUMPS: [&str; 4] = [
             include_str!("../../../integration/golden/cases/nftables/affinity-clientip/nft-ip"),
             include_str!(

@@ -25,8 +25,8 @@ use crate::sysctl::row::{Row, Wanted, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
-/// Prefixes of saved rules that show that this mode serves NodePorts on 127.0.0.1. They match
-/// chains in table nat, and the rule that rejects remote packets to 127.0.0.0/8.
+/// Prefixes of saved rules by which this mode is known to serve NodePorts on 127.0.0.1. They match
+/// its chains in table nat, and the rule that rejects remote packets to 127.0.0.0/8.
 const OF_LOCALHOST: [&str; 2] = [
     ":KUBE-NODEPORTS ",
     "--comment \"block incoming localnet connections\"",
@@ -110,9 +110,9 @@ impl Definition for IptablesMode {
         }
     }
 
-    /// Returns a line about the setting without naming its author, because the kernel does not
-    /// record it. Starts a process to read rules only if the setting has this value and rules
-    /// exist.
+    /// Returns a line about the setting. It does not say who wrote the setting, because the kernel
+    /// does not record this. Starts a process to read rules only if the setting has this value and
+    /// rules exist.
     fn left_behind(&self, programs: &Programs) -> Option<String> {
         let (row, _) = sysctls::ROWS
             .iter()

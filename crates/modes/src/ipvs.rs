@@ -59,8 +59,8 @@ impl Definition for IpvsMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // `ipvs.excludeCIDRs` is not listed, because a mode that cleans up after this one also
-        // reads it.
+        // `ipvs.excludeCIDRs` is not in the list, because the modes that clean up after this one
+        // read it too.
         &[
             "iptables.masqueradeAll",
             "iptables.masqueradeBit",
@@ -142,8 +142,8 @@ impl Definition for IpvsMode {
         wanted(sysctls::ROWS, context.as_ref())
     }
 
-    /// Lists the ARP settings if they have the values of strictARP. An earlier kube-proxy or
-    /// another program may have set them.
+    /// Lists the ARP settings if they have strictARP's values. An earlier kube-proxy or another
+    /// program may have written them.
     fn unasked_sysctls(&self, asked: &sysctl::settings::Settings, root: &Path) -> Vec<String> {
         if asked.strict_arp {
             return Vec::new();

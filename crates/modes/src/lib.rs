@@ -89,7 +89,7 @@ impl ProxyMode {
         Err(UnusableFlag::new("proxy-mode", self.name(), advice))
     }
 
-    /// Returns all other modes.
+    /// Returns all modes except this one.
     pub fn others(self) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(move |other| *other != self)
     }
@@ -148,7 +148,7 @@ impl Settings {
 /// Lets the chosen mode copy flags into settings that are otherwise set only in a configuration
 /// file. Used only without a configuration file.
 pub fn take_flags(flags: &mut Flags) {
-    // Another function rejects an unknown mode.
+    // Ignores an unknown mode, which another function rejects.
     if let Ok(chosen) = ProxyMode::read(flags) {
         chosen.definition().take_flags(flags);
     }
@@ -187,8 +187,8 @@ pub fn origin_of_mode(flags: &Flags) -> String {
 
 /// Returns a warning if no mode is set. The warning names the flag or field that sets the mode.
 ///
-/// Upstream's default changes in 1.40. The default of this program does not change: a new image
-/// must not change how packets to Services are handled.
+/// Upstream's default changes in 1.40. This program's default stays, because a new image must not
+/// change the data plane.
 pub fn warning_of_default(flags: &Flags) -> Option<String> {
     if !flags.proxy_mode.is_empty() {
         return None;
@@ -208,8 +208,8 @@ pub fn warning_of_default(flags: &Flags) -> Option<String> {
     ))
 }
 
-/// Returns a line for each flag that has no effect because it belongs to another mode. Includes
-/// only flags without a configuration file field.
+/// Returns a line for each flag that has no effect because it belongs to another mode. Skips flags
+/// that have a configuration file field.
 pub fn flags_without_effect(chosen: ProxyMode, flags: &Flags) -> Vec<String> {
     let defaults = Flags::defaults();
     let of = |mode: ProxyMode| {

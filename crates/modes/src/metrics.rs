@@ -16,21 +16,21 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use rows::Rows;
 
-/// Metrics that only one mode has. The mode provides them, so that shared code does not distinguish
-/// modes.
+/// Metrics that only one mode has. The mode itself provides them, so that shared code is the same
+/// for all modes.
 pub trait OfMode: Debug + Send + Sync {
     /// Registers the metrics.
     fn register(&self, rows: &mut Rows);
 
-    /// Starts the counters of a family at zero. Otherwise a counter would appear only after its
-    /// first increment, and a rate would miss that increment.
+    /// Starts the counters of a family at zero. A counter that appears only with its first
+    /// increment hides that increment from rates.
     fn begins(&self, family: IpFamily);
 
     /// Counts finished work of kernel threads.
     fn booked(&self, family: IpFamily, report: &Report);
 
-    /// Returns the extent of the sync that this report belongs to. Returns `None` if the mode does
-    /// not distinguish extents.
+    /// Returns whether the report's sync was partial or full. Returns `None` if the mode makes no
+    /// difference.
     fn extent(&self, report: &Report) -> Option<Extent>;
 
     /// Counts a finished sync.

@@ -97,8 +97,8 @@ impl Definition for NftablesMode {
             .collect()
     }
 
-    /// Returns no settings, as upstream. The CNI configures the forwarding of NodePort traffic to
-    /// pods, and a listening port serves 127.0.0.1.
+    /// Returns no settings, as upstream. The CNI plugin makes the kernel forward NodePort traffic
+    /// to pods, and a listening port serves 127.0.0.1.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
         Vec::new()
     }

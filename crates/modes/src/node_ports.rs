@@ -1,5 +1,5 @@
-//! Finds the addresses of this node that serve NodePorts, at a start. A mode reads them later.
-//! Before that, an external IP could take another Service's node port.
+//! Finds the addresses of this node that serve NodePorts, at a start. Modes read them only later.
+//! Until then, an external IP could take another Service's node port.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

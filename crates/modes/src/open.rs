@@ -30,7 +30,8 @@ pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
 /// No family can be served.
 pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     let settings = settings.clone();
-    // Opening blocks on the kernel and on programs. The first lists arrive meanwhile.
+    // Runs on a blocking thread, because opening waits for the kernel and for programs. The first
+    // lists arrive meanwhile.
     spawn_blocking(move || {
         let programs = Programs::new(&settings, Access::Write);
         let mode = settings.chosen.definition();
@@ -68,26 +69,26 @@ pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
 
 /// Prepares a node for the chosen mode (`--init-only`). Does the work that needs more privileges
 /// than serving, or a container that can load kernel modules. Also checks every feature that the
-/// mode requires. A missing feature is thus found before the new container starts, and the entries
-/// of the previous mode continue to serve.
+/// mode needs. A missing feature thus shows before the new container starts, while the previous
+/// mode's entries still serve.
 ///
 /// # Errors
 ///
 /// This node cannot run the mode.
 pub async fn prepare(settings: &Settings) -> Result<()> {
     let settings = settings.clone();
-    // The preparation blocks on the kernel and on programs. The process has no other work
-    // meanwhile.
+    // The preparation blocks while it waits for the kernel and programs. The process has no other
+    // work meanwhile.
     spawn_blocking(move || prepare_blocking(&settings)).await?
 }
 
 fn prepare_blocking(settings: &Settings) -> Result<()> {
     let mode = settings.chosen.definition();
-    // The serving container has the same image, so it lacks the same programs.
+    // The container that will serve has the same image, so the same programs are missing there.
     let programs = Programs::new(settings, Access::Write);
     mode.prepare(settings, &programs)?;
-    // Half of all nodes have no IPv6. Without a bind address, the Node's first address may be of
-    // either family.
+    // Many nodes have no IPv6. Without a bind address, the Node's first address may be of either
+    // family.
     let is_named = |family: IpFamily| settings.shared.node_ip(family).is_some();
     let is_there = |family: &IpFamily| is_named(*family) || iptables::exists(*family).is_ok();
     let families: Vec<IpFamily> = IpFamily::ALL.into_iter().filter(is_there).collect();

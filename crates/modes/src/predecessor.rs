@@ -20,7 +20,7 @@ impl Predecessor {
     /// Removes the entries of other modes, and logs them.
     pub async fn clear(self) {
         let Self { serving, excluded } = self;
-        // The cleanup blocks on the kernel and on programs.
+        // The cleanup blocks while it waits for the kernel and programs.
         let clear = move || clean_up_beside(footprints::ALL, &serving, &excluded);
         tell(spawn_blocking(clear).await);
     }
@@ -40,10 +40,10 @@ impl Predecessor {
     }
 }
 
-/// Makes packets bypass the rules of modes whose process has ended, while the mode named `serving`
+/// Makes packets bypass the rules of modes whose process has ended. Called while the mode `serving`
 /// serves.
 pub async fn disarm(serving: &'static str) {
-    // The cleanup blocks on the kernel and on programs.
+    // The cleanup blocks while it waits for the kernel and programs.
     let disarm = move || disarm_ended(footprints::ALL, serving);
     tell(spawn_blocking(disarm).await);
 }

@@ -17,7 +17,7 @@ pub const OTHER_MODES: &str = "other modes";
 /// The writes that a mode would make.
 #[derive(Debug, Default)]
 pub struct Preview {
-    /// Settings that are written once, independent of the Services.
+    /// Settings that are written once, whatever the Services.
     pub settings: Vec<Setting>,
     /// Changes, in the order in which the mode would make them.
     pub changes: Vec<Change>,
@@ -29,7 +29,7 @@ pub struct Preview {
     pub warnings: Vec<String>,
     /// Option values of Services that the kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
-    /// Foreign state that would make the kernel reject writes, with the next step.
+    /// Foreign state that would make the kernel reject writes, with the next step for the operator.
     pub obstacles: Vec<Obstacle>,
 }
 
@@ -124,7 +124,7 @@ impl Change {
             "remove" | "delete" => Action::Remove,
             _ => Action::Change,
         };
-        // A flushed chain is then filled, so it counts as changed.
+        // The chain is flushed and filled again, so it counts as changed.
         let (entry, after) = match (action, verb) {
             (Action::Change, "flush") => (rest, Some("written anew".to_owned())),
             (Action::Change, _) => (&*line, None),
@@ -208,7 +208,7 @@ pub struct Shown {
 
 impl Preview {
     /// Adds the writes that modes of a scheme would make after the changes `told`. `show` converts
-    /// each plan. It receives the plan's family and the scheme in its state before the plan.
+    /// each plan, given its family and the scheme's state before the plan.
     ///
     /// # Errors
     ///

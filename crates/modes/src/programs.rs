@@ -1,5 +1,5 @@
-//! Finds the iptables programs of this node. The search starts when a mode first needs them, so a
-//! mode without iptables starts on a node without these programs.
+//! Finds the iptables programs of this node. The search starts when a mode first needs one, so a
+//! mode without iptables also starts on a node that has none.
 
 use std::cell::OnceCell;
 

@@ -4,8 +4,7 @@
 //!   kernel ─BPF: not by this process─▶ Subscription ─▶ Notice::Ruleset ─▶ the family's mode
 //! ```
 //!
-//! Each table has one subscription. A writer of a table makes all subscriptions ignore its own
-//! sockets.
+//! Each table has one subscription. Every subscription ignores the sockets of this process.
 
 use std::io;
 use std::sync::Arc;
@@ -33,16 +32,16 @@ pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
     Subscription::open(ROOM_BYTES).map(Arc::new)
 }
 
-/// Makes a subscription ignore transactions of this process. If the kernel cannot filter, this
-/// process's transactions also cause notices, and the table is read again after each write.
+/// Makes a subscription ignore this process's transactions. If the kernel cannot filter, they cause
+/// notices too, and the table is read again after each write.
 pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
     if let Err(error) = own.leave_out_of(Arc::clone(of)) {
         warn!(%error, "the kernel cannot filter out our own nftables changes: the table is read after each write");
     }
 }
 
-/// Returns a stream of notices that another program may have changed this table. Must be called
-/// within a tokio runtime. If the subscription fails, the stream logs the failure and ends.
+/// Returns a stream of notices that another program may have changed this table. Needs a tokio
+/// runtime. If the subscription fails, the stream logs the failure and ends.
 pub(super) fn follow(
     family: IpFamily,
     table: &'static str,
@@ -52,8 +51,8 @@ pub(super) fn follow(
         unsafe_code,
         reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
     )]
-    // SAFETY: a Subscription owns its descriptor and closes it only when dropped. The AsyncFd holds
-    // the Subscription, lends it by shared reference only, and deregisters it before dropping it.
+    // SAFETY: a Subscription owns its descriptor and closes it only when dropped. The AsyncFd owns
+    // the Subscription, lends it only by shared reference, and deregisters it before dropping it.
     let socket = unsafe { AsyncFd::register_with_interest(subscription, Interest::READABLE) };
     let socket = socket.map_err(io::Error::from)?;
     let heard = TableEvents {
@@ -113,13 +112,13 @@ async fn receive(socket: &AsyncFd<Arc<Subscription>>) -> io::Result<Vec<Event>> 
 struct TableEvents {
     family: IpFamily,
     table: &'static str,
-    /// True if the current transaction has changed the table.
+    /// True if the current transaction has changed the table so far.
     is_touched: bool,
 }
 
 impl TableEvents {
-    /// Reports whether another program may have changed the table. The kernel names the author of a
-    /// transaction in its last event.
+    /// Reports whether another program may have changed the table. The kernel names a transaction's
+    /// author only in the last event.
     fn is_news(&mut self, events: &[Event]) -> bool {
         let family = Family::from(self.family);
         let mut is_news = false;
@@ -175,8 +174,8 @@ mod tests {
         assert!(!tells(touched(Family::Ip6, "kube-proxy")));
         assert!(!tells(touched(Family::Ip, "filter")));
         assert!(tells(Event::Lost));
-        // A transaction that arrives in two messages counts once. The next transaction counts
-        // again.
+        // A transaction whose events arrive in two messages counts once. The next transaction
+        // counts again.
         let mut heard = heard();
         assert!(!heard.is_news(&[touched(Family::Ip, "kube-proxy")]));
         assert!(heard.is_news(&[by("nft")]));

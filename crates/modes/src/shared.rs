@@ -32,8 +32,8 @@ const BACKENDS: [(&str, IptablesBackend); 3] = [
 /// Settings that apply to every mode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shared {
-    /// Address in `--bind-address`. It is unspecified (`0.0.0.0`, `::`) if the node's IP is taken
-    /// from its Node object. Its family is the primary family.
+    /// Address in `--bind-address`. Its family is the primary family. If it is unspecified
+    /// (`0.0.0.0`, `::`), the node's IP comes from its Node object.
     pub bind_address: IpAddr,
     /// Detection of traffic from this node's pods.
     pub detect_local: DetectLocal,
@@ -55,7 +55,7 @@ pub struct Shared {
 /// Value of `--iptables-backend`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IptablesBackend {
-    /// The backend that the node already uses, or else one that works.
+    /// The backend that the node already uses, else one that works.
     Auto,
     /// The legacy backend, with `iptables-legacy-restore` and related programs.
     Legacy,

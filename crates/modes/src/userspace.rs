@@ -32,8 +32,8 @@ impl Definition for UserspaceMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // The mode has no configuration section. It reads the section of iptables mode, like
-        // upstream until Kubernetes 1.25.
+        // This mode has no configuration section. It reads iptables mode's section, like upstream
+        // up to Kubernetes 1.25.
         &[
             "iptables.localhostNodePorts",
             "iptables.minSyncPeriod",
@@ -88,8 +88,8 @@ impl Definition for UserspaceMode {
         settings.shared.iptables_backend.forced().is_some()
     }
 
-    /// Returns no settings. The kernel forwards no packets for the relay, because the relay sends
-    /// its packets from this node's address.
+    /// Returns no settings: the relay sends packets from the node's address, so the kernel need not
+    /// forward them.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
         Vec::new()
     }

@@ -7,11 +7,11 @@
 //!   endpoint here ──────▶ OUTPUT (both) ────────────▶ POSTROUTING ─▶ client
 //! ```
 //!
-//! Connection tracking reverts the translations of nat chains. It restores the destination of a
-//! reply in PREROUTING and OUTPUT, and the source in POSTROUTING and INPUT (`nf_nat_inet_fn`). IPVS
-//! gives the reply the virtual server's address in FORWARD, INPUT or OUTPUT (`ip_vs_out`), after
-//! the filter chains. IPVS sends packets without FORWARD, but their replies pass through it, and
-//! only if the node forwards.
+//! Connection tracking reverts the translations of nat chains. It restores a reply's destination in
+//! PREROUTING and OUTPUT, and its source in POSTROUTING and INPUT (`nf_nat_inet_fn`). After the
+//! filter chains of FORWARD, INPUT or OUTPUT, IPVS gives the reply the virtual server's address
+//! (`ip_vs_out`). Packets that IPVS sends do not pass FORWARD. Their replies do, and only if the
+//! node forwards.
 
 use crate::branch::{Branch, End, Step};
 use crate::bridge::comes_by_port;
@@ -22,9 +22,8 @@ use crate::reply::crosses;
 use crate::ruleset::{Hook, Ruleset};
 use crate::walk::{Start, Walker, follow, unknown};
 
-/// Follows the reply to a packet, starting at the endpoint. Assumes that the reply arrives at this
-/// node on the interface that leads to the endpoint. Returns no walk if no endpoint received the
-/// packet.
+/// Follows the reply to a packet, starting at the endpoint. Assumes that the reply enters this node
+/// by the interface that leads to the endpoint. Returns no path if no endpoint received the packet.
 ///
 /// A walk with [`Fate::Forwarded`] or [`Fate::Local`] reaches the client as a valid reply.
 /// [`Fate::Delivered`] does not occur.
@@ -105,8 +104,8 @@ fn bridged_past(packet: &Packet) -> Step {
     Step::new("bridge", bridge, says)
 }
 
-/// Drops replies that the client would not accept, because they have another source address than
-/// the client sent to.
+/// Drops replies that the client would not accept, because their source differs from the address to
+/// which it sent.
 fn conclude(walk: &mut Walk) {
     let packet = &walk.packet;
     let fate = match walk.presumed {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::packet::Packet;
 
-/// Largest number of paths of one packet. A Service may have thousands of endpoints, and
-/// consecutive random choices would multiply the paths.
+/// Largest number of paths of one packet. A Service may have thousands of endpoints, and several
+/// random choices multiply the paths.
 pub const MOST_BRANCHES: usize = 4096;
 
 /// Packets and bytes counted by a rule.
@@ -49,25 +49,26 @@ impl Step {
     }
 }
 
-/// An assumption about an unsupported rule, or about an object that could not be read.
+/// An assumption about the outcome of a rule that is not supported, or of an object that could not
+/// be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubt {
     /// Description of the place, the object, and the reason why the outcome is unknown.
     pub what: Arc<str>,
-    /// True if this branch assumes a match.
+    /// True if this path assumes that the rule matches.
     pub matches: bool,
 }
 
-/// End of a path within a chain. The walk determines all other ends.
+/// End of a path inside a chain. The walk through the hooks decides about all other ends.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum End {
     /// The packet is dropped without a message.
     Dropped,
     /// The packet is rejected with this message to its sender, such as `ICMP port unreachable`.
     Refused(String),
-    /// The packet has no route for this reason, and its sender is notified.
+    /// The packet has no route, for this reason, and its sender is told so.
     Unrouted(String),
-    /// A process of this node receives the packet.
+    /// A process on this node receives the packet.
     Local,
     /// The packet leaves the node.
     Forwarded,
@@ -84,7 +85,7 @@ pub struct Branch {
     pub chance: f64,
     /// Steps so far, in order. Paths share their common steps.
     pub steps: Vec<Arc<Step>>,
-    /// Number of rules that had no effect.
+    /// Number of rules on the path that had no effect.
     pub passed: usize,
     /// Assumptions of this path.
     pub doubts: Vec<Doubt>,
@@ -119,9 +120,9 @@ impl Branch {
     }
 
     /// Splits the path at a rule with unknown outcome: one path assumes a match, the other no
-    /// match. `what` describes the place, the rule and the reason. For a rule that cannot affect
-    /// the packet, add a step with a note instead. Both paths keep the full probability, because
-    /// neither is known to be more likely.
+    /// match. `what` describes the place, the rule and the reason. Both keep the full probability,
+    /// because neither is known to be more likely. If the rule cannot affect the packet, add a step
+    /// with a note instead.
     #[must_use]
     pub fn doubt(self, what: &str) -> (Self, Self) {
         let what: Arc<str> = what.into();

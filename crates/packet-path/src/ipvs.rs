@@ -1,9 +1,9 @@
 //! IPVS, which runs at netfilter's hooks (`net/netfilter/ipvs/ip_vs_core.c`, `ip_vs_xmit.c`).
 //!
 //! IPVS handles packets for this node after the filter chains (`LOCAL_IN`, 99), and the node's own
-//! packets after output NAT (`LOCAL_OUT`, -98). Chains with a higher priority number run later. A
-//! packet that IPVS sends to another host passes OUTPUT again, then POSTROUTING, but never FORWARD.
-//! A packet to this node continues at the same hook.
+//! packets after output NAT (`LOCAL_OUT`, -98). Higher numbers run later. A packet that IPVS sends
+//! to another host passes OUTPUT from its beginning and then POSTROUTING, but never FORWARD. A
+//! packet to an endpoint on this node continues at the same hook.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -46,8 +46,8 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
 
 /// Moves a path through IPVS.
 pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
-    // Packets sent by IPVS are marked (`ipvs_property`). Forwarded packets are only checked for
-    // replies.
+    // Skips packets that IPVS itself sent, which it marks (`ipvs_property`). Of forwarded packets,
+    // IPVS only checks whether they are replies.
     let is_forwarded = branch.packet.iif.is_some() && branch.packet.oif.is_some();
     if branch.packet.server.is_some() || is_forwarded {
         return vec![AfterIpvs::Stays(branch)];
@@ -122,7 +122,7 @@ fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
     let mut able: Vec<&DestinationEntry> = server.destinations.iter().filter(takes).collect();
     let is_by_weight = match scheduler.as_str() {
         "rr" | "lc" => false,
-        // These schedulers choose only the destination with the greatest weight.
+        // These schedulers use only the destination with the highest weight.
         "fo" | "ovf" => {
             let weight = |entry: &DestinationEntry| entry.destination.weight;
             let most = able.iter().map(|entry| weight(entry)).max();
@@ -268,9 +268,9 @@ fn send(
     AfterIpvs::Leaves(branch)
 }
 
-/// Returns the port on which a destination receives packets to `port`: its own port, if it has one.
-/// With persistence, the destination's port applies only if the virtual server has exactly this
-/// port (`ip_vs_sched_persist`).
+/// Returns the port on which a destination receives packets to `port`. Usually it is the
+/// destination's own port. With persistence, that port counts only if the virtual server has
+/// exactly the packet's port (`ip_vs_sched_persist`).
 fn port_at(service: &Service, own: u16, port: u16) -> u16 {
     let is_of_port = matches!(service.key, ServiceKey::Address { port: of, .. } if of == port);
     let is_kept = service.flags.contains(Flags::PERSISTENT) && !is_of_port;

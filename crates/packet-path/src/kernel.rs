@@ -7,11 +7,11 @@ use ipvs_netlink::{DestinationEntry, ServiceEntry, ServiceKey};
 
 use crate::packet::Interface;
 
-/// Kernel state, from the kernel or from a snapshot. Within a walk, equal queries have equal
-/// responses.
+/// Kernel state, read from the kernel or from a snapshot. During a walk, equal queries return equal
+/// results.
 pub trait Kernel {
-    /// Returns the route for a packet. The kernel may refuse a packet from outside because of its
-    /// source.
+    /// Returns the route for a packet. A packet from outside may have none because of its source
+    /// address.
     ///
     /// # Errors
     ///
@@ -30,9 +30,9 @@ pub trait Kernel {
         interface: Option<&Interface>,
     ) -> Result<AddressType, ReadFailure>;
 
-    /// Returns the address for masquerading a packet to `to` that leaves on this interface. Also
-    /// used for redirecting a packet from `to` that arrives on it. Returns `None` if the interface
-    /// has no address.
+    /// Returns the address that masquerading gives to a packet to `to` that leaves by this
+    /// interface. It is also the address to which a packet from `to` that arrives there is
+    /// redirected. Returns `None` if the interface has no address.
     ///
     /// # Errors
     ///
@@ -150,7 +150,7 @@ pub enum AddressType {
     Prohibit = 8,
 }
 
-/// Key of an ipset lookup. The set's type determines the used parts.
+/// Key for a look-up in an ipset. The set's type decides which parts count.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct SetKey {
     /// First address.

@@ -24,8 +24,8 @@ pub enum ProbeError {
     Refused(String),
 }
 
-/// Checks that the kernel accepts all objects that do not depend on Services, and a rule of each
-/// kind for Services. The kernel never creates the probe's table, sends no event and keeps its
+/// Checks that the kernel accepts all objects that do not depend on Services, and each kind of rule
+/// for a Service. The kernel never creates the test's table, sends no event, and keeps its
 /// generation.
 ///
 /// # Errors
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     #[ignore = "needs nf_tables"]
     fn missing_kernel_features_are_detected() {
-        // A family without NAT simulates a kernel without it.
+        // Simulates a kernel without NAT by a table family that has none.
         let lacking = Transaction {
             family: Family::Netdev,
             ..attempt(IpFamily::V4, Layout::Upstream, LocalhostNodePorts::Off)

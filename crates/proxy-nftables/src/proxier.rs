@@ -37,11 +37,12 @@ use crate::tables::Tables;
 /// Number of Services in a plan from which the process returns free memory.
 const MANY: usize = 1_000;
 
-/// Divisor that limits the time for rereading the table. While the table is read, nothing is
-/// written.
+/// Divisor that limits the share of time for reading the table again. Nothing is written during a
+/// read.
 const READING_SHARE: u32 = 10;
 
-/// Delay before a reread, because other programs usually change the table several times.
+/// Delay before reading again after a foreign change, because another program usually makes
+/// several.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The nftables mode for one IP family.
@@ -55,12 +56,12 @@ pub struct Nftables {
     tables: Tables,
     claims: Claims,
     base: Arc<Base>,
-    /// Numbers of endpoints that have a chooser chain. A chooser stays until the next start,
-    /// because its creation costs the kernel as much as a Service's chain.
+    /// Numbers of endpoints for which a chooser chain exists. A chooser stays until the next start,
+    /// because creating one costs the kernel as much as a Service's chain.
     choosers: BTreeSet<Chooser>,
     /// True if the base lacks some of these chooser chains.
     lacks_choosers: bool,
-    /// Rule for unallocated ClusterIPs in the kernel.
+    /// Rule for unallocated ClusterIPs that the kernel has.
     unallocated: Option<Rule>,
     /// Observed method of deleting unwanted chains.
     removal: Removal,
@@ -69,13 +70,14 @@ pub struct Nftables {
     budget: Option<Budget>,
     /// Time of the table's last read, and its duration.
     read: Option<(Instant, Duration)>,
-    /// Time of the next read after a change by another program.
+    /// Time of the next read, if another program changed the table.
     reread: Option<Instant>,
     /// True if an unexpected refusal made the table's state unknown.
     is_uncertain: bool,
-    /// True once the node's address was known.
+    /// True once the node's own address was known.
     has_own_address: bool,
-    /// Sets of clients that released memory. Their handles still look like those of large sets.
+    /// Sets of clients whose reserved memory the kernel released. Their handles still look like
+    /// those of sets created with a size.
     shrunk: HashSet<Name>,
 }
 
@@ -85,21 +87,21 @@ enum ServedAddresses {
     All,
     /// The addresses in this list.
     At(Vec<IpAddr>),
-    /// Unknown: the existing addresses stay.
+    /// Unknown, so the addresses in the kernel stay.
     Unknown,
 }
 
 /// State of knowledge about the node's own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwnAddress {
-    /// The address is known, was known, or may still arrive.
+    /// Known, known before, or still possible to arrive.
     Open,
-    /// All node data has arrived, without an address.
+    /// Missing, although all data about the node has arrived.
     None,
 }
 
 /// Returns the addresses that serve NodePorts. With `primary` and a node without an address, all
-/// addresses serve, as upstream. If no network is of this family, no address serves, unlike
+/// addresses serve, as in upstream. If no network is of this family, none serves, unlike in
 /// upstream.
 fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
     if node.node_port_addresses.lacks(node.family) {
@@ -147,8 +149,8 @@ impl Nftables {
             OwnAddress::Open
         };
         let serving = match serving(&state.node, own_address) {
-            // The Node object has an address that the node lacks, perhaps only for now. The served
-            // addresses stay.
+            // The address in the Node object is missing on the node, perhaps only for now. The
+            // current addresses stay.
             ServedAddresses::At(none) if none.is_empty() && self.serves_own_address(state) => {
                 ServedAddresses::Unknown
             }
@@ -165,7 +167,7 @@ impl Nftables {
             ServedAddresses::At(_) | ServedAddresses::Unknown => NodePortIps::InSet,
         };
         let unallocated = match &state.node.service_cidrs {
-            // ServiceCIDRs come from the API, so a change applies immediately.
+            // ServiceCIDRs come from the API, so a change takes effect at once.
             Some(nets) => unallocated(family, nets),
             None => self.unallocated.clone(),
         };
@@ -185,7 +187,7 @@ impl Nftables {
                 state.serving.addresses = addresses;
             }
             ServedAddresses::Unknown => {
-                // The addresses in the kernel stay.
+                // Keeps the addresses that the kernel has.
                 let there = self.tables.node_ports.iter_actual();
                 let there: Vec<IpAddr> = there.map(|(address, ())| *address).collect();
                 let entries = there.iter().map(|address| (*address, ()));
@@ -276,7 +278,8 @@ impl engine::Scheme for Nftables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Table];
     const WRITING: &'static [Lane] = &[Lane::Table];
-    // One lane (kernel thread) writes all objects. While it is idle, no other work takes long.
+    // A single lane (kernel thread) writes everything. When it is idle, no other work is in
+    // progress.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
@@ -321,14 +324,15 @@ impl engine::Scheme for Nftables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // The objects of Services do not contain the addresses that serve NodePorts.
+        // The node's addresses that serve NodePorts are in the base, not in the objects of
+        // Services.
         self.want_base(state);
         false
     }
 
     fn update(&mut self, state: &mut State, model: &Model, extent: Extent<'_>) {
         if !matches!(extent, Extent::These(_)) {
-            // All node data may have arrived by now.
+            // Checks again, because all data about the node may have arrived by now.
             self.want_base(state);
         }
         for name in extent.services(model, self.claims.services()) {
@@ -361,7 +365,7 @@ impl engine::Scheme for Nftables {
     }
 
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
-        // Without the node's addresses, the base might remove NodePorts.
+        // Without the node's addresses, the base might remove NodePorts that still serve.
         let is_ready = state.knows(Part::Table) && state.look(Part::Addresses).is_tried();
         if lane != Lane::Table || !is_ready {
             return Step::NONE;

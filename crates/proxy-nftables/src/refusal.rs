@@ -9,7 +9,7 @@ use crate::kernel::{Blame, Refusal};
 pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refusal {
     let reason = error.to_string();
     match error {
-        // The kernel is short of memory. The reported change need not be the cause.
+        // The kernel is short of memory, so the reported change need not be the cause.
         CommitError::Whole(refusal) if refusal.errno == libc::ENOMEM => Refusal::General(reason),
         CommitError::Refused { refused, .. }
             if refused.iter().any(|of| of.refusal.errno == libc::ENOMEM) =>
@@ -31,7 +31,7 @@ pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refus
                 changes: changes.collect(),
             }
         }
-        // A smaller transaction may succeed.
+        // A smaller transaction may succeed, so no single change is blamed.
         CommitError::Whole(_) | CommitError::TooLarge(_) => Refusal::Refused {
             reason,
             changes: Vec::new(),

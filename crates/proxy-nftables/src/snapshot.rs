@@ -1,6 +1,7 @@
-//! Reads the table object by object. Recognizes this mode's objects by name and ignores all others.
+//! Reads the table object by object. Recognizes this mode's objects by their names, and ignores all
+//! others.
 //!
-//! Stores a digest for a chain, and the verdict for an element's address and port.
+//! Keeps only a digest of each chain's rules. Elements are kept as verdicts by address and port.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -80,7 +81,8 @@ impl SnapshotBuilder {
                 clients.room = Room::of(*set, *chain);
             }
         }
-        // These objects are always unwanted, so they are deleted like chains and sets of Services.
+        // Such objects are always unwanted. They are treated like chains and sets of Services,
+        // which deletes them.
         let (chains, sets) = self.unknown.of_localhost();
         let chains = chains.into_iter().map(|chain| (chain, Content::default()));
         self.snapshot.chains.extend(chains);
@@ -125,7 +127,7 @@ impl SnapshotBuilder {
                     return;
                 };
                 for element in &elements {
-                    // Ignore elements that this mode cannot have written.
+                    // Ignores elements that this mode cannot have written.
                     let _ = self.element(set, element);
                 }
             }
@@ -230,7 +232,7 @@ impl SnapshotBuilder {
             return None;
         };
         let route = self.snapshot.slots.entry(slot).or_default();
-        // The empty name represents all verdicts without a chain.
+        // The empty name stands for every verdict without a chain.
         let to = || match verdict {
             Verdict::Goto(chain) => Arc::clone(chain),
             _ => Name::from(""),

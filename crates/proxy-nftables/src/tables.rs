@@ -1,7 +1,7 @@
 //! Wanted, actual and pending objects of this mode.
 //!
-//! The wanted objects may change while a plan is written. So the outcome is booked for the values
-//! in the plan, even if other values are wanted now.
+//! The wanted objects may change while the kernel writes a plan. So outcomes are booked for the
+//! values in the plan, not for the values wanted now.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,11 +20,11 @@ use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
 use crate::plan::{Outcome, Outcomes, Plan, PortChanges, Stale, Timeouts};
 use crate::port::{Member, Route, Slot};
 
-/// Set of addresses that serve NodePorts. Each layout may have it or not, depending on these
-/// addresses.
+/// Set of addresses that serve NodePorts. It exists in either layout, but only if not all addresses
+/// serve.
 pub(crate) const NODE_PORTS: Key = Key::Set(NODE_PORT_IPS);
 
-/// Returns true for objects that exist in each layout if NodePorts are rejected on localhost.
+/// Returns true for objects that both layouts have if NodePorts are rejected on localhost.
 fn is_of_localhost(key: &Key) -> bool {
     matches!(
         key,
@@ -43,8 +43,8 @@ pub(crate) struct Tables {
     pub(crate) members: Entries<Member, (), Arc<Owner>>,
     pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
-    /// NodePorts that a relay serves on localhost. They belong to this process, so all of them are
-    /// known. None counts as late, because another program may use the port.
+    /// NodePorts that a relay serves on localhost. All are known, because they belong to this
+    /// process. None counts as late, because another program may use the port.
     pub(crate) listeners: Entries<u16, Arc<Serving>, Arc<Owner>>,
 }
 
@@ -59,8 +59,7 @@ impl Tables {
         tables
     }
 
-    /// Sets whether unwanted entries count as late. They must not count while they may not be
-    /// deleted.
+    /// Sets whether unwanted entries count as late. They do not while they may not be deleted.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.members.count_removals(removals);
@@ -71,7 +70,7 @@ impl Tables {
     /// Returns true if all objects that Services share exist.
     pub(crate) fn has_base(&self) -> bool {
         let mut pending = self.base.pending();
-        // Leftovers of another layout do no harm.
+        // Leftovers of another layout are harmless.
         pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
     }
 
@@ -105,7 +104,8 @@ impl Tables {
             && has(&self.affinity, owner)
     }
 
-    /// Keeps endpoints in their kernel positions, because the order has no effect.
+    /// Keeps endpoints in the positions that they have in the kernel, because their order has no
+    /// effect.
     pub(crate) fn keep_places(&mut self) {
         let slots = self.slots.pending().filter_map(|slot| {
             let (wanted, there) = (self.slots.wanted(slot)?, self.slots.actual(slot)?);
@@ -120,7 +120,7 @@ impl Tables {
 
     // ---- outcome of a plan ----
 
-    /// Books the outcome of each object in a plan, and reports refusals.
+    /// Books the outcome of each object in a plan. Reports refusals.
     pub(crate) fn settle(
         &mut self,
         plan: &Plan,
@@ -164,7 +164,7 @@ impl Tables {
         if outcomes.base == Outcome::Done
             && plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS))
         {
-            // A new set has only the elements of this plan.
+            // The set is new, so it has only this plan's elements.
             self.node_ports.observe([]);
         }
         for (address, is_wanted) in &plan.node_ports {
@@ -178,8 +178,7 @@ impl Tables {
             }
             self.settle_part(part, outcome, &outcomes.partial, now);
             for (set, clients) in &part.affinity {
-                // The kernel reported success but kept the old timeout, so the set must be
-                // replaced.
+                // The kernel reported success but kept the old timeout. The set must be replaced.
                 if *outcome == Outcome::Done
                     && is_kept
                     && clients.is_change()
@@ -191,8 +190,8 @@ impl Tables {
             }
         }
         for (stale, outcome) in plan.stale.iter().zip(&outcomes.stale) {
-            // The chain of a deleted rule may still be in use for a moment. So the first refusal is
-            // not reported.
+            // Does not report the first refusal, because the chain of a deleted rule may still be
+            // in use for a moment.
             let is_first = match stale {
                 Stale::Chain(name) => !self.chains.is_failing(name),
                 Stale::Set(name) => !self.affinity.is_failing(name),
@@ -228,8 +227,7 @@ impl Tables {
         }
     }
 
-    /// Books the outcomes of NodePorts on localhost, reports failures, and returns the number of
-    /// failures.
+    /// Books the outcomes of NodePorts on localhost. Reports failures and returns their number.
     pub(crate) fn settle_listeners(
         &mut self,
         plan: &Plan,
@@ -269,7 +267,7 @@ impl Tables {
         let booking = Booking {
             outcome,
             now,
-            // The subject was refused in isolation, so it is at fault.
+            // The unit was refused alone, so it is itself at fault.
             lateness: Lateness::Excused,
         };
         for (chain, written) in &part.chains {
@@ -278,7 +276,7 @@ impl Tables {
             booking.book(&mut self.chains, chain, Some(content));
         }
         for chain in &part.emptied {
-            // The chain is unwanted, so its current content does not matter.
+            // The chain is unwanted, so its content is not needed any more.
             if *outcome == Outcome::Done {
                 self.chains.set_actual(chain, Some(Content::default()));
             }

@@ -1,6 +1,6 @@
-//! Recognizes upstream's objects for NodePorts on localhost by their content, with any names. These
+//! Recognizes upstream's objects for NodePorts on localhost by content, whatever their names. They
 //! are chains that use one of [its counters](crate::name::localhost_counter), maps that lead to
-//! these chains, and chains that look up these maps. A previous kube-proxy left them, and no other
+//! such chains, and chains that look up such maps. A previous kube-proxy left them, and no other
 //! program would remove them.
 
 use hashbrown::{HashMap, HashSet};
@@ -9,7 +9,7 @@ use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Ver
 use crate::name::find_counter;
 use kube_rules::nft::COUNTER;
 
-/// Chains and sets with names that are unknown to this mode.
+/// Chains and sets whose names this mode does not know.
 #[derive(Debug, Default)]
 pub(crate) struct UnknownObjects {
     chains: HashMap<Name, Chain>,

@@ -1,4 +1,4 @@
-//! Compares chains from `iptables-save` with the chains that a restore would write.
+//! Compares chains in the output of `iptables-save` with the chains that a restore would write.
 
 use std::collections::{HashMap, HashSet};
 

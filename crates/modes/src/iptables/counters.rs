@@ -1,5 +1,5 @@
-//! Reads connection counters in the rules of iptables mode. Each read starts a process for each
-//! family, which prints all rules of table nat.
+//! Reads the connection counters in iptables mode's rules. Each read starts one process per family,
+//! which prints all rules of table nat.
 
 use std::collections::HashSet;
 
@@ -54,7 +54,7 @@ fn tell(port: &PortConnections, which: Which<'_>, take: &mut dyn FnMut(CounterSa
             count(*connections),
         ));
     }
-    // A NodePort's rule comes first, but not every Service port has such a rule.
+    // The rule of a NodePort comes first, but some Service ports have none.
     let mut own = port.addresses.iter().map(|(served, _)| served);
     let first = own.clone().next();
     let own = own

@@ -23,8 +23,8 @@ use crate::footprints;
 use crate::preview::{Change, Preview, Shown};
 use crate::settings::Settings;
 
-/// Sysctl that makes connection tracking accept segments outside the window, which are otherwise
-/// INVALID.
+/// Sysctl that makes connection tracking accept TCP segments outside the window. Without it, they
+/// count as INVALID.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
 /// iptables, for each family of the node. Its rules have not been read or written yet.
@@ -92,7 +92,7 @@ impl IntoProxiers for Rules {
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
         let iptables = self.iptables.clone();
-        // The text is parsed immediately and then dropped, because it may be large.
+        // Parses the text at once and drops it, because it may be large.
         let there = |family| {
             let saved = iptables.save(family).ok();
             saved.map(|saved| Chains::of(&saved))
@@ -101,7 +101,7 @@ impl IntoProxiers for Rules {
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let found = found.iter().find(|(family, _)| *family == of);
             let told = plan.steps().into_iter();
-            // Without readable chains, no comparison is made.
+            // Without readable chains, changes are shown without a comparison.
             let change = |told: PlanStep| {
                 let found = found.and_then(|(_, found)| found.get_or_init(|| there(of)).as_ref());
                 match (told.chain, found) {
@@ -151,8 +151,8 @@ impl OpenedKernel for Rules {
     }
 }
 
-/// Reports whether the rules of a family have nfacct counters. With write access, checks that the
-/// kernel accepts such a rule. With read access, checks the existing rules.
+/// Reports whether the rules of a family can have nfacct counters. With write access, tries such a
+/// rule. With read access, looks for one among the existing rules.
 fn counts(family: IpFamily, iptables: &Iptables, access: Access) -> bool {
     match access {
         Access::Write => match probe_counters(family, iptables) {

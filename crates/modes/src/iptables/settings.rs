@@ -9,8 +9,8 @@ use crate::shared::Shared;
 pub struct Settings {
     /// True to serve NodePorts on 127.0.0.1.
     pub localhost_node_ports: bool,
-    /// True to accept TCP segments outside the window in connection tracking. One of the mode's
-    /// rules depends on it.
+    /// True to make connection tracking accept TCP segments outside the window. One of the mode's
+    /// rules depends on this setting.
     pub tcp_be_liberal: bool,
 }
 

@@ -8,8 +8,8 @@ pub(super) struct Context {
 }
 
 pub(super) static ROWS: &Rows<Context> = &[
-    // Packets from 127.0.0.1 may be sent to a pod, and replies may return. Rules reject remote
-    // packets to 127.0.0.0/8 (k/k#90259).
+    // Allows sending packets from 127.0.0.1 to a pod, and receiving the replies. Rules reject
+    // remote packets to 127.0.0.0/8 (k/k#90259).
     (
         Row {
             need: Need::Part {

@@ -1,11 +1,11 @@
 //! Reads the 64-bit counters of IPVS virtual servers and destinations.
 //!
-//! One dump lists all virtual servers. Reading destinations takes a dump for each virtual server,
-//! because a socket has one dump at a time and no other request returns destinations. Each of these
-//! dumps takes three system calls.
+//! One dump lists all virtual servers. Destinations need a further dump for each virtual server,
+//! because no other request returns them. A socket handles one dump at a time, and each takes three
+//! system calls.
 //!
-//! In the lab, system calls are slow. Reading 50,000 virtual servers with two destinations each
-//! takes 1.2 s in the lab. The dump of all virtual servers takes 0.8 s (`cargo run -p ipvs-netlink
+//! In the lab, where system calls are slow, reading 50,000 virtual servers with two destinations
+//! each takes 1.2 s. The dump of all virtual servers takes 0.8 s (`cargo run -p ipvs-netlink
 //! --example read_cost`).
 
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ impl ReadCounters for IpvsCounters {
             None => Ipvs::open().context("cannot read the IPVS counters")?,
         };
         tell(&mut ipvs, which, take).context("cannot read the IPVS counters")?;
-        // After a failure, the socket is dropped.
+        // Keeps the socket only after a success.
         self.ipvs = Some(ipvs);
         Ok(())
     }
@@ -72,7 +72,7 @@ fn tell_with_destinations(
     entry: &ServiceEntry,
     take: &mut dyn FnMut(CounterSample<'_>),
 ) -> Result<(), ipvs_netlink::Error> {
-    // The list is empty if the virtual server has been deleted meanwhile.
+    // Empty if the virtual server was deleted meanwhile.
     let destinations = ipvs.destinations(&entry.service.key)?;
     let at = at(&entry.service.key);
     let mut whole = Count {

@@ -166,7 +166,7 @@ mod tests {
         ] {
             assert!(page.lines().any(|told| told == line), "{line}: {page}");
         }
-        // An unreadable file does not hide other metrics.
+        // An unreadable file does not affect other metrics.
         write("proc/thread-self/net/ip_vs_status", "Conns:\tmany\n");
         let page = scraped(&root);
         assert!(!page.contains("kubeproxy_ipvs_connections"), "{page}");

@@ -27,14 +27,14 @@ use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 use crate::sysctl::setting::Setting;
 
-/// Interval between counts of the virtual servers. The kernel sends no notification when `ipvsadm
-/// -C` deletes them all. A count takes one system call (docs/operating.md).
+/// Interval between counts of the virtual servers. The kernel sends no event if `ipvsadm -C`
+/// deletes them all. A count takes one system call (docs/operating.md).
 const GLANCE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The kernel's IPVS and rules, opened for IPVS mode.
 pub(super) struct Ipvs {
     shim: ChosenShim,
-    /// Sockets through which this process writes to nftables.
+    /// This process's own sockets that write to nftables.
     written: Arc<OwnSockets>,
     families: Families<NetlinkKernel>,
 }
@@ -43,8 +43,8 @@ impl Ipvs {
     pub(super) fn open(settings: &Settings, shim: ChosenShim, access: Access) -> Result<Self> {
         let vip_mode = settings.ipvs.vip_mode;
         let is_exact = settings.ipvs.semantics.is_exact();
-        // No address of a disabled family can be bound to the link. A link that does not exist yet
-        // will have the default setting.
+        // Addresses of a disabled family cannot be bound to the link. If the link does not exist
+        // yet, the default setting will apply to it.
         let is_off = |family| {
             let of_link = is_disabled(family, "kube-ipvs0");
             of_link.or_else(|| is_disabled(family, "default")) == Some(true)
@@ -140,7 +140,7 @@ impl Ipvs {
                 })
             };
             let rules = further("rules")?;
-            // Reads the rules in advance, in the background, for the first comparison.
+            // Reads the rules in advance in the background, for the first comparison.
             drop(rules.call(NetlinkKernel::read_ahead));
             let lanes = Lanes::new([services, further("addresses")?, rules, further("reader")?]);
             let facts = start.node_facts(family);
@@ -196,7 +196,7 @@ impl OpenedKernel for Ipvs {
         &self.families.left_out
     }
 
-    /// Returns `None`: IPVS mode removes the entries of other modes itself, in the order in which
+    /// Returns `None`, because IPVS mode itself removes other modes' entries, in the order in which
     /// it replaces them.
     fn serving(&self) -> Option<Serving> {
         None
@@ -248,7 +248,7 @@ impl OpenedKernel for Ipvs {
     }
 }
 
-/// Returns the error with which the start will fail if the node's scheduler is missing.
+/// Returns the error of the coming start if the kernel lacks the node's scheduler.
 pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     let lack = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler)?;
     Some(format!(
@@ -256,8 +256,8 @@ pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     ))
 }
 
-/// Returns the schedulers that Services name, each with its availability. The availability is
-/// determined without a write.
+/// Returns the schedulers that Services name, and whether each is available. Finds out without a
+/// write.
 fn foreseen_schedulers(model: &Model) -> Vec<(Scheduler, Result<(), String>)> {
     let named = model.services_with_options();
     let named: BTreeSet<Scheduler> = named.filter_map(|(_, of)| of.scheduler).collect();

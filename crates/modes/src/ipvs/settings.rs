@@ -30,13 +30,13 @@ pub struct Settings {
     pub scheduler: String,
     /// Timeouts of IPVS connections.
     pub timeouts: Timeouts,
-    /// Shim: the rules that IPVS mode needs in addition to IPVS.
+    /// Shim: the rules that IPVS mode needs besides IPVS itself.
     pub shim: ShimChoice,
     /// Time after which a removed endpoint loses its TCP connections, or `None` for no limit.
     pub drain_timeout: Option<Duration>,
-    /// Form of the service addresses on `kube-ipvs0`.
+    /// Means by which `kube-ipvs0` makes service addresses local.
     pub vip_mode: VipMode,
-    /// Endpoints and sources that packets get.
+    /// Rules for choosing a packet's endpoints and source address.
     pub semantics: Semantics,
 }
 
@@ -67,7 +67,8 @@ impl Settings {
             drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
                 .then_some(flags.ipvs_drain_timeout),
             vip_mode: match word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)? {
-                // An address of the node would be the source of the node's own packets to it.
+                // As an address of the node, a service address would also be the source of the
+                // node's own packets to it.
                 VipMode::Address if is_exact(flags)? => VipMode::Route,
                 vip_mode => vip_mode,
             },
@@ -84,7 +85,7 @@ fn is_exact(flags: &Flags) -> Result<bool, UnusableFlag> {
     word("ipvs-semantics", &flags.ipvs_semantics, &SEMANTICS)
 }
 
-/// Reads `--ipvs-shim`. Only the shim in nftables can have exact semantics.
+/// Reads `--ipvs-shim`. Exact semantics need the shim in nftables.
 fn shim(flags: &Flags) -> Result<ShimChoice, UnusableFlag> {
     let shim = word("ipvs-shim", &flags.ipvs_shim, &SHIMS)?;
     match shim {
@@ -100,7 +101,7 @@ fn shim(flags: &Flags) -> Result<ShimChoice, UnusableFlag> {
     }
 }
 
-/// Reads `--ipvs-mark-bits`. The bits of masquerading have another meaning.
+/// Reads `--ipvs-mark-bits`. The bit for masquerading is not available.
 fn mark_bits(flags: &Flags) -> Result<MarkBits, UnusableFlag> {
     let unusable = |reason: String| {
         Err(UnusableFlag::new(

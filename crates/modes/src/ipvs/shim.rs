@@ -1,5 +1,5 @@
-//! Chooses the shim, which is the set of rules that IPVS mode needs in addition to IPVS. Also
-//! chooses iptables or nftables to write it.
+//! Chooses the shim, that is, the rules that IPVS mode needs besides IPVS itself. Also chooses
+//! whether iptables or nftables carries them.
 
 use anyhow::{Context as _, Result, anyhow};
 use iptables::{Iptables, IptablesError, SourcePort};
@@ -14,26 +14,26 @@ use crate::settings::Settings;
 /// Value of `--ipvs-shim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShimChoice {
-    /// Upstream's shim if its programs and modules work. Otherwise the shim in nftables.
+    /// Upstream's shim if its programs and modules work, else the shim in nftables.
     #[default]
     Auto,
-    /// The shim that the flag names, regardless of the node.
+    /// The shim that the flag names, on any node.
     Fixed(ShimStyle),
 }
 
-/// The shim that this node writes, and the program or netlink family that writes it.
+/// Shim that this node uses, and the program or netlink family that writes it.
 #[derive(Debug, Clone)]
 pub(super) struct ChosenShim {
     pub(super) style: ShimStyle,
     pub(super) carrier: Carrier,
 }
 
-/// Match extension with which rules refer to sets: the first revision that supports `-m set !
+/// Match extension by which rules refer to sets, in the first revision that supports `-m set !
 /// --match-set`.
 const SET_MATCH: (&str, u8) = ("set", 1);
 
 impl ChosenShim {
-    /// Chooses the shim. Blocks. Loads the modules of IPVS together with the modules of iptables.
+    /// Chooses the shim. Blocks. Loads IPVS's modules together with those of iptables.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let of_iptables = |style| {
             let iptables = choose_programs(settings, programs).context("cannot use iptables")?;
@@ -46,9 +46,9 @@ impl ChosenShim {
         }
     }
 
-    /// Chooses upstream's shim unless a program or kernel feature that it needs is entirely absent.
-    /// Other failures may be temporary, and the node must not change its shim because of them. A
-    /// backend set by flag also keeps upstream's shim.
+    /// Chooses upstream's shim, unless a program or kernel feature that it needs is missing
+    /// altogether. Any other failure may be temporary and must not change the node's shim. If a
+    /// flag names the iptables backend, upstream's shim stays in any case.
     fn find(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let chosen = choose_programs(settings, programs);
         if settings.shared.iptables_backend.forced().is_some() {
@@ -76,8 +76,8 @@ impl ChosenShim {
             Access::Read => proxy_ipvs::check_nftables(),
         };
         if !there.any(|family| tried(family).is_ok()) {
-            // If both shims are unavailable, the error about upstream's shim names the missing
-            // part.
+            // If neither shim works, reports the error about upstream's shim, which names the
+            // missing part.
             let iptables = iptables.ok_or(reason)?;
             return Ok(Self::of(ShimStyle::Upstream, iptables));
         }
@@ -138,14 +138,14 @@ fn choose_programs(settings: &Settings, programs: &Programs) -> Result<Iptables,
     programs.choose(&modules)
 }
 
-/// Reports whether iptables is entirely absent: either no program is installed, or the kernel has
-/// no support for it.
+/// Reports whether iptables is missing altogether: no program is installed, or the kernel does not
+/// support it.
 fn is_absence(error: &IptablesError) -> bool {
     matches!(error, IptablesError::Missing(_) | IptablesError::Absent(_))
 }
 
-/// Returns an error about a kernel feature besides iptables that upstream's shim needs and the
-/// kernel lacks.
+/// Returns an error about a kernel feature that upstream's shim needs besides iptables, if it is
+/// missing.
 fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
     if let Err(error) = proxy_ipvs::check_ipset()
         && error.is_absence()
@@ -160,15 +160,15 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
         iptables.lacks_match(family, name, revision)
             && (access == Access::Write || !iptables.may_load(family, "xt_set"))
     });
-    // This check runs one or two programs, which load the modules.
+    // This check runs one or two programs, which also load the modules.
     let is_refused =
         || IpFamily::ALL.map(|family| is_refused_for_good(iptables, family)) == [true; 2];
     let is_missing = is_missing(is_lacking, access, is_refused);
     is_missing.then(|| anyhow!("the kernel has no rules that match sets (xt_set)"))
 }
 
-/// Reports whether rules that match sets are unavailable. With read access, no rule is tried. The
-/// kernel's report counts, or the module file that a start would load.
+/// Reports whether rules cannot match sets. With read access, tries no rule. The kernel's report
+/// decides, or the module file that a start would load.
 fn is_missing(is_lacking: bool, access: Access, is_refused: impl FnOnce() -> bool) -> bool {
     is_lacking
         && match access {
@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// Otherwise the start and its preview could choose different shims.
+    /// Without this rule, a start and its preview might choose different shims.
     #[test]
     fn a_preview_reports_a_missing_set_match_without_a_trial() {
         let nothing_tried = || unreachable!("nothing may be tried");

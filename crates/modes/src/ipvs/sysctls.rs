@@ -10,16 +10,16 @@ pub(super) struct Context {
 }
 
 pub(super) static ROWS: &Rows<Context> = &[
-    // conntrack masquerades the IPVS connections.
+    // Lets conntrack track IPVS connections, which masquerading needs.
     (Row::needed("proc/sys/net/ipv4/vs/conntrack"), |_| Some(1)),
-    // Before 5.9, a connection with a reused source port was delayed by one second (k/k#70747).
-    // From 5.9 on, the kernel's default is correct (k/k#93297). Before 4.1 the setting does not
-    // exist.
+    // Before Linux 5.9, this setting avoids a delay of one second for connections with a reused
+    // source port (k/k#70747). From 5.9 on, the kernel's default is right (k/k#93297). Before 4.1
+    // the setting does not exist.
     (
         Row::comfort("proc/sys/net/ipv4/vs/conn_reuse_mode"),
         |Context { kernel, .. }| ((4, 1) <= *kernel && *kernel < (5, 9)).then_some(0),
     ),
-    // Connections to a removed destination end immediately instead of timing out.
+    // Connections to a removed destination end at once, rather than by a timeout.
     (
         Row::comfort("proc/sys/net/ipv4/vs/expire_nodest_conn"),
         |_| Some(1),
@@ -29,10 +29,10 @@ pub(super) static ROWS: &Rows<Context> = &[
         Row::comfort("proc/sys/net/ipv4/vs/expire_quiescent_template"),
         |_| Some(1),
     ),
-    // The kernel forwards packets for Services to pods.
+    // Lets the kernel forward packets for Services to pods.
     (Row::needed("proc/sys/net/ipv4/ip_forward"), |_| Some(1)),
-    // The node replies to ARP requests only for addresses of the receiving interface. Otherwise
-    // every node would reply for service addresses.
+    // Makes the node answer ARP requests only for addresses of the receiving interface. Otherwise
+    // all nodes would answer for service addresses.
     (
         of_strict_arp("proc/sys/net/ipv4/conf/all/arp_ignore", "1"),
         |Context { strict_arp, .. }| strict_arp.then_some(1),

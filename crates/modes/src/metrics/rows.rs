@@ -1,4 +1,4 @@
-//! A registry that counts its metrics by stability, as Kubernetes does.
+//! A registry that counts its metrics by stability level, as Kubernetes does.
 
 use std::collections::BTreeMap;
 

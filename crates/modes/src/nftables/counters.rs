@@ -1,5 +1,5 @@
-//! Counts connections in nftables mode, whose rules have no counters, as upstream's. The counts are
-//! the flows that the kernel tracks, for selected addresses only.
+//! Counts connections in nftables mode. As in upstream, its rules have no counters, so this counts
+//! the flows that the kernel tracks, and only for selected addresses.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -11,8 +11,8 @@ use proxy_nftables::LocalhostPorts;
 
 use service_counters::{At, Count, CounterSample, ReadCounters, Relayed, Which};
 
-/// Largest number of walks through the conntrack table. The kernel may restart a walk, which then
-/// counts flows twice.
+/// Largest number of walks through the conntrack table. If the kernel restarts a walk, flows are
+/// counted twice, so the walk is repeated.
 const ATTEMPTS: usize = 3;
 
 /// Reader that counts flows in connection tracking.
@@ -20,7 +20,7 @@ pub(super) struct TrackedFlows(pub(super) Option<LocalhostPorts>);
 
 impl ReadCounters for TrackedFlows {
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
-        // A node may track millions of flows, so they are not counted for all addresses together.
+        // Refuses to count for all addresses, because a node may track millions of flows.
         let Which::Of(addresses) = which else {
             return Ok(());
         };
@@ -75,11 +75,11 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
     let mut conntrack = Conntrack::open().context("cannot count tracked flows")?;
     let mut protocols = of.iter().map(|at| at.protocol);
     let first = protocols.next();
-    // If all addresses have the same protocol, the kernel filters by it.
+    // If all addresses have the same protocol, the kernel filters flows by it.
     let only = first.filter(|first| protocols.all(|protocol| protocol == *first));
     for _ in 0..ATTEMPTS {
         let (mut flows, mut looked_at) = (Flows::new(), 0_usize);
-        // Flows are counted as they arrive, so that no flow is stored.
+        // Counts each flow as it arrives, and stores none.
         let count = |flow: &Flow| {
             looked_at += 1;
             let at = sent_to(flow);
@@ -91,7 +91,7 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
         let found = conntrack
             .find(family, only, count)
             .context("cannot count tracked flows")?;
-        // During a restarted walk, some flows are counted twice.
+        // After a restarted walk, some flows were counted twice.
         if looked_at == found.seen {
             return Ok(flows);
         }

@@ -30,11 +30,12 @@ use crate::sysctl::machine::Machine;
 const DIAL: Duration = Duration::from_secs(5);
 /// Time after which the ending process closes such connections.
 const DRAIN: Duration = Duration::from_secs(5);
-/// First kernel version that upstream accepts. An older kernel indicates an old `nft` on the host.
+/// First kernel version that upstream accepts. To upstream, an older kernel suggests an old `nft`
+/// on the host.
 const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
 /// First kernel version that accepts `reject` in the flat layout's chains before routing (Linux,
-/// `net/netfilter/nft_reject.c`, `nft_reject_validate`). The kernel checks `reject` at the end of a
-/// transaction, which a trial never reaches.
+/// `net/netfilter/nft_reject.c`, `nft_reject_validate`). A trial cannot detect this: the kernel
+/// checks it at the end of a transaction, which a trial never reaches.
 const FIRST_OF_FLAT: (u32, u32) = (5, 9);
 /// Environment variable that makes upstream skip its check of the kernel's version, if it is not
 /// empty.
@@ -53,10 +54,10 @@ impl OpenedNftables {
     pub(super) fn open(settings: &Settings, access: Access) -> Result<Self> {
         let layout = settings.nftables.layout;
         refuse_old(layout, Machine::this().kernel)?;
-        // The subscription precedes the first read, so that no change is missed.
+        // Subscribes before the first read, so that no change is missed.
         let mut subscriptions = Vec::new();
         if access == Access::Write {
-            // The error names the missing module or privilege.
+            // Fails with an error that names the missing module or privilege.
             Nftables::open()?;
             for family in IpFamily::ALL {
                 let subscription =
@@ -86,7 +87,7 @@ impl OpenedNftables {
                 if access == Access::Write {
                     proxy_nftables::probe(family, layout, localhost(family))?;
                 }
-                // The subscriptions of both families ignore the writes of these sockets.
+                // The subscriptions of both families ignore writes by these sockets.
                 let kernel = NetlinkKernel::new(family).among(footprints::ALL);
                 let kernel = kernel.on_localhost(of_kernel.clone());
                 Ok(kernel.one_of(Arc::clone(&own)))
@@ -135,7 +136,7 @@ impl IntoProxiers for OpenedNftables {
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let lines = plan.lines().into_iter();
             Shown {
-                // The daemon counts its writes in the same way.
+                // Counts writes as the daemon does.
                 writes: plan.len(),
                 changes: lines
                     .map(|line| Change::told(of, "table", "nftables", line))
@@ -192,7 +193,7 @@ impl OpenedKernel for OpenedNftables {
     }
 }
 
-/// Checks that the kernel accepts the mode's writes in a family, without committing them.
+/// Checks that the kernel accepts the mode's writes for a family. Commits nothing.
 pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
     let own = &settings.nftables;
     refuse_old(own.layout, Machine::this().kernel)?;
@@ -203,17 +204,17 @@ pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
 /// Returns the limits of the relay that serves NodePorts on localhost.
 fn limits() -> Limits {
     Limits {
-        // The next process opens the same ports.
+        // Closes connections at once, because the next process opens the same ports.
         linger: Duration::ZERO,
         dial: Dial::Once(DIAL),
-        // All clients have the same address.
+        // All clients have the same address, so affinity needs the port.
         pin: Pin::Port,
         reach: Reach::Anybody,
         ..Limits::default()
     }
 }
 
-/// Fails on a kernel that would accept the trial and reject the first transaction.
+/// Fails on a kernel that would accept the trial but reject the first transaction.
 fn refuse_old(layout: Layout, kernel: (u32, u32)) -> Result<()> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_FLAT);
     ensure!(
@@ -224,7 +225,7 @@ fn refuse_old(layout: Layout, kernel: (u32, u32)) -> Result<()> {
     Ok(())
 }
 
-/// Returns a line about a kernel that upstream rejects although it has every feature that the mode
+/// Returns a line about a kernel that upstream rejects, although it has every feature that the mode
 /// needs.
 fn note_of_kernel(kernel: (u32, u32), is_skipped: bool) -> Option<String> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_UPSTREAM);
@@ -258,7 +259,7 @@ mod tests {
             opened.map(drop).unwrap_err()
         };
         let error = std::thread::spawn(open).join().unwrap();
-        // Without nf_tables, the error names the missing module.
+        // Without nf_tables, the error must name the missing module.
         let words = format!("{error:#}");
         let is_told = words.contains("CAP_NET_ADMIN") || words.contains("modprobe nf_tables");
         assert!(is_told && !words.contains("subscribe"), "{words}");

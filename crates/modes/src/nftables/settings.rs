@@ -39,8 +39,8 @@ impl Settings {
         })
     }
 
-    /// Returns the treatment of NodePorts on localhost in a family. They are served if
-    /// `--nodeport-addresses` names a loopback network (KEP-6032).
+    /// Returns the treatment of NodePorts on localhost in a family. They are served if the gate is
+    /// on and `--nodeport-addresses` names a loopback network (KEP-6032).
     pub(super) fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
         if !self.localhost_node_ports {
             LocalhostNodePorts::Off
@@ -57,8 +57,8 @@ impl Settings {
     }
 }
 
-/// Copies flags into the fields of this mode. Used without a configuration file. Upstream has no
-/// flag for the number of the mark bit. For the other fields, it uses the flags of iptables mode.
+/// Copies flags into the fields of this mode. Used without a configuration file. As in upstream,
+/// these are the flags of iptables mode. The number of the mark bit has no flag.
 pub(super) fn take_flags(flags: &mut Flags) {
     flags.nftables_masquerade_all = flags.masquerade_all;
     flags.nftables_sync_period = flags.iptables_sync_period;

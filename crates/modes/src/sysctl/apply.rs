@@ -1,7 +1,7 @@
 //! Writes kernel settings, and restores them.
 //!
-//! Writes a setting only if its value differs. So a container that may not write /proc/sys works on
-//! a node whose settings are already correct.
+//! A setting is written only if its value differs. So a container without write access to /proc/sys
+//! works on a node whose settings are already right.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ pub type Origins = BTreeMap<&'static str, Origin>;
 /// The origin of a setting's current value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// This process found the value and has not written it.
+    /// This process found the value and did not write it.
     Found,
     /// This process wrote the value.
     Written {
@@ -36,7 +36,7 @@ pub struct Applied {
     pub written: Vec<String>,
     /// Settings whose old value was restored, one line each.
     pub set_back: Vec<String>,
-    /// Settings that are no longer needed and keep their value, one line each.
+    /// Settings that are not needed any more but keep their value, one line each.
     pub left: Vec<String>,
     /// Settings that could not be written.
     pub failures: Vec<SysctlError>,
@@ -84,14 +84,14 @@ pub fn differences<'a>(
     })
 }
 
-/// Writes the wanted values below `root`, in the order of `wanted`. Restores values that are no
-/// longer needed.
+/// Writes the wanted values below `root`, in the order of `wanted`. Restores values that nothing
+/// needs any more.
 pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
     let mut applied = Applied::default();
     for Wanted { row, value } in wanted {
         match value {
             None => applied.set_back(root, row, origins),
-            // A differing value is written below.
+            // If the value differs, it is written below.
             Some(_) if row.end == End::Stays => {}
             Some(_) => {
                 origins.entry(row.path).or_insert(Origin::Found);
@@ -116,7 +116,7 @@ pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
                 );
             }
             Err(source) => {
-                // The failed write changed no value that could be restored.
+                // The write failed, so there is nothing to restore.
                 origins.remove(row.path);
                 applied.failures.push(SysctlError {
                     row,
@@ -131,13 +131,13 @@ pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
 }
 
 impl Applied {
-    /// Restores a value that is no longer needed, if this process wrote the value and no other
-    /// program has changed it since.
+    /// Restores a value that nothing needs any more, if this process wrote the value and it is
+    /// unchanged since.
     fn set_back(&mut self, root: &Path, row: &Row, origins: &mut Origins) {
         let Some(origin) = origins.remove(row.path) else {
             return;
         };
-        // Another program changed the value, so the old value is not restored.
+        // Another program changed the value since, so the old one is not restored.
         let Some(stays) = row.stays(root) else {
             return;
         };

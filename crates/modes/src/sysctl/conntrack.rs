@@ -13,11 +13,11 @@ const SCALED_ENTRIES_MAX: u64 = 1_048_576;
 type Context = (Conntrack, Machine);
 
 static ROWS: &Rows<Context> = &[
-    // Every connection to a Service has a conntrack entry. When the table is full, the kernel drops
-    // new connections. All network namespaces share one table, and only the initial namespace may
-    // change its size. An administrator may have set a larger size (k/k#142035). The kernel does
-    // not record who set the size. So a smaller value is never written, even if an earlier
-    // kube-proxy set the larger one.
+    // Every connection to a Service has a conntrack entry. If the table is full, the kernel drops
+    // new connections. All network namespaces share one limit, and only the initial namespace may
+    // change it. An administrator may have set a higher limit (k/k#142035), and the kernel does not
+    // record who set it. So a lower value is never written, even if an earlier kube-proxy set the
+    // higher one.
     (
         Row {
             enough: Enough::AtLeast,
@@ -28,11 +28,11 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| entries(conntrack, machine.cpus),
     ),
-    // A bucket has at most four entries on average.
+    // On average, a bucket has at most four entries.
     (
         Row {
             enough: Enough::AtLeast,
-            // A table with few buckets is slow but works. Upstream also ignores this failure.
+            // With few buckets the table is slow but works. Upstream also ignores this failure.
             on_read_only: OnReadOnly::Warns,
             ..Row::flagged(
                 "sys/module/nf_conntrack/parameters/hashsize",
@@ -41,7 +41,7 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| Some(entries(conntrack, machine.cpus)? / 4),
     ),
-    // The kernel's default of five days keeps entries long after both peers have disappeared.
+    // The kernel's default of five days keeps entries long after both peers are gone.
     (
         Row::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established",
@@ -58,7 +58,7 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| seconds(conntrack.tcp_close_wait),
     ),
-    // A segment that counts as INVALID is not translated back, so its receiver resets the
+    // Segments that count as INVALID are not translated back, so their receiver resets the
     // connection (k/k#74839).
     (
         Row::flagged(
@@ -67,7 +67,7 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| conntrack.tcp_be_liberal.then_some(1),
     ),
-    // A client that never stops sending stays with its first endpoint until its entry expires.
+    // A client that keeps sending stays with its first endpoint until the entry expires.
     (
         Row::flagged(
             "proc/sys/net/netfilter/nf_conntrack_udp_timeout",

@@ -5,7 +5,7 @@ use std::io;
 
 use super::row::Row;
 
-/// Failures to write kernel settings. All settings that are not listed were written.
+/// Failures to write kernel settings. Settings that are not in the list were written.
 #[derive(Debug, thiserror::Error)]
 pub struct SysctlErrors(pub Vec<SysctlError>);
 

@@ -8,7 +8,7 @@ use std::thread::available_parallelism;
 pub struct Machine {
     /// Major and minor version of the kernel.
     pub kernel: (u32, u32),
-    /// Number of online CPUs, including CPUs that this process may not use.
+    /// Number of online CPUs. Includes CPUs that this process may not use.
     pub cpus: u64,
 }
 

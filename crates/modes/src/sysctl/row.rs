@@ -1,4 +1,4 @@
-//! A kernel setting, with all its properties except the wanted value.
+//! A kernel setting and its properties, without the wanted value.
 
 use std::fs;
 use std::path::Path;
@@ -10,11 +10,11 @@ pub struct Row {
     pub path: &'static str,
     /// Values that suffice for the setting.
     pub enough: Enough,
-    /// Severity of a failed write if the file system is read-only.
+    /// Effect of a failed write if the file system is read-only.
     pub on_read_only: OnReadOnly,
     /// Flag and value that keep the setting unchanged, if a flag exists.
     pub off: Option<&'static str>,
-    /// Work that fails or suffers without the setting.
+    /// Work that fails or suffers if the setting is wrong.
     pub need: Need,
     /// Treatment of the setting once it is no longer wanted.
     pub end: End,
@@ -29,8 +29,8 @@ pub enum Enough {
     AtLeast,
 }
 
-/// Severity of a failed write on a read-only file system. Container engines sometimes mount /sys
-/// read-only.
+/// Effect of a failed write if the file system is read-only, as /sys is with some container
+/// engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnReadOnly {
     /// Failure: the setting could not be written.
@@ -39,24 +39,24 @@ pub enum OnReadOnly {
     Warns,
 }
 
-/// Work that needs a setting. The most important work comes first.
+/// Work that needs a setting, the most important kind first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// Serving correctly and without harm to other hosts. Without the setting the start fails, and
-    /// the entries of another mode continue to serve. If this mode has served here before, the
-    /// start continues, because it does not worsen the state.
+    /// Serving correctly, without harm to other hosts. If the setting is wrong the start fails, and
+    /// another mode's entries keep serving. If this mode has already served here, the start goes
+    /// on, because it makes nothing worse.
     Mode,
     /// A feature, which is disabled without the setting.
     Part {
         /// Consequence of the missing setting, for the operator.
         then: &'static str,
     },
-    /// Better behavior. All features work without the setting.
+    /// Better behavior. Everything works without the setting.
     Comfort,
 }
 
 impl Need {
-    /// Describes the consequence of unwritable settings with this need.
+    /// Describes the consequence if settings with this need cannot be written.
     pub fn then(self) -> &'static str {
         match self {
             Self::Mode => "this mode has served here before and continues unchanged",
@@ -77,7 +77,7 @@ pub enum End {
         wanted: &'static str,
         /// Flag or field that requires the setting.
         by: &'static str,
-        /// The kernel's default value.
+        /// Kernel's default value.
         default: u64,
     },
 }
@@ -147,8 +147,8 @@ impl Row {
         })
     }
 
-    /// Describes how to undo the setting if it has the value that a kube-proxy sets. Returns `None`
-    /// if it has another value or is never restored.
+    /// Describes how to undo the setting, if it has the value that kube-proxy sets. Returns `None`
+    /// if it has another value or stays in any case.
     pub fn stays(&self, root: &Path) -> Option<String> {
         let End::IsSetBack {
             wanted,

@@ -1,5 +1,5 @@
-//! Reads the counters of this process's relay, by Service port. The relay does not know the address
-//! that a client used.
+//! Reads the counters of this process's relay, by Service port. The relay does not know which
+//! service address a client used.
 
 use anyhow::Result;
 use proxy::{IpFamily, Protocol};

@@ -25,8 +25,8 @@ use crate::programs::Programs;
 use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 
-/// Time that existing connections have when the process ends. Meanwhile no process accepts new
-/// connections, because the next process starts only after this one has ended.
+/// Time for existing connections to end when the process ends. No process accepts new connections
+/// meanwhile, because the next one starts only afterwards.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Kernel feature that redirects packets to listening ports.
@@ -155,8 +155,8 @@ impl IntoProxiers for Userspace {
                 detector: shared.detect_local.detector(family, start.model.node()),
                 localhost_node_ports: settings.userspace.serves_localhost(shared),
                 node_ip: shared.node_ip(family),
-                // The mark bit belongs to kube-proxy. The relay's packets have the node's address
-                // in any case.
+                // kube-proxy owns this mark bit. The relay's packets have the node's address
+                // anyway.
                 own_mark: Some(shared.masquerade_mark()),
                 sync_period: shared.sync_period,
                 modes: footprints::ALL,

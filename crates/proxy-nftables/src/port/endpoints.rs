@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::{IpFamily, Target};
 
-/// Ordered endpoints. A large node has 500,000 endpoints.
+/// Endpoints in a fixed order, packed, because a large node has 500,000 of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Endpoints {
     V4(Box<[[u8; 6]]>),
@@ -12,8 +12,8 @@ pub(super) enum Endpoints {
 }
 
 impl Endpoints {
-    /// Packs endpoints in upstream's order, which compares their text: `10.0.0.10:80` comes before
-    /// `10.0.0.9:80`.
+    /// Packs endpoints in upstream's order. It compares addresses as text: `10.0.0.10:80` comes
+    /// before `10.0.0.9:80`.
     pub(super) fn new(family: IpFamily, targets: &[Target]) -> Self {
         let ends = targets.iter().map(|of| SocketAddr::new(of.ip, of.port));
         let mut ends: Vec<SocketAddr> = ends.collect();
