@@ -17,8 +17,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Both backends. The preferred backend comes first, as in upstream's iptables-wrappers without
-    /// deciding rules.
+    /// Both backends, the preferred one first. Upstream's iptables-wrappers prefers the same one if
+    /// no rules decide.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 }
 

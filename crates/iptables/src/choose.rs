@@ -1,9 +1,9 @@
 //! Chooses the backend of iptables.
 //!
-//! Neither backend sees the other's rules, so a host's kubelet, CNI and kube-proxy must agree on
-//! one. The choice is made once, at start, for both families. Programs are called by their own
-//! names (`iptables-nft-restore`). Inside a container, the default `iptables` does not show which
-//! backend the host uses.
+//! Neither backend sees the other's rules, so a host's kubelet, CNI plugin and kube-proxy must use
+//! the same one. The choice is made once, at the start, for both families. Programs are called by
+//! their full names (`iptables-nft-restore`), because the default `iptables` in a container may
+//! differ from the host's backend.
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ impl Iptables {
     /// Chooses the backend for the caller's network namespace. The order is: the wanted backend,
     /// the backend with the kubelet's hints, the backend with `KUBE-*` chains, the backend with
     /// more rules, nft. Skips a backend that does not work. Starts a process for each family whose
-    /// rules decide. A later save reuses these rules. Also starts a process for each query that the
-    /// kernel does not answer.
+    /// rules decide; a later save reuses these rules. Also starts a process for each query that the
+    /// kernel itself cannot answer.
     ///
     /// # Errors
     ///
@@ -36,9 +36,9 @@ impl Iptables {
         Self::choose_loading(wanted, &[])
     }
 
-    /// Chooses like [`choose`](Self::choose), and loads kernel modules. If the backend's modules
-    /// must be loaded, one process loads them together with [`MODULES`](crate::MODULES). Otherwise,
-    /// the kernel starts a process for each module at its first use.
+    /// Chooses like [`choose`](Self::choose), and loads kernel modules. One process loads the
+    /// backend's modules together with [`MODULES`](crate::MODULES), if they are missing. The kernel
+    /// itself would start a process for each module at its first use.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl Iptables {
                 }
             }
         }
-        // No backend is left, so the programs themselves explain what the kernel lacks.
+        // No backend is left, so the programs are run: they explain what the kernel lacks.
         for iptables in never {
             match iptables.try_both() {
                 Ok(()) => return Ok(iptables),
@@ -95,12 +95,13 @@ impl Iptables {
         let mut reasons = Vec::new();
         let mut are_absent = true;
         let candidates = Self::candidates(wanted)?.into_iter();
-        // A save also succeeds on a backend that cannot be written, and then prints no rules.
+        // A save proves nothing: it also succeeds on a backend that cannot be written, and prints
+        // no rules.
         let (unwritable, hopeful): (Vec<_>, Vec<_>) =
             candidates.partition(Self::is_known_unwritable);
         for iptables in hopeful.into_iter().chain(unwritable) {
             match iptables.save(IpFamily::V4) {
-                // Rules exist. A reader gets the reason why they cannot be read.
+                // Rules exist, so a reader must learn why they cannot be read.
                 Ok(_) | Err(IptablesError::Native { .. }) => {
                     return Ok(iptables.unless_first(reasons.is_empty()));
                 }
@@ -152,7 +153,7 @@ impl Iptables {
         }
         let is_alone = found.len() == 1;
         let mut why = Why::First;
-        // If only the first backend can have rules, the default order is right.
+        // If all backends after the first have no rules, the default order is right.
         if found.iter().skip(1).any(|iptables| !iptables.is_bare()) {
             let mut judged = Vec::with_capacity(found.len());
             for one in found {
@@ -215,8 +216,8 @@ impl Iptables {
         }))
     }
 
-    /// Reports whether the kernel is known to accept no rules of this backend. Changes nothing:
-    /// does not query legacy iptables, since the query would create a table.
+    /// Reports whether the kernel is known to accept no rules of this backend. Does not ask legacy
+    /// iptables, because the query would create a table.
     fn is_known_unwritable(&self) -> bool {
         let lacks = |family| matches!(self.verdict(family), Support::Never | Support::Lacks);
         self.backend == Backend::Nft && IpFamily::ALL.into_iter().all(lacks)
@@ -230,7 +231,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The rules cannot be read now; with them, the choice could differ.
+    /// The rules cannot be read at the moment. They might change the choice.
     fn evidence(&self) -> Result<Evidence, IptablesError> {
         let mut evidence = Evidence::default();
         for family in IpFamily::ALL {
@@ -248,8 +249,9 @@ impl Iptables {
     }
 }
 
-/// Returns the evidence of a backend's chains if its rules cannot be read, such as a table that
-/// iptables cannot express. A backend that refuses access cannot be chosen, so it has no evidence.
+/// Returns the evidence from a backend's chains if its rules cannot be read, for example because
+/// iptables cannot express a table. A backend that refuses access cannot be chosen, so it has no
+/// evidence.
 fn evidence_of_chains(
     chains: Option<Vec<(Table, String)>>,
     error: IptablesError,
@@ -342,7 +344,7 @@ fn version(text: &str) -> ([u32; 3], Backend) {
 mod tests {
     use super::*;
 
-    /// Checks an unreadable backend. It must not look empty, or the other backend would be chosen.
+    /// An unreadable backend must not look empty, or the other one would be chosen.
     #[test]
     fn an_unreadable_iptables_backend_does_not_count_as_empty() {
         let slow = || IptablesError::TimedOut {

@@ -34,7 +34,7 @@ pub(crate) fn deletions(text: Input<'_>) -> Deletions {
 }
 
 /// Deletes the matching rules in the kernel, in one transaction. Returns the lines that are done.
-/// All lines of a table without matching rules count as done, unless no table has any match.
+/// The lines of a table without matching rules also count as done, unless no table has any match.
 ///
 /// # Errors
 ///
@@ -131,7 +131,7 @@ mod tests {
         let text = "*nat\n:A - [0:0]\n-D POSTROUTING -j A\n-D POSTROUTING -j A\n-X A\nCOMMIT\n\
                     *filter\n-D POSTROUTING -j A\nCOMMIT\n";
         let mut write = |sink: &mut dyn Write| {
-            // The pieces end within a line.
+            // A piece may end in the middle of a line.
             text.as_bytes()
                 .chunks(7)
                 .try_for_each(|piece| sink.write_all(piece))

@@ -126,17 +126,18 @@ pub enum Kind {
     ChainTaken,
     /// Another program has put a rule into a chain that iptables cannot read.
     Unreadable,
-    /// A line is refused for an unrecognized reason.
+    /// A line was refused for a reason that this crate does not recognize.
     Refused,
 }
 
 impl Kind {
-    /// Reports whether the program wrote no table of a text with this many tables. Other kinds may
-    /// leave some tables written.
+    /// Reports whether the program wrote none of a text's `tables` tables. If not, some of them may
+    /// be written.
     pub fn leaves_all(self, tables: usize) -> bool {
         match self {
             Self::NoProgram | Self::NotUsable | Self::NotPermitted => true,
-            // Legacy iptables takes the lock for each table, and releases it in between.
+            // Legacy iptables takes the lock for each table and releases it in between, so an
+            // earlier table may be written.
             Self::LockHeld => tables <= 1,
             Self::TimedOut
             | Self::Unsupported
@@ -149,7 +150,7 @@ impl Kind {
         }
     }
 
-    /// Reports whether any other rule would be refused as well.
+    /// Reports whether every other rule would be refused too.
     pub fn is_general(self) -> bool {
         !matches!(
             self,
@@ -157,8 +158,8 @@ impl Kind {
         )
     }
 
-    /// Reports whether programs fail in this way when the kernel lacks a part of iptables. Failures
-    /// of other kinds may pass.
+    /// Reports whether this failure means that the kernel lacks a part of iptables. Other failures
+    /// may pass.
     pub fn is_absence(self) -> bool {
         matches!(
             self,
@@ -396,14 +397,15 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explanat
                 .unwrap_or(rest.len());
             rest.get(..digits)?.parse::<usize>().ok()
         });
-    // Searches before the faulty line is added, since a Service's name proves nothing.
+    // Searches before the faulty line is added, because the name of a Service in it proves nothing.
     let mut signs = SIGNS.iter();
     let sign = signs.find(|(_, parts)| parts.iter().all(|part| said.contains(part)));
     let blamed = number.and_then(|number| Some((number, line(number)?)));
     if let Some((number, line)) = &blamed {
         let _ = write!(said, "; line {number} is `{line}`");
     }
-    // The program postpones some commands to the end of the table, and then blames `COMMIT`.
+    // The program postpones some commands to the end of the table. It then names `COMMIT` as
+    // faulty.
     let is_end = blamed.as_ref().is_some_and(|(_, line)| line == "COMMIT");
     let kind = match sign {
         Some((Kind::Unsupported, _)) | None if is_end => Kind::NoModule,
@@ -481,7 +483,7 @@ mod tests {
         assert!(said_of(lock, INPUT).contains("fuser"));
         let rights = "Fatal: can't open lock file /run/xtables.lock: Permission denied\n";
         assert!(said_of(rights, INPUT).contains("CAP_NET_RAW"));
-        // The match `set` queries ipset through a raw socket, in both backends.
+        // The match `set` queries ipset by a raw socket, with either backend.
         let raw = "iptables-nft-restore v1.8.9 (nf_tables): Can't open socket to ipset.\n";
         assert!(said_of(raw, INPUT).contains("CAP_NET_RAW"));
         assert_eq!(said_of("no reason\n", INPUT), "no reason");

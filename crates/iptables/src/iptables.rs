@@ -19,9 +19,9 @@ use crate::saved::Line;
 use crate::table::Table;
 use crate::{legacy, modules, nft};
 
-/// Time limit of a save. It prints the rules of all programs, which may be very many.
+/// Time limit of a save, which prints the rules of all programs. They may be very many.
 pub(crate) const SAVE_LIMIT: Duration = Duration::from_secs(30);
-/// Time limits of a save of all tables. The reader handles lines while the program prints them.
+/// Time limits of a save of all tables. Lines are handled while the program prints them.
 const LONG_SAVE_LIMIT: Limit = Limit {
     whole: Duration::from_mins(5),
     silence: Duration::from_mins(1),
@@ -29,8 +29,9 @@ const LONG_SAVE_LIMIT: Limit = Limit {
 /// Name of the chain for probes.
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
-/// The iptables programs of one backend, for both families, in the network namespace of the calling
-/// threads. Keeps the last read rules, and the kernel's number of that state to detect changes.
+/// The iptables programs of one backend, for both families, in the calling threads' network
+/// namespace. Keeps the rules of the last read, and the kernel's number for that state, which shows
+/// changes.
 #[derive(Debug, Clone)]
 pub struct Iptables {
     pub(crate) backend: Backend,
@@ -196,7 +197,7 @@ impl Iptables {
     }
 
     /// Writes a rule as a test. A save or `--test` would prove nothing: with the nft backend, both
-    /// succeed even on a kernel without NAT in nftables.
+    /// succeed even if the kernel has no NAT in nftables.
     pub(crate) fn try_writing(&self, family: IpFamily) -> Result<(), IptablesError> {
         let (value, mask) = (0, 0);
         let rule = Rule::new([Match::DestinationLocal], Target::Mark { value, mask });
@@ -229,8 +230,8 @@ impl Iptables {
     }
 
     /// Checks that the kernel accepts these rules, ordered by table. Writes them into an unused
-    /// chain, and removes them. In both backends, some rules are checked only in a completed
-    /// transaction.
+    /// chain and removes them again, because some rules are checked only when a transaction
+    /// completes.
     ///
     /// # Errors
     ///
@@ -268,7 +269,7 @@ impl Iptables {
             Ok(())
         });
         let written = self.restore(family, &write);
-        // Tables before a refused table are written.
+        // Removes the chain in each table, because tables before a refused one were written.
         let forgotten = self.restore(family, &forget);
         written.and(forgotten)
     }
@@ -328,9 +329,9 @@ impl Iptables {
         }
     }
 
-    /// Passes the lines of one table, or of all tables in use, to `line`. Starts a process under
-    /// the same conditions. A read of one table is short, and does not wait for another thread's
-    /// read of all.
+    /// Passes the lines of one table, or of all tables in use, to `line`. Like
+    /// [`save`](Self::save), starts a process only if necessary. Reading one table is short, and
+    /// does not wait while another thread reads all tables.
     ///
     /// # Errors
     ///
@@ -399,7 +400,7 @@ impl Iptables {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<Option<Arc<str>>, IptablesError> {
         let mut last = self.readings.of(self.backend, family).lock();
-        // Gets the number before the read, so that a later change has another number.
+        // The number is read before the rules, so that a later change has another number.
         let number = match self.state(family) {
             Some(TablesState::Empty) => return Ok(Some("".into())),
             Some(TablesState::Holds(number)) => number,
@@ -437,7 +438,7 @@ impl Iptables {
         Ok(text)
     }
 
-    /// Logs tables that are switched off. Logs a table again only if it was switched on in between.
+    /// Logs tables that are switched off, once each time that they are switched off.
     fn tell_dormant(&self, family: IpFamily) {
         // If the query fails, the next read tries again.
         let Ok(mut dormant) = self.dormant_tables(family) else {
@@ -464,7 +465,7 @@ impl Iptables {
         is_there.then(|| Arc::clone(&last.text))
     }
 
-    /// Passes the requested lines: the lines that `iptables-save` prints, and those that it omits
+    /// Passes the requested lines: those that `iptables-save` prints, then those that it omits
     /// without an error.
     fn stream(
         &self,

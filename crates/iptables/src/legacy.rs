@@ -1,8 +1,8 @@
 //! Queries the kernel about legacy iptables without a program: the existing tables, their changes,
 //! and the supported tables, matches and targets.
 //!
-//! This module does not parse the rules. `iptables-save` prints them, and a digest shows when a new
-//! save is necessary.
+//! This module does not parse the rules: `iptables-save` prints them, and a digest shows when they
+//! have changed.
 //!
 //! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`,
 //! `linux/netfilter/x_tables.h`.
@@ -33,13 +33,13 @@ const INFO: usize = 84;
 /// Bytes of `struct ipt_get_entries` before its entries: name, size, and padding to a multiple of
 /// 8.
 const ENTRIES: usize = 40;
-/// Size limit of tables that are compared, in bytes. Larger tables take long, and their texts are
-/// not kept.
+/// Maximum size in bytes of tables whose changes are detected. Larger ones take long, and their
+/// texts are not kept anyway.
 const MOST: usize = 1 << 20;
 /// The lock file that all writing programs share.
 const LOCK: &str = "/run/xtables.lock";
-/// Modules for rules of both families. Without the first two modules, the kernel does not know the
-/// tables of the other modules.
+/// Modules for rules of both families. The kernel knows the tables of the others only after the
+/// first two.
 const MODULES: [&str; 6] = [
     "ip_tables",
     "ip6_tables",
@@ -172,7 +172,7 @@ fn names_file(family: IpFamily) -> &'static str {
     }
 }
 
-/// Loads the modules that make queries about tables possible, since the kernel does not load them
+/// Loads the modules that make queries about tables possible, because the kernel does not load them
 /// itself. Also loads the tables and the `needed` modules.
 pub(crate) fn load_modules(needed: &[&str]) {
     let is_missing = |family| exists(family).is_ok() && !Path::new(names_file(family)).exists();

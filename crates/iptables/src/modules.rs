@@ -1,8 +1,8 @@
 //! Loads kernel modules together. Otherwise, the kernel starts a process for each module at its
 //! first use.
 //!
-//! This is only an optimisation. If a module cannot be loaded here, the kernel still loads it
-//! itself, or reports that it cannot.
+//! This only saves time. If a module cannot be loaded here, the kernel later loads it itself or
+//! reports the failure.
 
 use std::collections::HashSet;
 use std::fs;
@@ -25,9 +25,8 @@ pub const MODULES: [&str; 7] = [
 /// Time limit of the loader.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Loads modules of a backend by name or alias, with [`MODULES`] and the `needed` ones, in one
-/// process of the kernel's own loader. Ignores modules that cannot be loaded, since the kernel
-/// handles them.
+/// Loads a backend's modules, [`MODULES`] and the `needed` ones in one process of the kernel's own
+/// loader. Ignores failures, because the kernel reports a missing module at its use.
 pub(crate) fn load(backend: &[&str], needed: &[&str]) {
     let Ok(loader) = fs::read_to_string("/proc/sys/kernel/modprobe") else {
         return;

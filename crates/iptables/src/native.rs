@@ -1,10 +1,10 @@
 //! Tables that iptables shares with rules of nft.
 //!
-//! A single rule that iptables cannot express makes `iptables-nft-save` print only a comment for
-//! its table, and succeed. `iptables-nft-restore` can still write the table, and list each chain
-//! that has only iptables rules. So such a table is read chain by chain: by one process, or from
-//! the kernel if iptables cannot express the chain. `iptables-nft-save` also omits a base chain
-//! with another hook or priority, which is then read from the kernel.
+//! If a table has a single rule that iptables cannot express, `iptables-nft-save` prints only a
+//! comment for this table, and succeeds. `iptables-nft-restore` can still write the table and list
+//! chains that have only iptables rules. So such a table is read chain by chain: by one process, or
+//! from the kernel if iptables cannot express a chain. `iptables-nft-save` also omits base chains
+//! with an unusual hook or priority. They are read from the kernel, too.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_is_table_compatible`, `nft_rule_list_save`),
 //! `iptables/xtables-save.c`.
@@ -74,8 +74,8 @@ impl PrintedTables {
         }
     }
 
-    /// Reads a line. Passes lines on once all rules of their chain are printed, since the program
-    /// may end at the next line.
+    /// Reads a line. Passes the lines of a chain on once it is complete, because the program may
+    /// stop at any line.
     pub(crate) fn pass(&mut self, line: &str, tell: &mut dyn FnMut(&str)) {
         let chain = Line::chain_of_rule(line);
         if chain != Some(&self.chain) && !self.chain.is_empty() {
@@ -227,8 +227,8 @@ impl Listing<'_> {
             if attempt + 1 < MAX_PROCESSES {
                 continue;
             }
-            // One process for each chain would be too many. iptables lists only the chains that it
-            // can surely express.
+            // A process per chain would be too many, so one lists all of them. It lists only chains
+            // that iptables can certainly express.
             for name in std::mem::take(&mut listed) {
                 let rules = held(reader, name)?;
                 let is_sure = |rule: &ListedRule| {
@@ -269,7 +269,7 @@ impl Listing<'_> {
             writeln!(sink, "COMMIT")
         };
         let mut output = |source: &mut dyn BufRead| {
-            // A read error shows in the program's exit status.
+            // A read error also shows in the program's exit status.
             for line in source.split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 if line.starts_with("-A ") {
@@ -392,7 +392,7 @@ fn printed_chain(line: &str) -> Option<&str> {
 /// Moves the counters of `-A CHAIN ... -c PACKETS BYTES -j TARGET` to the front, as in
 /// `iptables-save -c`.
 fn counted(line: &str) -> Option<String> {
-    // A comment may contain the same words, but the rule's counters come last.
+    // A comment may contain the same words, but the rule's own counters come last.
     let (before, rest) = line.rsplit_once(" -c ")?;
     let mut words = rest.splitn(3, ' ');
     let (packets, bytes) = (words.next()?, words.next()?);
@@ -405,8 +405,9 @@ fn counted(line: &str) -> Option<String> {
     Some(format!("[{packets}:{bytes}] {before}{after}"))
 }
 
-/// Returns the chains of kube-proxies' tables that iptables cannot use. nft has created a built-in
-/// chain with another hook, type or priority, or a kube-proxy's chain as a base chain.
+/// Returns the chains of kube-proxies' tables that iptables cannot use. Either nft created a
+/// built-in chain with another hook, type or priority, or it created a kube-proxy's chain as a base
+/// chain.
 pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Vec::new());
@@ -484,7 +485,7 @@ mod tests {
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
         let gaps = printed(text).gaps(&["filter", "nat"]);
         assert_eq!(gaps, [("nat", Gap::Whole)]);
-        // The result does not depend on the program's messages.
+        // The result does not depend on the messages that the program prints.
         assert_eq!(printed("").gaps(&["raw"]), [("raw", Gap::Whole)]);
         assert!(printed(text).gaps(&["filter"]).is_empty());
     }

@@ -1,8 +1,8 @@
 //! Queries nftables over netlink, without a program: the existing tables, their changes, and
 //! whether the kernel would accept iptables rules.
 //!
-//! The queries write nothing. The kernel checks an unfinished transaction message by message, loads
-//! the modules that it needs, and then undoes it, as for `nft --check`.
+//! The queries write nothing. As for `nft --check`, they send a transaction without its end. The
+//! kernel checks each message, loads the modules that it needs, and rolls back.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nf_tables_compat.h`,
 //! `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).
@@ -121,7 +121,7 @@ fn read(
     connection: &mut Connection,
     family: IpFamily,
 ) -> Result<(Vec<&'static str>, Option<u32>), Error> {
-    // Queried before the tables, so that a later change has another generation.
+    // Asks before reading the tables, so that a later change has another generation.
     let answer = connection.request(NFT_MSG_GETGEN, 0, |w| w.bytes(&[0; 4]))?;
     let mut generation = None;
     for (_, payload) in answer.iter() {
@@ -259,8 +259,8 @@ fn extension(w: &mut Writer<'_>, kind: &str, name: &str, revision: u32, info: &[
     });
 }
 
-/// Returns the beginning of a transaction, with a dormant table. The table sets no hook, even
-/// before it is undone.
+/// Returns the beginning of a transaction with a dormant table, which sets no hook even for a
+/// moment.
 fn begin(family: IpFamily) -> Batch {
     let mut batch = Batch::new();
     batch.push(NFNL_MSG_BATCH_BEGIN, 0, of_batch);

@@ -15,15 +15,14 @@
 //!
 //! **A kind of rules** implements [`Ruleset`]: it lists its base chains at a hook, and moves a
 //! branch through one of them. [`Ruleset::walk`] states its obligations. The walk orders the base
-//! chains of all rulesets as the kernel does. It performs the steps between them: connection
-//! tracking, IPVS, routing. It calls nat chains only until the translation is decided, and joins
-//! branches with equal results.
+//! chains of all rulesets as the kernel does, and performs the steps between them: connection
+//! tracking, IPVS, routing. It calls nat chains only until one has decided the translation. It
+//! joins branches with equal results.
 //!
-//! **The kernel** receives single queries through [`Kernel`], such as for the member of a set, for
-//! one virtual server by its key, or for one route. A packet causes no dump if a single query
-//! suffices. iptables rules are the exception, because the kernel returns only whole tables. With
-//! 50,000 Services in iptables mode, the whole table is read. It remains text, and only the rules
-//! on the path are parsed.
+//! **The kernel** is read by single queries through [`Kernel`]: for the member of a set, for a
+//! virtual server by its key, or for a route. Nothing is dumped where a single query suffices. Only
+//! the rules of iptables are read as a whole, because the kernel returns nothing smaller than a
+//! table. The table stays text, and only the rules on the path are parsed.
 //!
 //! **The reply** ([`answer`]) is walked as a separate packet, from the endpoint to the client that
 //! the endpoint sees. It passes no nat chain, because translations are reverted instead. Only the

@@ -8,13 +8,14 @@
 //! ```
 //!
 //! The evaluation reads only objects on the packet's path: a dozen chains and elements of a table
-//! with 50,000 Services. The exception is the search for base chains, which needs a dump of all
-//! chains. The ruleset's generation shows whether the read was consistent ([`consistently`]).
+//! with 50,000 Services. Only the search for base chains needs a dump of all chains. The ruleset's
+//! generation shows whether the read was consistent ([`consistently`]).
 //!
 //! **Assumptions** about the first packet of a flow: it is not a fragment, it is TCP's SYN, limits
 //! are not exceeded, and dynamic sets have room. About the reply: no rule matches the client's
-//! port. A dynamic set contains a client only if it does so now. For all other unknown data (users
-//! of sockets, CPUs, client ports), both outcomes are followed, and both note the doubt.
+//! port. A dynamic set contains a client only if it does so now. If a rule depends on other unknown
+//! data (users of sockets, CPUs, client ports), both outcomes are followed, and each records the
+//! doubt.
 //!
 //! **Left to iptables**: tables that iptables-nft created (`filter`, `nat`, `mangle`, `raw` and
 //! `security` of ip and ip6, if they have its chains). iptables text describes their rules
@@ -59,13 +60,12 @@ pub struct Nft<R> {
     bases: Vec<(ObjectId, nftables_netlink::BaseChain)>,
     left_to_iptables: Vec<(Family, Name)>,
     notes: Vec<String>,
-    /// Reader and its cache. [`Ruleset::walk`] takes `&self`, so the cache needs interior
-    /// mutability.
+    /// Reader with its cache. The cache changes inside [`Ruleset::walk`], which takes `&self`.
     asked: RefCell<CachedReader<R>>,
 }
 
-/// Evaluates a query on a consistent ruleset. If the ruleset changes during the query, the query is
-/// repeated, up to five times. The last response may then mix two states.
+/// Evaluates a query on a consistent ruleset. If the ruleset changes meanwhile, the query is
+/// repeated, up to five times. The last response may mix two states.
 ///
 /// # Errors
 ///
@@ -97,7 +97,7 @@ pub fn consistently<R: Reader, T>(
 pub struct ConsistentAnswer<T> {
     /// Response to the query.
     pub answer: T,
-    /// True if the ruleset did not change during the query.
+    /// True if the ruleset stayed the same during the query.
     pub is_of_one_moment: bool,
 }
 
@@ -127,7 +127,7 @@ impl<R: Reader> Nft<R> {
         Ok(nft)
     }
 
-    /// Adds a base chain, unless it belongs to iptables or does not apply.
+    /// Adds a base chain, unless it belongs to iptables or does not apply to this family.
     fn take(&mut self, of: HookedChain, family: IpFamily) {
         let table = (of.family, Name::clone(&of.table));
         let at = ObjectId {
@@ -139,7 +139,7 @@ impl<R: Reader> Nft<R> {
             (Family::Ip | Family::Ip6, _) if of.family != family.into() => {}
             (Family::Ip | Family::Ip6, _) if self.left_to_iptables.contains(&table) => {}
             (Family::Ip | Family::Ip6 | Family::Inet, Some(base)) => self.bases.push((at, base)),
-            // ARP packets do not belong to a flow.
+            // ARP packets belong to no flow.
             (Family::Arp, _) => {}
             _ => self.notes.push(format!(
                 "{} is not looked at: it is asked before a packet is routed, or instead, and may drop it (nft list chain {} {} {})",
@@ -156,7 +156,7 @@ impl<R: Reader> Nft<R> {
         &self.left_to_iptables
     }
 
-    /// Returns notes about other ignored chains that may affect packets.
+    /// Returns notes about other chains that were ignored but may affect packets.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

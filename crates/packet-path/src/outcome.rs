@@ -14,12 +14,12 @@ const MOST_TOLD: usize = 64;
 /// One path of a packet, from its sender to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Walk {
-    /// Probability from 0 to 1, or the share of a scheduler that is not random. Each side of a
-    /// doubt has the full probability.
+    /// Probability from 0 to 1. For a scheduler that is not random, its share. If the path rests on
+    /// a doubt, each side has the full probability.
     pub chance: f64,
     /// End of the path.
     pub fate: Fate,
-    /// End of the path if its assumptions hold. Equals `fate` without assumptions.
+    /// End of the path if its assumptions hold. Without assumptions, the same as `fate`.
     pub presumed: Fate,
     /// Receiver, if the packet reaches one.
     pub endpoint: Option<SocketAddr>,
@@ -62,8 +62,8 @@ pub enum Fate {
 pub enum Source {
     /// Address of the sender.
     Kept,
-    /// Address that the packet was sent to. The node uses it as the source of packets to one of its
-    /// own addresses.
+    /// Address to which the packet was sent. The node uses it as the source of packets to its own
+    /// addresses.
     ServiceAddress,
     /// Address of the output interface, if it is known.
     Masqueraded(Option<IpAddr>),
@@ -127,8 +127,7 @@ fn source(packet: &Packet) -> Source {
     }
 }
 
-/// Resolves doubts without effect on the outcome. If there are many walks, also joins equal
-/// outcomes.
+/// Drops doubts that do not affect the outcome. If there are many paths, also joins equal outcomes.
 pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
     let mut walks: Vec<Walk> = branches.into_iter().map(Walk::of).collect();
     let mut doubted: Vec<Arc<str>> = Vec::new();
@@ -137,7 +136,7 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
             doubted.push(Arc::clone(&doubt.what));
         }
     }
-    // Resolve the last doubts first. Then their outcomes no longer distinguish the two sides of an
+    // Last doubts first: once they are dropped, they no longer distinguish the two sides of an
     // earlier doubt.
     for what in doubted.iter().rev() {
         if is_the_same(&walks, what) {
@@ -188,8 +187,8 @@ fn is_the_same(walks: &[Walk], what: &str) -> bool {
             .all(|(outcome, chance)| is_near(outcome, *chance))
 }
 
-/// Joins walks with the same outcome, and keeps the steps of the first one. Unless there are many
-/// walks, only those without a receiver that end at the same object are joined.
+/// Joins paths with the same outcome, and keeps the steps of the first. If the paths are few, joins
+/// only those without a receiver that end at the same object.
 fn joined(walks: Vec<Walk>, is_many: bool) -> Vec<Walk> {
     let mut places: HashMap<(Outcome, Vec<Doubt>, String), usize> = HashMap::new();
     let mut kept: Vec<Walk> = Vec::new();

@@ -139,8 +139,8 @@ impl Packet {
         }
     }
 
-    /// Creates the first reply to a packet that `endpoint` received, as it leaves the endpoint. The
-    /// reply keeps the state of connection tracking and IPVS, but not the packet's mark.
+    /// Creates the first reply of `endpoint` to a packet that it received. The reply keeps the
+    /// packet's state in connection tracking and IPVS, but not its mark.
     pub fn answer_to(asked: &Self, endpoint: SocketAddr) -> Self {
         Self {
             source: endpoint.ip(),
@@ -159,7 +159,7 @@ impl Packet {
         }
     }
 
-    /// Placeholder for the unknown port of a client: a typical ephemeral port.
+    /// Port that stands for the unknown port of a client: a typical ephemeral port.
     pub const CLIENT_PORT: u16 = 54_321;
 
     /// Returns the destination port, or `None` for a reply, whose destination is the client's

@@ -1,8 +1,8 @@
 //! Reads the kernel: its iptables rules, and a [`Kernel`] that sends single queries.
 //!
-//! All functions concern the network namespace of the calling thread. Calls block while the kernel
-//! and the iptables programs work, so an event loop should not make them. This module loads no
-//! kernel modules, because a module that is not loaded has no entries.
+//! All functions read the network namespace of the calling thread. They block while the kernel and
+//! the iptables programs work, so an event loop should not call them. No kernel modules are loaded:
+//! a module that is not loaded has no entries.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ use crate::kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Serv
 use crate::packet::Interface;
 use crate::xtables::Xtables;
 
-/// Largest number of members of a set that is listed to find the network around an address.
+/// Maximum number of members of a set that is listed to find the network of an address.
 const MOST_LISTED: u32 = 4096;
 
 /// The iptables rules of one family.
@@ -38,9 +38,9 @@ pub struct Rules {
     pub unread: Vec<ReadFailure>,
 }
 
-/// Reads the iptables rules of all tables and both backends. iptables can only list whole tables.
-/// With 50,000 Services of one endpoint in iptables mode, the result takes 24 MB. Costs one process
-/// for each backend with rules.
+/// Reads the iptables rules of all tables and both backends, because iptables lists only whole
+/// tables. Starts one process for each backend with rules. With 50,000 Services of one endpoint in
+/// iptables mode, the result takes 24 MB.
 pub fn rules(family: IpFamily) -> Rules {
     let mut rules = Rules::default();
     let part = |backend: Backend| format!("the rules of iptables-{backend}");
@@ -87,7 +87,7 @@ pub fn rules(family: IpFamily) -> Rules {
     rules
 }
 
-/// The kernel, read by single queries. It caches the responses, so a walk sees one state.
+/// The kernel, read by single queries. Responses are cached, so that a walk sees one state.
 #[derive(Debug)]
 pub struct Live {
     routing: RefCell<Rtnetlink>,
@@ -210,8 +210,8 @@ impl Live {
         })
     }
 
-    /// Returns the reason if the node does not forward the packet. For IPv6, a route lookup ignores
-    /// `ip6_forward`.
+    /// Returns why the node does not forward the packet, if so. For IPv6, a route look-up does not
+    /// consider `ip6_forward`.
     fn refuses_to_forward(&self, question: &RouteQuestion) -> Result<Option<String>, ReadFailure> {
         let Some(iif) = question.iif.as_ref().filter(|iif| !iif.is_loopback()) else {
             return Ok(None);
@@ -313,7 +313,7 @@ impl Live {
             }) => Ok(None),
             Err(error) => {
                 let told = told(&error);
-                // A connection is not reused after an error.
+                // A connection is not used again after an error.
                 *slot = None;
                 Err(told)
             }
@@ -323,7 +323,7 @@ impl Live {
 
     fn ask_member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let type_name = self.set_type(set)?.unwrap_or_default();
-        // Members of a bitmap have ports without a protocol.
+        // Members of a bitmap are ports without a protocol.
         let has_protocol = type_name != "bitmap:port";
         let protocol = key.port.filter(|_| has_protocol);
         let asked = Key {
@@ -361,7 +361,7 @@ impl Live {
     }
 
     fn ask_server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
-        // Opening a connection would load IPVS.
+        // Without IPVS, there is nothing to read. Opening a connection would load the module.
         if !Path::new("/proc/thread-self/net/ip_vs").exists() {
             return Ok(None);
         }

@@ -16,7 +16,7 @@ pub(crate) fn crosses(packet: &Packet, kernel: &dyn Kernel) -> Option<Route> {
     }
     let route = kernel.route(&question(packet)).ok()?;
     match &route {
-        // A bridge does not check whether the node may forward packets.
+        // A bridge forwards frames even if the node may not forward packets.
         Route::Out {
             interface,
             gateway: None,
@@ -57,7 +57,7 @@ pub(crate) fn pass_ipvs(mut branch: Branch) -> Branch {
     branch
 }
 
-/// Sets the source to the address and port that the client sent to.
+/// Sets the source to the address and port to which the client sent.
 fn speak_as_asked(packet: &mut Packet) {
     packet.source = packet.original.ip();
     packet.source_port = Some(packet.original.port());

@@ -12,9 +12,9 @@ pub struct Base {
     pub hook: Hook,
     /// Order among chains of a hook, lowest first.
     pub priority: i32,
-    /// Type of the chain. Chains of type nat run at the priority of the kernel's own NAT (-100 at
-    /// prerouting and output, 100 at postrouting and input). Among these chains, their own priority
-    /// decides. The first chain that decides the translation ends the sequence.
+    /// Type of the chain. Chains of type nat run at the priority of the kernel's own NAT: -100 at
+    /// prerouting and output, 100 at postrouting and input. Their own priorities order them among
+    /// each other. The first one that decides the translation ends the sequence.
     pub kind: ChainKind,
     /// Number of the chain in its ruleset.
     pub number: usize,
@@ -28,8 +28,8 @@ pub trait Ruleset {
     /// Moves a path through a base chain and returns the resulting paths. Their probabilities add
     /// up to that of `branch`. Each side of a doubt has the full probability.
     ///
-    /// - A path that continues after the chain has no [`Branch::end`], no matter how it left:
-    ///   accept, return, or a policy of accept.
+    /// - A path that continues after the chain has no [`Branch::end`], whether it left by accept,
+    ///   by return, or by a policy of accept.
     /// - A step is added only for an effect: a match with an effect, a jump that leads to one, a
     ///   set member found. All other rules are counted in [`Branch::passed`].
     /// - Translations use [`Packet::translate`](crate::Packet::translate) and

@@ -1,4 +1,4 @@
-//! Kernel state as data, for a kernel that does not exist or no longer exists.
+//! Kernel state as data, for a kernel that does not exist, or existed earlier.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::packet::Interface;
 
 const NO_ROUTE: &str = "no route to there";
 
-/// Responses to all queries. Missing objects do not exist.
+/// Answers to all queries. An object that is missing here does not exist.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// Addresses of the node, each with its interface and network prefix.

@@ -30,7 +30,7 @@ const TRACKING: i32 = -200;
 /// Priorities of the kernel's own NAT (`NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`).
 const NAT_DESTINATION: i32 = -100;
 const NAT_SOURCE: i32 = 100;
-/// Number of branches above which equal packets at the same hook are joined.
+/// Number of branches above which branches with equal packets at the same hook are joined.
 const JOINED_ABOVE: usize = 64;
 /// Largest number of hooks on one path: PREROUTING, INPUT, OUTPUT, POSTROUTING, and the same again
 /// through `lo`.
@@ -54,8 +54,8 @@ pub struct Question {
 pub enum Sender {
     /// This node, with this source address or the one that the kernel chooses.
     Node(Option<IpAddr>),
-    /// A pod or another host, with its address and the interface on which its packets arrive. The
-    /// default is the interface that leads to the address.
+    /// A pod or another host: its address, and the interface on which its packets arrive. By
+    /// default, that is the interface that leads to the address.
     Other(IpAddr, Option<Interface>),
 }
 
@@ -375,7 +375,7 @@ impl<'a> Walker<'a> {
             mark: packet.mark,
         };
         let route = if packet.iif.as_ref().is_some_and(Interface::is_loopback) {
-            // A packet that returns on the loopback interface keeps its route.
+            // A packet that comes back on the loopback interface keeps its route.
             Ok(Route::Local { source: None })
         } else if let Some(bridge) = reply::crosses(packet, self.kernel) {
             Ok(bridge)

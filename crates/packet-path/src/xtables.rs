@@ -1,8 +1,7 @@
 //! Rules of iptables, of either backend, as `iptables-save` prints them.
 //!
-//! The rules remain text, grouped by chain, and are parsed only on the packet's path. With 50,000
-//! Services, a packet evaluates a few dozen rules, and the one chain that dispatches to all
-//! Services.
+//! The rules stay text, grouped by chain. Only the rules on the packet's path are parsed. With
+//! 50,000 Services, these are a few dozen, and the one chain that leads to all Services.
 
 mod matching;
 mod options;
@@ -120,7 +119,7 @@ impl Xtables {
         tables
     }
 
-    /// Removes a dormant table, which packets do not reach.
+    /// Removes a dormant table, because packets do not reach it.
     pub fn switch_off(&mut self, name: &str) {
         self.tables.retain(|table| table.name != name);
     }

@@ -1,7 +1,7 @@
 //! Reads the chains of an iptables table and their rules from the kernel.
 //!
-//! Rules that kube-proxies add to built-in chains are rendered as `iptables-save` would print them.
-//! Other rules are rendered as [`NATIVE`] with the chain that they lead to.
+//! Rules that kube-proxies add to built-in chains are rendered as `iptables-save` prints them. Of
+//! any other rule, only the chain to which it leads is rendered, after [`NATIVE`].
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/xt_conntrack.h`,
 //! `linux/netfilter/xt_addrtype.h`, `linux/netfilter/xt_comment.h`.
@@ -238,7 +238,8 @@ impl RuleParts {
                 }
                 Ok(())
             }
-            // iptables can also express these, but no rule of a kube-proxy needs them.
+            // iptables can express these too, but no rule of a kube-proxy in a built-in chain uses
+            // them.
             "target" | "payload" | "meta" | "cmp" | "bitwise" | "log" | "limit" => {
                 self.is_native = true;
                 Ok(())

@@ -103,7 +103,7 @@ impl<R: Reader> Evaluation<'_, R> {
                     ways.extend(inside.into_iter().map(|(mut branch, exit)| match exit {
                         Exit::Out => (branch, exit),
                         Exit::On | Exit::Return => {
-                            // Remove the step of a jump into a chain without effect.
+                            // A jump into a chain without effect needs no step.
                             if after == Exit::On && branch.steps.len() == before + 1 {
                                 branch.steps.truncate(before);
                                 branch.passed += 1;
@@ -165,7 +165,7 @@ impl<R: Reader> Evaluation<'_, R> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Continuation {
     Exit(Exit),
-    /// Into a chain, with the exit that follows it.
+    /// Into a chain. The exit says what happens after it.
     Into(Name, Exit),
 }
 
@@ -185,12 +185,12 @@ impl Continuation {
 struct RulePath {
     branch: Branch,
     leads: Continuation,
-    /// Assumption of this path about the rule's doubt.
+    /// Assumption of this path about the rule's uncertain outcome.
     side: Option<bool>,
     doubt: Option<Arc<str>>,
 }
 
-/// Completes a rule: adds its steps, and discards a doubt without effect on the outcome.
+/// Completes a rule: adds its steps, and drops a doubt that makes no difference.
 fn settled(
     chain: &ObjectId,
     found: &KernelRule,

@@ -45,7 +45,7 @@ impl Run {
                     return Ok(RuleResult::Ended(Box::new(self), None));
                 }
                 ExpressionResult::NotUnderstood => {
-                    // The expression may have written any register.
+                    // The expression is unknown, so it may have written any register.
                     self.registers = Registers::new();
                     let doubt = super::describe::not_understood(chain, rule, expression);
                     if let Some(parted) = self.part(doubt) {
@@ -60,8 +60,8 @@ impl Run {
         Ok(RuleResult::Ended(Box::new(self), None))
     }
 
-    /// Splits the path into match and no match. A rule that is already in doubt is assumed to
-    /// match, because the rule's outcome is a single doubt.
+    /// Splits the path into match and no match. If the rule is already in doubt, only the match is
+    /// followed: a rule has at most one doubt.
     fn part(&mut self, doubt: Arc<str>) -> Option<RuleResult> {
         if self.doubt.is_some() {
             return None;
@@ -70,7 +70,7 @@ impl Run {
         yes.doubt = Some((true, Arc::clone(&doubt)));
         let mut no = self.clone();
         no.doubt = Some((false, doubt));
-        // Effects so far remain. After the last expression, the rule ends.
+        // The effects so far stay. An index behind the last expression ends the rule.
         no.at = usize::MAX;
         Some(RuleResult::Fork(vec![yes, no]))
     }
@@ -152,8 +152,7 @@ impl Run {
                 ExpressionResult::On
             }
             Expression::Object { kind, .. } => match *kind {
-                // The kinds are NFT_OBJECT_COUNTER and NFT_OBJECT_LIMIT. The limit is assumed not
-                // to be exceeded.
+                // NFT_OBJECT_COUNTER and NFT_OBJECT_LIMIT. Assumes that the limit is not exceeded.
                 1 | 4 => ExpressionResult::On,
                 _ => ExpressionResult::NotUnderstood,
             },
@@ -277,7 +276,7 @@ impl Run {
         what: LookupFor,
     ) -> Result<ExpressionResult, Error> {
         let Some(key) = self.key(evaluation, chain, key, set)? else {
-            // The element may exist or not, and its data is unknown.
+            // The element may or may not exist, and its data is unknown.
             return Ok(match what {
                 LookupFor::Membership(_) => ExpressionResult::Open(NOT_KNOWN),
                 LookupFor::Value(to) => {
@@ -357,11 +356,11 @@ impl Run {
     }
 }
 
-/// Reason for a doubt about packet data that is unknown in advance.
+/// Reason for a doubt about data that nobody knows before the packet is sent.
 const NOT_KNOWN: &str = "it asks something that is not known of this packet";
 
 /// Returns true for unsupported expressions that change the packet or its path, such as the verdict
-/// `queue` and unsupported translations.
+/// `queue` or an unsupported translation.
 fn is_deed(name: &str) -> bool {
     let deeds = [
         "immediate",
@@ -376,8 +375,8 @@ fn is_deed(name: &str) -> bool {
     deeds.contains(&name) || name.starts_with("target")
 }
 
-/// Returns true for expressions that affect neither the packet's path nor the rule's outcome. A
-/// flow table handles only later packets. Copies have other destinations.
+/// Returns true for expressions that affect neither the packet's path nor the rule's outcome. For
+/// example, a flow table handles only later packets.
 fn is_of_no_matter(name: &str) -> bool {
     matches!(name, "flow_offload" | "last" | "dup")
 }

@@ -66,7 +66,7 @@ impl Fields<'_> {
         match self.0.family() {
             IpFamily::V4 => {
                 header.resize(20, None);
-                // The known bytes are version and header length, no fragment, and protocol.
+                // Known bytes: version and header length, no fragment, and the protocol.
                 for (at, byte) in [(0, 0x45), (6, 0x40), (7, 0), (9, self.0.protocol)] {
                     set(&mut header, at, &[byte]);
                 }
@@ -119,7 +119,7 @@ impl Fields<'_> {
             MetaKey::OifType => device_type(self.0.oif.as_ref()),
             MetaKey::NfProto => known(&[if is_v4 { 2 } else { 10 }]),
             MetaKey::L4Proto => known(&[self.0.protocol]),
-            // The packet has this host as destination and is not traced.
+            // The packet is addressed to this host, and is not traced.
             MetaKey::PktType | MetaKey::NfTrace => known(&[0]),
             MetaKey::Len
             | MetaKey::Priority

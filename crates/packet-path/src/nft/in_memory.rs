@@ -1,5 +1,4 @@
-//! Tables in memory, from a dump or from a test. They respond like the kernel, and count the
-//! queries.
+//! Tables in memory, from a dump or a test. They answer as the kernel does, and count the queries.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,7 +20,7 @@ pub struct InMemoryTables {
     sets: HashMap<ObjectId, (KernelSet, Contents)>,
     /// Number of queries.
     pub asked: usize,
-    /// Number of future changes. One change happens after each query of the generation.
+    /// Number of changes still to come. One happens after each query of the generation.
     pub changes: usize,
 }
 

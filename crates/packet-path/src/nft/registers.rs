@@ -1,5 +1,5 @@
-//! Registers of a rule, byte by byte. Unknown bytes remain unknown after copies and masks. They
-//! matter only if an outcome depends on them.
+//! Registers of a rule, byte by byte. An unknown byte stays unknown when it is copied or masked. It
+//! matters only if an outcome depends on it.
 
 use nftables_netlink::{Bytes, Comparison, Register};
 use smallvec::SmallVec;

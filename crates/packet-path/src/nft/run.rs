@@ -34,7 +34,7 @@ pub(super) struct Run {
     pub(super) members: Vec<String>,
     /// Number of alternatives in the rule's random choices, if it has any.
     pub(super) choices: Option<u32>,
-    /// True if this path assumes a match, and the reason why the outcome is unknown.
+    /// Reason why the rule's outcome is unknown, and true if this path assumes a match.
     pub(super) doubt: Option<(bool, Arc<str>)>,
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Effect {
     Mark(u32, u32),
     /// New destination.
     Destination(IpAddr, u16),
-    /// Unchanged destination that no later rule changes.
+    /// Destination that stays as it is, protected from later rules.
     Kept,
     /// Redirection to this node, with the node's address (if it has one on the interface) and the
     /// port.

@@ -30,7 +30,7 @@ impl Run {
         match did {
             Some(did) => {
                 self.did.push(did);
-                // A translation accepts the packet like a verdict.
+                // A translation ends the chain like the verdict accept.
                 ExpressionResult::Ended((self.branch.end.is_none()).then_some(Verdict::Accept))
             }
             None => ExpressionResult::Lost,
@@ -59,7 +59,7 @@ impl Run {
             Some(iif) => evaluation.kernel.address_of(iif, packet.source).ok()?,
         };
         if address.is_none() {
-            // The kernel drops the packet if there is no address to redirect it to.
+            // The kernel drops the packet if the interface has no address for the redirection.
             self.branch.end = Some(End::Dropped);
         } else {
             packet.translate(address, port);

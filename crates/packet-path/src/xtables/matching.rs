@@ -15,7 +15,7 @@ use crate::packet::{Interface, Packet, SourceNat, Tracking};
 pub(super) struct Fit {
     pub(super) how: MatchResult,
     pub(super) members: Vec<String>,
-    /// True if a list of `recent` is assumed to lack a new client.
+    /// True if a list of the match `recent` is assumed not to contain a new client.
     pub(super) is_new_client: bool,
 }
 
@@ -30,8 +30,7 @@ pub(super) enum MatchResult {
     Unknown(String),
 }
 
-/// Evaluates all matches of a rule. Matches that need only the packet come first, and kernel
-/// queries come last.
+/// Evaluates all tests of a rule. Tests that need only the packet come first, kernel queries last.
 pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> Fit {
     let mut fit = Fit {
         how: MatchResult::Yes,
@@ -172,7 +171,7 @@ fn is_port(
     let is = |port: u16| ranges.iter().any(|range| range.contains(&port));
     let of = |port: Option<u16>, lowest: u16, which: &str| match port {
         Some(port) => Ok(is(port)),
-        // The port is unknown. It may be any ephemeral port.
+        // The port is unknown: it may be any ephemeral port.
         None if ranges.iter().all(|range| *range.end() < lowest) => Ok(false),
         None if ranges
             .iter()
@@ -194,8 +193,8 @@ fn is_port(
 
 /// Lowest port that a client may choose.
 const EPHEMERAL: u16 = 1024;
-/// Lowest default ephemeral port (`ip_local_port_range`; other systems begin at 49152). Replies
-/// have such destination ports.
+/// Lowest default ephemeral port (`ip_local_port_range`; other systems begin at 49152). Replies go
+/// to such ports.
 const ANSWERED: u16 = 32_768;
 
 fn is_in(state: State, packet: &Packet) -> bool {
@@ -256,7 +255,7 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
     let (_, parts) = type_name.split_once(':').ok_or_else(unknown)?;
     let mut key = SetKey::default();
     for (index, part) in parts.split(',').enumerate() {
-        // A rule with too few sides never matches, as in the kernel.
+        // As in the kernel, a rule with too few sides never matches.
         let Some(side) = sides.get(index) else {
             return Ok(None);
         };

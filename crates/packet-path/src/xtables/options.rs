@@ -10,7 +10,7 @@ use iptables::Words;
 use super::rule::{Bridge, Ipvs, PortSide, Property, Rule, Side, State, Target, Test};
 use super::targets::{self, RemainingWords, masked};
 
-/// Supported matches. All options of an unsupported match together become one unsupported test.
+/// Supported matches. All options of any other match together form one unsupported test.
 const MODULES: [&str; 17] = [
     "comment",
     "tcp",
@@ -126,7 +126,7 @@ impl RuleParser {
     fn option(&mut self, option: &str, words: &mut RemainingWords<'_>) {
         match self.known(option, words) {
             Some(Some(ask)) => self.push(ask),
-            // The option belongs to another option, or is not a test.
+            // The option belongs to another option, or tests nothing.
             Some(None) => self.is_inverted = false,
             None => {
                 let mut text = option.to_owned();
@@ -139,7 +139,7 @@ impl RuleParser {
         }
     }
 
-    /// Parses an option. Returns `None` if it is not supported, or `Some(None)` if it is not a test
+    /// Parses an option. Returns `None` if it is not supported, or `Some(None)` if it tests nothing
     /// by itself.
     #[allow(clippy::option_option, reason = "three cases, named above")]
     fn known(&mut self, option: &str, words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
@@ -197,7 +197,7 @@ impl RuleParser {
                 0 => Property::Always(true),
                 number => Property::Protocol(number),
             },
-            // These options are not tests by themselves.
+            // These options test nothing by themselves.
             ("comment", "--comment")
             | ("statistic", "--mode" | "--packet")
             | ("recent", "--seconds" | "--hitcount" | "--mask") => {
@@ -214,7 +214,7 @@ impl RuleParser {
             }
             ("multiport", "--ports") => Property::Ports(PortSide::Either, ports(value)?),
             ("tcp", "--tcp-flags") => return flags(words),
-            // This crate follows no ICMP packets.
+            // Always matches, because this crate follows no ICMP packets.
             ("icmp", "--icmp-type" | "--icmpv6-type") => Property::Always(false),
             ("conntrack", "--ctstate") | ("state", "--state") => Property::State(states(value)?),
             ("conntrack", "--ctstatus") => Property::State(statuses(value)?),
@@ -392,8 +392,8 @@ fn states(text: &str) -> Option<Vec<State>> {
     text.split(',').map(state).collect()
 }
 
-/// Parses connection statuses. A first packet has no status, because its connection is not
-/// confirmed yet.
+/// Parses connection statuses. A first packet has none, because its connection is not confirmed
+/// yet.
 fn statuses(text: &str) -> Option<Vec<State>> {
     let status = |name| match name {
         "SEEN_REPLY" | "CONFIRMED" => Some(State::Established),

@@ -72,7 +72,7 @@ struct Position<'a> {
 struct Frame<'a> {
     chain: &'a str,
     rest: Rules<'a>,
-    /// Number of steps after the jump to this chain, or `None` for a built-in chain.
+    /// Number of steps up to the jump to this chain. `None` for a built-in chain.
     steps: Option<usize>,
 }
 
@@ -159,7 +159,7 @@ impl<'a> TableWalk<'a> {
                 Some(at)
             }
             MatchResult::Unknown(why) if is_wordless(&rule.target) => {
-                // The effect is unknown too. The step notes it, and the branch continues.
+                // The effect is unknown too. Records this in the step, and goes on.
                 step.says = format!("is unknown: {why}; assumed not to match");
                 at.branch.step(step);
                 Some(at)
@@ -371,7 +371,8 @@ fn is_harmless(target: &Target) -> bool {
     matches!(target, Target::None | Target::Harmless(_))
 }
 
-/// Notes once per branch that lists of earlier clients exist. Every endpoint has such a list.
+/// Records once per branch that lists of earlier clients exist, because every endpoint has such a
+/// list.
 fn note_new_client(branch: &mut Branch, mut step: Step) {
     const SAYS: &str = "would send a client that came before to the same endpoint as then; this \
                         one is \
