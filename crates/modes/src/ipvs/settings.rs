@@ -53,6 +53,7 @@ pub struct Timeouts {
 
 impl Settings {
     pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
+        let is_exact = word("ipvs-semantics", &flags.ipvs_semantics, &SEMANTICS)?;
         Ok(Self {
             scheduler: match &*flags.ipvs_scheduler {
                 "" => "rr".to_owned(),
@@ -63,16 +64,16 @@ impl Settings {
                 tcp_fin: timeout("ipvs-tcpfin-timeout", flags.ipvs_tcpfin_timeout)?,
                 udp: timeout("ipvs-udp-timeout", flags.ipvs_udp_timeout)?,
             },
-            shim: shim(flags)?,
+            shim: shim(flags, is_exact)?,
             drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
                 .then_some(flags.ipvs_drain_timeout),
             vip_mode: match word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)? {
                 // As an address of the node, a service address would also be the source of the
                 // node's own packets to it.
-                VipMode::Address if is_exact(flags)? => VipMode::Route,
+                VipMode::Address if is_exact => VipMode::Route,
                 vip_mode => vip_mode,
             },
-            semantics: if is_exact(flags)? {
+            semantics: if is_exact {
                 Semantics::Exact(mark_bits(flags)?)
             } else {
                 Semantics::Upstream
@@ -81,15 +82,11 @@ impl Settings {
     }
 }
 
-fn is_exact(flags: &Flags) -> Result<bool, UnusableFlag> {
-    word("ipvs-semantics", &flags.ipvs_semantics, &SEMANTICS)
-}
-
 /// Reads `--ipvs-shim`. Exact semantics need the shim in nftables.
-fn shim(flags: &Flags) -> Result<ShimChoice, UnusableFlag> {
+fn shim(flags: &Flags, is_exact: bool) -> Result<ShimChoice, UnusableFlag> {
     let shim = word("ipvs-shim", &flags.ipvs_shim, &SHIMS)?;
     match shim {
-        _ if !is_exact(flags)? => Ok(shim),
+        _ if !is_exact => Ok(shim),
         ShimChoice::Auto | ShimChoice::Fixed(ShimStyle::Nftables) => {
             Ok(ShimChoice::Fixed(ShimStyle::Nftables))
         }
