@@ -86,7 +86,7 @@ impl Evidence {
     /// names marks.
     pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
-        let is_noted = kinds.any(|kind| server.flags & kind.node_port_flag != 0);
+        let is_noted = kinds.any(|kind| server.flags & kind.ownership_flag != 0);
         let Some((at, protocol)) = server.at() else {
             return is_noted && matches!(server.key, ServiceKey::Fwmark { .. });
         };
@@ -114,7 +114,7 @@ mod tests {
     const NOTE: u32 = 1 << 30;
     const MODES: footprint::Footprints = &[&Footprint {
         virtual_servers: Some(VirtualServers {
-            node_port_flag: NOTE,
+            ownership_flag: NOTE,
             probe: None,
         }),
         ..Footprint::none("ipvs")

@@ -236,7 +236,7 @@ fn a_cleanup_removes_two_modes_at_once() {
             mark: 9,
         };
         let mut noted = Service::new(mark, "rr".parse().unwrap());
-        noted.flags = Flags::from_bits_retain(proxy_ipvs::Properties::NODE_PORT);
+        noted.flags = Flags::from_bits_retain(proxy_ipvs::Properties::OWNED);
         let mut ipvs = Ipvs::open().unwrap();
         let mut batch = netlink_batch::Batch::new();
         ipvs.family().new_service(&mut batch, &noted);

@@ -100,8 +100,8 @@ pub struct Link {
 /// Properties that identify a mode's virtual servers, in addition to its link and sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualServers {
-    /// Flag bit that marks a virtual server as created for a NodePort.
-    pub node_port_flag: u32,
+    /// Flag bit of virtual servers whose ownership no set proves: NodePorts and firewall marks.
+    pub ownership_flag: u32,
     /// Virtual server without destinations that the mode creates to probe the kernel.
     pub probe: Option<(SocketAddr, Protocol)>,
 }

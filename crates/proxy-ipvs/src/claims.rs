@@ -498,7 +498,11 @@ impl Exclusions {
             keys: keys.iter().filter(is_foreign).copied().collect(),
             ..Self::default()
         };
-        let of_node_port = servers.filter(|(_, server)| server.properties.is_node_port());
+        // A virtual server by mark also serves load-balancer addresses.
+        let is_of_node_port = |(key, server): &&(VirtualServerKey, VirtualServer)| {
+            key.address().is_some() && server.properties.is_owned()
+        };
+        let of_node_port = servers.filter(is_of_node_port);
         let of_node_port: Vec<_> = of_node_port.map(|(key, _)| *key).collect();
         if of_node_port.iter().any(|key| refused.keys.contains(key)) {
             refused.has_node_port = true;

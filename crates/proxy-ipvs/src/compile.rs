@@ -290,7 +290,7 @@ impl<'a> Compiler<'a> {
                 self.fragment.members.extend(members);
             }
         }
-        let flags = self.properties.flags | Properties::NODE_PORT;
+        let flags = self.properties.flags | Properties::OWNED;
         let properties = Properties {
             flags,
             ..self.properties.clone()
@@ -336,7 +336,7 @@ impl<'a> Compiler<'a> {
             let members = at.iter().map(|at| (Set::UnservedOutside, (*at).into()));
             self.fragment.members.extend(members);
         }
-        let flags = self.properties.flags | Properties::NODE_PORT;
+        let flags = self.properties.flags | Properties::OWNED;
         let is_same_port = |at: &ServiceAddress| {
             let mut targets = self.backends.local.iter();
             targets.all(|target| target.port == at.port)

@@ -111,7 +111,7 @@ impl fmt::Display for Properties {
         if self.flags & Self::PERSISTENT != 0 {
             write!(f, " persistent {}", self.timeout)?;
         }
-        let known = Self::PERSISTENT | Self::HASHED | Self::NODE_PORT;
+        let known = Self::PERSISTENT | Self::HASHED | Self::OWNED;
         let mut others = self.flags & !known;
         if matches!(&*self.scheduler, "mh" | "sh") {
             for (flag, name) in [(Self::HASH_PORT, "port"), (Self::FALLBACK, "fallback")] {
@@ -153,7 +153,7 @@ mod tests {
             timeout,
         };
         let told = |flags, timeout| properties(flags, timeout).to_string();
-        assert_eq!(told(Properties::NODE_PORT, 0), "mh");
+        assert_eq!(told(Properties::OWNED, 0), "mh");
         assert_eq!(told(Properties::PERSISTENT, 10800), "mh persistent 10800");
         assert_eq!(told(Properties::HASH_PORT, 0), "mh mh-port");
         let both = Properties::HASH_PORT | Properties::FALLBACK;

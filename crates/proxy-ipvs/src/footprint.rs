@@ -46,7 +46,7 @@ pub const FOOTPRINT: Footprint = Footprint {
         origin: "Services: the addresses that this node serves",
     }),
     virtual_servers: Some(VirtualServers {
-        node_port_flag: Properties::NODE_PORT,
+        ownership_flag: Properties::OWNED,
         probe: Some((PROBE.socket(), PROBE.protocol)),
     }),
     origins: &origins::ORIGINS,

@@ -192,9 +192,9 @@ impl Evidence<'_> {
     ///
     /// * Its port is a NodePort, and its address belongs to the node.
     ///
-    /// * It has the flag [`Properties::NODE_PORT`], which no other program sets.
+    /// * It has the flag [`Properties::OWNED`], which no other program sets.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
-        let is_noted = |server: &VirtualServer| server.properties.is_node_port();
+        let is_noted = |server: &VirtualServer| server.properties.is_owned();
         let is_named = |at| self.names(at);
         server.is_some_and(is_noted) || key.address().is_some_and(is_named)
     }

@@ -68,14 +68,14 @@ impl From<VirtualServerKey> for ServiceKey {
     }
 }
 
-/// Properties of a virtual server, without its destinations. Comparing two values ignores the flag
-/// [`Properties::NODE_PORT`].
+/// Properties of a virtual server, without its destinations. A comparison ignores
+/// [`Properties::OWNED`].
 #[derive(Debug, Clone, Eq)]
 pub struct Properties {
     /// Name of the scheduler in the kernel.
     pub scheduler: Arc<str>,
-    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::NODE_PORT`]. `HASHED` is missing,
-    /// because the kernel sets it.
+    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::OWNED`]. Without `HASHED`,
+    /// which the kernel sets.
     pub flags: u32,
     /// Persistence timeout in seconds; 0 unless [`Properties::PERSISTENT`] is set.
     pub timeout: u32,
@@ -93,9 +93,9 @@ impl Properties {
     /// Flag of the schedulers `mh` and `sh`: also hash the client's port
     /// (`IP_VS_SVC_F_SCHED_MH_PORT`, `IP_VS_SVC_F_SCHED_SH_PORT`).
     pub const HASH_PORT: u32 = 0x10;
-    /// Flag that marks a virtual server as a kube-proxy's, created for a NodePort. Other evidence
-    /// may be missing: sets of NodePorts contain only ports. A virtual server at an address that
-    /// the node has lost could belong to any program.
+    /// Flag that marks a virtual server as a kube-proxy's, where other evidence may be missing. Sets
+    /// of NodePorts contain only ports, so a virtual server at an address that the node has lost
+    /// could belong to any program. No set names virtual servers by mark.
     ///
     /// The bit has no meaning to the kernel. The kernel stores and returns all flags, but tests
     /// only six low bits (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`,
@@ -109,11 +109,7 @@ impl Properties {
     /// A virtual server of upstream or of an earlier build lacks the bit and does not get it later;
     /// its address decides about ownership. If a kernel drops the bit, only this evidence is lost.
     /// If a kernel refuses it, the virtual server is created without it.
-    pub const NODE_PORT: u32 = 1 << 30;
-
-    /// Flag of the schedulers `sh` and `mh`: choose another destination in place of a draining one
-    /// (`IP_VS_SVC_F_SCHED_SH_FALLBACK`).
-    pub const HASH_FALLBACK: u32 = 0x8;
+    pub const OWNED: u32 = 1 << 30;
 
     /// Returns properties that choose a destination by hashing the client's address, in place of
     /// persistence. Persistence of a virtual server by mark keeps the packet's port, so it works
@@ -121,14 +117,14 @@ impl Properties {
     pub(crate) fn by_source(&self) -> Self {
         Self {
             scheduler: "sh".into(),
-            flags: Self::HASH_FALLBACK | (self.flags & Self::NODE_PORT),
+            flags: Self::FALLBACK | (self.flags & Self::OWNED),
             timeout: 0,
         }
     }
 
-    /// True if the flags contain the mark of a NodePort.
-    pub fn is_node_port(&self) -> bool {
-        self.flags & Self::NODE_PORT != 0
+    /// True if the flags have the note that a kube-proxy created the virtual server.
+    pub fn is_owned(&self) -> bool {
+        self.flags & Self::OWNED != 0
     }
 }
 
@@ -146,7 +142,7 @@ impl VirtualServer {
 
 impl PartialEq for Properties {
     fn eq(&self, other: &Self) -> bool {
-        let parts = |of: &Self| (of.flags & !Self::NODE_PORT, of.timeout);
+        let parts = |of: &Self| (of.flags & !Self::OWNED, of.timeout);
         (&self.scheduler, parts(self)) == (&other.scheduler, parts(other))
     }
 }
@@ -407,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_servers_that_differ_in_the_node_port_flag_are_equal() {
+    fn virtual_servers_that_differ_in_the_ownership_note_are_equal() {
         let plain = Properties {
             scheduler: "rr".into(),
             flags: Properties::PERSISTENT,
@@ -417,12 +413,12 @@ mod tests {
             flags: plain.flags | flags,
             ..plain.clone()
         };
-        assert!(with(Properties::NODE_PORT).is_node_port() && !plain.is_node_port());
-        assert_eq!(with(Properties::NODE_PORT), plain);
+        assert!(with(Properties::OWNED).is_owned() && !plain.is_owned());
+        assert_eq!(with(Properties::OWNED), plain);
         assert_ne!(with(Properties::HASH_PORT), plain);
         let other = Properties {
             timeout: 601,
-            ..with(Properties::NODE_PORT)
+            ..with(Properties::OWNED)
         };
         assert_ne!(other, plain);
     }

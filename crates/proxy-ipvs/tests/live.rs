@@ -543,13 +543,13 @@ fn the_removal_of_all_services_keeps_foreign_entries() {
             mark,
         };
         let noted = Properties {
-            flags: Properties::NODE_PORT,
+            flags: Properties::OWNED,
             ..properties("rr")
         };
         let mut kernel = open(IpFamily::V4);
         assert_done(&apply(&mut kernel, [Op::AddServer(of(9), noted)]));
         let servers = kernel.read_servers().unwrap();
-        assert!(servers.contains_key(&of(7)) && servers[&of(9)].properties.is_node_port());
+        assert!(servers.contains_key(&of(7)) && servers[&of(9)].properties.is_owned());
         let count = u32::try_from(servers.len()).unwrap();
         assert_eq!(kernel.glance(&of(7)), Ok(Glance::Count(count)));
         assert_ne!(node.resettle(), 0);
@@ -1176,7 +1176,7 @@ fn a_set_of_upstreams_size_accepts_its_full_capacity() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn the_kernel_keeps_the_node_port_flag_and_ipvsadm_hides_it() {
+fn the_kernel_keeps_the_ownership_note_and_ipvsadm_hides_it() {
     on_a_node(|| {
         for (family, address) in [
             (IpFamily::V4, "192.168.99.10"),
@@ -1216,7 +1216,7 @@ fn the_kernel_keeps_the_node_port_flag_and_ipvsadm_hides_it() {
             };
             let without = make(&mut kernel, 0);
             sh("ipvsadm -C");
-            assert_eq!(make(&mut kernel, Properties::NODE_PORT), without);
+            assert_eq!(make(&mut kernel, Properties::OWNED), without);
             let notes = |kernel: &mut NetlinkKernel| {
                 let servers = kernel.dump(false).unwrap().servers;
                 for (key, server) in &servers {
@@ -1225,13 +1225,13 @@ fn the_kernel_keeps_the_node_port_flag_and_ipvsadm_hides_it() {
                 }
                 let notes = servers
                     .values()
-                    .map(|server| server.properties.is_node_port());
+                    .map(|server| server.properties.is_owned());
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);
             // Our changes keep the note. Upstream does not know the flag, and removes only the
             // flag.
-            let change = Op::SetServer(key(2), noted(2, Properties::NODE_PORT));
+            let change = Op::SetServer(key(2), noted(2, Properties::OWNED));
             assert_done(&apply(&mut kernel, [change]));
             assert_eq!(notes(&mut kernel), [true; 3]);
             assert_done(&apply(&mut kernel, [Op::SetServer(key(1), noted(1, 0))]));

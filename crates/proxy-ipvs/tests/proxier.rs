@@ -591,7 +591,7 @@ fn node_ports_without_the_flag_are_adopted_without_a_write() {
     world.sync();
     // Upstream leaves virtual servers without the note.
     for server in world.kernel.state().snapshot.servers.values_mut() {
-        server.properties.flags &= !Properties::NODE_PORT;
+        server.properties.flags &= !Properties::OWNED;
     }
     let mut world = world.restarted(Config::default());
     world.service(web);

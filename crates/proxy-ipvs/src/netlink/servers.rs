@@ -22,7 +22,7 @@ use write::Writing;
 pub(super) struct Servers {
     ipvs: Ipvs,
     family: IpFamily,
-    /// True if the kernel accepts the flag [`Properties::NODE_PORT`], as all known kernels do.
+    /// True if the kernel accepts the flag [`Properties::OWNED`], as all known kernels do.
     takes_notes: bool,
     /// Counter of virtual servers. The kernel has one only for IPv4.
     counter: Option<ServiceCounter>,

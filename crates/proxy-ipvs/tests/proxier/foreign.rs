@@ -257,7 +257,7 @@ fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
     };
     let ours = || {
         let mut server = of_keepalived();
-        server.properties.flags |= Properties::NODE_PORT;
+        server.properties.flags |= Properties::OWNED;
         server
     };
     let mut state = kernel.state();

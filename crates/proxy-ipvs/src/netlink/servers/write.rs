@@ -215,7 +215,7 @@ fn order(writes: &mut [(&Op, &mut Outcome)]) {
 fn noted(op: &Op) -> Option<&VirtualServerKey> {
     match op {
         Op::AddServer(key, properties) | Op::SetServer(key, properties) => {
-            properties.is_node_port().then_some(key)
+            properties.is_owned().then_some(key)
         }
         _ => None,
     }
@@ -283,11 +283,7 @@ fn service(
     takes_notes: bool,
 ) -> Result<Service, BadName> {
     let scheduler = properties.scheduler.parse()?;
-    let without = if takes_notes {
-        0
-    } else {
-        Properties::NODE_PORT
-    };
+    let without = if takes_notes { 0 } else { Properties::OWNED };
     Ok(Service {
         flags: Flags::from_bits_retain(properties.flags & !without),
         timeout: properties.timeout,
@@ -417,7 +413,7 @@ mod tests {
                 Op::AddDestination(key, RealServer::new(target)),
             ]
         };
-        let all = [(80, 0), (30_080, Properties::NODE_PORT), (81, 0)];
+        let all = [(80, 0), (30_080, Properties::OWNED), (81, 0)];
         all.into_iter().flat_map(server).collect()
     }
 
@@ -457,17 +453,17 @@ mod tests {
     }
 
     #[test]
-    fn the_node_port_flag_is_kept_by_the_kernel() {
+    fn the_ownership_note_is_kept_by_the_kernel() {
         let (mut kernel, mut takes_notes) = (Strict::new(u32::MAX), true);
         let outcomes = apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(outcomes, vec![Outcome::Done; 6]);
-        let flags = vec![0, Properties::NODE_PORT, 0];
+        let flags = vec![0, Properties::OWNED, 0];
         assert_eq!((kernel.flags(), kernel.sends), (flags, 1));
         assert!(takes_notes);
     }
 
     #[test]
-    fn unrelated_refusals_do_not_disable_the_node_port_flag() {
+    fn unrelated_refusals_do_not_disable_the_ownership_note() {
         let (mut kernel, mut takes_notes) = (Strict::new(u32::MAX), true);
         let mut ops = three();
         let [Op::AddServer(_, properties), Op::AddDestination(..)] = &mut ops[2..4] else {
@@ -475,7 +471,7 @@ mod tests {
         };
         // This kernel does not support the flag.
         properties.flags |= Properties::HASH_PORT;
-        kernel.known = Properties::NODE_PORT;
+        kernel.known = Properties::OWNED;
         let outcomes = apply(&mut kernel, &mut takes_notes, &ops);
         let refused: Vec<_> = outcomes.iter().map(|one| *one != Outcome::Done).collect();
         assert_eq!(refused, [false, false, true, true, false, false]);
