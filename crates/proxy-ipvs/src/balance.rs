@@ -7,6 +7,15 @@ use proxy::{Service, Target};
 
 use crate::server::{Destinations, Properties, RealServer};
 
+/// Schedulers for the virtual servers of one Service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceSchedulers {
+    /// Scheduler of the Service.
+    pub own: Arc<str>,
+    /// Scheduler that chooses by the client's address, or `None` if the kernel may lack it.
+    pub by_source: Option<Arc<str>>,
+}
+
 /// Balancing that a Service wants, without the options that its scheduler ignores.
 #[derive(Debug)]
 pub(crate) struct Balance<'a> {

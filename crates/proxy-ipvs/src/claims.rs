@@ -245,7 +245,7 @@ impl Claims {
         fragment: &mut Fragment,
         tables: &Tables,
     ) -> Option<(VirtualServerKey, VirtualServer)> {
-        let Some(OutsideServer { server, at }) = fragment.outside.take() else {
+        let Some(OutsideServer { server, at, .. }) = fragment.outside.take() else {
             self.marks.release(&fragment.owner);
             return None;
         };

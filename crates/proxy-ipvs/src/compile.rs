@@ -9,7 +9,7 @@ use proxy::{
     ServiceView,
 };
 
-use crate::balance::Balance;
+use crate::balance::{Balance, ServiceSchedulers};
 use crate::config::Semantics;
 use crate::server::{Destinations, Properties, VirtualServer};
 use crate::sets::{Member, Set};
@@ -40,6 +40,8 @@ pub struct OutsideServer {
     pub server: VirtualServer,
     /// Addresses at which packets from outside get the mark.
     pub at: Vec<ServiceAddress>,
+    /// True if session affinity needs a scheduler that chooses by the client's address.
+    pub hashes_source: bool,
 }
 
 impl Fragment {
@@ -74,12 +76,11 @@ impl NodePortAddresses {
 }
 
 /// Compiles a Service into one fragment for each port, or none without an address of this family.
-/// The virtual servers use `scheduler`.
 pub fn compile(
     view: &ServiceView<'_>,
     node: &NodeFacts,
     node_ports: &NodePortAddresses,
-    scheduler: &Arc<str>,
+    schedulers: &ServiceSchedulers,
     semantics: Semantics,
 ) -> Vec<Fragment> {
     let Some(cluster_ip) = view.service.cluster_ip(node.family) else {
@@ -90,7 +91,7 @@ pub fn compile(
     ports
         .map(|port| {
             let backends = endpoints.serving(port);
-            Compiler::new(view.service, port, backends, node, scheduler)
+            Compiler::new(view.service, port, backends, node, schedulers)
                 .with(semantics)
                 .compile(view, cluster_ip, node_ports)
         })
@@ -103,6 +104,7 @@ struct Compiler<'a> {
     node: &'a NodeFacts,
     properties: Properties,
     balance: Balance<'a>,
+    by_source: Option<&'a Arc<str>>,
     backends: Backends,
     /// Destinations for traffic policy Cluster.
     cluster: Destinations,
@@ -119,9 +121,9 @@ impl<'a> Compiler<'a> {
         port: &'a ServicePort,
         backends: Backends,
         node: &'a NodeFacts,
-        scheduler: &'a Arc<str>,
+        schedulers: &'a ServiceSchedulers,
     ) -> Self {
-        let balance = Balance::of(service, scheduler);
+        let balance = Balance::of(service, &schedulers.own);
         let cluster = balance.destinations(&backends.cluster);
         // As in upstream since k/k#97081: without a local endpoint, policy Local falls back to all
         // endpoints.
@@ -136,6 +138,7 @@ impl<'a> Compiler<'a> {
             node,
             properties: balance.properties(service),
             balance,
+            by_source: schedulers.by_source.as_ref(),
             backends,
             cluster,
             local,
@@ -345,8 +348,12 @@ impl<'a> Compiler<'a> {
             flags,
             ..self.properties.clone()
         };
-        if self.service.affinity_seconds.is_some() && !at.iter().all(is_same_port) {
-            properties = properties.by_source();
+        let hashes_source = self.service.affinity_seconds.is_some() && !at.iter().all(is_same_port);
+        if hashes_source {
+            properties = match self.by_source {
+                Some(scheduler) => properties.by_source(scheduler),
+                None => properties.without_persistence(),
+            };
         }
         self.fragment.outside = Some(OutsideServer {
             server: VirtualServer {
@@ -354,6 +361,7 @@ impl<'a> Compiler<'a> {
                 destinations: self.local.clone(),
             },
             at,
+            hashes_source,
         });
     }
 

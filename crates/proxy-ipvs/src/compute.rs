@@ -8,7 +8,7 @@ use std::slice;
 use hashbrown::HashSet;
 use proxy::{IpFamily, Model, NamespacedName, ServiceAddress};
 
-use crate::compile::{NodePortAddresses, compile};
+use crate::compile::{Fragment, NodePortAddresses, compile};
 use crate::kinds::State;
 use crate::proxier::Ipvs;
 use crate::server::VirtualServerKey;
@@ -71,11 +71,15 @@ impl Ipvs {
     fn update_service(&mut self, state: &mut State, model: &Model, name: &NamespacedName) {
         let schedulers = &mut self.schedulers;
         let compiled = model.view(name).map(|view| {
-            let scheduler = schedulers.of(view.service, &state.config);
+            let of_service = schedulers.all_of(view.service, &state.config);
             let semantics = state.config.semantics;
-            compile(&view, &state.node, &self.node_ports, &scheduler, semantics)
+            compile(&view, &state.node, &self.node_ports, &of_service, semantics)
         });
-        let fragments = compiled.unwrap_or_default();
+        let fragments: Vec<Fragment> = compiled.unwrap_or_default();
+        let mut outside = fragments.iter().filter_map(|of| of.outside.as_ref());
+        if outside.any(|outside| outside.hashes_source) {
+            schedulers.want_by_source();
+        }
         self.claims.put(name, fragments, &mut self.tables);
         state.news.changed(name);
     }

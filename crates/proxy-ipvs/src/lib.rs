@@ -53,6 +53,7 @@ mod tables;
 mod takeover;
 
 pub use crate::footprint::FOOTPRINT;
+pub use balance::ServiceSchedulers;
 pub use compile::{Fragment, NodePortAddresses, compile};
 pub use config::{Config, MarkBits, Semantics, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};

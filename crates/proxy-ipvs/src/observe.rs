@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
-use proxy::{Model, NamespacedName, Protocol, Service};
+use proxy::{Model, NamespacedName, Protocol, Scheduler, Service};
 
 use crate::drift::{tell_address, tell_member, tell_server};
 use crate::kernel::{FoundAddresses, FoundRules, FoundSets};
@@ -293,15 +293,35 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services that name a scheduler, if the set of known schedulers changed.
+    /// Recompiles Services that name or need a scheduler, if the set of known schedulers changed.
     pub(crate) fn follow_schedulers(&mut self, state: &mut State, model: &Model) {
-        let named = || model.services_with_options();
-        let is_named = |of| named().any(|(_, options)| options.scheduler == Some(of));
-        if self.schedulers.has_news() && self.schedulers.take_changed(is_named) {
-            let names = named().filter(|(_, options)| options.scheduler.is_some());
-            let names: Vec<_> = names.map(|(service, _)| service.name.clone()).collect();
-            self.update_before_told(state, model, &names);
+        if !self.schedulers.has_news() {
+            return;
         }
+        let is_exact = state.config.semantics.is_exact();
+        let named = || model.services_with_options();
+        let is_named = |of| {
+            let mut named = named();
+            (is_exact && of == Scheduler::SOURCE_HASH)
+                || named.any(|(_, options)| options.scheduler == Some(of))
+        };
+        if !self.schedulers.take_changed(is_named) {
+            return;
+        }
+        let names = named().filter(|(_, options)| options.scheduler.is_some());
+        let mut names: BTreeSet<_> = names.map(|(service, _)| service.name.clone()).collect();
+        if is_exact {
+            let needs =
+                |service: &Service| service.external_local && service.affinity_seconds.is_some();
+            let all = self.claims.services();
+            let needing = all.filter(|name| {
+                let view = model.view(name);
+                view.is_some_and(|view| needs(view.service))
+            });
+            names.extend(needing.cloned());
+        }
+        let names: Vec<_> = names.into_iter().collect();
+        self.update_before_told(state, model, &names);
     }
 
     /// Recompiles Services that need a mark, once marks are available.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use proxy::{Scheduler, Service, UnavailableOption, options};
 
+use crate::balance::ServiceSchedulers;
 use crate::config::Config;
 use crate::server::VirtualServer;
 
@@ -24,6 +25,8 @@ const RETRY: Duration = Duration::from_mins(5);
 #[derive(Debug, Default)]
 pub(crate) struct Schedulers {
     known: BTreeMap<Scheduler, SchedulerEntry>,
+    /// True once session affinity has needed [`Scheduler::SOURCE_HASH`].
+    is_source_hash_needed: bool,
     /// True if a response has arrived since Services were compiled.
     has_answers: bool,
     /// True if a response differs from the assumption under which Services were compiled.
@@ -76,7 +79,7 @@ impl Schedulers {
     }
 
     /// Returns the scheduler that a Service gets.
-    pub(crate) fn of(&mut self, service: &Service, config: &Config) -> Arc<str> {
+    fn of(&mut self, service: &Service, config: &Config) -> Arc<str> {
         let asked = service.options.as_ref().and_then(|of| of.scheduler);
         match asked.filter(|asked| asked.name() != &*config.scheduler) {
             None => Arc::clone(&config.scheduler),
@@ -91,7 +94,28 @@ impl Schedulers {
         }
     }
 
-    /// Records that the kernel has the schedulers that existing virtual servers use.
+    /// Returns the schedulers for the virtual servers of a Service.
+    pub(crate) fn all_of(&mut self, service: &Service, config: &Config) -> ServiceSchedulers {
+        let is_there = |entry: &&SchedulerEntry| entry.state == State::There;
+        let by_source = if *config.scheduler == *Scheduler::SOURCE_HASH.name() {
+            Some(&config.scheduler)
+        } else {
+            let known = self.known.get(&Scheduler::SOURCE_HASH).filter(is_there);
+            known.map(|entry| &entry.name)
+        };
+        ServiceSchedulers {
+            by_source: by_source.cloned(),
+            own: self.of(service, config),
+        }
+    }
+
+    /// Requests a query of the scheduler that chooses by the client's address.
+    pub(crate) fn want_by_source(&mut self) {
+        self.is_source_hash_needed = true;
+        self.ask(Scheduler::SOURCE_HASH);
+    }
+
+    /// Notes that the kernel has the schedulers of existing virtual servers.
     pub(crate) fn found<'a>(&mut self, servers: impl Iterator<Item = &'a VirtualServer>) {
         let mut last: Option<&str> = None;
         for server in servers {
@@ -114,9 +138,18 @@ impl Schedulers {
 
     /// Handles the kernel's response. An error states why the scheduler is missing.
     pub(crate) fn take(&mut self, scheduler: Scheduler, answer: Result<(), String>, now: Instant) {
+        let is_needed = self.is_source_hash_needed && scheduler == Scheduler::SOURCE_HASH;
         let state = match answer {
             Ok(()) => State::There,
-            Err(reason) => State::Missing(reason, now),
+            Err(reason) => {
+                if is_needed && self.ask(scheduler).state == State::Unknown {
+                    tracing::warn!(
+                        "clients outside have no session affinity to Services with externalTrafficPolicy Local whose ports differ from \
+                         those of their endpoints: {reason}"
+                    );
+                }
+                State::Missing(reason, now)
+            }
         };
         self.put(scheduler, state);
         self.has_answers = true;

@@ -111,14 +111,23 @@ impl Properties {
     /// If a kernel refuses it, the virtual server is created without it.
     pub const OWNED: u32 = 1 << 30;
 
-    /// Returns properties that choose a destination by hashing the client's address, in place of
-    /// persistence. Persistence of a virtual server by mark keeps the packet's port, so it works
-    /// only if endpoints have the same port.
-    pub(crate) fn by_source(&self) -> Self {
+    /// Returns properties that choose a destination by the client's address instead of persistence,
+    /// with this scheduler (`sh`). IPVS' persistence by mark keeps the packet's port, so it fits
+    /// only endpoints with that port.
+    pub(crate) fn by_source(&self, scheduler: &Arc<str>) -> Self {
         Self {
-            scheduler: "sh".into(),
+            scheduler: Arc::clone(scheduler),
             flags: Self::FALLBACK | (self.flags & Self::OWNED),
             timeout: 0,
+        }
+    }
+
+    /// Returns properties without persistence.
+    pub(crate) fn without_persistence(self) -> Self {
+        Self {
+            flags: self.flags & !Self::PERSISTENT,
+            timeout: 0,
+            ..self
         }
     }
 

@@ -218,6 +218,9 @@ impl Scheduler {
         Self("twos"),
     ];
 
+    /// Scheduler that chooses by the client's address alone.
+    pub const SOURCE_HASH: Self = Self("sh");
+
     /// Returns the kernel's name of the scheduler.
     pub const fn name(self) -> &'static str {
         self.0
