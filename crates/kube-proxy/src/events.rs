@@ -151,6 +151,18 @@ impl Event {
         Self::service_warning(&owner.service, model, reason, note)
     }
 
+    /// Returns a warning on a Service that needs a packet mark while none is free. Upstream has no
+    /// marks.
+    pub fn marks_exhausted(owner: &ServicePortName, model: &Model) -> Self {
+        let note = format!(
+            "all packet marks of --ipvs-mark-bits are in use on this node: clients inside the \
+             cluster reach only the local endpoints of port {owner} at its external addresses, \
+             until a mark becomes free; add bits that nothing else uses"
+        );
+        let reason = ("MarksExhausted", "SyncProxyRules");
+        Self::service_warning(&owner.service, model, reason, note)
+    }
+
     /// Returns a warning on a Service about an external or load-balancer address. The address
     /// belongs to this node, or this node or every node refuses to serve it. Upstream has no such
     /// event.

@@ -21,7 +21,6 @@ use reconcile::Table;
 use smallvec::SmallVec;
 
 use crate::compile::{Fragment, OutsideServer};
-use crate::config::Semantics;
 use crate::drain::Drains;
 use crate::marks::Marks;
 use crate::server::{Destinations, VirtualServer, VirtualServerKey};
@@ -51,7 +50,7 @@ pub(crate) struct Claims {
 
 impl Claims {
     /// Creates a table without claims.
-    pub(crate) fn new(drains: Drains, semantics: Semantics) -> Self {
+    pub(crate) fn new(drains: Drains, marks: Marks) -> Self {
         Self {
             owners: HashMap::new(),
             disputed: BTreeSet::new(),
@@ -59,7 +58,7 @@ impl Claims {
             forbidden_version: 0,
             prefixes: Table::new(),
             drains,
-            marks: Marks::new(semantics),
+            marks,
             may_delete: false,
         }
     }
@@ -139,7 +138,7 @@ impl Claims {
         };
         let before = before.map_or_else(Vec::new, SmallVec::into_vec);
         for gone in released(before, &owners, |owner| owner) {
-            self.marks.release(&gone);
+            self.marks.release(&gone, tables);
             self.claim(Fragment::of_nothing(gone), tables);
         }
         for fragment in fragments {
@@ -246,7 +245,7 @@ impl Claims {
         tables: &Tables,
     ) -> Option<(VirtualServerKey, VirtualServer)> {
         let Some(OutsideServer { server, at, .. }) = fragment.outside.take() else {
-            self.marks.release(&fragment.owner);
+            self.marks.release(&fragment.owner, tables);
             return None;
         };
         let family = IpFamily::of(at.first()?.address);

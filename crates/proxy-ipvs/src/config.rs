@@ -8,6 +8,8 @@ use ipnet::IpNet;
 use iptables::SourcePort;
 use proxy::{LocalDetector, Scheduler};
 
+use crate::mark_addresses::MarkAddresses;
+
 /// Form of the rules that masquerade and filter packets (`--ipvs-shim`). Every form gives the same
 /// verdicts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -51,6 +53,14 @@ pub enum Semantics {
 }
 
 impl Semantics {
+    /// Returns the bits of marks, or `None` for semantics without marks.
+    pub(crate) fn mark_bits(self) -> Option<MarkBits> {
+        match self {
+            Self::Upstream => None,
+            Self::Exact(bits) => Some(bits),
+        }
+    }
+
     /// True for the semantics of iptables mode.
     pub fn is_exact(self) -> bool {
         self != Self::Upstream
@@ -74,6 +84,13 @@ impl MarkBits {
             left >>= 1;
         }
         (left == 0 && mark != 0).then_some(mark)
+    }
+
+    /// Returns the number of a mark.
+    pub(crate) fn number(self, mark: u32) -> u32 {
+        let bits = (0..u32::BITS).filter(|bit| self.0 >> bit & 1 == 1);
+        let digits = bits.enumerate().map(|(at, bit)| (mark >> bit & 1) << at);
+        digits.sum()
     }
 
     /// True if a mark uses only these bits.
@@ -116,6 +133,8 @@ pub struct Config {
     /// Rules for choosing endpoints and source addresses (`--ipvs-semantics`). Exact semantics need
     /// the shim in nftables.
     pub semantics: Semantics,
+    /// Addresses of the marks in use. This mode writes them, for readers of counters.
+    pub mark_addresses: MarkAddresses,
     /// Source port of masqueraded packets.
     pub source_port: SourcePort,
 }
@@ -146,6 +165,7 @@ impl Default for Config {
             vip_mode: VipMode::default(),
             shim: ShimStyle::default(),
             semantics: Semantics::default(),
+            mark_addresses: MarkAddresses::default(),
             source_port: SourcePort::Random,
         }
     }

@@ -34,6 +34,7 @@ mod kernel;
 mod kinds;
 mod leftovers;
 mod link;
+mod mark_addresses;
 mod marks;
 mod masquerading;
 mod native;
@@ -60,6 +61,7 @@ pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Snapshot};
 pub use kinds::IpvsKinds;
 pub use leftovers::{LeftoverPlace, Leftovers, beside_the_shim};
+pub use mark_addresses::MarkAddresses;
 pub use netlink::{
     Carrier, MODULES, NetlinkKernel, OpenError, ProbeError, SetInTheWay, check_ipset,
     check_nftables, foresee_scheduler, prepare, probe, probe_nftables, probe_scheduler,

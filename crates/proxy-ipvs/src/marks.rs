@@ -3,45 +3,60 @@
 //! A restart keeps all marks, because the kernel stores them as elements of the map
 //! KUBE-LOCAL-MARK.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use proxy::{IpFamily, Owner, Protocol, ServiceAddress};
+use proxy::{IpFamily, NamespacedName, Owner, Protocol, ServiceAddress, ServicePortName};
 
-use crate::config::{MarkBits, Semantics};
+use crate::config::MarkBits;
+use crate::mark_addresses::MarkAddresses;
 use crate::server::VirtualServerKey;
-use crate::sets::Member;
+use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
 /// Marks by Service port, for one IP family.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Marks {
+    family: IpFamily,
     bits: Option<MarkBits>,
     of_owners: HashMap<Arc<Owner>, u32>,
     /// Marks in use, each with the protocol of its Service port.
-    taken: BTreeMap<u32, Protocol>,
+    taken: HashMap<u32, Protocol>,
+    /// Service ports that need a mark while none is free, the oldest first.
+    waiting: BTreeSet<Arc<Owner>>,
     /// Last mark of each address, from the kernel at the start or given since. `None` until the
     /// kernel was read: before, no mark is given.
     last: Option<HashMap<ServiceAddress, u32>>,
+    /// Addresses of each mark in `last`.
+    addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
     /// Lower bound of the free numbers.
     next: u32,
-    /// True if Services must be compiled again, because marks are available now.
+    /// True if all Services must be compiled again, because marks are available now.
     is_news: bool,
-    /// True once the log has reported that no mark is free.
-    is_lack_told: bool,
+    /// Number of marks that became free while Service ports waited.
+    freed: usize,
+    /// Service ports that have begun to wait and are not reported yet.
+    unreported: Vec<ServicePortName>,
+    shared: MarkAddresses,
 }
 
 impl Marks {
-    /// Returns the state without marks.
-    pub(crate) fn new(semantics: Semantics) -> Self {
+    /// Creates a table without marks. It gives none if `bits` is `None`.
+    pub(crate) fn new(bits: Option<MarkBits>, family: IpFamily, shared: MarkAddresses) -> Self {
         Self {
-            bits: match semantics {
-                Semantics::Upstream => None,
-                Semantics::Exact(bits) => Some(bits),
-            },
+            family,
+            bits,
+            of_owners: HashMap::new(),
+            taken: HashMap::new(),
+            waiting: BTreeSet::new(),
+            last: None,
+            addresses: HashMap::new(),
             next: 1,
-            ..Self::default()
+            is_news: false,
+            freed: 0,
+            unreported: Vec::new(),
+            shared,
         }
     }
 
@@ -52,12 +67,24 @@ impl Marks {
 
     /// True if Services must be compiled again, because marks are available now.
     pub(crate) fn has_news(&self) -> bool {
-        self.is_news
+        self.is_news || self.freed > 0
     }
 
-    /// Returns [`has_news`](Self::has_news) and resets it.
+    /// Returns true if all Services must be compiled again, and resets that.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.is_news)
+    }
+
+    /// Returns the Services that can have the marks that became free since the last call.
+    pub(crate) fn take_heirs(&mut self) -> BTreeSet<NamespacedName> {
+        let freed = std::mem::take(&mut self.freed);
+        let heirs = self.waiting.iter().take(freed);
+        heirs.map(|owner| owner.name.service.clone()).collect()
+    }
+
+    /// Removes and returns the Service ports that have begun to wait since the last call.
+    pub(crate) fn take_unreported(&mut self) -> Vec<ServicePortName> {
+        std::mem::take(&mut self.unreported)
     }
 
     /// Stores the elements of the map, from the first read of the kernel.
@@ -65,13 +92,17 @@ impl Marks {
         let Some(bits) = self.bits.filter(|_| self.last.is_none()) else {
             return;
         };
-        let of = members.filter_map(|member| match member {
-            Member::AddressPortMark(address, protocol, port, mark) if bits.can_hold(mark) => {
-                Some((ServiceAddress::new(address, port, protocol), mark))
+        let mut last = HashMap::new();
+        for member in members {
+            if let Member::AddressPortMark(address, protocol, port, mark) = member
+                && bits.can_hold(mark)
+            {
+                let at = ServiceAddress::new(address, port, protocol);
+                last.insert(at, mark);
+                self.addresses.entry(mark).or_default().insert(at);
             }
-            _ => None,
-        });
-        self.last = Some(of.collect());
+        }
+        self.last = Some(last);
         self.is_news = true;
     }
 
@@ -82,29 +113,19 @@ impl Marks {
         at: &[ServiceAddress],
         tables: &Tables,
     ) -> Option<u32> {
-        if let Some(mark) = self.of_owners.get(owner) {
-            return Some(*mark);
-        }
         let last = self.last.as_ref()?;
-        let kept = at.iter().find_map(|at| last.get(at)).copied();
-        let kept = kept.filter(|mark| !self.taken.contains_key(mark));
-        let family = IpFamily::of(at.first()?.address);
-        let mark = kept.or_else(|| self.free(family, tables));
-        let Some(mark) = mark else {
-            if !std::mem::replace(&mut self.is_lack_told, true) {
-                tracing::warn!(
-                    service = %owner.name,
-                    "all marks of --ipvs-mark-bits are in use: clients inside the cluster reach only the local endpoints of this and further \
-                     Services with externalTrafficPolicy Local at their external addresses; add bits that nothing else uses"
-                );
-            }
+        let mark = self.of_owners.get(owner).copied().or_else(|| {
+            let mut kept = at.iter().filter_map(|at| last.get(at));
+            kept.find(|mark| !self.taken.contains_key(*mark)).copied()
+        });
+        let Some(mark) = mark.or_else(|| self.free(tables)) else {
+            self.wait(owner);
             return None;
         };
-        if let Some(last) = &mut self.last {
-            last.extend(at.iter().map(|at| (*at, mark)));
-        }
+        self.waiting.remove(owner);
         self.taken.insert(mark, owner.name.protocol);
         self.of_owners.insert(Arc::clone(owner), mark);
+        self.note_addresses(mark, at, tables);
         Some(mark)
     }
 
@@ -118,18 +139,74 @@ impl Marks {
         self.of_owners.get(owner).copied()
     }
 
-    /// Frees the mark of a Service port.
-    pub(crate) fn release(&mut self, owner: &Arc<Owner>) {
+    /// Returns the addresses whose packets may get a mark.
+    pub(crate) fn addresses(&self, mark: u32) -> impl Iterator<Item = &ServiceAddress> {
+        self.addresses.get(&mark).into_iter().flatten()
+    }
+
+    /// Frees the mark of a Service port. Another one can have it once its virtual server is removed.
+    pub(crate) fn release(&mut self, owner: &Arc<Owner>, tables: &Tables) {
+        self.waiting.remove(owner);
         if let Some(mark) = self.of_owners.remove(owner) {
             self.taken.remove(&mark);
-            self.next = 1;
-            self.is_lack_told = false;
+            let family = self.family;
+            if !tables.is_ours(&VirtualServerKey::Mark { family, mark }) {
+                self.removed(mark);
+            }
         }
     }
 
+    /// Notes that the kernel no longer has the virtual server of a mark.
+    pub(crate) fn removed(&mut self, mark: u32) {
+        if let Some(bits) = self.bits
+            && bits.can_hold(mark)
+            && !self.taken.contains_key(&mark)
+        {
+            self.next = self.next.min(bits.number(mark));
+            self.freed = (self.freed + 1).min(self.waiting.len());
+        }
+    }
+
+    fn wait(&mut self, owner: &Arc<Owner>) {
+        if self.waiting.is_empty() {
+            tracing::warn!(
+                service = %owner.name,
+                "all marks of --ipvs-mark-bits are in use: clients inside the cluster reach only the local endpoints of this and further \
+                 Services with externalTrafficPolicy Local at their external addresses; add bits that nothing else uses"
+            );
+        }
+        if self.waiting.insert(Arc::clone(owner)) {
+            self.unreported.push(owner.name.clone());
+        }
+    }
+
+    /// Notes the addresses of a mark. A former address stays while the kernel has its element.
+    fn note_addresses(&mut self, mark: u32, at: &[ServiceAddress], tables: &Tables) {
+        if let Some(first) = at.first() {
+            self.shared.set(self.family, mark, *first);
+        }
+        let Some(last) = &mut self.last else {
+            return;
+        };
+        let known = self.addresses.entry(mark).or_default();
+        if at.len() == known.len() && at.iter().all(|at| known.contains(at)) {
+            return;
+        }
+        let wanted: BTreeSet<ServiceAddress> = at.iter().copied().collect();
+        known.retain(|at| {
+            let is_kept = wanted.contains(at) || is_marked_at(tables, at, mark);
+            if !is_kept {
+                forget(last, at, mark);
+            }
+            is_kept
+        });
+        last.extend(wanted.iter().map(|at| (*at, mark)));
+        known.extend(wanted);
+    }
+
     /// Returns a mark that no virtual server uses, of any program.
-    fn free(&mut self, family: IpFamily, tables: &Tables) -> Option<u32> {
-        let bits = self.bits?;
+    fn free(&mut self, tables: &Tables) -> Option<u32> {
+        let (bits, family) = (self.bits?, self.family);
         loop {
             let mark = bits.mark(self.next)?;
             self.next += 1;
@@ -138,10 +215,25 @@ impl Marks {
                 || tables.foreign.stands_at(&key)
                 || tables.is_ours(&key);
             if !is_used {
-                let last = self.last.iter_mut();
-                last.for_each(|last| last.retain(|_, of| *of != mark));
+                let former = self.addresses.remove(&mark).unwrap_or_default();
+                for at in &former {
+                    let last = self.last.iter_mut();
+                    last.for_each(|last| forget(last, at, mark));
+                }
                 return Some(mark);
             }
         }
     }
+}
+
+fn forget(last: &mut HashMap<ServiceAddress, u32>, at: &ServiceAddress, mark: u32) {
+    if last.get(at) == Some(&mark) {
+        last.remove(at);
+    }
+}
+
+/// True if packets to an address get a mark.
+pub(crate) fn is_marked_at(tables: &Tables, at: &ServiceAddress, mark: u32) -> bool {
+    let member = Member::AddressPortMark(at.address, at.protocol, at.port, mark);
+    tables.members(Set::LocalMark).actual(&member).is_some()
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use hashbrown::{HashMap, HashSet};
 use proxy::{Protocol, ServiceAddress, Target};
 
-use crate::marks::Marks;
+use crate::marks::{Marks, is_marked_at};
 use crate::plan::Op;
 use crate::server::{RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
@@ -160,26 +160,30 @@ pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
 }
 
 /// True if packets still get the mark of this virtual server.
-pub(crate) fn is_marked(tables: &Tables, key: &VirtualServerKey) -> bool {
+pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) -> bool {
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;
     };
-    let mut marked = tables.members(Set::LocalMark).iter_actual();
-    marked.any(|(member, ())| matches!(member, Member::AddressPortMark(.., of) if of == mark))
+    let mut addresses = marks.addresses(*mark);
+    addresses.any(|at| is_marked_at(tables, at, *mark))
 }
 
 /// Returns removed endpoints that may still receive packets, because their removal is pending or
 /// its reply was lost.
-pub(crate) fn still_served(tables: &Tables) -> HashSet<(Protocol, Target)> {
+pub(crate) fn still_served(tables: &Tables, marks: &Marks) -> HashSet<(Protocol, Target)> {
     let unsettled = tables.servers.pending().chain(&tables.uncertain);
     let wanted = unsettled.filter(|key| tables.servers.wanted(key).is_some());
-    let wanted = wanted.filter_map(|key| Some((key, key.address()?)));
-    let endpoints = wanted.flat_map(|(key, at)| {
+    let protocol = |key: &VirtualServerKey| match key {
+        VirtualServerKey::Address(at) => Some(at.protocol),
+        VirtualServerKey::Mark { mark, .. } => marks.protocol(*mark),
+    };
+    let wanted = wanted.filter_map(|key| Some((key, protocol(key)?)));
+    let endpoints = wanted.flat_map(|(key, protocol)| {
         let actual = tables.servers.actual(key).into_iter();
         let all = actual.flat_map(|actual| actual.destinations.iter());
         let may_be_served = |real: &RealServer| real.weight > 0 || !tables.may_lower(key);
         let served = all.filter(may_be_served);
-        served.map(move |real| (at.protocol, real.target))
+        served.map(move |real| (protocol, real.target))
     });
     endpoints.collect()
 }

@@ -279,6 +279,11 @@ impl Ipvs {
         if changed.is_empty() {
             return;
         }
+        for key in &changed {
+            if let VirtualServerKey::Mark { mark, .. } = key {
+                self.claims.marks.removed(*mark);
+            }
+        }
         let mut free = Free::default();
         for at in changed.iter().filter_map(VirtualServerKey::address) {
             let addresses = free.at.entry((at.protocol, at.port)).or_default();
@@ -324,14 +329,19 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services that need a mark, once marks are available.
+    /// Recompiles Services that need a mark, once marks are available or become free.
     pub(crate) fn follow_marks(&mut self, state: &mut State, model: &Model) {
-        if self.claims.marks.take_news() {
+        let heirs = self.claims.marks.take_heirs();
+        let names: Vec<NamespacedName> = if self.claims.marks.take_news() {
             let names = self.claims.services().filter(|name| {
                 let view = model.view(name);
                 view.is_some_and(|view| view.service.external_local)
             });
-            let names: Vec<NamespacedName> = names.cloned().collect();
+            names.cloned().collect()
+        } else {
+            heirs.into_iter().collect()
+        };
+        if !names.is_empty() {
             self.update_before_told(state, model, &names);
         }
     }

@@ -29,6 +29,7 @@ use crate::exchange::{PartContent, PlanResult, Query, QueryResponse};
 use crate::kernel::CONNECTIONS;
 use crate::kinds::{IpvsKinds, Lane, Part, State};
 use crate::link::{Link, Loss};
+use crate::marks::Marks;
 use crate::pace::Pace;
 use crate::plan::{Op, Outcome, Plan};
 use crate::planner::{self, Room, Situation, Turns};
@@ -216,9 +217,11 @@ impl engine::Scheme for Ipvs {
 
     fn new(state: &State) -> Self {
         let (config, now) = (&state.config, state.now);
+        let bits = config.semantics.mark_bits();
+        let marks = Marks::new(bits, state.node.family, config.mark_addresses.clone());
         Self {
             node_ports: NodePortAddresses::default(),
-            claims: Claims::new(Drains::new(config.drain_timeout), config.semantics),
+            claims: Claims::new(Drains::new(config.drain_timeout), marks),
             tables: Tables::new(config.semantics, now),
             takeover: Some(TakeOver::default()),
             link: Link::default(),
@@ -304,6 +307,8 @@ impl engine::Scheme for Ipvs {
         self.follow_foreign(state, model);
         self.follow_schedulers(state, model);
         self.follow_marks(state, model);
+        let unmarked = self.claims.marks.take_unreported();
+        state.report.unmarked.extend(unmarked);
     }
 
     fn wants_update(&self) -> bool {
@@ -443,6 +448,11 @@ impl engine::Scheme for Ipvs {
                 self.claims.settle_leftovers(*key, &mut self.tables);
             } else if self.tables.servers.wanted(key).is_none() {
                 self.claims.drains.forget(key);
+            }
+            if let VirtualServerKey::Mark { mark, .. } = key
+                && !self.tables.is_ours(key)
+            {
+                self.claims.marks.removed(*mark);
             }
         }
         let serves_node_ports = |op: &Op| match op {

@@ -1223,9 +1223,7 @@ fn the_kernel_keeps_the_ownership_note_and_ipvsadm_hides_it() {
                     let port = key.address().unwrap().port;
                     assert_eq!(server.properties, noted(port, 0), "{key}");
                 }
-                let notes = servers
-                    .values()
-                    .map(|server| server.properties.is_owned());
+                let notes = servers.values().map(|server| server.properties.is_owned());
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);

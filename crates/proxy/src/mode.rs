@@ -188,6 +188,9 @@ pub struct Report {
     /// Addresses and ports that a Service port wants but another program owns. Each appears in one
     /// report only.
     pub foreign: Vec<(String, ServicePortName)>,
+    /// Service ports that need a packet mark while none is free (`--ipvs-mark-bits`). Each is
+    /// reported once.
+    pub unmarked: Vec<ServicePortName>,
     /// Repaired entries that another program had changed.
     pub drift: Drift,
     /// Counters of iptables mode.

@@ -42,7 +42,8 @@ pub struct CounterSamples {
     pub addresses: HashMap<At, OfAddress>,
     /// Counters by address and endpoint.
     pub endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
-    /// Counters by firewall mark, in IPVS mode. They belong to virtual servers of other programs.
+    /// Counters by firewall mark, in IPVS mode, of virtual servers of other programs. Connections by a
+    /// mark of this mode are counted at an address of their Service.
     pub marks: HashMap<(IpFamily, u32), OfAddress>,
     /// Counters by Service port, in userspace mode, which has no counters by address. Includes all
     /// ports, regardless of the selection.

@@ -100,6 +100,9 @@ impl Reporter {
         for (at, owner) in &report.foreign {
             self.recorder.record(Event::address_taken(at, owner, model));
         }
+        for owner in &report.unmarked {
+            self.recorder.record(Event::marks_exhausted(owner, model));
+        }
         if !report.drift.is_empty() {
             let drift = list(&report.drift);
             warn!(family = %self.family, "another program has changed {drift}; it is repaired");

@@ -8,11 +8,13 @@
 //! each takes 1.2 s. The dump of all virtual servers takes 0.8 s (`cargo run -p ipvs-netlink
 //! --example read_cost`).
 
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result};
 use ipvs_netlink::{DestinationEntry, Ipvs, ServiceEntry, ServiceKey, Statistics};
 use proxy::Protocol;
+use proxy_ipvs::MarkAddresses;
 
 use service_counters::{At, Count, CounterSample, ReadCounters, Which};
 
@@ -21,6 +23,15 @@ use service_counters::{At, Count, CounterSample, ReadCounters, Which};
 pub(super) struct IpvsCounters {
     /// Socket that the first read opens.
     ipvs: Option<Ipvs>,
+    /// Addresses of the Services that have a mark.
+    marks: MarkAddresses,
+}
+
+impl IpvsCounters {
+    /// Returns a reader that counts the connections of these marks at their addresses.
+    pub(super) fn with_marks(marks: MarkAddresses) -> Self {
+        Self { ipvs: None, marks }
+    }
 }
 
 impl ReadCounters for IpvsCounters {
@@ -29,7 +40,7 @@ impl ReadCounters for IpvsCounters {
             Some(ipvs) => ipvs,
             None => Ipvs::open().context("cannot read the IPVS counters")?,
         };
-        tell(&mut ipvs, which, take).context("cannot read the IPVS counters")?;
+        tell(&mut ipvs, &self.marks, which, take).context("cannot read the IPVS counters")?;
         // Keeps the socket only after a success.
         self.ipvs = Some(ipvs);
         Ok(())
@@ -40,47 +51,116 @@ impl ReadCounters for IpvsCounters {
     }
 }
 
+/// Virtual servers of one address: that at the address, and those of its marks.
+#[derive(Debug, Default)]
+struct OfPlace<'a> {
+    at_address: Option<&'a ServiceEntry>,
+    by_mark: Vec<&'a ServiceEntry>,
+}
+
+/// Depth of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Servers,
+    Destinations,
+}
+
 fn tell(
     ipvs: &mut Ipvs,
+    marks: &MarkAddresses,
     which: Which<'_>,
     take: &mut dyn FnMut(CounterSample<'_>),
 ) -> Result<(), ipvs_netlink::Error> {
-    match which {
-        Which::Addresses => {
-            for entry in ipvs.services()? {
-                tell_server(&entry, count(&entry.statistics), take);
-            }
-        }
-        Which::All => {
-            for entry in ipvs.services()? {
-                tell_with_destinations(ipvs, &entry, take)?;
-            }
-        }
+    let (entries, depth) = match which {
+        Which::Addresses => (ipvs.services()?, Depth::Servers),
+        Which::All => (ipvs.services()?, Depth::Destinations),
         Which::Of(addresses) => {
-            for at in addresses {
-                if let Some(entry) = ipvs.service(&key(at))? {
-                    tell_with_destinations(ipvs, &entry, take)?;
-                }
+            let by_mark = marks.at(addresses).into_iter();
+            let by_mark = by_mark.map(|(family, mark)| ServiceKey::Fwmark { family, mark });
+            let mut entries = Vec::new();
+            for key in addresses.iter().map(key).chain(by_mark) {
+                entries.extend(ipvs.service(&key)?);
             }
+            (entries, Depth::Destinations)
         }
+    };
+    let mut of_marks: HashMap<At, Vec<&ServiceEntry>> = HashMap::new();
+    for entry in &entries {
+        if let ServiceKey::Fwmark { family, mark } = entry.service.key {
+            if let Some(at) = marks.get(family, mark) {
+                of_marks.entry(at).or_default().push(entry);
+                continue;
+            }
+            let scheduler = entry.service.scheduler.as_str();
+            let (count, _) = counted(ipvs, entry, depth)?;
+            take(CounterSample::Mark(family, mark, scheduler, count));
+        }
+    }
+    for entry in &entries {
+        if let Some(at) = at(&entry.service.key) {
+            let place = OfPlace {
+                at_address: Some(entry),
+                by_mark: of_marks.remove(&at).unwrap_or_default(),
+            };
+            tell_place(ipvs, at, &place, depth, take)?;
+        }
+    }
+    for (at, by_mark) in of_marks {
+        let at_address = None;
+        let place = OfPlace {
+            at_address,
+            by_mark,
+        };
+        tell_place(ipvs, at, &place, depth, take)?;
     }
     Ok(())
 }
 
-fn tell_with_destinations(
+/// Returns samples of an address: the sums of its virtual servers. A destination of several has
+/// one sample.
+fn tell_place(
     ipvs: &mut Ipvs,
-    entry: &ServiceEntry,
+    at: At,
+    of: &OfPlace<'_>,
+    depth: Depth,
     take: &mut dyn FnMut(CounterSample<'_>),
 ) -> Result<(), ipvs_netlink::Error> {
+    let mut sum = Count::default();
+    let mut endpoints: BTreeMap<SocketAddr, (Option<u32>, Count)> = BTreeMap::new();
+    let all = || of.at_address.iter().chain(&of.by_mark);
+    for entry in all() {
+        let (count, destinations) = counted(ipvs, entry, depth)?;
+        sum.add(&count);
+        for destination in &destinations {
+            let key = destination.destination.key;
+            let endpoint = SocketAddr::new(key.address, key.port);
+            let (weight, count) = endpoints.entry(endpoint).or_default();
+            *weight = (*weight).max(Some(destination.destination.weight));
+            count.add(&of_destination(destination));
+        }
+    }
+    for (endpoint, (weight, count)) in endpoints {
+        take(CounterSample::Endpoint(at, endpoint, weight, count));
+    }
+    let scheduler = all().next().map(|entry| entry.service.scheduler.as_str());
+    take(CounterSample::Address(at, scheduler, sum));
+    Ok(())
+}
+
+/// Returns the counters of a virtual server, and its destinations if the depth includes them.
+fn counted(
+    ipvs: &mut Ipvs,
+    entry: &ServiceEntry,
+    depth: Depth,
+) -> Result<(Count, Vec<DestinationEntry>), ipvs_netlink::Error> {
+    let mut whole = count(&entry.statistics);
+    if depth == Depth::Servers {
+        return Ok((whole, Vec::new()));
+    }
     // Empty if the virtual server was deleted meanwhile.
     let destinations = ipvs.destinations(&entry.service.key)?;
-    let at = at(&entry.service.key);
-    let mut whole = Count {
-        active: Some(0),
-        inactive: Some(0),
-        persistent: Some(0),
-        ..count(&entry.statistics)
-    };
+    let zero = Some(0);
+    (whole.active, whole.inactive, whole.persistent) = (zero, zero, zero);
     for destination in &destinations {
         let of = of_destination(destination);
         whole.add(&Count {
@@ -89,29 +169,8 @@ fn tell_with_destinations(
             persistent: of.persistent,
             ..Count::default()
         });
-        if let Some(at) = at {
-            let key = destination.destination.key;
-            let endpoint = SocketAddr::new(key.address, key.port);
-            let weight = Some(destination.destination.weight);
-            take(CounterSample::Endpoint(at, endpoint, weight, of));
-        }
     }
-    tell_server(entry, whole, take);
-    Ok(())
-}
-
-fn tell_server(entry: &ServiceEntry, count: Count, take: &mut dyn FnMut(CounterSample<'_>)) {
-    let scheduler = entry.service.scheduler.as_str();
-    match entry.service.key {
-        ServiceKey::Address { .. } => {
-            if let Some(at) = at(&entry.service.key) {
-                take(CounterSample::Address(at, Some(scheduler), count));
-            }
-        }
-        ServiceKey::Fwmark { family, mark } => {
-            take(CounterSample::Mark(family, mark, scheduler, count));
-        }
-    }
+    Ok((whole, destinations))
 }
 
 /// Returns the address and port, or `None` for a firewall mark and for a protocol that Services do

@@ -11,7 +11,8 @@ use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
 use proxy::{Changes, EntryChange, IpFamily, Model, Scheduler};
 use proxy_ipvs::{
-    Carrier, Config, Lanes, NetlinkKernel, Op, Part as OfKernel, Plan, Proxier, ShimStyle, VipMode,
+    Carrier, Config, Lanes, MarkAddresses, NetlinkKernel, Op, Part as OfKernel, Plan, Proxier,
+    ShimStyle, VipMode,
 };
 use service_counters::ReadCounters;
 use tokio::runtime::Handle;
@@ -37,6 +38,8 @@ pub(super) struct Ipvs {
     /// This process's own sockets that write to nftables.
     written: Arc<OwnSockets>,
     families: Families<NetlinkKernel>,
+    /// Addresses of marks, for the counters.
+    marks: MarkAddresses,
 }
 
 impl Ipvs {
@@ -66,6 +69,7 @@ impl Ipvs {
             shim,
             written,
             families,
+            marks: MarkAddresses::default(),
         })
     }
 
@@ -126,6 +130,7 @@ impl Ipvs {
             shim,
             written,
             families,
+            marks,
         } = self;
         let settings = start.settings;
         let into_proxier = |(family, services): (IpFamily, Worker<NetlinkKernel>)| {
@@ -146,6 +151,7 @@ impl Ipvs {
             let facts = start.node_facts(family);
             let config = Config {
                 foreseen_schedulers: foreseen.to_vec(),
+                mark_addresses: marks.clone(),
                 ..config(start, family, &shim)
             };
             Ok(Proxier::new(config, facts, lanes, start.now))
@@ -244,7 +250,7 @@ impl OpenedKernel for Ipvs {
     }
 
     fn counters(&self) -> Box<dyn ReadCounters> {
-        Box::new(IpvsCounters::default())
+        Box::new(IpvsCounters::with_marks(self.marks.clone()))
     }
 }
 
@@ -271,6 +277,7 @@ fn foreseen_schedulers(model: &Model) -> Vec<(Scheduler, Result<(), String>)> {
 fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
     let (shared, own) = (&start.settings.shared, &start.settings.ipvs);
     Config {
+        mark_addresses: MarkAddresses::default(),
         scheduler: own.scheduler.as_str().into(),
         foreseen_schedulers: Vec::new(),
         masquerade_all: shared.masquerade_all,

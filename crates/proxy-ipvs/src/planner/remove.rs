@@ -43,7 +43,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
             // Keeps the virtual server by mark while packets still get the mark. Without it, they
             // would reach the virtual server at their address.
-            None if masquerading::is_marked(tables, &key) => {}
+            None if masquerading::is_marked(tables, &of.claims.marks, &key) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
             // Additions come before removals.
             Some(_) if makes(tables, &key) => {}
@@ -104,7 +104,9 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     let still_served = OnceCell::new();
     let may_loop_back = |member: &Member| {
         let target = member.looped_back();
-        let still_served = || still_served.get_or_init(|| masquerading::still_served(tables));
+        let marks = &of.claims.marks;
+        let still_served =
+            || still_served.get_or_init(|| masquerading::still_served(tables, marks));
         target.is_some_and(|target| still_served().contains(&target))
     };
     let mut ops = Vec::new();

@@ -1,6 +1,6 @@
 //! Tests `--ipvs-semantics=exact`: packets from outside get the local endpoints by a mark.
 
-use proxy_ipvs::{MarkBits, Semantics, ShimStyle};
+use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VirtualServerKey};
 
 use super::*;
 
@@ -57,7 +57,7 @@ fn marks(world: &World) -> Vec<Member> {
 fn destinations(world: &World) -> [Option<usize>; 2] {
     let family = IpFamily::V4;
     let state = world.kernel.state();
-    let by_mark = proxy_ipvs::VirtualServerKey::Mark { family, mark: 1 };
+    let by_mark = VirtualServerKey::Mark { family, mark: 1 };
     [server("192.0.2.10:80"), by_mark].map(|key| {
         let server = state.snapshot.servers.get(&key)?;
         Some(server.destinations.len())
@@ -151,4 +151,69 @@ fn without_a_free_mark_all_clients_get_the_local_endpoints() {
     synced(&mut world);
     assert_eq!(marks(&world), [marked(11, 1)]);
     assert_eq!(destinations(&world)[0], Some(1));
+}
+
+#[test]
+fn the_oldest_service_without_a_mark_gets_the_next_free_one() {
+    let mut world = world_of(MarkBits(1));
+    for (number, name) in [
+        (11, "default/first"),
+        (10, "default/web"),
+        (13, "default/young"),
+    ] {
+        world.service(Service {
+            created: Some(i64::from(u8::abs_diff(number, 11))),
+            ..exposed(name, number, true)
+        });
+        world.slice(slice(name, &PAIR));
+    }
+    let mut world = world.listed();
+    let report = world.sync();
+    assert_eq!(report.unmarked, ["default/web", "default/young"]);
+    world.delete_service("default/first");
+    let report = world.sync();
+    assert_eq!((report.pending, report.unmarked.len()), (0, 0));
+    assert_eq!(marks(&world), [marked(10, 1)]);
+    assert_eq!(destinations(&world), [Some(2), Some(1)]);
+    world.delete_service("default/young");
+    world.delete_service("default/web");
+    synced(&mut world);
+    assert_eq!(marks(&world), []);
+}
+
+/// Returns the scheduler, the flags without the note, and the timeout of the virtual server by mark.
+fn balancing(world: &World) -> (String, u32, u32) {
+    let family = IpFamily::V4;
+    let key = VirtualServerKey::Mark { family, mark: 1 };
+    let state = world.kernel.state();
+    let of = &state.snapshot.servers.get(&key).unwrap().properties;
+    let flags = of.flags & !Properties::OWNED;
+    (of.scheduler.to_string(), flags, of.timeout)
+}
+
+#[test]
+fn affinity_by_mark_uses_sh_only_if_the_kernel_has_it() {
+    for has_sh in [true, false] {
+        let mut world = world_of(MarkBits::DEFAULT);
+        if !has_sh {
+            world.kernel.state().schedulers.remove("sh");
+        }
+        world.service(Service {
+            affinity_seconds: Some(600),
+            ..exposed("default/web", 10, true)
+        });
+        world.slice(slice("default/web", &PAIR));
+        let mut world = world.listed();
+        synced(&mut world);
+        let flags = Properties::FALLBACK;
+        let expected = if has_sh {
+            ("sh".to_owned(), flags, 0)
+        } else {
+            ("rr".to_owned(), 0, 0)
+        };
+        assert_eq!(balancing(&world), expected);
+        assert_eq!(world.work().0.scheduler_questions, 1);
+        synced(&mut world);
+        assert_eq!(world.work().0.scheduler_questions, 0);
+    }
 }

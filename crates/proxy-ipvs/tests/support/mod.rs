@@ -39,6 +39,8 @@ pub(crate) struct Synced {
     pub(crate) drift: Drift,
     /// Addresses of foreign virtual servers, each with the Service port that wants them.
     pub(crate) foreign: Vec<String>,
+    /// Names of the Services that lack a mark.
+    pub(crate) unmarked: Vec<String>,
     pub(crate) pending: usize,
     pub(crate) failing: usize,
     /// Start of the time without a successful write.
@@ -61,6 +63,9 @@ impl Synced {
             assert!(self.drift.is_empty(), "told in one");
             self.drift = report.drift;
         }
+        let unmarked = report.unmarked.into_iter();
+        self.unmarked
+            .extend(unmarked.map(|owner| owner.service.to_string()));
         let foreign = report.foreign.into_iter();
         self.foreign
             .extend(foreign.map(|(at, owner)| format!("{at} {owner}")));

@@ -1,0 +1,48 @@
+//! An address for each mark, shared between the writer of virtual servers and readers of counters.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use proxy::{IpFamily, ServiceAddress};
+
+type Addresses = HashMap<(IpFamily, u32), ServiceAddress>;
+
+/// Addresses of the Services that have a mark: the connections of a mark belong to the Service at
+/// its address. Clones share the content.
+#[derive(Debug, Clone, Default)]
+pub struct MarkAddresses(Arc<Mutex<Addresses>>);
+
+impl MarkAddresses {
+    /// Returns the address for a mark, or `None` for another program's mark.
+    pub fn get(&self, family: IpFamily, mark: u32) -> Option<ServiceAddress> {
+        self.lock().get(&(family, mark)).copied()
+    }
+
+    /// Returns the marks for these addresses.
+    pub fn at(&self, addresses: &[ServiceAddress]) -> Vec<(IpFamily, u32)> {
+        let all = self.lock();
+        if all.is_empty() {
+            return Vec::new();
+        }
+        let wanted: BTreeSet<&ServiceAddress> = addresses.iter().collect();
+        let marks = all.iter().filter(|(_, at)| wanted.contains(at));
+        marks.map(|(mark, _)| *mark).collect()
+    }
+
+    /// Sets the address for a mark.
+    pub fn set(&self, family: IpFamily, mark: u32, at: ServiceAddress) {
+        self.lock().insert((family, mark), at);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Addresses> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PartialEq for MarkAddresses {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for MarkAddresses {}
