@@ -6,7 +6,8 @@
 //! ```
 //!
 //! An address on a link or a set member is evidence that assigns a virtual server to a mode. The
-//! cleanup removes this evidence only after the virtual server. A failure is reported and does not
+//! cleanup removes this evidence only after the virtual server. [`drain_beside`] keeps virtual
+//! servers with open connections, and their evidence. A failure is reported and does not
 //! stop the other removals. Kernel settings and IPVS timeouts stay unchanged, as upstream.
 //!
 //! Upstream differs in two points: it also deletes virtual servers of other programs, and it does
@@ -14,6 +15,7 @@
 //!
 //! This crate does not distinguish modes: a [`Footprint`] names the entries that a mode leaves.
 
+mod drain;
 mod evidence;
 mod links;
 mod report;
@@ -34,10 +36,11 @@ use nftables_netlink::CommitError;
 
 use evidence::Evidence;
 use links::Links;
-use report::Manner;
+use report::{Manner, Need};
 use sets::Sets;
 
-pub use report::Cleanup;
+pub use drain::Drain;
+pub use report::{Cleanup, DrainingServer};
 pub use servers::ForeignServer;
 pub use withdraw::withdraw;
 
@@ -101,6 +104,13 @@ pub fn clean_up_beside(modes: Footprints, serving: &Serving, excluded: &[IpNet])
     beside(modes, serving, excluded, Manner::Remove)
 }
 
+/// Removes the entries of these modes like [`clean_up_beside`], except those that open connections
+/// need: their virtual servers get no new connections, and their addresses become routes. The result
+/// lists these virtual servers for a [`Drain`].
+pub fn drain_beside(modes: Footprints, serving: &Serving, excluded: &[IpNet]) -> Cleanup {
+    beside(modes, serving, excluded, Manner::Drain)
+}
+
 /// Lists the entries that [`clean_up_beside`] would remove. Writes nothing.
 pub fn foresee_beside(modes: Footprints, serving: &Serving, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Count)
@@ -117,7 +127,7 @@ fn beside(modes: Footprints, serving: &Serving, excluded: &[IpNet], manner: Mann
     let others: Vec<_> = modes.filter(|mode| *mode != serving.mode).collect();
     // In a backend that the current mode does not use, the current mode's rules are also leftovers.
     let of_rules: Vec<_> = others.iter().copied().chain([serving.mode]).collect();
-    if manner == Manner::Remove {
+    if manner != Manner::Count {
         let given = give_way(&others);
         if let Err((family, error)) = given {
             // The cleanup must stop, because this table would continue to send packets to deleted
@@ -133,7 +143,7 @@ fn beside(modes: Footprints, serving: &Serving, excluded: &[IpNet], manner: Mann
     let is_by_iptables = serving.iptables.is_some();
     if serving.mode.served_by == ServedBy::Process && is_by_iptables {
         for family in IpFamily::ALL {
-            tables::remove(&[serving.mode], family, true, manner, &mut cleanup);
+            tables::remove(&[serving.mode], family, Need::Over, manner, &mut cleanup);
         }
     }
     take_down(
@@ -177,7 +187,7 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
         return cleanup;
     }
     for family in IpFamily::ALL {
-        tables::remove(&ended, family, true, Manner::Remove, &mut cleanup);
+        tables::remove(&ended, family, Need::Over, Manner::Remove, &mut cleanup);
     }
     // Without iptables programs, no rule can be changed.
     let installed = installed(&mut cleanup);
@@ -224,25 +234,25 @@ fn take_down(
     let mut families = IpFamily::ALL.map(|family| Remains::read(modes, family, cleanup));
     for family in &mut families {
         let (of, evidence) = (family.family, &family.evidence);
-        let is_gone = servers::remove(modes, of, evidence, excluded, manner, cleanup);
-        family.is_free &= is_gone;
+        let need = servers::remove(modes, of, evidence, excluded, manner, cleanup);
+        family.need = family.need.max(need);
     }
-    let is_free = families.iter().all(|of| of.is_free);
     let found = families.each_ref().map(|of| links::FamilyEvidence {
         family: of.family,
         links: &of.links,
         evidence: &of.evidence,
+        need: of.need,
     });
     for link in modes.iter().filter_map(|mode| mode.link) {
-        links::remove(&link, &found, is_free, manner, cleanup);
+        links::remove(&link, &found, manner, cleanup);
     }
     rules::remove(of_rules, iptables, manner, cleanup);
     for of in &families {
-        tables::remove(modes, of.family, of.is_free, manner, cleanup);
+        tables::remove(modes, of.family, of.need, manner, cleanup);
     }
     for of in &mut families {
         if let Some(sets) = &mut of.sets {
-            sets.remove(of.family, of.is_free, manner, cleanup);
+            sets.remove(of.family, of.need, manner, cleanup);
         }
     }
 }
@@ -254,18 +264,16 @@ struct Remains {
     links: Links,
     /// Sets of the family. `None` if the kernel has no ipset, or the sets cannot be read.
     sets: Option<Sets>,
-    /// True once the virtual servers of these modes are known to be deleted. The evidence may then
-    /// also be removed.
-    is_free: bool,
+    need: Need,
 }
 
 impl Remains {
     /// Reads the evidence that assigns each virtual server to a program.
     fn read(modes: &[&'static Footprint], family: IpFamily, cleanup: &mut Cleanup) -> Self {
-        let mut is_free = true;
+        let mut need = Need::Over;
         let mut evidence = Evidence::default();
         let links = Links::read(modes, family, &mut evidence).unwrap_or_else(|error| {
-            is_free = false;
+            need = Need::Unknown;
             cleanup.leave(family, &"the addresses of this node cannot be read", &error);
             Links::default()
         });
@@ -276,13 +284,13 @@ impl Remains {
                 None
             }
             Err(error) => {
-                is_free = false;
+                need = Need::Unknown;
                 cleanup.leave(family, &"the ipsets cannot be read", &error);
                 None
             }
         };
         if let Err(error) = tables::read(modes, family, &mut evidence) {
-            is_free = false;
+            need = Need::Unknown;
             cleanup.leave(family, &"the sets in nftables cannot be read", &error);
         }
         Self {
@@ -290,7 +298,7 @@ impl Remains {
             evidence,
             links,
             sets,
-            is_free,
+            need,
         }
     }
 }

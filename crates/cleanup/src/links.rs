@@ -7,10 +7,12 @@ use std::net::IpAddr;
 use footprint::{Footprint, Link};
 use inet::IpFamily;
 use netlink_batch::Error;
-use route_netlink::{Address, Batch, LocalRoute, Reply, Rtnetlink};
+use route_netlink::{
+    Address, AddressGeneration, Batch, LinkState, LocalRoute, Reply, Rtnetlink, outward_source,
+};
 
 use crate::evidence::Evidence;
-use crate::report::{Cleanup, LOST, Manner, many};
+use crate::report::{Cleanup, DrainingServer, LOST, Manner, Need, many};
 
 /// The links of some modes with their addresses, in one family.
 #[derive(Debug, Default)]
@@ -18,10 +20,10 @@ pub(crate) struct Links(Vec<LinkEntries>);
 
 /// A link of a mode with its addresses and routes.
 #[derive(Debug)]
-struct LinkEntries {
+pub(crate) struct LinkEntries {
     name: &'static str,
-    addresses: Vec<Address>,
-    routes: Vec<LocalRoute>,
+    pub(crate) addresses: Vec<Address>,
+    pub(crate) routes: Vec<LocalRoute>,
 }
 
 impl Links {
@@ -60,7 +62,7 @@ impl Links {
         Ok(links)
     }
 
-    fn on(&self, link: &Link) -> Option<&LinkEntries> {
+    pub(crate) fn on(&self, link: &Link) -> Option<&LinkEntries> {
         self.0.iter().find(|held| held.name == link.name)
     }
 }
@@ -80,20 +82,33 @@ pub(crate) struct FamilyEvidence<'a> {
     pub(crate) family: IpFamily,
     pub(crate) links: &'a Links,
     pub(crate) evidence: &'a Evidence,
+    pub(crate) need: Need,
 }
 
 /// Removes a link with its addresses and routes, unless the addresses are still needed as evidence.
+/// Keeps the addresses of draining virtual servers.
 pub(crate) fn remove(
     link: &Link,
     families: &[FamilyEvidence<'_>],
-    is_free: bool,
     manner: Manner,
     cleanup: &mut Cleanup,
 ) {
     let name = link.name;
+    let need = families.iter().map(|of| of.need).max();
+    if need == Some(Need::Draining) {
+        let draining = cleanup.draining.iter().filter_map(DrainingServer::ip);
+        let draining: BTreeSet<IpAddr> = draining.collect();
+        for of in families {
+            if let Err(error) = keep(link, of, &draining, cleanup) {
+                cleanup.leave(of.family, &format_args!("the addresses on {name}"), &error);
+            }
+        }
+        return;
+    }
+    let is_free = need != Some(Need::Unknown);
     let removed = Rtnetlink::open().and_then(|mut rtnetlink| {
         let kind = rtnetlink.link(name)?.map(|link| link.kind);
-        if kind.as_deref() == Some("dummy") && is_free && manner == Manner::Remove {
+        if kind.as_deref() == Some("dummy") && is_free && manner != Manner::Count {
             rtnetlink.delete_link(name)?;
         }
         Ok(kind)
@@ -128,6 +143,126 @@ pub(crate) fn remove(
     }
 }
 
+/// Binds the addresses of draining virtual servers as routes, and unbinds all other addresses. A
+/// route has an address of the node as source. So the node's new connections do not get a service
+/// address as source, and the service addresses do not count as the node's.
+fn keep(
+    link: &Link,
+    of: &FamilyEvidence<'_>,
+    draining: &BTreeSet<IpAddr>,
+    cleanup: &mut Cleanup,
+) -> Result<(), Error> {
+    let Some(held) = of.links.on(link) else {
+        return Ok(());
+    };
+    let mut rtnetlink = Rtnetlink::open()?;
+    let Some(found) = rtnetlink.link(link.name)? else {
+        return Ok(());
+    };
+    let is_draining = |ip: IpAddr| draining.contains(&ip) && IpFamily::of(ip) == of.family;
+    let bound = held.service_addresses().into_iter();
+    let bound: Vec<IpAddr> = bound.filter(|ip| is_draining(*ip)).collect();
+    if !bound.is_empty() {
+        prepare_for_routes(&mut rtnetlink, link, of.family, found.index)?;
+    }
+    let source = outward_source(of.family.into(), &of.evidence.elsewhere);
+    let mut batch = Batch::new();
+    let mut doomed = Vec::new();
+    for address in bound {
+        let route = LocalRoute {
+            link: found.index,
+            address,
+            protocol: link.route_protocol,
+            source,
+        };
+        // Removing a route without a source could remove the new route instead.
+        let before = held.routes.iter().find(|held| held.address == address);
+        if let Some(before) = before.filter(|before| before.source != source) {
+            before.push_del(&mut batch);
+            doomed.push(address);
+        }
+        route.push_new(&mut batch);
+        doomed.push(address);
+    }
+    let replies = rtnetlink.execute(&batch)?;
+    let mut without_route = BTreeSet::new();
+    for (address, reply) in doomed.into_iter().zip(&replies) {
+        match reply {
+            Reply::Done => {}
+            Reply::Refused(refusal) if [libc::EEXIST, libc::ESRCH].contains(&refusal.errno) => {}
+            Reply::Refused(refusal) => {
+                let what = format!("cannot bind {address} to {} as a route", link.name);
+                let next = format_args!("{refusal}; it stays an address until its connections end");
+                cleanup.leave(of.family, &what, &next);
+                without_route.insert(address);
+            }
+            Reply::Unknown => {
+                without_route.insert(address);
+            }
+        }
+    }
+    let mut batch = Batch::new();
+    let may_unbind = |address: &&Address| {
+        let is_own = found.kind == "dummy" || of.evidence.said_bound.contains(&address.address);
+        is_own && counts(address.address) && !without_route.contains(&address.address)
+    };
+    for address in held.addresses.iter().filter(may_unbind) {
+        address.push_del(&mut batch);
+    }
+    let is_unused = |route: &&LocalRoute| counts(route.address) && !is_draining(route.address);
+    for route in held.routes.iter().filter(is_unused) {
+        route.push_del(&mut batch);
+    }
+    // Another program may have removed an address meanwhile. The cleanup after the drain reports
+    // the addresses that the kernel does not release.
+    rtnetlink.execute(&batch)?;
+    Ok(())
+}
+
+/// Prepares a link for local routes: IPv4 routes need an address on the link, IPv6 routes a link that
+/// is up.
+fn prepare_for_routes(
+    rtnetlink: &mut Rtnetlink,
+    link: &Link,
+    family: IpFamily,
+    index: u32,
+) -> Result<(), Error> {
+    if family == IpFamily::V6 {
+        // A kernel that cannot do so adds a link-local address, which does no harm.
+        drop(rtnetlink.set_address_generation(link.name, AddressGeneration::None));
+        return rtnetlink.set_link_state(link.name, LinkState::Up);
+    }
+    if let Some(anchor) = link.anchor {
+        let mut batch = Batch::new();
+        Address::host(index, anchor).push_new(&mut batch);
+        rtnetlink.execute(&batch)?;
+    }
+    Ok(())
+}
+
+/// Removes the routes to addresses whose virtual servers have drained.
+pub(crate) fn release(
+    links: impl Iterator<Item = Link>,
+    ended: &BTreeSet<IpAddr>,
+) -> Result<(), Error> {
+    let mut rtnetlink = Rtnetlink::open()?;
+    let mut batch = Batch::new();
+    for link in links {
+        let Some(found) = rtnetlink.link(link.name)? else {
+            continue;
+        };
+        for family in IpFamily::ALL {
+            let routes = rtnetlink.local_routes(family.into(), link.route_protocol)?;
+            let is_ended =
+                |route: &&LocalRoute| route.link == found.index && ended.contains(&route.address);
+            for route in routes.iter().filter(is_ended) {
+                route.push_del(&mut batch);
+            }
+        }
+    }
+    rtnetlink.execute(&batch).map(drop)
+}
+
 /// Removes the mode's routes from a link that stays, and the addresses that a set records as bound
 /// by the mode.
 fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cleanup) {
@@ -157,7 +292,9 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         anchor.push_del(&mut batch);
     }
     let replies = match manner {
-        Manner::Remove => Rtnetlink::open().and_then(|mut rtnetlink| rtnetlink.execute(&batch)),
+        Manner::Remove | Manner::Drain => {
+            Rtnetlink::open().and_then(|mut rtnetlink| rtnetlink.execute(&batch))
+        }
         Manner::Count => Ok(doomed.iter().map(|_| Reply::Done).collect()),
     };
     let replies = match replies {
@@ -191,7 +328,7 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
 
 /// Reports whether an address may belong to a Service or to the node. Loopback and link-local
 /// addresses are not evidence.
-fn counts(address: IpAddr) -> bool {
+pub(crate) fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)
 }

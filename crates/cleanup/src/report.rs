@@ -1,8 +1,10 @@
 //! The report of a cleanup, as lines for the operator.
 
 use std::fmt::Display;
+use std::net::IpAddr;
 
 use inet::IpFamily;
+use ipvs_netlink::ServiceKey;
 
 /// Outcome of a cleanup, as lines for the operator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,13 +15,48 @@ pub struct Cleanup {
     pub left: Vec<String>,
     /// Kernel features that this machine lacks, so that they cannot have leftover entries.
     pub absent: Vec<String>,
+    /// Virtual servers that stay, because they have open connections.
+    pub draining: Vec<DrainingServer>,
 }
 
-/// Manner of a cleanup: remove entries, or only count them.
+/// Manner of a cleanup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
+    /// Remove entries.
     Remove,
+    /// Remove entries, except those that open connections need.
+    Drain,
+    /// Count entries, and write nothing.
     Count,
+}
+
+/// Need for the evidence that assigns virtual servers to modes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    /// The virtual servers are deleted.
+    Over,
+    /// Virtual servers drain. A later cleanup removes them with the evidence.
+    Draining,
+    /// Virtual servers stay or may stay, because a removal or a read failed.
+    Unknown,
+}
+
+/// A virtual server that gets no new connections and stays until its last connection has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DrainingServer {
+    pub(crate) key: ServiceKey,
+    /// Number of connections that the kernel stores, including those that have just ended.
+    pub connections: u64,
+}
+
+impl DrainingServer {
+    /// Returns the address. Returns `None` for a firewall mark.
+    pub(crate) fn ip(&self) -> Option<IpAddr> {
+        match self.key {
+            ServiceKey::Address { address, .. } => Some(address),
+            ServiceKey::Fwmark { .. } => None,
+        }
+    }
 }
 
 impl Cleanup {

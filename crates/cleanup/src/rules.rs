@@ -57,7 +57,7 @@ pub(crate) fn remove(
                 continue;
             }
             let removed = match manner {
-                Manner::Remove => {
+                Manner::Remove | Manner::Drain => {
                     iptables.restore_among(saved.len(), family, &leftovers.restore_text())
                 }
                 Manner::Count => Ok(()),

@@ -8,11 +8,11 @@ use std::path::Path;
 use footprint::Footprint;
 use inet::{IpFamily, Protocol};
 use ipnet::IpNet;
-use ipvs_netlink::{Error, Ipvs, Service};
+use ipvs_netlink::{DestinationEntry, Error, Ipvs, Service};
 use netlink_batch::{Batch, Reply};
 
 use crate::evidence::{Evidence, Server};
-use crate::report::{Cleanup, LOST, Manner, many};
+use crate::report::{Cleanup, DrainingServer, LOST, Manner, Need, many};
 
 /// File with the kernel's list of virtual servers. It exists only while IPVS is loaded. A netlink
 /// request would load IPVS.
@@ -42,7 +42,7 @@ pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
             .is_ok_and(|_| head.split(|byte| *byte == b'\n').count() > HEAD_LINES + 1)
 }
 
-/// Removes the virtual servers of these modes. Returns true if every one is known to be deleted.
+/// Removes the virtual servers of these modes. Returns the need for their evidence.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -50,18 +50,22 @@ pub(crate) fn remove(
     excluded: &[IpNet],
     manner: Manner,
     cleanup: &mut Cleanup,
-) -> bool {
+) -> Need {
     if modes.iter().all(|mode| mode.virtual_servers.is_none()) {
-        return true;
+        return Need::Over;
     }
     if !Path::new(LIST).exists() {
         cleanup.miss("IPVS: this kernel has not loaded it");
-        return true;
+        return Need::Over;
     }
     let removed = Ipvs::open().and_then(|mut ipvs| {
-        let doomed = doomed(&mut ipvs, modes, family, evidence, excluded)?;
+        let mut doomed = doomed(&mut ipvs, modes, family, evidence, excluded)?;
+        if manner == Manner::Drain {
+            let drained = begin_drain(&mut ipvs, &mut doomed)?;
+            cleanup.draining.extend(drained);
+        }
         let replies = match manner {
-            Manner::Remove => delete(&mut ipvs, &doomed)?,
+            Manner::Remove | Manner::Drain => delete(&mut ipvs, &doomed)?,
             Manner::Count => doomed.iter().map(|_| Reply::Done).collect(),
         };
         Ok((doomed, replies))
@@ -70,7 +74,7 @@ pub(crate) fn remove(
         Ok(removed) => removed,
         Err(error) => {
             cleanup.leave(family, &"the virtual servers cannot be read", &error);
-            return false;
+            return Need::Unknown;
         }
     };
     let mut done = 0;
@@ -90,7 +94,14 @@ pub(crate) fn remove(
     if done > 0 {
         cleanup.remove(family, many(done, "virtual server"));
     }
-    done == doomed.len()
+    let is_draining = |server: &DrainingServer| server.key.family() == family;
+    if done < doomed.len() {
+        Need::Unknown
+    } else if cleanup.draining.iter().any(is_draining) {
+        Need::Draining
+    } else {
+        Need::Over
+    }
 }
 
 /// Returns the virtual servers that no evidence assigns to one of these modes.
@@ -152,7 +163,44 @@ fn doomed(
     Ok(doomed)
 }
 
-fn delete(ipvs: &mut Ipvs, doomed: &[Server]) -> Result<Vec<Reply>, Error> {
+/// Removes the virtual servers with open connections from a list, and sets their destinations to
+/// weight 0. IPVS then schedules no new connection and keeps the open ones.
+fn begin_drain(ipvs: &mut Ipvs, doomed: &mut Vec<Server>) -> Result<Vec<DrainingServer>, Error> {
+    let (mut draining, mut ended) = (Vec::new(), Vec::new());
+    let mut batch = Batch::new();
+    let family = ipvs.family();
+    for server in doomed.iter() {
+        let destinations = ipvs.destinations(&server.key)?;
+        let connections = connections(&destinations);
+        if connections == 0 {
+            ended.push(*server);
+            continue;
+        }
+        let key = server.key;
+        draining.push(DrainingServer { key, connections });
+        for entry in destinations {
+            let mut destination = entry.destination;
+            if destination.weight > 0 {
+                destination.weight = 0;
+                family.set_destination(&mut batch, &key, &destination);
+            }
+        }
+    }
+    // Without a new weight, a virtual server drains, too: packets of new connections do not reach
+    // IPVS while the current mode serves.
+    ipvs.execute(&batch)?;
+    *doomed = ended;
+    Ok(draining)
+}
+
+/// Returns the number of connections that the kernel stores for these destinations. UDP flows and
+/// connections that have just ended are inactive.
+pub(crate) fn connections(destinations: &[DestinationEntry]) -> u64 {
+    let of = |entry: &DestinationEntry| u64::from(entry.active) + u64::from(entry.inactive);
+    destinations.iter().map(of).sum()
+}
+
+pub(crate) fn delete(ipvs: &mut Ipvs, doomed: &[Server]) -> Result<Vec<Reply>, Error> {
     let family = ipvs.family();
     let mut batch = Batch::new();
     for server in doomed {

@@ -7,7 +7,7 @@ use inet::IpFamily;
 use ipset_netlink::{Error, Ipset, Reason};
 
 use crate::evidence::Evidence;
-use crate::report::{Cleanup, Manner, many};
+use crate::report::{Cleanup, Manner, Need, many};
 
 /// Time within which the nft backend releases a set after its last rule is deleted.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
@@ -54,12 +54,12 @@ impl Sets {
     pub(crate) fn remove(
         &mut self,
         family: IpFamily,
-        is_free: bool,
+        need: Need,
         manner: Manner,
         cleanup: &mut Cleanup,
     ) {
-        if !is_free {
-            if !self.names.is_empty() {
+        if need != Need::Over {
+            if need == Need::Unknown && !self.names.is_empty() {
                 let why = "they prove which virtual servers are kube-proxy's; remove the other \
                            leftovers, then run this again";
                 cleanup.leave(family, &"the ipsets stay", &why);

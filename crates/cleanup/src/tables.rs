@@ -9,7 +9,7 @@ use netlink_batch::Refusal;
 use nftables_netlink::{Change, CommitError, Error, Family, Transaction};
 
 use crate::evidence::Evidence;
-use crate::report::{Cleanup, Manner};
+use crate::report::{Cleanup, Manner, Need};
 
 /// Adds the members of sets in the modes' own tables to the evidence. These sets have the names of
 /// the ipsets.
@@ -107,21 +107,22 @@ pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<b
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,
-    is_free: bool,
+    need: Need,
     manner: Manner,
     cleanup: &mut Cleanup,
 ) {
     for mode in modes {
-        let is_evidence = mode.virtual_servers.is_some() && !is_free;
+        let is_evidence = mode.virtual_servers.is_some() && need != Need::Over;
         for table in mode.nft_tables {
             let what = format!("the {} mode's table {table}", mode.mode);
             let removed = nft::has_table(family, table).and_then(|is_there| {
-                if is_there && !is_evidence && manner == Manner::Remove {
+                if is_there && !is_evidence && manner != Manner::Count {
                     nft::remove_table(family, table)?;
                 }
                 Ok(is_there)
             });
             match removed {
+                Ok(true) if is_evidence && need == Need::Draining => {}
                 Ok(true) if is_evidence => {
                     let why = "its sets prove which virtual servers are kube-proxy's; remove the \
                                other leftovers, then run this again";
@@ -183,7 +184,13 @@ mod tests {
             let is_here = !matches!(nftables_netlink::Nftables::open(), Err(Error::NoNftables));
             let mut cleanup = Cleanup::default();
             let read = read(&[MODE], IpFamily::V4, &mut Evidence::default());
-            remove(&[MODE], IpFamily::V4, true, Manner::Remove, &mut cleanup);
+            remove(
+                &[MODE],
+                IpFamily::V4,
+                Need::Over,
+                Manner::Remove,
+                &mut cleanup,
+            );
             (is_here, read.is_err(), cleanup)
         };
         // Capabilities belong to the thread, so a separate thread drops them.

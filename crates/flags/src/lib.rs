@@ -384,8 +384,8 @@ pub struct Flags {
     )]
     pub nftables_layout: String,
 
-    /// Time for a removed endpoint to keep its TCP connections; 0: until they end; no effect in other
-    /// modes
+    /// Time for a removed endpoint to keep its TCP connections, and for other modes to keep those of
+    /// an earlier IPVS mode; 0: until they end
     #[arg(long = "ipvs-drain-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_drain_timeout: Duration,
 

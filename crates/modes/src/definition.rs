@@ -163,6 +163,7 @@ pub trait OpenedKernel: Send {
         Some(Predecessor {
             serving: self.serving()?,
             excluded: settings.shared.exclude_cidrs.clone(),
+            drain_timeout: settings.ipvs.drain_timeout,
         })
     }
 

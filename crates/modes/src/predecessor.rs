@@ -1,12 +1,22 @@
 //! Removes the entries of a mode that served before this one.
 
-use ::cleanup::{Cleanup, Serving, clean_up_beside, disarm_ended, foresee_beside};
+use std::time::{Duration, Instant};
+
+use ::cleanup::{
+    Cleanup, Drain, Serving, clean_up_beside, disarm_ended, drain_beside, foresee_beside,
+};
 use ipnet::IpNet;
 use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use super::preview::{Change, NODE, Preview};
 use crate::footprints;
+
+/// Delay before the first query of draining virtual servers. The delay doubles with each query.
+const FIRST_LOOK: Duration = Duration::from_millis(250);
+/// Longest delay between two queries, unless a query takes very long.
+const LAST_LOOK: Duration = Duration::from_secs(8);
 
 /// Cleanup of the entries of modes that served on this node before.
 pub struct Predecessor {
@@ -14,20 +24,48 @@ pub struct Predecessor {
     pub(super) serving: Serving,
     /// Networks in which virtual servers stay.
     pub(super) excluded: Vec<IpNet>,
+    /// Longest time that virtual servers with open connections stay, or `None` without a limit.
+    pub(super) drain_timeout: Option<Duration>,
+}
+
+/// Drain of a predecessor's open connections.
+#[must_use]
+pub struct PredecessorDrain {
+    drain: Drain,
+    serving: Serving,
+    excluded: Vec<IpNet>,
+    timeout: Option<Duration>,
 }
 
 impl Predecessor {
-    /// Removes the entries of other modes, and logs them.
-    pub async fn clear(self) {
-        let Self { serving, excluded } = self;
+    /// Removes the entries of other modes, and logs them. Returns the drain of open connections, if
+    /// any.
+    pub async fn clear(self) -> Option<PredecessorDrain> {
+        let (serving, excluded) = (self.serving.clone(), self.excluded.clone());
         // The cleanup blocks while it waits for the kernel and programs.
-        let clear = move || clean_up_beside(footprints::ALL, &serving, &excluded);
-        tell(spawn_blocking(clear).await);
+        let clear = move || drain_beside(footprints::ALL, &serving, &excluded);
+        let cleanup = tell(spawn_blocking(clear).await)?;
+        let drain = Drain::of(footprints::ALL, &cleanup)?;
+        let (servers, connections) = drain.counts();
+        info!(
+            servers,
+            connections,
+            limit = ?self.drain_timeout,
+            "virtual servers of another mode keep their open connections and get no new ones; they are removed with the last connection"
+        );
+        Some(PredecessorDrain {
+            drain,
+            serving: self.serving,
+            excluded: self.excluded,
+            timeout: self.drain_timeout,
+        })
     }
 
     /// Returns the removals that [`clear`](Self::clear) would make. Changes nothing.
     pub async fn preview(self) -> Result<Preview, JoinError> {
-        let Self { serving, excluded } = self;
+        let Self {
+            serving, excluded, ..
+        } = self;
         let foresee = move || foresee_beside(footprints::ALL, &serving, &excluded);
         let found = spawn_blocking(foresee).await?;
         let removed = found.removed.iter();
@@ -40,6 +78,55 @@ impl Predecessor {
     }
 }
 
+impl PredecessorDrain {
+    /// Waits until the last connection has ended or the time is over. Then removes all entries of
+    /// other modes, and logs them.
+    pub async fn finish(self) {
+        let (mut drain, start) = (self.drain, Instant::now());
+        let end = self.timeout.and_then(|timeout| start.checked_add(timeout));
+        let mut delay = FIRST_LOOK;
+        loop {
+            let now = Instant::now();
+            let left = end.map_or(delay, |end| end.saturating_duration_since(now));
+            sleep(delay.min(left)).await;
+            let began = Instant::now();
+            let look = move || {
+                let is_over = drain.look();
+                (drain, is_over)
+            };
+            let is_over = match spawn_blocking(look).await {
+                Ok((looked, is_over)) => {
+                    drain = looked;
+                    is_over
+                }
+                Err(error) => {
+                    return error!(%error, "virtual servers of another mode stay");
+                }
+            };
+            match is_over {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => warn!(%error, "virtual servers of another mode stay for now"),
+            }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                let (servers, connections) = drain.counts();
+                info!(
+                    servers,
+                    connections,
+                    "the time limit of the drain is over, and the connections end (--ipvs-drain-timeout)"
+                );
+                break;
+            }
+            // Many virtual servers take at most a twentieth of the time.
+            let cost = began.elapsed().saturating_mul(20);
+            delay = delay.saturating_mul(2).min(LAST_LOOK).max(cost);
+        }
+        let (serving, excluded) = (self.serving, self.excluded);
+        let clear = move || clean_up_beside(footprints::ALL, &serving, &excluded);
+        tell(spawn_blocking(clear).await);
+    }
+}
+
 /// Makes packets bypass the rules of modes whose process has ended. Called while the mode `serving`
 /// serves.
 pub async fn disarm(serving: &'static str) {
@@ -48,16 +135,20 @@ pub async fn disarm(serving: &'static str) {
     tell(spawn_blocking(disarm).await);
 }
 
-fn tell(cleanup: Result<Cleanup, JoinError>) {
+fn tell(cleanup: Result<Cleanup, JoinError>) -> Option<Cleanup> {
     match cleanup {
         Ok(cleanup) => {
-            for line in cleanup.removed {
+            for line in &cleanup.removed {
                 info!("removed leftovers of another mode: {line}");
             }
-            for line in cleanup.left {
+            for line in &cleanup.left {
                 warn!("left by another mode: {line}");
             }
+            Some(cleanup)
         }
-        Err(error) => error!(%error, "leftovers of another mode stay"),
+        Err(error) => {
+            error!(%error, "leftovers of another mode stay");
+            None
+        }
     }
 }

@@ -44,7 +44,7 @@ use netlink_packet_route::AddressFamily;
 
 pub use address::Address;
 pub use link::{AddressGeneration, Link, LinkState};
-pub use lookup::{Lookup, PacketRoute, RouteRefusal};
+pub use lookup::{Lookup, PacketRoute, RouteRefusal, outward_source};
 pub use netlink_batch::{Batch, Error, Refusal, Reply};
 pub use route::LocalRoute;
 pub use rtnetlink::Rtnetlink;

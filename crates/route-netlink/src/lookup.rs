@@ -1,6 +1,7 @@
 //! A query to the kernel's routing for one packet.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, UdpSocket};
 
 use libc::{EHOSTUNREACH, EINVAL, ENETUNREACH, EXDEV, RTA_GATEWAY, RTA_OIF, RTA_PREFSRC};
 use netlink_batch::{Error, Malformed, Refusal};
@@ -11,6 +12,26 @@ use netlink_packet_route::route::{
 
 use crate::Family;
 use crate::message::attributes;
+
+/// Returns the source address that the kernel chooses for packets to hosts outside, if it is one of
+/// these addresses, else the lowest of them. Sends nothing.
+pub fn outward_source(family: Family, own: &BTreeSet<IpAddr>) -> Option<IpAddr> {
+    let (any, far) = match family {
+        Family::Inet => ("0.0.0.0:0", ["198.18.0.1:9", "203.0.113.1:9", "8.8.8.8:9"]),
+        Family::Inet6 => (
+            "[::]:0",
+            ["[2001:2::1]:9", "[3fff::1]:9", "[2001:4860:4860::8888]:9"],
+        ),
+    };
+    let source = |far| {
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect(far).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    let mut sources = far.into_iter().filter_map(source);
+    let chosen = sources.find(|ip| own.contains(ip));
+    chosen.or_else(|| own.iter().find(|ip| Family::of(**ip) == family).copied())
+}
 
 /// A packet to route (`RTM_GETROUTE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

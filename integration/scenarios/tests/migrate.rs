@@ -351,17 +351,25 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
         );
     }
     assert_eq!(p.state()?, before);
-    // Open connections belong to IPVS and end with it. The node's own connections from a Service
-    // address end with kube-ipvs0. First, with an iptables without nfacct.
+    // IPVS keeps its open connections. First, with an iptables without nfacct.
     let path = slow_iptables(c, "*nfacct*) exit 2 ;;")?;
-    let ways = p.ways();
-    let (_own, ways) = ways.split_last().context("ways")?;
-    under_traffic(ways, 0, SOON, || {
+    p.under_traffic(|| {
         let mut daemon = p.start(&["env", &path])?;
-        p.awaits("! ip link show kube-ipvs0 >/dev/null 2>&1 && [ -z \"$(ipset list -name)\" ]")?;
+        daemon.wait_for("keep their open connections", SOON)?;
         daemon.stop(SOON)?;
         Ok(())
     })?;
+    let draining =
+        p.sh("ipvsadm -Sn | grep -- '-w 0'; ip route show table local dev kube-ipvs0")?;
+    assert!(
+        draining.contains("local 10.96.10.10 proto 107"),
+        "{draining}"
+    );
+    // The clients have closed them. A restart continues the drain.
+    p.flags.push("--ipvs-drain-timeout=1s".to_owned());
+    let mut daemon = p.start(&["env", &path])?;
+    p.awaits("! ip link show kube-ipvs0 >/dev/null 2>&1 && [ -z \"$(ipset list -name)\" ]")?;
+    daemon.stop(SOON)?;
     assert_eq!(p.sh("ipvsadm -Sn")?, "");
     let saved = || p.sh("iptables-$backend-save; ip6tables-$backend-save");
     let uncounted = saved()?;

@@ -1,19 +1,19 @@
-//! Changes between all pairs of modes and back, under continuous requests. No request may fail, and
-//! the previous mode may leave no state.
+//! Changes between all pairs of modes and back, under continuous requests and with open connections.
+//! No request may fail, no connection may end, and the previous mode may leave no state.
 //!
-//! `migrate` covers open connections, with upstream's state.
+//! `migrate` has changes from upstream's state.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
 )]
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use lab::Place;
+use lab::{Place, Transport};
 use scenarios::{
-    Cluster, FIRST_TRY, Outcome, SOON, Service, Story, ask_json, tcp, tell, under_traffic,
+    Cluster, FIRST_TRY, Outcome, SOON, Service, Story, ask_json, at, tcp, tell, udp, under_traffic,
     with_backend,
 };
 
@@ -25,9 +25,6 @@ struct ModeForm {
     /// Parts of the output of [`held`] while this form is active. Every other form lacks at least
     /// one of them.
     marks: &'static [&'static str],
-    /// True if conntrack translates the connections. They then survive a change to another such
-    /// form.
-    is_by_conntrack: bool,
 }
 
 const DEVICE: &str = "dev kube-ipvs0";
@@ -38,25 +35,21 @@ const IPVS: ModeForm = ModeForm {
     name: "ipvs",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=upstream"],
     marks: &[DEVICE, SET, MATCH, "for masquerade purpose"],
-    is_by_conntrack: false,
 };
 const LEAN: ModeForm = ModeForm {
     name: "lean",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=lean"],
     marks: &[DEVICE, SET, MATCH],
-    is_by_conntrack: false,
 };
 const IPVS_NFTABLES: ModeForm = ModeForm {
     name: "ipvs_nftables",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
     marks: &[DEVICE, "kube-proxy-ipvs\n"],
-    is_by_conntrack: false,
 };
 const IPTABLES: ModeForm = ModeForm {
     name: "iptables",
     flags: &["--proxy-mode=iptables"],
     marks: &[":KUBE-SVC-"],
-    is_by_conntrack: true,
 };
 const NFTABLES: ModeForm = ModeForm {
     name: "nftables",
@@ -66,7 +59,6 @@ const NFTABLES: ModeForm = ModeForm {
         "table ip6 kube-proxy\n",
         "map firewall-ips\n",
     ],
-    is_by_conntrack: true,
 };
 const NFTABLES_FLAT: ModeForm = ModeForm {
     name: "nftables_flat",
@@ -76,7 +68,6 @@ const NFTABLES_FLAT: ModeForm = ModeForm {
         "table ip6 kube-proxy\n",
         "map endpoints-tcp-2\n",
     ],
-    is_by_conntrack: true,
 };
 const ALL: [&ModeForm; 6] = [
     &IPVS,
@@ -90,10 +81,16 @@ const ALL: [&ModeForm; 6] = [
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
+/// A virtual server of another program.
+const FOREIGN: &str = "-a -t 198.51.100.9:9 -r 10.244.2.10:9 -m -w 1";
+
 /// Number of Services without traffic.
 const CROWD: usize = 1_000;
 
-/// Number of connections held open on each path, if they survive.
+/// Time for which conntrack keeps a UDP flow without packets, less the time of a request.
+const TRACKED: Duration = Duration::from_secs(25);
+
+/// Number of connections held open on each path.
 const HELD: usize = 2;
 
 macro_rules! stories {
@@ -161,15 +158,17 @@ fn set_up(c: &Cluster) -> Outcome {
     // The nftables mode serves node ports only at the addresses of the Node object.
     c.write("node", NODE)?;
     let service = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
+    let service = service.port(udp(80, 8080).named("udp"));
     let service = service.ingress("192.0.2.10").external("192.0.2.20");
     c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
+    // A virtual server of another program, which every change keeps.
+    c.sh("ipvsadm -A -t 198.51.100.9:9 -s rr && ipvsadm -a -t 198.51.100.9:9 -r 10.244.2.10:9 -m")?;
     let inner = Service::new("inner", "10.96.0.11 fd96::11").port(tcp(80, 8080));
     c.apply(&inner.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
     Ok(())
 }
 
-/// Returns senders and addresses. With IPVS, excludes the node itself, because its source address
-/// depends on `kube-ipvs0`.
+/// Returns senders and addresses.
 fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
     [
         (&c.client, "10.96.0.10:80"),
@@ -208,33 +207,91 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     let mut asked = ways(c).to_vec();
     if other.marks == NFTABLES_FLAT.marks {
         asked.extend(INNER.map(|to| (&c.client, to)));
+    } else {
+        // The node's own packets have another source address if the Service's address is local.
+        asked.extend(["10.96.0.10:80", "[fd96::10]:80"].map(|to| (&*c.node1, to)));
     }
     for (from, to) in [(one, other), (other, one)] {
-        // Connections of IPVS end with it.
-        let held = if from.is_by_conntrack && to.is_by_conntrack {
-            HELD
-        } else {
-            0
-        };
+        let leaves_ipvs = from.marks.contains(&DEVICE) && !to.marks.contains(&DEVICE);
         let step = format!("from {} to {}", from.name, to.name);
+        let mut flow = c
+            .client
+            .dial(Transport::Udp, at("10.96.0.10:80"))
+            .timeout(SOON)
+            .open()?;
+        let (who, asked_at) = (flow.ask()?.who, Instant::now());
         let change = || {
             let mut daemon = c.start_apart(to.flags)?;
-            is_alone(c, to)?;
-            if from.marks.contains(&DEVICE) && !to.marks.contains(&DEVICE) {
+            if leaves_ipvs {
+                drains(c, to)?;
                 node_ports_are_told_at_the_nodes_addresses(c)?;
+            } else {
+                is_alone(c, to)?;
             }
             let output = daemon.stop(SOON)?;
             ensure!(output.status.success(), "it ended with {}", output.status);
             // The active state is the one that the form left.
-            is_alone(c, to)
+            if leaves_ipvs {
+                drains(c, to)
+            } else {
+                is_alone(c, to)
+            }
         };
-        if let Err(error) = under_traffic(&asked, held, FIRST_TRY, change) {
+        if let Err(error) = under_traffic(&asked, HELD, FIRST_TRY, change) {
             // Prints the failure first, because the evidence is long.
             let seen = c.sh(SEEN).unwrap_or_default();
             anyhow::bail!("{step}: {error:#}\nafterwards:\n{seen}");
         }
+        let answer = flow
+            .ask()
+            .with_context(|| format!("{step}: the UDP flow"))?;
+        ensure!(
+            answer.who == who || asked_at.elapsed() > TRACKED,
+            "{step}: the UDP flow changed its endpoint"
+        );
+        if leaves_ipvs {
+            drain_ends(c, to).with_context(|| format!("{step}, after a restart"))?;
+            // The first packet after the drain may be lost.
+            c.until("the UDP flow goes the new way", || Ok(flow.ask().is_ok()))?;
+        }
     }
     clean(c)
+}
+
+/// Waits until the form serves, and IPVS has only the open connections.
+fn drains(c: &Cluster, to: &ModeForm) -> Outcome {
+    let mut wrong = String::new();
+    let waited = c.until("open connections in IPVS alone", || {
+        wrong = match held(c) {
+            Ok(held) => {
+                let missing = to.marks.iter().filter(|mark| !held.contains(**mark));
+                let mut wrong: Vec<String> = missing.map(|mark| format!("no {mark}")).collect();
+                let is_vip = |line: &&str| line.contains(DEVICE) && !line.contains("127.107.0.1/");
+                let destinations = held.lines().filter(|line| line.starts_with("-a "));
+                let destinations = destinations.filter(|line| !line.contains(FOREIGN));
+                let (drained, weighted): (Vec<_>, Vec<_>) =
+                    destinations.partition(|line| line.ends_with("-w 0"));
+                let is_drained = !drained.is_empty();
+                wrong.extend((!is_drained).then(|| "no draining destination".to_owned()));
+                wrong.extend(weighted.into_iter().map(str::to_owned));
+                wrong.extend(held.lines().filter(is_vip).map(str::to_owned));
+                wrong.extend(held.contains(MATCH).then(|| MATCH.to_owned()));
+                wrong.join("; ")
+            }
+            Err(error) => format!("{error:#}"),
+        };
+        Ok(wrong.is_empty())
+    });
+    waited.map(drop).with_context(|| wrong)
+}
+
+/// Restarts the form, which continues the drain. The clients have closed their connections.
+fn drain_ends(c: &Cluster, to: &ModeForm) -> Outcome {
+    // The UDP flow stays open, and the kernel counts closed connections for some time.
+    let mut daemon = c.start_apart(&[to.flags, &["--ipvs-drain-timeout=1s"]].concat())?;
+    is_alone(c, to)?;
+    daemon.stop(SOON)?;
+    Ok(())
 }
 
 /// Addresses on `kube-ipvs0` count as node addresses only while the link exists.
@@ -297,6 +354,7 @@ fn clean(c: &Cluster) -> Outcome {
     let program = scenarios::kube_proxy()?.display().to_string();
     c.sh(&format!("{program} --cleanup"))?;
     let left = held(c)?;
+    ensure!(left.contains(FOREIGN), "{left}");
     ensure!(
         [
             "KUBE-SVC",

@@ -117,9 +117,8 @@ fn connections(from: &[&str], to: &str) -> &'static str {
     if from.contains(&"userspace") {
         "connections of userspace mode end with its process; all others continue"
     } else if from.contains(&"ipvs") && to != "ipvs" {
-        "those that IPVS carries end when its virtual servers go, as their state is in IPVS \
-         alone; new ones are \
-         served throughout"
+        "open ones go on; IPVS keeps its own until they end or --ipvs-drain-timeout is over; new \
+         ones are served throughout"
     } else if from.contains(&to) {
         "open ones go on, and new ones are served throughout"
     } else {
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn only_connections_of_ipvs_or_userspace_end_with_a_mode_change() {
+    fn only_connections_of_userspace_end_with_a_mode_change() {
         let told = |from: &[&'static str], to| report(from, to, Vec::new()).unwrap().connections;
         for (from, to) in [
             ("ipvs", "ipvs"),
@@ -194,7 +193,7 @@ mod tests {
             );
         }
         for to in ["iptables", "nftables", "userspace"] {
-            assert!(told(&["ipvs"], to).contains("IPVS carries end"), "{to}");
+            assert!(told(&["ipvs"], to).contains("IPVS keeps its own"), "{to}");
         }
         assert!(told(&["userspace"], "ipvs").contains("with its process"));
     }

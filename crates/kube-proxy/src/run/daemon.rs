@@ -24,7 +24,7 @@ use footprint::uses::Uses;
 use futures::stream::{BoxStream, SelectAll, StreamExt as _};
 use ipnet::IpNet;
 use modes::definition::Ending;
-use modes::predecessor::{Predecessor, disarm};
+use modes::predecessor::{Predecessor, PredecessorDrain, disarm};
 use modes::rulesets::Notices;
 use proxy::{Event, IpFamily, Mode, Model, Notice};
 use tokio::sync::mpsc;
@@ -82,8 +82,9 @@ pub(super) struct Daemon {
     /// Cleanup of other modes' entries that waits to start.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) ended: Ended,
-    /// Running cleanup of other modes' entries.
-    pub(super) clearing: Option<JoinHandle<()>>,
+    /// Running cleanup of other modes' entries. Returns the open connections that delay the rest of
+    /// the cleanup.
+    pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
     /// Work of the modes before the process ends.
     pub(super) ending: Option<Ending>,
     /// Modes in use and their kernel features.
@@ -188,7 +189,11 @@ impl Daemon {
                 Some((of, notice)) = self.rulesets.next(), if !self.rulesets.is_empty() => {
                     self.notice_of(of, &notice);
                 }
-                () = ended(&mut self.clearing) => {
+                drain = ended(&mut self.clearing) => {
+                    self.clearing = drain.map(|drain| tokio::spawn(async {
+                        drain.finish().await;
+                        None
+                    }));
                     // The removed link's addresses belonged to the node. The kernel sent no
                     // notification about them.
                     self.notice(&[Notice::Anything]);
@@ -263,7 +268,7 @@ impl Daemon {
                             // Ignores the result: the task logs its own outcome.
                             let _ = before.await;
                         }
-                        predecessor.clear().await;
+                        predecessor.clear().await
                     }));
                 }
             }
@@ -392,14 +397,18 @@ impl Daemon {
     }
 }
 
-/// Waits until the task has ended, and removes it. Waits forever if there is no task.
-async fn ended(task: &mut Option<JoinHandle<()>>) {
-    match task {
-        // Ignores the result: the task logs its own outcome.
-        Some(running) => drop(running.await),
+/// Waits until the task has ended, and removes it. Returns the task's drain. Waits forever if there is
+/// no task.
+async fn ended(
+    task: &mut Option<JoinHandle<Option<PredecessorDrain>>>,
+) -> Option<PredecessorDrain> {
+    let drain = match task {
+        // Ignores an error: the task logs its own outcome.
+        Some(running) => running.await.ok().flatten(),
         None => std::future::pending().await,
-    }
+    };
     *task = None;
+    drain
 }
 
 /// Becomes ready when a kernel thread of any family has finished work.

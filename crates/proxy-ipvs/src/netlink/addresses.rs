@@ -15,14 +15,14 @@
 //! `route.c`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use proxy::IpFamily;
 use route_netlink::{
     Address, AddressGeneration, Batch, Error, Family, LinkState, LocalRoute, Refusal, Reply,
-    Rtnetlink,
+    Rtnetlink, outward_source,
 };
 
 use super::reason::{refused, refused_or_wrong, said, surprise, unsent, wrong};
@@ -187,26 +187,8 @@ impl Addresses {
     /// Chooses the source address of the routes. It is the address that the kernel would choose for
     /// packets to hosts outside, if service addresses were not local. Sends no packet.
     fn choose_source(&mut self, own: &BTreeSet<IpAddr>) {
-        self.route_source = None;
-        if !self.has_node_source {
-            return;
-        }
-        let far = match self.family {
-            IpFamily::V4 => ["198.18.0.1:9", "203.0.113.1:9", "8.8.8.8:9"],
-            IpFamily::V6 => ["[2001:2::1]:9", "[3fff::1]:9", "[2001:4860:4860::8888]:9"],
-        };
-        let any = match self.family {
-            IpFamily::V4 => "0.0.0.0:0",
-            IpFamily::V6 => "[::]:0",
-        };
-        let source = |far| {
-            let socket = UdpSocket::bind(any).ok()?;
-            socket.connect(far).ok()?;
-            Some(socket.local_addr().ok()?.ip())
-        };
-        let mut sources = far.into_iter().filter_map(source);
-        let chosen = sources.find(|ip| own.contains(ip));
-        self.route_source = chosen.or_else(|| own.first().copied());
+        let source = || outward_source(self.family.into(), own);
+        self.route_source = self.has_node_source.then(source).flatten();
     }
 
     /// Returns the destinations of the link's local routes that have this protocol number.

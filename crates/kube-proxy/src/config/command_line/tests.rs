@@ -329,10 +329,6 @@ fn deprecated_or_ignored_flags_are_accepted_with_a_warning() {
             &["--nftables-layout has", "nftables mode"],
         ),
         (
-            "--ipvs-drain-timeout=1m",
-            &["--ipvs-drain-timeout has", "ipvs mode"],
-        ),
-        (
             "--ipvs-vip-mode=route",
             &["--ipvs-vip-mode has", "ipvs mode"],
         ),
@@ -1200,7 +1196,8 @@ fn help_names_the_mode_of_mode_specific_flags() {
         let (name, help) = (flag.get_long().unwrap(), flag.get_help().unwrap());
         let help = help.to_string();
         let is_of_one = name.starts_with("nftables-")
-            || name.starts_with("ipvs-") && name != "ipvs-exclude-cidrs";
+            || name.starts_with("ipvs-")
+                && !["ipvs-exclude-cidrs", "ipvs-drain-timeout"].contains(&name);
         let is_of_iptables = name.ends_with("localhost-nodeports")
             || name.starts_with("iptables-") && name.ends_with("-period");
         let is_said = |of: &str| help.contains(&format!("no effect in {of}"));
