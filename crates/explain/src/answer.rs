@@ -100,7 +100,7 @@ fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     format!("its answer is dropped by {}{entry}{whose}", last.place)
 }
 
-/// Returns the reason why an endpoint's replies never return, or `None` if they may.
+/// Returns why an endpoint's replies never come back, or `None` if they may.
 fn never_back(
     followed: &packet_path::Walk,
     planned: &Planned<'_>,
@@ -132,7 +132,7 @@ fn elsewhere(
 ) -> Option<String> {
     let endpoint = followed.endpoint?;
     let client = match source(followed, planned) {
-        // The source is an address of this node, so the reply arrives at this node.
+        // The source is an address of this node, so the reply comes here.
         Source::Masqueraded(_) | Source::ServiceAddress => return None,
         Source::Kept | Source::Rewritten(_) => followed.packet.source,
     };
@@ -140,7 +140,7 @@ fn elsewhere(
     if is_local || is_here(endpoint, planned, around) {
         return None;
     }
-    // If both are behind the same interface, the endpoint can reply to the client directly.
+    // If both are behind one interface, the endpoint can reply to the client directly.
     let by = around.kernel.hop(endpoint.ip()).map(|hop| hop.interface);
     let is_between = match &planned.sender.way {
         PacketOrigin::Made(_) => true,

@@ -58,7 +58,7 @@ pub(crate) struct Sender {
     pub(crate) is_here: bool,
     /// True if this node has the sender's address as a service address.
     pub(crate) has_service_address: bool,
-    /// Reason why the rules do not treat the sender as a pod, although it is on an interface of
+    /// Reason why the rules do not treat the sender as a pod, although its interface is one for
     /// pods.
     pub(crate) stranger: Option<String>,
 }
@@ -121,7 +121,7 @@ pub(crate) fn plan<'a>(
         let from = if is_default { &default } else { &*asked.from };
         for from in from {
             let is_inner = of.is_some_and(|of| of.address.kind == AddressKind::ClusterIp);
-            // Hosts outside the cluster do not use a ClusterIP, unless the request names them.
+            // A host outside the cluster uses a ClusterIP only if the request asks for it.
             if is_default && *from == From::External && is_inner {
                 continue;
             }
@@ -180,7 +180,7 @@ fn targets<'a>(
                 .filter(|place| is_asked(place, port.as_ref()))
             {
                 let is_node_port = place.address.kind == AddressKind::NodePort;
-                // All node addresses are handled alike, so one address of each family suffices.
+                // Rules treat all node addresses alike, so one of each family suffices.
                 if is_node_port && !stands_for_all(objects, place) {
                     if !place.at.ip().is_loopback() {
                         passed.push(place.at.to_string());

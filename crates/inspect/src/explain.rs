@@ -36,7 +36,7 @@ impl Inspect {
             Asker::Anyone => Quotes::Own,
         };
         rendered(move || {
-            // The turn lasts until the work ends, even if the client has disconnected.
+            // Holds the turn until the work ends, even if the client disconnects.
             let _turn = turn;
             let objects = known.objects(&asked)?;
             let listening = listening(&counters);
@@ -58,7 +58,7 @@ impl Inspect {
         while !rest.is_empty() {
             let ask = rest.to_vec();
             let told = self.ask(|answer| Question::Services(ask, answer)).await?;
-            // The loop returns at least one Service.
+            // Each answer of the loop contains at least one Service, so this loop ends.
             rest = rest.get(told.len().max(1)..).unwrap_or_default();
             copied.extend(told.into_iter().flatten());
         }
@@ -82,8 +82,8 @@ impl Inspect {
         })
     }
 
-    /// Lists the Services with an address and port. If Services change during the search, their
-    /// order may change. The search is then repeated a limited number of times.
+    /// Lists the Services that have an address and port. Their order may change during the search,
+    /// which is then repeated a limited number of times.
     pub async fn claimants(
         &self,
         address: IpAddr,
@@ -196,7 +196,7 @@ pub fn own_node(
     }
 }
 
-/// Returns some of this node's pods, if the first Services have any as endpoints.
+/// Returns some of this node's pods, found among the endpoints of the first Services.
 fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     let names = model.service_names().take(LOOKED_AT_A_TURN);
     let views = names.filter_map(|name| model.view(name));

@@ -25,9 +25,9 @@
 //! accepts only a peer that runs the client's own program file. Its error names any other peer.
 //! Only user 0 and the user of the daemon may connect.
 //!
-//! Any process on the node may send requests to the metrics address. The kernel shows rules only to
-//! root. So responses at that address name the rules of other programs but do not quote them.
-//! `rooms` has separate limits for both kinds of clients.
+//! Any process on the node may send requests to the metrics address, whereas the kernel shows rules
+//! only to root. So responses at that address name the rules of other programs, but do not quote
+//! them. The two kinds of clients have separate limits (`request_limits`).
 
 mod explain;
 mod facts;
@@ -73,7 +73,7 @@ use request_limits::{Room, TURN_PATIENCE, Trims};
 
 /// Prefix of the paths of all requests.
 pub const PREFIX: &str = "/api/v1/";
-/// Length of the queue of requests to the loop.
+/// Number of requests that wait for the loop.
 const QUEUE: usize = 16;
 /// Deadline for a reply of the loop.
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -107,8 +107,7 @@ pub struct About {
     pub kubernetes: String,
     /// The modes of this build.
     pub modes: Footprints,
-    /// Returns the reason why IPVS lacks a scheduler of this name. Returns `None` if the scheduler
-    /// may be available.
+    /// Returns why IPVS lacks a scheduler of this name, or `None` if it may be available.
     pub missing_scheduler: fn(&str) -> Option<String>,
     /// Returns free memory to the system. Blocks.
     pub trim: fn(),
@@ -125,8 +124,8 @@ pub trait Health: Send + Sync {
     /// Reports whether the daemon writes changes to the kernel in time.
     fn is_healthy(&self, now: Instant) -> bool;
 
-    /// Returns the time before which all changes are in the kernel, by family. Families without
-    /// such a time are absent.
+    /// Returns, by family, a time such that every earlier change is in the kernel. Families without
+    /// such a time are missing.
     fn updated(&self) -> BTreeMap<IpFamily, Instant>;
 }
 
@@ -220,8 +219,7 @@ impl Inspect {
             Ok(turn) => turn,
             Err(busy) => return refused(&busy),
         };
-        // The client may close the connection. The request nevertheless keeps its turn until its
-        // work ends.
+        // The client may close the connection. The request then keeps its turn until its work ends.
         let (inspect, uri) = (Arc::clone(self), head.uri.clone());
         let answered = tokio::spawn(async move {
             let _turn = turn;
@@ -247,7 +245,7 @@ impl Inspect {
                         )),
                     },
                 };
-                // Frees the memory of copied objects. Samples are kept until they expire.
+                // Frees the memory of copied objects. Samples expire later.
                 self.trims.soon();
                 found
             }

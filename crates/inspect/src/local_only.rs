@@ -36,9 +36,9 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
         .then_some("a page from elsewhere asks: only the page /ui/ of this address may")
 }
 
-/// Reports whether a page of another origin requests an object. That page cannot read the response,
-/// but the request would cost the node work. A link to the daemon's page is allowed. Clients other
-/// than browsers do not send the header.
+/// Reports whether a page of another origin requests an object. That page could not read the
+/// response, but the request would cause work on the node. A link to the daemon's page is allowed.
+/// Only browsers send this header.
 fn is_anothers(head: &Parts) -> bool {
     let site = head.headers.get(SITE).map(HeaderValue::as_bytes);
     head.uri.path().starts_with(super::PREFIX)

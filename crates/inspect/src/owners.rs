@@ -17,7 +17,7 @@ pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 pub struct Wanted {
     /// Addresses of Service ports.
     pub(crate) at: HashSet<At>,
-    /// Ports of these addresses, which may be node ports. This module does not know the node's
+    /// Ports of these addresses. They may be node ports: this module does not know the node's
     /// addresses.
     pub(crate) ports: HashSet<(u16, Protocol)>,
     /// Names of Service ports.
@@ -43,7 +43,7 @@ impl Wanted {
             FrontendAddress::At(at) => self.at.contains(&at),
             FrontendAddress::NodePort(number, protocol) => self.ports.contains(&(number, protocol)),
         };
-        // Comparing the port first quickly excludes most Services.
+        // Comparing ports first excludes most Services quickly.
         let may_be = port.node_port.is_some() || self.ports.contains(&(port.port, port.protocol));
         (may_be && places(service, port).any(is_wanted))
             || (!self.names.is_empty() && self.names.contains(&name(service, port)))
@@ -67,7 +67,7 @@ pub struct Owners {
     pub(crate) is_last: bool,
 }
 
-/// Searches the Services of one turn, which starts at index `from`.
+/// Searches as many Services as one turn allows, from index `from` on.
 pub fn owners(model: &Model, wanted: &Wanted, from: usize) -> Owners {
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
     let mut found = Vec::new();

@@ -159,7 +159,7 @@ fn of_part(part: &KernelFeature, missing_scheduler: MissingScheduler) -> Vec<Fea
     }
 }
 
-/// Returns the iptables tables of the mode that packets bypass, by family, or the reason why they
+/// Returns the mode's iptables tables that packets bypass, by family. Returns the reason if they
 /// are unknown.
 pub(super) fn switched_off(parts: &[KernelFeature]) -> Vec<(IpFamily, String)> {
     let backends = parts.iter().filter_map(|part| match part {
@@ -199,8 +199,8 @@ fn growing(tables: &Tables) -> String {
     format!(" that grows, with {connections} connections, {chain} in the longest chain")
 }
 
-/// Describes the connection table. Linux 7.2 creates the table with the first virtual server of a
-/// namespace, and enlarges it later.
+/// Describes the connection table. Since Linux 7.2, the kernel creates it with a namespace's first
+/// virtual server, and enlarges it later.
 fn connection_table(slots: u32) -> String {
     match slots {
         0 => "no connection table before the first virtual server".to_owned(),

@@ -21,7 +21,7 @@ use super::owners::{Owners, Wanted};
 
 /// Number of names that the loop returns in one turn.
 pub const NAMES_A_TURN: usize = 2_500;
-/// Number of Services in one turn. Services with many endpoints reduce it.
+/// Number of Services in one turn. It is lower if they have many endpoints.
 pub const SERVICES_A_TURN: usize = 100;
 /// Number of endpoints in one turn. The endpoints of one Service are never split.
 pub const ENDPOINTS_A_TURN: usize = 25_000;
@@ -56,7 +56,7 @@ pub enum Question {
 pub struct Claimed {
     /// Names of these Services.
     pub names: Vec<NamespacedName>,
-    /// Version of the order of Services. It changes with the order.
+    /// Version of the list of Services, which changes with their order.
     pub version: u64,
     /// Index at which the next turn continues, or `None` at the end.
     pub next: Option<usize>,
@@ -67,7 +67,7 @@ pub struct Claimed {
 pub struct Names {
     /// Names of Services, unsorted.
     pub some: Vec<NamespacedName>,
-    /// Version of the order of Services. It changes with the order.
+    /// Version of the list of Services, which changes with their order.
     pub version: u64,
     /// True if no further names follow.
     pub is_last: bool,

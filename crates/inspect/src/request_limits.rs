@@ -1,7 +1,7 @@
 //! Limits the work and memory of requests, separately for root and for other clients.
 //!
 //! Root uses the local socket. Any process on the node may send requests to the metrics address,
-//! with a limited number of connections. Each kind of client has separate limits, so that other
+//! with a limited number of connections. Both kinds of clients have separate limits, so that other
 //! clients cannot block root. A status request waits only for other status requests.
 
 use std::sync::Arc;
@@ -16,16 +16,17 @@ use tokio::time::{sleep, timeout};
 
 use super::Unanswered;
 
-/// Number of requests of one kind of client that are processed in parallel. It limits their memory.
+/// Number of requests from one kind of client that are processed in parallel, which limits their
+/// memory.
 const AT_ONCE: usize = 2;
 /// Number of traces in parallel. A trace reads the kernel rule by rule.
 const EXPLAINING: usize = 1;
 /// Longest wait for a turn.
 pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
-/// Largest size of responses that clients have not read yet, in KiB. Some clients read slowly or
-/// never.
+/// Largest total size of responses that clients have not read yet, in KiB. Some clients read slowly
+/// or never.
 const UNTAKEN_KIB: u32 = 16 << 10;
-/// Size up to which a response does not count, because connections are limited.
+/// Size up to which a response does not count. The number of connections limits such responses.
 const SMALL_BYTES: usize = 64 << 10;
 /// Delay between a response and returning free memory to the system.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
@@ -102,7 +103,7 @@ async fn wait(turns: &Arc<Semaphore>, count: u32) -> Result<Turn, Unanswered> {
     let permit = Arc::clone(turns).acquire_many_owned(count);
     match timeout(TURN_PATIENCE, permit).await {
         Ok(Ok(permit)) => Ok(Turn { _permit: permit }),
-        // The semaphore is never closed.
+        // Cannot fail: the semaphore is never closed.
         Ok(Err(_)) | Err(_) => Err(Unanswered::Busy),
     }
 }
@@ -183,7 +184,7 @@ mod tests {
         assert!(root.untaken(large()).await.is_ok());
         drop(held);
         assert_eq!(anyone.untaken(large()).await.unwrap().len(), 6 << 20);
-        // This response exceeds the whole limit.
+        // A response above the whole limit passes if no other is unread.
         assert!(anyone.untaken(vec![0; 40 << 20]).await.is_ok());
     }
 

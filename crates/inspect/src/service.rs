@@ -62,7 +62,7 @@ impl Ground {
         addresses.extend(of_kind(AddressKind::LoadBalancerIp, &service.ingress_ips));
         if let Some(number) = port.node_port {
             for of in &self.families {
-                // A Service has node ports in the families of its cluster IPs.
+                // A Service has node ports only in the families of its cluster IPs.
                 let has_family = service.cluster_ip(of.node.family).is_some();
                 let node_ports = of.node_ports.as_ref().filter(|_| has_family);
                 let localhost = match of.node.family {
@@ -180,7 +180,7 @@ impl<'a> ServiceContext<'a> {
         let at = self.ground.addresses(service, port);
         let addresses = at.iter().map(|(kind, at)| self.address(*kind, at, &name));
         let addresses: Vec<Address> = addresses.collect();
-        // Counters of another program's virtual server are excluded.
+        // Skips counters of another program's virtual server.
         let at = at.into_iter().map(|(_, at)| at);
         let at = at.filter(|at| !self.is_held_by_others(at));
         let at: Vec<At> = at.chain(anywhere(port)).collect();

@@ -16,13 +16,14 @@ use super::question::{Copied, Ground, Question, SERVICES_A_TURN};
 use super::service::{Detail, ServiceContext, anywhere};
 use super::{Inspect, Unanswered, rendered};
 
-/// Largest number of attempts to list the Services, if they change during an attempt.
+/// Largest number of attempts to list the Services. An attempt fails if the Services change during
+/// it.
 const TRIES: usize = 3;
 /// Number of endpoints after which a page with endpoints ends. An endpoint counts once for each of
 /// its ports.
 const ENDPOINTS_MAX: usize = 20_000;
-/// Largest number of addresses whose counters are read one by one, with endpoints. The counters of
-/// more addresses are read in one dump, without endpoints.
+/// Largest number of addresses whose counters are read one by one, together with their endpoints.
+/// For more addresses, one dump returns the counters without endpoints.
 const COUNTED_ADDRESSES_MAX: usize = 2_000;
 /// Deadline for the names of pods, nodes and zones.
 const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);
@@ -52,7 +53,7 @@ impl Inspect {
         while !names.is_empty() {
             let asked = names.get(..SERVICES_A_TURN).unwrap_or(names).to_vec();
             let told = self.ask(|answer| Question::Services(asked, answer)).await?;
-            // The loop returns at least one Service.
+            // Each answer of the loop contains at least one Service, so this loop ends.
             let (done, rest) = names.split_at(told.len().clamp(1, names.len()));
             last = done.last().cloned();
             names = rest;
@@ -205,7 +206,7 @@ fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     }
 }
 
-/// Compares namespaces, then names. Comparing the whole text would sort `-` before `/`.
+/// Compares namespaces, then names. A comparison of the whole text would put `-` before `/`.
 fn by_name(one: &NamespacedName, other: &NamespacedName) -> std::cmp::Ordering {
     (one.namespace(), one.name()).cmp(&(other.namespace(), other.name()))
 }
@@ -269,8 +270,8 @@ async fn blocking<T: Send + 'static>(
 /// Time that IPVS keeps a closed TCP connection (`TIME_WAIT`), in seconds.
 const TIME_WAIT: u32 = 120;
 
-/// Returns a note if affinity may last longer than its timeout. IPVS keeps a client's persistence
-/// template while it has a connection of the client, even a closed one.
+/// Returns a note if affinity may last longer than its timeout, because IPVS keeps a client's
+/// persistence template while the client has any connection, even a closed one.
 fn affinity_note(mode: &str, seconds: Option<u32>) -> Option<String> {
     let seconds = seconds.filter(|seconds| mode == "ipvs" && *seconds < TIME_WAIT)?;
     Some(format!(

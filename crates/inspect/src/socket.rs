@@ -29,8 +29,8 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server on the socket. If another process has bound the socket, logs one warning that
-/// names the process, and retries in the background.
+/// Starts a server on the socket. If another process has the socket, logs one warning that names
+/// the process, and retries in the background.
 pub(crate) fn start(places: SocketLocations, respond: impl Respond) -> Server {
     let first = listen(&places);
     if let Err(error) = &first {
@@ -75,8 +75,8 @@ fn listen(places: &SocketLocations) -> io::Result<Local> {
 /// The bound local socket.
 #[derive(Debug)]
 struct Local {
-    /// Socket file. It is dropped before the listener, so that another daemon finds no file without
-    /// a listener.
+    /// Socket file. It is removed before the listener closes, so that no daemon finds a file
+    /// without a listener.
     _file: Option<OwnFile>,
     listener: UnixListener,
     /// User of the daemon.
@@ -88,7 +88,7 @@ impl Listen for Local {
 
     async fn accept(&self) -> io::Result<Accepted<UnixStream>> {
         let (stream, _) = self.listener.accept().await?;
-        // The kernel recorded the client's user when it connected. A client without a record is
+        // The kernel recorded the user when the client connected. A client without a record is
         // refused.
         let user = stream.peer_cred().map(|credentials| credentials.uid());
         Ok(accepted(stream, user.ok(), self.own))

@@ -46,7 +46,7 @@ impl Inspect {
     }
 }
 
-/// State that the loop does not have.
+/// State for the answer that the loop does not have.
 struct Outer {
     about: About,
     source: String,
@@ -133,7 +133,7 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
 }
 
 /// Adds the numbers of connections to draining endpoints, if they can be read. Both lists have the
-/// same endpoints in the same order. The first list may be shorter.
+/// endpoints in the same order, but the first one may be shorter.
 fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], counters: &Counters) {
     if drains.is_empty() {
         return;

@@ -6,10 +6,10 @@
 //!   view::Top ◀─ rates of their endpoints ◀─ sample: endpoints of these addresses ◀┘
 //! ```
 //!
-//! The last two samples are stored for a minute after the last request, and clients share them. The
-//! counters of all addresses are read at most once a second. The counters of a listed address'
-//! endpoints are read equally often. Blocking threads read the kernel, one sample after the other,
-//! and rank the Services.
+//! All clients share the last two samples, which are kept for a minute after the last request. The
+//! counters of all addresses are read at most once a second, and so are the counters of a listed
+//! address's endpoints. Blocking threads read the kernel, one sample after the other, and rank the
+//! Services.
 
 mod rank;
 mod samples;

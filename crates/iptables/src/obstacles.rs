@@ -14,8 +14,8 @@ pub struct TakenChain {
     pub chain: String,
     /// The chain's hook and priority, in words.
     pub found: String,
-    /// True for a built-in chain. Otherwise, rules lead to chains of this name, but nft has created
-    /// a base chain.
+    /// True for a built-in chain. False for a chain to which rules lead, but which nft created as a
+    /// base chain.
     pub is_built_in: bool,
 }
 

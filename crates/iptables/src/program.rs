@@ -101,7 +101,7 @@ impl Program {
     ) -> io::Result<ProgramExit> {
         let limit = limit.into();
         let deadline = Instant::now() + limit.whole;
-        // A file in memory takes all messages, whenever they are read.
+        // A file in memory takes all messages, even if nobody reads them yet.
         let mut stderr = File::from(memfd_create("stderr", MemfdFlags::CLOEXEC)?);
         let stdin = match input {
             Some(_) => Stdio::piped(),
@@ -119,7 +119,7 @@ impl Program {
         let in_time = thread::scope(|scope| {
             let mut fed = Ok(());
             if let (Some(stdin), Some(input)) = (child.stdin.take(), input) {
-                // A program that stops reading early explains this on stderr.
+                // Ignores a write error: a program that stops reading early says why on stderr.
                 let feed = move || {
                     let mut sink = BufWriter::with_capacity(CHUNK, stdin);
                     input(&mut sink).and_then(|()| sink.flush())
@@ -137,8 +137,8 @@ impl Program {
                     };
                     let mut source = BufReader::with_capacity(CHUNK, until);
                     output(&mut source);
-                    // The output ends once the program and its children have closed it. A read
-                    // error shows in the exit status.
+                    // Reads to the end, which comes once the program and its children have closed
+                    // the output. A read error shows in the exit status.
                     let _ = io::copy(&mut source, &mut io::sink());
                     !source.get_ref().is_late
                 })
@@ -227,8 +227,8 @@ fn lossy(bytes: Vec<u8>) -> String {
 }
 
 fn kill(child: &mut Child) {
-    // The child leads a process group. So its own children (modprobe) are killed, too, and do not
-    // keep the pipes open.
+    // The child leads a process group, so that its own children (modprobe) are killed with it.
+    // Otherwise they would keep the pipes open.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);
     }

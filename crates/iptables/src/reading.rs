@@ -1,4 +1,4 @@
-//! The rules of the last read, and the state that shows whether they are current.
+//! The rules of the last read, and the kernel's state that shows whether they are still current.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -9,11 +9,11 @@ use inet::IpFamily;
 use crate::backend::Backend;
 use crate::obstacles::DormantTable;
 
-/// Limit of bytes of a kept text. Other programs may have very many rules.
+/// Largest size of a kept text in bytes. Other programs may have very many rules.
 pub(crate) const MOST: usize = 256 * 1024;
 
-/// Longest wait for the other family's writer. Both then write, and the kernel or the programs' own
-/// lock orders the writes.
+/// Longest wait for the other family's writer. After it, both write, and the kernel or the
+/// programs' own lock orders the writes.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 /// The state of a family's tables in a backend, as the kernel reports it without a program.
@@ -33,7 +33,7 @@ pub(crate) enum Support {
     Works,
     Never,
     /// Tables can exist, but the kernel lacks a part that rules of every mode need. A program may
-    /// still load the part.
+    /// still load it.
     Lacks,
     /// Unknown without running a program.
     Unknown,
@@ -51,7 +51,7 @@ pub(crate) struct Readings {
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,
-    /// True if the writer gave up waiting, and writes without the turn.
+    /// True if the writer stopped waiting and writes without the turn.
     is_jumped: bool,
 }
 
@@ -71,10 +71,10 @@ pub(crate) struct Reading {
 }
 
 impl Readings {
-    /// Waits for the turn to write, with a limit, so that a hanging program of one family does not
-    /// delay the other family. Legacy programs of both families share one lock. They wait for it
-    /// themselves, except before 1.6.2. nft programs restart if another program has written in
-    /// between.
+    /// Waits for the turn to write. The wait has a limit, so that a hanging program of one family
+    /// does not block the other family. Turns avoid conflicts: legacy programs of both families
+    /// share one lock, for which versions before 1.6.2 do not wait. nft programs start over if
+    /// another program has written meanwhile.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let is_writing = self.lock();
         let waited = self
@@ -106,7 +106,7 @@ impl Readings {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // A writer without the turn does not release it.
+        // A writer without the turn must not release it.
         if !self.is_jumped {
             *self.of.lock() = false;
             self.of.has_written.notify_one();

@@ -51,13 +51,13 @@ pub enum Match {
     InSet(Cow<'static, str>, &'static [Field]),
     /// These fields of the packet are not a member of the ipset of this name.
     NotInSet(Cow<'static, str>, &'static [Field]),
-    /// The packet did not come in through a bridge port.
+    /// The packet did not enter by a bridge port.
     NotFromBridgePort,
     /// IPVS forwarded the packet for this virtual server.
     VirtualServer(Protocol, IpAddr, u16),
     /// Always true. Counts with the nfacct object of this name.
     Counted(&'static str),
-    /// The packet is randomly chosen, one in this number.
+    /// The packet is chosen at random, one in this number.
     OneIn(usize),
     /// The source was added to this list of `recent` within this many seconds.
     SeenWithin(ChainName, u32, IpFamily),
@@ -174,8 +174,8 @@ impl Match {
         Self::Comment(text.into())
     }
 
-    /// Returns the rank of a match. `iptables-save` prints matches with a rank first, in this
-    /// order, and the rest as given.
+    /// Returns the rank of a match. `iptables-save` prints matches with a rank first, in the order
+    /// of ranks. All others keep the given order.
     fn rank(&self) -> u8 {
         match self {
             Self::Source(_) | Self::NotSource(_) => 0,
@@ -353,7 +353,7 @@ impl fmt::Display for Match {
                 "-m ipvs --vproto {} --vaddr {address} --vport {port}",
                 protocol.number()
             ),
-            // iptables prints two blanks.
+            // iptables prints two blanks here.
             Self::Counted(name) => write!(f, "-m nfacct --nfacct-name  {name}"),
             Self::OneIn(count) => write!(
                 f,
@@ -440,7 +440,7 @@ fn probability(count: usize) -> f64 {
 /// the line.
 fn escaped(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let is_special = |character: char| matches!(character, '"' | '\\' | '\'');
-    // The usual case of most rules.
+    // Most texts need no escape.
     if !text.contains(|character: char| is_special(character) || character.is_control()) {
         return f.write_str(text);
     }

@@ -48,8 +48,8 @@ impl<'a> Line<'a> {
 /// A rule with its counters, as `iptables-save -c` prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CountedRule<'a> {
-    /// Number of matched packets. In table nat, this is the number of connections, since only the
-    /// first packet of each connection passes the table.
+    /// Number of matched packets. In table nat it is the number of connections, because only the
+    /// first packet of a connection passes the table.
     pub packets: u64,
     /// The rule.
     pub rule: RuleLine<'a>,
@@ -151,7 +151,7 @@ impl<'a> Iterator for Words<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        // Searches bytes, since none of these can be part of another character.
+        // Searches bytes, because none of these can be part of a longer character.
         let is_special = |byte: u8| matches!(byte, b' ' | b'"' | b'\\');
         let special = self.rest.bytes().position(is_special);
         let (word, after) = self.rest.split_at(special.unwrap_or(self.rest.len()));

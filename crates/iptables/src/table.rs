@@ -14,8 +14,8 @@ pub enum Table {
 }
 
 impl Table {
-    /// All tables in writing order. Table filter rejects clients before table nat stops serving
-    /// them.
+    /// All tables in the order of writing. Table filter comes first, so that it rejects clients
+    /// before table nat stops serving them.
     pub const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
 
     /// Returns iptables' name of the table.
@@ -45,7 +45,7 @@ pub const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "PO
 /// Longest name of a chain in bytes (`XT_EXTENSION_MAXNAMELEN`, without its final NUL byte).
 pub const MAX_CHAIN_NAME: usize = 28;
 
-/// The name of a chain that rules lead to. It needs no allocation, since very many exist.
+/// Name of a chain to which rules lead. It needs no allocation, because very many exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainName {
     /// A constant name.

@@ -75,7 +75,7 @@ impl Iptables {
                 Ok(finished) if finished.status.success() => Ok(()),
                 result => Err(failure(&program, result, limit, |number| {
                     let mut finder = LineFinder::new(number);
-                    // The finder stops at the line on purpose.
+                    // Ignores the error: the finder stops at the wanted line on purpose.
                     let _ = text(&mut finder);
                     finder.found()
                 })),

@@ -19,7 +19,7 @@ use crate::chain::{Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
 
-/// An empty chain in each table. Its absence shows that another program has flushed the table.
+/// Empty chain in each table. If it is missing, another program has flushed the table.
 pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
 /// A chain of the kubelet. This mode creates the chain and adds a rule, but never empties it.
 pub(crate) const KUBELET: &str = "KUBE-FIREWALL";
@@ -69,8 +69,8 @@ pub(crate) fn find(table: Table, name: &str) -> Option<&'static str> {
     Some(found.1)
 }
 
-/// Jumps into the chains above. Missing jumps are inserted at the head of their chain in this
-/// order. So in an empty table, the last jump comes first.
+/// Jumps into the chains above. Each missing jump is inserted at the head of its chain, in this
+/// order. In an empty table, the last jump therefore comes first.
 const JUMPS: [Jump; 14] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -106,8 +106,8 @@ const JUMPS: [Jump; 14] = {
     ]
 };
 
-/// Returns the rule that the kubelet also writes. Without the rule, `route_localnet` would let
-/// neighbours reach listeners on localhost (k/k#90259).
+/// Returns the rule that the kubelet also writes. Without this rule, `route_localnet` would let
+/// neighbours reach programs that listen on localhost (k/k#90259).
 fn martian_rule() -> String {
     let matches = [
         Match::NotSource(LOCALHOST),
@@ -118,7 +118,7 @@ fn martian_rule() -> String {
     Rule::new(matches, Target::Drop).line(KUBELET)
 }
 
-/// Returns our rules in other programs' chains.
+/// Returns our rules in chains of other programs.
 pub(crate) fn guests(config: &Config) -> impl Iterator<Item = (Table, String)> {
     let martian = config
         .localhost_node_ports
@@ -209,7 +209,7 @@ impl Base {
     }
 }
 
-/// A rule to add to a chain, which keeps its other rules.
+/// A rule to add to a chain that keeps its other rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Edit {
     /// Adds the rule at the head.
@@ -232,7 +232,7 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
     let comment = || Match::comment(last);
     let target = Shared::NatNodePorts.name();
     let Some(addresses) = addresses else {
-        // NodePorts on localhost need route_localnet, which IPv6 lacks.
+        // NodePorts on localhost need the setting route_localnet, which IPv6 lacks.
         let but = match family {
             IpFamily::V6 => Some(Match::NotDestination(
                 IpAddr::V6(Ipv6Addr::LOCALHOST).into(),
@@ -251,7 +251,7 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
     addresses.iter().map(rule).collect()
 }
 
-/// Returns the rules that accept service traffic in a firewall that forwards no other traffic.
+/// Returns the rules that accept Services' traffic on a node whose firewall forwards nothing else.
 fn forward(config: &Config) -> Vec<Rule> {
     // The kernel does not translate INVALID packets back, so their receiver would reset the
     // connection (k/k#74839).

@@ -13,8 +13,8 @@ use crate::tables::Tables;
 
 /// Number of endpoints above which comments do not name endpoints, as in upstream.
 const MANY_ENDPOINTS: usize = 1000;
-/// Number of endpoints below which comments name endpoints again. The gap prevents a single
-/// endpoint from changing every chain.
+/// Number of endpoints below which comments name endpoints again. The gap keeps a single endpoint
+/// from changing every chain back and forth.
 const FEW_ENDPOINTS: usize = 900;
 
 /// The claims of all Services of one IP family.
@@ -24,14 +24,14 @@ pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
     /// Compiled ports by owner, with the number of their rules.
     by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, RuleCounts)>,
-    /// Claimants of each address and port. The first claimant owns all rules for it, in every
-    /// chain.
+    /// Service ports that claim each address and port. The first one owns all rules for it, in
+    /// every chain.
     pub(crate) places: Entries<ServiceAddress, (), Arc<Owner>>,
     endpoints: usize,
     /// Number of rules of all Services.
     pub(crate) rules: RuleCounts,
     pub(crate) is_terse: bool,
-    /// True if unwanted rules may be removed, since every object could be read.
+    /// True if unwanted rules may be removed, because every object could be read.
     pub(crate) may_delete: bool,
 }
 
@@ -97,8 +97,8 @@ impl Claims {
         let slots = port.slots(style);
         let mut chains = port.chains(style);
         if !self.may_delete && port.is_cut_off() {
-            // An unreadable object may contain endpoints of this node. So the chain keeps its
-            // content. The unwanted chains that it leads to also stay.
+            // The endpoints on this node may be in an unreadable object. So the chain keeps its
+            // content, and the chains to which it leads stay.
             let external = port.external_chain();
             let mut compiled = chains.iter_mut().filter(|(chain, _)| *chain == external);
             if let (Some((_, content)), Some(there)) =
@@ -112,7 +112,7 @@ impl Claims {
         self.claim_slots(port, slots, tables);
     }
 
-    /// Claims the rules in shared chains for the addresses and ports that the owner owns.
+    /// Claims the rules in shared chains, for each address and port that the owner gets.
     fn claim_slots(
         &mut self,
         port: Arc<ServedPort>,
@@ -137,8 +137,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces an owner's claims on places by those of these slots. If a place passes between two
-    /// owners, the other owner claims its slots again.
+    /// Replaces the addresses and ports that an owner claims by those of these slots. If one passes
+    /// to another owner, that owner claims its slots again.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,
@@ -179,8 +179,8 @@ impl Claims {
         }
     }
 
-    /// Renews claims after the kernel's content changed while deletion is forbidden. So chains keep
-    /// their content.
+    /// Claims again after the kernel's content changed while deletion is forbidden, so that chains
+    /// keep their content.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         let ports = self.ports.values().flatten();
         let cut_off: Vec<_> = ports.filter(|port| port.is_cut_off()).cloned().collect();

@@ -14,5 +14,5 @@ pub enum PartState {
     Addresses(BTreeSet<IpAddr>),
 }
 
-/// A query for the canary. The response is true if the canary exists.
+/// A query for the canary. The answer is true if the canary exists.
 pub struct CanaryQuery;

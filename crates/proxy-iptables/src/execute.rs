@@ -1,9 +1,9 @@
 //! Writes a plan, and reports the outcome of each piece.
 //!
-//! [`Together`](Manner::Together), a plan is one `iptables-restore`. After a refusal, the piece at
-//! fault and the written tables are unknown. So the kernel is read again, and a new plan is written
-//! [`Apart`](Manner::Apart): table by table, in ever smaller halves, until each refused piece is
-//! isolated.
+//! A plan is first written [`Together`](Manner::Together), by one `iptables-restore`. A refusal
+//! does not show which piece is at fault, nor which tables were written. So the kernel is read
+//! again, and a new plan is written [`Apart`](Manner::Apart): table by table, in halves of halves,
+//! until each refused piece is isolated.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -52,7 +52,7 @@ fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> 
 fn write_table(table: Table, pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     let ops = || pieces.iter().flat_map(move |piece| piece.of(table));
     restore.begin(table)?;
-    // Declares chains first. So jumps find their chains, and chains to remove are empty.
+    // Declares chains first, so that jumps find their chains, and chains to remove are empty.
     for op in ops() {
         match op {
             Op::Write(name, _) => restore.declare(name)?,
@@ -184,7 +184,7 @@ impl Executor<'_> {
                 piece.touches(table) && self.verdicts.parts.get(at) == Some(&Verdict::Done)
             });
             let mut parts: Vec<&Piece<'_>> = parts.collect();
-            // Groups pieces that may fail for the same reason, so that one search finds them.
+            // Groups pieces that may fail for the same reason, so that one search isolates them.
             parts.sort_by_key(|piece| piece.traits);
             self.halve(table, parts);
         }
@@ -202,8 +202,8 @@ impl Executor<'_> {
         }
     }
 
-    /// If the kernel rejected every write, checks that it accepts any write. The test write empties
-    /// the canary's chain.
+    /// If the kernel rejected every write, checks that it accepts any write at all. The test
+    /// empties the canary's chain, which is empty anyway.
     fn try_nothing(&mut self) {
         let mut write = |sink: &mut dyn Write| {
             let mut restore = Restore::new(sink);
@@ -216,8 +216,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Tries the pieces in a table together. Splits refused groups into halves, and tries the
-    /// largest groups first.
+    /// Tries the pieces in a table together. Splits refused groups in halves, and tries the largest
+    /// groups first.
     fn halve(&mut self, table: Table, all: Vec<&Piece<'_>>) {
         let mut groups = VecDeque::from([all]);
         while let Some(group) = groups.pop_front() {
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn a_plan_can_be_counted_and_printed() {
         let plan = plan();
-        // A rule in a chain that is written whole does not count as a separate change.
+        // A rule in a chain that is written whole is not a change of its own.
         assert_eq!(plan.rules(Table::Filter), 5);
         assert_eq!(plan.rules(Table::Nat), 0);
         let lines = plan.lines();

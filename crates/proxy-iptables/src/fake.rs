@@ -12,7 +12,7 @@ use iptables::{Input, Kind};
 use crate::chain::Table;
 use crate::kernel::{Kernel, Refusal};
 
-/// Longest name of a chain (`XT_EXTENSION_MAXNAMELEN`, with the byte that ends it).
+/// Longest name of a chain (`XT_EXTENSION_MAXNAMELEN`, less the byte that ends the name).
 const MAX_NAME: usize = 28;
 
 /// A handle to a fake kernel. Clones share the kernel.

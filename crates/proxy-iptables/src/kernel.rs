@@ -13,7 +13,7 @@ use proxy::{IpFamily, Unreadable};
 pub const MODULES: [&str; 3] = ["ipt_statistic", "ipt_tcp", "ipt_DNAT"];
 
 /// Time limit of a restore, including 5 s for the lock. Legacy iptables reads and writes whole
-/// tables, which takes minutes with very many rules.
+/// tables, which may take minutes with very many rules.
 const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 
 /// The kernel operations of this mode for one IP family. The iptables programs implement them, and

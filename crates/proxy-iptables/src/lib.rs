@@ -7,10 +7,10 @@
 //!                     iptables-save ─ Saved ─ observe ┘    └ settle ◀─ Verdicts ◀─ restore┘
 //! ```
 //!
-//! [`Iptables`] contains the tables and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
-//! [`Engine`](engine::Engine) of this scheme, and so a [`Mode`](proxy::Mode). All code up to the
-//! plan is pure. A [`Kernel`] is the iptables programs on a separate thread, or the strict fake of
-//! the tests.
+//! [`Iptables`] contains the tables and implements [`Scheme`](engine::Scheme). An
+//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. All code up
+//! to the plan is pure. The two implementations of [`Kernel`] are the iptables programs, on a
+//! separate thread, and the tests' strict fake.
 //!
 //! The chains and rules equal those of upstream's iptables mode. docs/design/iptables-mode.md
 //! describes them, with reasons.

@@ -1,7 +1,7 @@
 //! The kernel's named counters (nfnetlink_acct), which rules increment.
 //!
-//! A counter belongs to a network namespace and outlives the rules. A reader of a counter needs to
-//! read no rule.
+//! A counter belongs to a network namespace, and stays when its rules are removed. It can be read
+//! without reading any rule.
 //!
 //! Source: `include/uapi/linux/netfilter/nfnetlink_acct.h`.
 
@@ -43,7 +43,7 @@ impl Counter {
     }
 }
 
-/// A connection to the counters of a network namespace: that of the opening thread.
+/// A connection to the counters, in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Accounting {
     connection: Connection,
@@ -68,7 +68,8 @@ impl Accounting {
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {
-            // A kernel without nfacct fails when asked to create a counter.
+            // Reads first, because a kernel without nfacct fails when it is asked to create a
+            // counter.
             if !matches!(self.packets(counter), Ok(Some(_))) {
                 batch.push(NEW, NLM_F_CREATE, |w| named(w, counter));
             }

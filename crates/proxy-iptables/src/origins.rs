@@ -8,7 +8,7 @@ use footprint::origin::{
 const ENDPOINT: &str = "EndpointSlices: one endpoint";
 const CANARY: &str = "kube-proxy: tells it whether the table was flushed";
 
-/// One row for each name. If one name is a prefix of another, the longer name comes first.
+/// One row for each name. If one name is the beginning of another, the longer one comes first.
 pub(crate) const ORIGINS: [Origin; 18] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-NODEPORTS", NODE_PORTS),

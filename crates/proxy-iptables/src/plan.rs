@@ -4,9 +4,9 @@
 //!   Plan ─ pieces ─▶ Piece: its subject and its ops ──▶ execute ─▶ Verdicts
 //! ```
 //!
-//! A write changes only the chains that it names. A written chain is created or emptied, and then
-//! filled. In a shared chain, single rules are removed and inserted. So a Service's change costs
-//! the same with few and with many Services.
+//! A write changes only the chains that it names. It creates or empties such a chain, then fills
+//! it. In a shared chain, it removes and inserts single rules. So a changed Service costs the same
+//! with few and with many Services.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -119,7 +119,7 @@ pub struct Verdicts {
     pub(crate) refused: usize,
     /// True if a refused restore may have written some of its tables.
     pub(crate) is_doubtful: bool,
-    /// Reason why any write would fail now. The other verdicts then have no meaning.
+    /// Reason why every write would fail now. If set, all other verdicts are meaningless.
     pub(crate) general: Option<Arc<str>>,
 }
 
@@ -137,7 +137,7 @@ pub(crate) enum Manner {
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
     pub(crate) subject: Subject,
-    /// Sort key that groups pieces which may fail for the same reason.
+    /// Sort key by which pieces that may fail for the same reason are grouped.
     pub(crate) traits: Option<(bool, Protocol, bool)>,
     pub(crate) ops: Vec<(Table, Op<'a>)>,
 }
@@ -259,11 +259,11 @@ impl Plan {
 
     fn part_ops<'a>(&'a self, part: &'a PortWrites) -> Vec<(Table, Op<'a>)> {
         let mut ops = Vec::new();
-        // Each rule is inserted at the head, so the last rule comes first.
+        // Each rule is inserted at the head, so they are inserted in reverse order.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
-            // In manner `Apart`, a whole chain is written with its old content, and the piece of
-            // the Service port changes it.
+            // In manner `Apart`, a whole chain is first written with its old content, and the
+            // Service port's own piece changes it.
             if self.manner == Manner::Together && self.is_whole(chain) {
                 continue;
             }

@@ -14,16 +14,16 @@ use crate::plan::{Change, Manner, Plan, PortWrites, WholeChain};
 use crate::port::{Content, Slot};
 use crate::tables::Tables;
 
-/// Largest number of changes in a shared chain without rewriting the whole chain.
+/// Largest number of changes in a shared chain for which the chain is not written as a whole.
 const FEW_CHANGES: usize = 64;
-/// Approximate number of Service rules in a restore. iptables-nft writes this number in 25 ms. The
-/// time of a larger restore grows with the square of its size.
+/// Approximate number of Services' rules in a restore, which iptables-nft writes in 25 ms. The time
+/// of a larger restore grows with the square of its size.
 const MANY_RULES: usize = 1_024;
 /// Approximate maximum number of restores for all rules. iptables-legacy reads and writes the whole
 /// table for each restore.
 const MAX_RESTORES: usize = 32;
-/// Share of a Service, and of a namespace, in one restore, in rules. Above it, other Services come
-/// first.
+/// Share of a Service or namespace in one restore, in rules. Rules above it come after other
+/// Services' rules.
 const SHARE: usize = 256;
 
 /// The inputs of a plan.
@@ -52,7 +52,7 @@ impl Planner<'_> {
         let written = parts.values().flat_map(|part| &part.slots);
         let written: HashSet<Slot> = written.map(|change| change.slot).collect();
         self.plan_base(&written, is_last, &mut plan);
-        // Until the last write, rules may still lead to stale chains.
+        // Stale chains wait for the last write, because rules may lead to them until then.
         if is_last && self.may_delete {
             let due = self.tables.chains.due(self.now);
             let stale = due.filter(|chain| self.tables.chains.wanted(chain).is_none());
@@ -92,8 +92,8 @@ impl Planner<'_> {
             let part = parts.entry(owner.cloned()).or_default();
             part.slots = self.in_order(owner, &slots);
         }
-        // Slots and chains lead to other chains of their owner. So these chains are written
-        // together with them, even chains that failed before and could wait.
+        // Slots and chains lead to other chains of their owner. So these are written too, even if
+        // they failed before and could wait.
         for (owner, part) in &mut parts {
             let chains = owner.iter().flat_map(|of| self.tables.chains.keys_of(of));
             for chain in chains.filter(|chain| self.tables.chains.is_pending(chain)) {
@@ -151,7 +151,7 @@ impl Planner<'_> {
         false
     }
 
-    /// Returns the changed slots, with the owner's other slots in the same chains, in their final
+    /// Returns the changed slots, and the owner's other slots in the same chains, in their final
     /// order. Inserted rules come first.
     fn in_order(&self, owner: Option<&Arc<Owner>>, changed: &BTreeSet<Slot>) -> Vec<Change> {
         let change = |slot: &Slot| Change {
@@ -187,7 +187,7 @@ impl Planner<'_> {
         };
         let installed = self.tables.base.actual(&()).cloned().unwrap_or_default();
         let mut whole: BTreeSet<Shared> = self.tables.disordered.due(self.now).copied().collect();
-        // If the base is not written now, its rules in the kernel stay.
+        // If the base is not written now, its rules in the kernel stay as they are.
         let mut tails = &installed;
         if self.tables.base.due(self.now).next().is_some() {
             plan.wanted = Some(Arc::clone(wanted));
@@ -204,8 +204,7 @@ impl Planner<'_> {
         }
         if self.manner == Manner::Together {
             for chain in Shared::ALL {
-                // All restores but the last only insert rules. Only a deletion searches for its
-                // rule.
+                // Only a deletion must search for its rule, and only the last restore deletes.
                 let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
                 let changes = written.iter().filter(|slot| slot.chain == chain);
                 let changes = changes.filter(counts).count();
@@ -225,8 +224,8 @@ impl Planner<'_> {
             .collect();
     }
 
-    /// Returns all rules of Services in these chains, in the order of their owners. `written` slots
-    /// have their wanted rules, other slots their actual rules.
+    /// Returns all rules of Services in these chains, in the order of their owners: the wanted
+    /// rules of the slots in `written`, and the actual rules of all others.
     fn texts_of(
         &self,
         chains: &BTreeSet<Shared>,
@@ -236,7 +235,7 @@ impl Planner<'_> {
         if chains.is_empty() {
             return texts;
         }
-        // Slots that are tried apart, written later, or refused keep their rules in the kernel.
+        // A slot keeps its rules in the kernel if it is tried apart, written later, or was refused.
         let is_written = |slot: &Slot| self.manner == Manner::Together && written.contains(slot);
         let mut put = |slot: &Slot, text: Option<&Arc<str>>| {
             if let Some(text) = text.filter(|_| chains.contains(&slot.chain)) {
@@ -265,7 +264,7 @@ impl Planner<'_> {
 
     /// Plans the removal of other modes' leftovers once this mode serves all Services.
     pub(crate) fn plan_leftovers(&self) -> Option<Plan> {
-        // After a refusal, the remaining leftovers are unknown.
+        // After a refusal, it is unknown which leftovers remain.
         if !self.may_delete || !self.tables.serve_all() || self.is_uncertain {
             return None;
         }

@@ -53,8 +53,8 @@ impl fmt::Display for Slot {
     }
 }
 
-/// An address and port, in any chain. One Service port owns all rules for it, since another Service
-/// port's rules would drop or reject its packets.
+/// An address and port, in any chain. A single Service port owns all rules for it, because rules of
+/// another one would drop or reject its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ServiceAddress {
     /// The address, or `None` for all addresses of this node.
@@ -260,8 +260,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the port's rarer features as a sort key. If an iptables module is missing, ports
-    /// that need the module fail together.
+    /// Returns the port's rarer features as a sort key. If an iptables module is missing, all ports
+    /// that need it fail together.
     pub(crate) fn traits(&self) -> (bool, Protocol, bool) {
         let protocol = self.owner.name.protocol;
         (self.affinity.is_some(), protocol, self.has_firewall())
@@ -424,8 +424,8 @@ impl ServedPort {
         let (chain, name) = (self.chain(Purpose::External), &self.name);
         let of = |what: &str| Match::comment(format!("{what} {name} external destinations"));
         if self.external_local {
-            // Packets from a pod or the node are treated as if they had returned through the load
-            // balancer, so no policy applies.
+            // Packets from a pod or the node are treated as if they had come back through the load
+            // balancer, so no traffic policy applies.
             let cluster = self.chain(Purpose::Cluster);
             let from_here = || Match::SourceLocal;
             if let Some(from_pod) = local(&style.config.detector) {
@@ -446,7 +446,7 @@ impl ServedPort {
     fn firewall_rules(&self, tell: &mut dyn FnMut(Chain, Rule)) {
         let (chain, name) = (self.chain(Purpose::Firewall), &self.name);
         let ranges = self.source_ranges.iter().copied();
-        // Packets from the node to a load-balancer address may have that address as their source.
+        // The node's packets to a load-balancer address may have this address as their source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         for net in ranges.chain(own.map(|ip| IpNet::from(*ip))) {
             let comment = Match::comment(format!("{name} loadbalancer IP"));
@@ -505,7 +505,7 @@ impl ServedPort {
     ) {
         let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
         let comment = || (!style.is_terse).then(|| Match::comment(self.name.clone()));
-        // A pod's connection to itself needs another source address. Otherwise, the pod would reply
+        // If a pod connects to itself, it must see another source address. Otherwise it would reply
         // to itself directly.
         let hairpin = comment()
             .into_iter()

@@ -29,10 +29,10 @@ use crate::port::compile;
 use crate::saved::Saved;
 use crate::tables::Tables;
 
-/// Divisor of the time for reads of all rules: they may take one part in this number.
+/// Divisor for the share of time that reading all rules may take: one part in this number.
 const READING_SHARE: u32 = 50;
 
-/// Number of Services in one write above which memory is freed afterwards.
+/// Number of Services in one write from which memory is freed afterwards.
 const MANY: usize = 1_000;
 
 /// The iptables mode for one IP family.
@@ -45,7 +45,7 @@ pub type Lanes<K> = engine::Lanes<Iptables, K>;
 pub struct Iptables {
     tables: Tables,
     claims: Claims,
-    /// Manner of the next plan: apart after a refusal, until the kernel refuses no piece.
+    /// Manner of the next plan. After a refusal it is `Apart`, until the kernel refuses no piece.
     manner: Manner,
     /// Time of the last read of all rules, and how long it took.
     read: Option<(Instant, Duration)>,
@@ -145,7 +145,7 @@ impl Iptables {
         }
     }
 
-    /// Reports whether a check reads all rules instead of only the canary.
+    /// Reports whether the next check reads all rules, and not only the canary.
     fn is_reading_due(&self, state: &State) -> bool {
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
@@ -168,12 +168,13 @@ impl Iptables {
     }
 
     fn next_of_rules(&mut self, state: &mut State) -> Step<Self> {
-        // A base that is written before the node's addresses are known could remove NodePorts.
+        // If the base were written before the node's addresses are known, it could remove
+        // NodePorts.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return Step::NONE;
         }
-        // After a refusal, the written rules are unknown. A second write could double jumps, and
-        // remove new rules from chains.
+        // After a refusal, the rules in the kernel are unknown. Writing again could double jumps,
+        // and remove new rules from chains.
         if self.has_to_read {
             return Step::NONE;
         }
@@ -193,7 +194,7 @@ impl Iptables {
             Some(plan)
         };
         if is_empty && self.freshness == Freshness::Read {
-            // All rules were compared, and no write was needed.
+            // The kernel already had every rule, so no write was needed.
             state.report.iptables = Some(self.counts(None));
             self.freshness = Freshness::Written;
         }
@@ -211,11 +212,11 @@ impl engine::Scheme for Iptables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Rules];
-    // One lane writes all rules, so no other lane delays serving.
+    // One lane writes all rules, so no other lane needs to wait for it.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
-        // A read of all rules makes the canary's check unnecessary.
+        // Reading all rules makes a check of the canary unnecessary.
         let mut canary = reconcile::ReadSchedule::new(state.now, state.config.sync_period);
         canary.begin();
         canary.succeed(state.now);
@@ -259,7 +260,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // No Service's rule names an address that serves NodePorts.
+        // Rules of Services do not contain the addresses that serve NodePorts.
         self.want_base(state);
         false
     }
@@ -282,7 +283,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn prepare(&mut self, state: &mut State) {
-        // A read of all rules finds more than the canary's check.
+        // Reading all rules finds more than a check of the canary.
         if !state.look(Part::Rules).is_awaited() && mem::take(&mut self.wants_look) {
             if self.is_reading_due(state) {
                 state.ask(Part::Rules);
@@ -295,8 +296,8 @@ impl engine::Scheme for Iptables {
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
         match lane {
             Lane::Rules => self.next_of_rules(state),
-            // This lane runs in parallel with writes, so a query that hangs delays no write. Its
-            // result cannot be wrong: if the canary is missing, all rules are read, between the
+            // This lane works in parallel with writes, so a query that hangs delays no write. The
+            // result cannot mislead: if the canary is missing, all rules are read between two
             // writes.
             Lane::Looks => {
                 let is_due = self.canary.is_due(state.now);
@@ -324,8 +325,7 @@ impl engine::Scheme for Iptables {
                 self.freshness = Freshness::Read;
             }
             PartState::Addresses(addresses) => {
-                // True if the address is not a loopback address, or loopback addresses serve
-                // NodePorts.
+                // Loopback addresses count only if they serve NodePorts.
                 let counts = |ip: &IpAddr| !ip.is_loopback() || state.config.localhost_node_ports;
                 let addresses = addresses.into_iter().filter(counts).collect();
                 state.node.interface_addresses = addresses;
@@ -352,7 +352,7 @@ impl engine::Scheme for Iptables {
             state.wrote(Part::Rules);
         }
         if verdicts.refused > 0 {
-            // The kernel's rules may differ from the recorded rules.
+            // The kernel's rules may differ from the tables.
             self.is_uncertain = true;
             self.has_to_read |= verdicts.is_doubtful || verdicts.taken > 0;
             self.read = None;
@@ -375,7 +375,7 @@ impl engine::Scheme for Iptables {
             Manner::Together
         };
         if plan.manner == Manner::Together && verdicts.refused > 0 {
-            // The failure is reported once its cause is known.
+            // Another place reports the failure, once its cause is known.
             return;
         }
         self.tables

@@ -117,7 +117,7 @@ impl CounterReader {
         for (served, chain, packets) in self.addresses {
             let of = all.entry(chain.hash).or_default();
             let mut known = of.addresses.iter_mut();
-            // Two rules may lead from one address to one Service port, as with source ranges.
+            // Two rules may lead from an address to the same Service port, as with source ranges.
             match known.find(|(known, _)| *known == served) {
                 Some((_, sum)) => *sum = sum.saturating_add(packets),
                 None => of.addresses.push((served, packets)),

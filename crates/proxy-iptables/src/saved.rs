@@ -52,7 +52,7 @@ impl Reader {
         Self {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
-            // A foreign rule that leads to leftovers is reported until it is deleted.
+            // A foreign rule that leads to leftovers is reported as long as it exists.
             others: Finder::beside(&base::FOOTPRINT, config.modes, HeldChainAction::Goes),
             saved: Saved::default(),
         }

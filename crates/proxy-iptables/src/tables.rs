@@ -1,7 +1,7 @@
 //! The tables of this mode: the wanted rules, the actual rules, and their difference.
 //!
-//! The wanted rules may change during a write. So the tables record what the plan wrote, not the
-//! current wanted rules.
+//! The wanted rules may change during a write. So the tables record the rules in the plan, not the
+//! rules that are wanted now.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +21,8 @@ pub(crate) struct Tables {
     pub(crate) base: Entries<(), Arc<Base>, ()>,
     pub(crate) slots: Entries<Slot, Arc<str>, Arc<Owner>>,
     pub(crate) chains: Entries<Chain, Content, Arc<Owner>>,
-    /// Shared chains to write whole. An actual entry stands for an unwanted, disordered chain.
+    /// Shared chains to write whole. An actual entry means a chain that differs from this mode's
+    /// form.
     pub(crate) disordered: Entries<Shared, (), ()>,
     /// Leftovers of other modes. No Service waits for their removal.
     pub(crate) leftovers: Entries<(), Leftovers, ()>,
@@ -38,8 +39,8 @@ impl Tables {
         tables
     }
 
-    /// Sets whether unwanted rules of Services count as late. They do not count while their removal
-    /// is forbidden.
+    /// Sets whether unwanted rules of Services count as late. They do not while they may not be
+    /// removed.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.chains.count_removals(removals);
@@ -116,7 +117,7 @@ impl Tables {
                         }
                     }
                 }
-                // The kernel accepted other changes, so the refused change itself is at fault.
+                // The kernel accepted other changes, so this one is itself at fault.
                 Verdict::Refused(_) => {
                     let owner = part.owner.as_ref().map(|owner| owner.name.clone());
                     let failure = failure("write iptables rules", owner, verdict);
@@ -134,7 +135,7 @@ impl Tables {
             let what = format!("remove iptables chain {chain}");
             report.failures.extend(failure(&what, None, verdict));
             if matches!(verdict, Verdict::Refused(_)) {
-                // A rule of another program leads to the chain. No Service is affected.
+                // A foreign rule leads to the chain. No Service is affected.
                 self.chains.excuse(chain, now);
             } else {
                 self.chains.fail(chain, now);

@@ -50,9 +50,9 @@ impl<K: Kernel> KernelAccess<K> for Userspace {
     fn query(_: &mut K, _: &Config, (): ()) {}
 }
 
-/// Sets the endpoints of a listening port, and opens the port if necessary. After a failure, opens
-/// no further port of that protocol. Each attempt may search all port numbers, and thousands may
-/// follow.
+/// Sets the endpoints of a listening port, and opens the port if necessary. After a failure, tries
+/// no further port of that protocol, because each attempt may search all port numbers and thousands
+/// may follow.
 fn serve(
     kernel: &mut impl Kernel,
     sockets: &Sockets,
@@ -75,7 +75,7 @@ fn serve(
 }
 
 /// Writes the whole plan in one step. If the kernel refuses, writes the base with the existing
-/// redirects first. Then writes the changes in ever smaller halves, until each refused change is
+/// redirects first. Then splits the changes in halves again and again, until each refused change is
 /// isolated.
 fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
     let Err(refusal) = kernel.redirect(plan) else {
@@ -94,8 +94,8 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
         return refuse_all(refusal);
     }
     if plan.base.is_some() {
-        // A whole write removes every redirect that it does not name, so it names the existing
-        // redirects.
+        // A whole write removes all redirects that it does not name, so it must name the existing
+        // ones.
         let was_there = plan
             .changes
             .iter()

@@ -17,7 +17,7 @@ pub(crate) struct Claims {
     by_owner: HashMap<Arc<Owner>, Arc<ServedPort>>,
 }
 
-/// The facts about the node that redirects depend on, besides the Services.
+/// Facts about the node, besides the Services, on which redirects depend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Surroundings {
     /// The node address that packets from other hosts are redirected to.
@@ -107,7 +107,7 @@ impl Claims {
         ports
     }
 
-    /// Renews the redirect claims of an owner after its ports were opened.
+    /// Claims an owner's redirects again after its ports were opened.
     pub(crate) fn aim(&self, owner: &Arc<Owner>, tables: &mut Tables, surroundings: &Surroundings) {
         if let Some(port) = self.by_owner.get(owner) {
             aim(port, tables, surroundings);

@@ -21,7 +21,7 @@ use crate::redirect::nftables::NftablesRedirect;
 use crate::traffic::Traffic;
 use relay::{ListeningPort, Relay, Serving, Transport};
 
-/// Limit of ports to open in search of one outside the avoided ports.
+/// Largest number of ports opened in search of one that need not be avoided.
 const TRIES: usize = 16;
 
 /// The kernel operations of this mode for one IP family. The real kernel with a relay implements
@@ -163,7 +163,7 @@ impl UserspaceKernel {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<ListeningPort, SocketError> {
         let (name, protocol) = (listener.name.to_string().into(), listener.name.protocol);
-        // Avoided ports stay open during the search. Otherwise the system would choose them again.
+        // Ports to avoid stay open during the search. Otherwise the system would choose them again.
         let mut left = Vec::new();
         let found = loop {
             match self.open_at(0, transport, &name, serving) {
@@ -180,7 +180,7 @@ impl UserspaceKernel {
             }
         };
         for opened in left {
-            // A relay that has ended has already closed its ports.
+            // Ignores a failure: a relay that has ended has already closed its ports.
             let _ = self.relay.close(opened.number);
         }
         found

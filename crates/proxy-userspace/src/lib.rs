@@ -7,10 +7,11 @@
 //!                                   observe, settle ┘
 //! ```
 //!
-//! [`Userspace`] contains the tables and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
-//! [`Engine`](engine::Engine) of this scheme, and so a [`Mode`](proxy::Mode). All code up to the
-//! plan is pure. A [`Kernel`] is a [`Relay`](relay::Relay) with rules that redirect packets to it,
-//! or the strict fake of the tests. The relay does not know Kubernetes.
+//! [`Userspace`] contains the tables and implements [`Scheme`](engine::Scheme). An
+//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. All code up
+//! to the plan is pure. The two implementations of [`Kernel`] are a [`Relay`](relay::Relay) with
+//! rules that redirect packets to it, and the tests' strict fake. The relay does not know
+//! Kubernetes.
 //!
 //! docs/userspace-mode.md describes the path of packets and the limits of this mode.
 

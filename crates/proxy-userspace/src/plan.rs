@@ -25,9 +25,10 @@ pub enum Plan {
 pub struct Sockets {
     /// Each listener with its endpoints. `None` closes the listener.
     pub changes: Vec<(Listener, Option<Arc<Serving>>)>,
-    /// Ports that rules of an earlier process lead to. They must not be opened for another Service.
+    /// Ports to which rules of an earlier process lead. They must not be opened for another
+    /// Service.
     pub avoided: HashSet<(Protocol, u16)>,
-    /// Avoided ports that are opened again for their former Service.
+    /// Ports in `avoided` that are opened again for the Service that had them.
     pub again: HashMap<Listener, u16>,
 }
 
@@ -38,7 +39,7 @@ pub struct Redirects {
     pub detector: LocalDetector,
     /// Rules that do not depend on Services, or `None` if they stay unchanged.
     pub base: Option<Base>,
-    /// The redirects that the write replaces.
+    /// Redirects that the write replaces.
     pub extent: Extent,
     /// Redirects to write.
     pub changes: Vec<Change>,
@@ -108,8 +109,8 @@ impl RedirectTarget {
 pub struct Base {
     /// Addresses that serve NodePorts.
     pub node_ports: NodePortsAt,
-    /// Mark of the relay's packets, which are not redirected. The relay needs the mark because an
-    /// endpoint's address and port may themselves be redirected.
+    /// Mark of the relay's packets, which must not be redirected. The mark is necessary because an
+    /// endpoint's own address and port may be redirected.
     pub own_mark: Option<u32>,
 }
 

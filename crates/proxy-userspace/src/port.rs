@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A Service port has one listening port for each kind of service: by all endpoints or by this
-//! node's endpoints, for all clients or for some sources. Most Service ports need one kind. So the
-//! port alone determines the kind, for TCP and UDP, and no connection needs a query for its
-//! original destination.
+//! node's endpoints, for all clients or for some sources. Most Service ports need only one. The
+//! listening port alone thus determines the kind, so no connection needs a query for its original
+//! destination.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -143,8 +143,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         let nets = service.source_ranges.iter().copied();
         let nets = nets.filter(|net| IpFamily::of(net.addr()) == node.family);
         let mut nets: Vec<IpNet> = nets.collect();
-        // A node with a load balancer's address may send from that address. Ranges that admit the
-        // node therefore admit the address.
+        // A node that has a load balancer's address may send from it. Ranges that admit the node
+        // therefore also admit this address.
         let admits_node = |ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
         if node.ip.is_some_and(admits_node) {
             let own = service.ingress_ips.iter().filter(is_own);
@@ -180,7 +180,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
             pods: kind,
             node: kind,
         };
-        // For a client on this node, no source address is lost if another node's endpoint serves.
+        // A client on this node loses no source address if an endpoint on another node serves it.
         let external = |sources| ListenerKinds {
             outside: ListenerKind::of(from_outside, sources),
             ..everywhere(ListenerKind::of(Scope::Cluster, sources))
@@ -215,8 +215,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         kinds.sort_unstable();
         kinds.dedup();
         if owner.name.protocol == Protocol::Sctp {
-            // SCTP gets no listening port, so its portals are removed. The report names the refused
-            // port.
+            // SCTP gets no listening port, so its portals are dropped. The report names the port as
+            // refused.
             portals.clear();
         }
         let serving = |kind: ListenerKind| {

@@ -8,8 +8,8 @@
 //!
 //! A redirect waits for its listening ports. If it moves from one open port to another, it waits
 //! until the new port has the right endpoints. A listening port closes once no rule leads to it. If
-//! a port cannot be opened, its redirect is removed if it still leads to ports of deleted Services,
-//! since closing those frees a port or descriptor.
+//! a port cannot be opened and its redirect still leads to ports of deleted Services, the redirect
+//! is removed. Closing those ports then frees a port number or descriptor.
 
 use std::mem;
 use std::net::IpAddr;
@@ -86,7 +86,7 @@ impl Userspace {
         };
         self.tables.base.claim(&(), [((), base)]);
         state.serving.addresses = addresses;
-        // Until the node's addresses are known, redirects keep their target address.
+        // Redirects keep their target address until the node's addresses are known.
         let is_other = node.has_addresses && self.surroundings.via != via;
         if is_other {
             self.surroundings.via = via;
@@ -103,8 +103,8 @@ impl Userspace {
     }
 
     fn next_of_sockets(&mut self, state: &State) -> Option<Plan> {
-        // Rules of an earlier process may lead to ports that are free now. Such a port must not
-        // open for another Service.
+        // Rules of an earlier process may lead to ports that are free now. Opening such a port for
+        // another Service would be wrong.
         if !state.knows(Part::Rules) {
             return None;
         }
@@ -135,8 +135,8 @@ impl Userspace {
         let opens = |listener: &&Listener| {
             tables.sockets.wanted(listener).is_some() && tables.port(listener) == 0
         };
-        // Listeners that failed to get a port come before all younger ones. A closing port makes
-        // their retry due immediately.
+        // Listeners that failed to get a port come before younger ones. When a port closes, they
+        // are tried at once.
         let closes = |listener: &&Listener| tables.sockets.wanted(listener).is_none();
         let is_chance = due.iter().any(|of| opens(of) || closes(of));
         if tables.sockets.failing_len() > 0 && is_chance {
@@ -156,8 +156,8 @@ impl Userspace {
         let rank = |listener: &Listener| {
             let owner = tables.sockets.owner(listener);
             let order = owner.map(|owner| (owner.rank, Arc::clone(owner)));
-            // Closing listeners come first, since they free ports. Listeners that an earlier
-            // process served come next.
+            // Closing comes first, because it frees ports. Listeners that an earlier process served
+            // come next.
             let is_new = order.is_some() && !again.contains_key(listener);
             (is_new, order)
         };
@@ -188,11 +188,12 @@ impl Userspace {
     }
 
     fn next_of_rules(&mut self, state: &State) -> Option<Plan> {
-        // A base that is written before the node's addresses are known could remove NodePorts.
+        // If the base were written before the node's addresses are known, it could remove
+        // NodePorts.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return None;
         }
-        // Waits for ports that are about to open, so that one write contains all redirects.
+        // Waits for ports that will open soon, so that one write contains all redirects.
         if self.is_opening(state) {
             return None;
         }
@@ -224,7 +225,7 @@ impl Userspace {
             None => state.may_delete(),
         };
         if plan.extent == Writes::Whole {
-            // Redirects that are not ready keep their current target.
+            // Redirects whose ports are not ready keep their current target.
             let wanted = tables.redirects.iter_wanted().map(|(portal, _)| *portal);
             let held = tables.redirects.iter_actual().map(|(portal, _)| *portal);
             let all: HashSet<_> = wanted.chain(held).collect();
@@ -267,9 +268,9 @@ impl Userspace {
         is_other
     }
 
-    /// Keeps the address that a previous process sent packets to, until the node's addresses are
+    /// Keeps the address to which a previous process sent packets, until the node's addresses are
     /// known. Without an address, packets from other hosts would not be served. Returns true if the
-    /// address has changed.
+    /// address changed.
     fn aim_as_found(&mut self, state: &State, held: &RedirectState) -> bool {
         let via = &mut self.surroundings.via;
         if state.node.has_addresses || via.is_some() {
@@ -326,7 +327,7 @@ impl Userspace {
 
     fn settle_redirects(&mut self, state: &mut State, plan: &Redirects, written: RedirectOutcomes) {
         if written.is_refused() {
-            // The refused write may have changed the kernel's rules.
+            // The write may have changed the kernel's rules although it was refused.
             self.is_uncertain = true;
             state.doubt(Part::Rules);
         }
@@ -388,7 +389,7 @@ impl Userspace {
         if base.is_some() || refusal.blame == Blame::None {
             redirects.fail(&change.portal, state.now);
         } else {
-            // The kernel accepted other changes, so the refused change itself is at fault.
+            // The kernel accepted other changes, so this one is itself at fault.
             redirects.excuse(&change.portal, state.now);
         }
         if base.is_none() {
@@ -436,7 +437,7 @@ impl engine::Scheme for Userspace {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Sockets, Lane::Rules];
-    // Changes of endpoints need only this lane, and no rule.
+    // A change of endpoints needs only this lane.
     const SERVING: &'static [Lane] = &[Lane::Sockets];
 
     fn new(state: &State) -> Self {

@@ -79,11 +79,11 @@ impl Tables {
         self.uses.contains_key(&port)
     }
 
-    /// Reports whether a redirect has to wait, because it would leave an open port for a port that
-    /// does not yet serve as wanted. The new port may have no endpoint while the old port has one.
+    /// Reports whether a redirect must wait, because its old port is open and its new port does not
+    /// serve as wanted yet. For example, the new port may have no endpoint while the old one has.
     /// The old port may belong to the same Service or to the previous owner of the address.
     pub(crate) fn is_early(&self, change: &Change) -> bool {
-        // No listening port is pending in the usual case, and at the end of a start.
+        // The usual case, also at the end of a start: no listening port is pending.
         if self.sockets.pending_len() == 0 {
             return false;
         }
@@ -127,8 +127,8 @@ impl Tables {
             && ListenerKind::ALL.into_iter().any(cannot_be_opened)
     }
 
-    /// Reports whether exactly `count` redirects lead to this port, and this process has not opened
-    /// it.
+    /// Reports whether exactly `count` redirects lead to this port, which this process has not
+    /// opened.
     pub(crate) fn leads_alone(&self, protocol: Protocol, number: u16, count: usize) -> bool {
         let port = (protocol, number);
         number != 0
@@ -141,8 +141,8 @@ impl Tables {
         self.may_have_foreign
     }
 
-    /// Returns the ports that redirects will leave for another Service's port with endpoints. Until
-    /// then, the old ports keep their endpoints.
+    /// Returns the ports from which redirects will move to another Service's port with endpoints.
+    /// Until then, these ports keep their endpoints.
     pub(crate) fn handed_over(&self) -> HashSet<(Protocol, u16)> {
         let redirects = &self.redirects;
         let pending = redirects

@@ -45,7 +45,7 @@ pub struct ListenerTraffic {
 impl Traffic {
     /// Returns the traffic of each listening port.
     pub fn read(&self) -> Vec<ListenerTraffic> {
-        // Copies the ports first, so that reading counters does not hold the lock.
+        // Copies the ports first, so that the lock is not held while counters are read.
         let ports: Vec<_> = {
             let held = self.lock();
             let ports = held.iter();
@@ -160,7 +160,7 @@ mod tests {
         };
         traffic.remove(IpFamily::V4, &listener(Scope::Local));
         assert_eq!(openings(), [cluster]);
-        // A reopened port counts from 0.
+        // A port that is opened again counts from 0.
         open(Scope::Local, 1_001);
         let again = openings()[1];
         assert!(again != local && again != cluster);

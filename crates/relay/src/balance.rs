@@ -37,12 +37,12 @@ impl Serving {
     }
 }
 
-/// The choice between a client's previous endpoint and the next one.
+/// Preference for a client's previous endpoint or for the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// The previous endpoint, if the port has affinity.
     Kept,
-    /// The next endpoint, since the previous endpoint did not accept.
+    /// The next endpoint, because the previous one did not accept.
     Another,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Balance {
 
 impl Balance {
     pub(crate) fn new(serving: Arc<Serving>) -> Self {
-        // Starts at a random endpoint, so that nodes do not all begin with the same one.
+        // Starts at a random endpoint, so that not all nodes begin with the same one.
         let random = RandomState::new().build_hasher().finish();
         let mut balance = Self {
             serving: Arc::default(),

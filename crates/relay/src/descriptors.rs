@@ -1,5 +1,5 @@
-//! The limit of open files. Without a free descriptor, the relay stops accepting and logs it once.
-//! It continues when a descriptor is free.
+//! The limit of open files. Without a free descriptor, the relay stops accepting connections and
+//! logs this once. It goes on when a descriptor is free.
 
 use std::cell::Cell;
 use std::io;
@@ -48,7 +48,7 @@ pub(crate) struct Descriptors {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shortage {
     No,
-    /// A shortage that is not logged, because the last warning is recent.
+    /// A shortage that is not logged again, because the last warning is recent.
     Untold,
     Told,
 }
@@ -77,8 +77,8 @@ impl Free {
     }
 }
 
-/// Raises the soft limit of open files to the allowed maximum, as Go's runtime does, and returns
-/// it. Each Service port takes a descriptor before its first connection. `None` means no limit.
+/// Raises the soft limit of open files to the allowed maximum, as Go's runtime does. Returns the
+/// limit, or `None` for no limit. Each Service port takes a descriptor even without a connection.
 fn raise_limit() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -118,7 +118,7 @@ impl Descriptors {
     /// Logs a shortage, and waits until `count` descriptors are free for the next connection.
     pub(crate) async fn wait(&self, count: u32) -> Option<DescriptorPermit> {
         self.tell_short(OPEN);
-        // The semaphore is never closed.
+        // Cannot fail: the semaphore is never closed.
         let all = Arc::clone(&self.free.0);
         all.acquire_many_owned(count).await.ok()
     }
@@ -130,7 +130,7 @@ impl Descriptors {
             return Some(held);
         }
         self.tell_short("there are as many as this process carries");
-        // The semaphore is never closed.
+        // Cannot fail: the semaphore is never closed.
         all.acquire_owned().await.ok()
     }
 

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! The relay runs on one thread, so it needs no locks, and callers that send orders never wait. All
-//! memory is bounded. [Descriptors](Limits) bound connections and flows, one buffer for each
-//! direction bounds pending writes, and a fixed number bounds remembered clients. Services and
-//! clients have shares of connections and flows (`shares`). Half of the node's ephemeral ports
-//! remain for the node (`ports`).
+//! memory is bounded: connections and flows by their [descriptors](Limits), pending writes by one
+//! buffer for each direction, and remembered clients by a fixed number. Services and clients have
+//! shares of connections and flows (`shares`). Half of the node's ephemeral ports remain for the
+//! node (`ports`).
 
 mod balance;
 mod datagram;
@@ -73,7 +73,7 @@ pub struct ListeningPort {
     pub counters: Arc<PortCounters>,
 }
 
-/// The error of a relay whose thread has ended. It carries no traffic.
+/// Error of a relay whose thread has ended, so that it carries no traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the relay has ended; its cause is on standard error")]
 pub struct Ended;
@@ -136,7 +136,7 @@ impl Relay {
             .spawn(move || {
                 let all = LocalSet::new();
                 let done = all.block_on(&runtime, run(limits, free, counters, received));
-                // Remaining connections end here, before the caller gets the reply.
+                // Ends all remaining connections before the caller gets the reply.
                 drop(all);
                 drop(runtime);
                 if let Some((done, left)) = done {
@@ -160,7 +160,8 @@ impl Relay {
         service: &Arc<str>,
         serving: Arc<Serving>,
     ) -> io::Result<ListeningPort> {
-        // The caller retries later. The rest of the process keeps its descriptors.
+        // Fails if no descriptor is left for it: the caller retries later, and the rest of the
+        // process keeps its own.
         let held = self.free.try_take(1);
         let held = held.ok_or_else(|| io::Error::other(OPEN))?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -272,8 +273,8 @@ async fn run(
     let shared = Rc::new(Shared::new(limits, free, counters));
     let mut ports: HashMap<u64, Port> = HashMap::new();
     let (mut limit, mut done) = (shared.limits.drain, None);
-    // Takes all queued orders before any other task runs. Otherwise, a new rule could lead a packet
-    // here before its port serves.
+    // Takes all queued orders before another task runs. Otherwise a new rule could lead packets to
+    // a port that does not serve yet.
     while let Some(order) = unconstrained(orders.recv()).await {
         match order {
             Order::OpenTcp(socket, opening) => {
@@ -285,7 +286,7 @@ async fn run(
                 ports.insert(opening.number, Port::Tcp(port, task));
             }
             Order::OpenUdp(socket, opening) => {
-                // The runtime can watch every socket of the system.
+                // Cannot fail: the runtime can watch every socket of the system.
                 if let Ok((port, holds)) = udp::Port::new(opening, socket) {
                     let port = Rc::new(port);
                     let task = udp::serve(Rc::clone(&shared), Rc::clone(&port));

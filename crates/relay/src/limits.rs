@@ -82,9 +82,9 @@ pub enum Reach {
     /// All clients may connect.
     Anybody,
     /// Only clients that the kernel redirected from another address or port. Direct connections to
-    /// the listening port are reset, and direct datagrams dropped. A TCP socket knows its original
-    /// destination (`SO_ORIGINAL_DST`). For UDP, the relay queries connection tracking once for
-    /// each flow, and accepts the client if the query fails.
+    /// the listening port are reset, and direct datagrams dropped. For TCP, the kernel reports a
+    /// connection's original destination (`SO_ORIGINAL_DST`). For UDP, the relay queries connection
+    /// tracking once for each flow, and accepts the client if the query fails.
     Redirected,
 }
 

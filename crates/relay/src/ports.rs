@@ -61,9 +61,9 @@ impl Range {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ephemeral(Arc<Mutex<HashMap<Kind, usize>>>);
 
-/// A transport, and true for IPv6. Only ports of the same kind compete for numbers. IPv4 and IPv6
-/// use the same numbers first, since the kernel gives odd numbers to listeners and even numbers to
-/// clients.
+/// A transport, and true for IPv6. Only ports of the same kind compete for numbers. The kernel
+/// gives odd numbers to listeners and even ones to clients first, so IPv4 and IPv6 listeners get
+/// the same numbers.
 type Kind = (Transport, bool);
 
 /// A guard that counts one ephemeral port.
@@ -82,7 +82,7 @@ impl Ephemeral {
         transport: Transport,
         at: SocketAddr,
     ) -> io::Result<Option<EphemeralPort>> {
-        // Reads the range each time, since the administrator may have widened it.
+        // Reads the range each time, because the administrator may have widened it.
         let range = Range::read();
         if at.port() != 0 && !range.ports.contains(&at.port()) {
             return Ok(None);

@@ -29,8 +29,8 @@ use super::traffic::{CountedConnection, add};
 /// Number of bytes of one read.
 const CHUNK: usize = 64 * 1024;
 
-/// Bytes of one read while many reads wait to be written. A waiting direction then holds no more
-/// bytes than this.
+/// Size of one read while many reads wait to be written. It limits the bytes that a waiting
+/// direction holds.
 const FEW_BYTES: usize = 4 * 1024;
 
 /// Requested size of a pipe. The kernel may allow less.
@@ -146,8 +146,8 @@ impl Pump {
                     Medium::Buffer => self.read(from, to, sum)?,
                     Medium::Pipe => self.splice(from, to, sum)?,
                 };
-                // A read that does not fill the buffer has emptied the socket, so no further read
-                // is needed.
+                // A read that does not fill the buffer has emptied the socket, so another read is
+                // unnecessary.
                 let is_empty = matches!(now, Transfer::All(count) if count < CHUNK);
                 moved = Some(now);
                 if is_empty && way == Medium::Buffer {
@@ -182,7 +182,7 @@ impl Pump {
                     CHUNK
                 }
                 Ok(Transfer::End) => {
-                    // The connection may have ended already.
+                    // Ignores a failure: the connection may have ended already.
                     let ended = SockRef::from(to).shutdown(Shutdown::Write);
                     return ended.or_else(|error| match error.kind() {
                         io::ErrorKind::NotConnected => Ok(()),
@@ -295,8 +295,8 @@ fn drain(pipe: &Pipe, to: &TcpStream, count: usize) -> io::Result<usize> {
     Ok(splice(&pipe.read, None, to, None, count, flags)?)
 }
 
-/// Waits until `to` can be written, or `from` fails. No other call would notice the failure during
-/// this wait.
+/// Waits until `to` can be written, or `from` fails. During this wait, no other call would notice
+/// that `from` failed.
 async fn writable(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     tokio::select! {
         biased;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-/// Number of entries at the head that each insertion examines. More than one, so that the queue
-/// stays bounded.
+/// Number of entries at the head that each insertion examines. With more than one, the queue cannot
+/// grow forever.
 const LOOKS: usize = 2;
 
 /// Number of recently used entries that an eviction may skip.
@@ -76,7 +76,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         Some(self.entries.get(key)?.used)
     }
 
-    /// Inserts a value. Above the limit, evicts an entry that was unused for long.
+    /// Inserts a value. Above the limit, evicts an entry that has not been used for long.
     pub(crate) fn insert(&mut self, key: K, value: V, now: Instant) {
         self.look(now);
         if let Some(entry) = self.entries.get_mut(&key) {
@@ -117,7 +117,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         self.entries.retain(|key, entry| keeps(key, &entry.value));
     }
 
-    /// Evicts an entry that was unused for long. Returns false if the map is empty.
+    /// Evicts an entry that has not been used for long. Returns false if the map is empty.
     pub(crate) fn give_way(&mut self) -> bool {
         let mut chances = CHANCES;
         while let Some(mut place) = self.queue.pop_front() {

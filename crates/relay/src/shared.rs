@@ -23,7 +23,8 @@ use super::shares::{Client, Seat, Shares};
 /// Number of connections that a client keeps when no place is free.
 const FEW: usize = 16;
 
-/// Number of connections that may be accepted while the connections they replace still end.
+/// Number of connections that may be accepted although the connections that they replace have not
+/// ended yet.
 const SPARE: usize = 64;
 
 /// Size of the datagram buffer, above the largest datagram.
@@ -46,8 +47,8 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(limits: Limits, free: Free, counters: Arc<Counters>) -> Self {
-        // A connection takes two descriptors. A flow takes one descriptor and one ephemeral port of
-        // the node.
+        // A connection needs two descriptors. A flow needs one descriptor, and one ephemeral port
+        // of the node.
         let connections = limits.connections.min(free.most() / 2);
         let flows = limits.udp_flows.min(ephemeral() / 4).min(free.most() / 2);
         Self {
@@ -82,7 +83,7 @@ impl Shared {
             self.descriptors.tell_enough();
             return Some(held);
         }
-        // Lets earlier accepted connections take their places first.
+        // Lets connections that were accepted earlier take their places first.
         yield_now().await;
         self.end(self.connection_places.make_room());
         self.descriptors.wait(count).await
@@ -127,8 +128,8 @@ impl Shared {
     }
 }
 
-/// Marks packets of a socket. Ignores a failure: without the capability to mark, no rule redirects
-/// either.
+/// Sets the mark on a socket's packets. Ignores a failure: without the capability to set marks, no
+/// rule redirects packets either.
 pub(crate) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     if let Some(mark) = mark {
         let _ = socket.set_mark(mark);

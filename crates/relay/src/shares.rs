@@ -1,15 +1,15 @@
 //! The shares of clients and Services in the relay's connections or flows.
 //!
-//! A relay carries a bounded number of connections and flows: its places. Any client may open some
-//! and keep them. So a new connection evicts another one if a share is used up:
+//! A relay has a limited number of places, one for each connection or flow. A client may open some
+//! and keep them forever. So if a share is used up, a new connection evicts another one:
 //!
 //! - a client has half of all places;
 //! - a Service has three quarters of all places;
 //! - if no place is free, the client with the most places loses one.
 //!
-//! The evicted connection belongs to the client with the most places, and is roughly its longest
-//! idle one. If no place is free, clients with [few](Shares::new) places lose none. If all clients
-//! have few places, new connections wait.
+//! The evicted connection belongs to the client with the most places, and is about its longest idle
+//! one. Clients with [few](Shares::new) places lose none. If all clients have few and no place is
+//! free, new connections wait.
 //!
 //! A client is an IPv4 address, an IPv6 /64 network, or this node at its loopback addresses.
 
@@ -274,7 +274,7 @@ impl<T: Clone> Holders<T> {
         Some((Arc::clone(service), client))
     }
 
-    /// Evicts a member of the group that was idle for long.
+    /// Evicts a member of the group that has been idle for long.
     fn evict(&mut self, from: &(Service, Client)) -> Option<T> {
         let group = self.groups.get_mut(from)?;
         let mut chances = CHANCES;
@@ -352,8 +352,8 @@ impl<T: Clone> Holders<T> {
     }
 }
 
-/// Returns the client that has to free a place: the client with the most places. Prefers `client`
-/// if no other has more. Returns `None` if no client has more than `few`.
+/// Returns the client that must free a place: the one with the most places, or `client` if no other
+/// has more. Returns `None` if no client has more than `few`.
 fn chosen(ranks: &Ranks<Client>, client: Client, few: usize) -> Option<Client> {
     let mine = ranks.count(&client);
     let (count, biggest) = ranks.biggest()?;
@@ -370,10 +370,10 @@ impl<T: Clone> Seat<T> {
 
 impl<T: Clone> Drop for Seat<T> {
     fn drop(&mut self) {
-        // Releases the borrow first, since dropping the member may use the shares again.
+        // Releases the borrow first, because dropping the member may use the shares again.
         let ended = self.shares.held.borrow_mut().remove(self.number);
         if ended.is_some() {
-            // Wakes all waiters. The first waiter may need a place at another Service.
+            // Wakes all waiters, because the first one may need a place at another Service.
             self.shares.freed.notify_waiters();
         }
     }

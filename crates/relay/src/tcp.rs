@@ -78,8 +78,8 @@ pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListener) {
     let own = listener.local_addr();
     let own = own.map_or(Ipv4Addr::UNSPECIFIED.into(), |own| own.ip());
-    // The runtime's listener cannot be polled for waiting clients. The runtime's stream can, and it
-    // wraps any socket.
+    // The runtime's listener cannot tell whether clients wait. Its stream can, and it wraps any
+    // socket.
     let Ok(listener) = TcpStream::from_std(OwnedFd::from(listener).into()) else {
         // Never happens: the runtime can watch every socket of the system.
         return;
@@ -88,7 +88,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         if listener.readable().await.is_err() {
             return;
         }
-        // The waiting client may have been accepted already. Then no descriptors are needed.
+        // Another waiter may have accepted the client. Then no descriptors are needed.
         if listener
             .try_io(Interest::READABLE, || is_waited_at(&listener))
             .is_err()
@@ -96,7 +96,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             continue;
         }
         // Takes descriptors before accepting. Until then, the connection waits in the kernel's
-        // queue, at the kernel's cost.
+        // queue, at no cost for this process.
         let Some(place) = shared.descriptors.take_connection().await else {
             return;
         };
@@ -104,9 +104,9 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             return;
         };
         let held = (place, held);
-        // Opens the outgoing socket before accepting, too. In a shortage, each connection would
-        // otherwise hold one socket, and none would have two. Endpoints have the family of their
-        // Service.
+        // Opens the outgoing socket before accepting, too. Otherwise, in a shortage, all
+        // connections could hold one socket and wait for the second. Endpoints have the family of
+        // their Service.
         let outward = match open_outward(own, shared.limits.mark) {
             Ok(outward) => outward,
             Err(error) => {
@@ -118,7 +118,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         let accepted = listener.try_io(Interest::READABLE, || accept(&listener));
         let (stream, client) = match accepted {
             Ok(accepted) => accepted,
-            // The client has given up since.
+            // The client has given up meanwhile.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) if is_exhausted(&error) => {
                 drop((held, outward));
@@ -127,7 +127,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             }
             Err(error) => {
                 drop((held, outward));
-                // An error of the connection, not of the listener, needs no pause: accept(2).
+                // An error of the connection, rather than the listener, needs no pause: accept(2).
                 if !is_of_connection(&error) {
                     sleep(PAUSE).await;
                 }
@@ -235,7 +235,7 @@ fn was_redirected(client: &TcpStream) -> bool {
 }
 
 fn prepare(connection: &TcpStream) {
-    // A connection without these options still works.
+    // Ignores a failure: a connection also works without these options.
     let _ = connection.set_nodelay(true);
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE)
@@ -282,7 +282,7 @@ async fn dial(
                 shared.descriptors.succeeded();
                 return Some((server, endpoint));
             }
-            // A shortage on this node is no fault of the endpoint.
+            // A shortage on this node is not the endpoint's fault.
             Ok(Err(error)) if is_exhausted(&error) => {
                 shared.descriptors.back_off(&error).await;
                 wait = waits.next()?;

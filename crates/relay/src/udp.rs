@@ -144,7 +144,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     }
     let client = peer.client.ip();
     let own = SocketAddr::new(peer.own, port.at);
-    // Checks only the first datagram of a flow, since replies do not change its conntrack entry.
+    // Checks only the first datagram of a flow, because replies do not change its conntrack entry.
     if choice == Choice::Kept && !shared.redirected.borrow_mut().is(peer.client, own) {
         return;
     }
@@ -181,7 +181,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     });
     let Ok(socket) = socket else { return };
     let socket = Rc::new(socket);
-    // A new socket has no pending error, so a failure here means a full buffer.
+    // Ignores a failure: a new socket has no pending error, so its buffer is full.
     let _ = send(&socket, bytes);
     let carrying = Rc::new(port.counters.connect(endpoint));
     carrying.datagram_in(bytes.len());
@@ -244,8 +244,8 @@ async fn answer(
     drop(ended);
 }
 
-/// Sends a datagram, and drops it if a buffer is full. Bypasses the runtime, which reports a new
-/// socket as full until polled.
+/// Sends a datagram, or drops it if a buffer is full. Calls the system directly, because the
+/// runtime reports a new socket as full until it is polled.
 fn send(socket: &UdpSocket, bytes: &[u8]) -> io::Result<()> {
     match rustix::net::send(socket, bytes, SendFlags::DONTWAIT) {
         Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::MSGSIZE) => Ok(()),

@@ -109,7 +109,7 @@ impl Cast<'_, '_> {
             !self.is_endpoint(*address) && hop.is_some_and(|hop| !hop.is_local && hop.is_neighbour)
         };
         candidates.find(is_one).or_else(|| {
-            // Host-network pods have the address of the node.
+            // Host-network pods have the node's own address, not one of a pod network.
             let pods = self.objects.node.pods.iter().copied();
             let mut pods = pods.filter(|pod| self.is_family(*pod));
             pods.find(is_one)
@@ -347,7 +347,7 @@ impl Cast<'_, '_> {
                 self.family()
             )
         })?;
-        // A sender within source ranges must keep its address.
+        // With source ranges, the sender must have exactly its address.
         if !about.is_empty() {
             let words = format!("outside {address}{about}");
             return Ok(sender(words, hop.interface, address));

@@ -130,7 +130,7 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
         let endpoint = "10.244.1.1:8080".parse().unwrap();
         counted.endpoints.insert((at(text), endpoint), of);
     }
-    // Another pod in the node's network has the same address and another port.
+    // Another pod on the node's network has the same address, with another port.
     let list = r#"{"items": [
         {"metadata": {"name": "web"}, "ports": [{"name": "http", "port": 8080}],
          "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-0"}}]},

@@ -12,8 +12,8 @@ use super::samples::{Endpoints, Span};
 use crate::owners::Owner;
 use crate::service::counters;
 
-/// Number of busiest addresses to sample for each listed Service port, because a port may have
-/// several addresses.
+/// Number of busiest addresses that are sampled for each Service port to list, because a port may
+/// have several addresses.
 const ADDRESSES_EACH: usize = 4;
 
 /// Sort order of the lists.
@@ -175,7 +175,7 @@ impl Ranked {
 
     /// Adds the endpoints of the listed ports in their sort order.
     pub(super) fn add_endpoints(&mut self, found: &Endpoints, sort: Sort, limit: usize) {
-        // The same endpoint appears at each address of its port.
+        // An endpoint appears once for each address of its port.
         let mut all: HashMap<(usize, SocketAddr), (Rate, Count)> = HashMap::new();
         for ((at, endpoint), counted) in found {
             let Some(port) = self.port_of.get(at) else {
@@ -221,8 +221,7 @@ impl Ranked {
     }
 }
 
-/// Finds the addresses of node ports: no Service owns these addresses, and their port is a node
-/// port.
+/// Finds node addresses with node ports: no Service owns the address, and the port is a node port.
 fn by_node_port(
     span: &Span,
     owners: &[Owner],
@@ -295,8 +294,8 @@ fn total(span: &Span, seconds: f64) -> Rate {
         .fold(Rate::default(), |sum, each| plus(&sum, &each))
 }
 
-/// Returns the rate per second, or zero for the first sample. A counter that is new or lower than
-/// before was started between the samples.
+/// Returns the rate per second, or zero for the first sample. A counter that is new or has fallen
+/// began between the samples, at zero.
 fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
     if seconds <= 0.0 {
         return Rate::default();

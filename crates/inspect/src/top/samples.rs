@@ -75,8 +75,7 @@ pub(super) struct EndpointCounters {
 /// Store of the samples. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Looks {
-    /// Stored samples. The lock is held while the kernel is read, so only blocking threads may wait
-    /// for it.
+    /// Samples. The lock is held while the kernel is read, so only blocking threads may take it.
     kept: Arc<Mutex<Kept>>,
     /// Timer that drops the samples some time after the last request.
     forgetting: Arc<Mutex<Option<AbortHandle>>>,

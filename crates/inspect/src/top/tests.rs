@@ -275,7 +275,7 @@ fn clients_that_list_different_ports_see_the_same_rates() {
     };
     set(1_000);
     assert_eq!(look(&both, 0), (None, None));
-    // The second client lists only one of the ports.
+    // The second client lists only one of the two ports.
     set(1_190);
     let is_told = |count: u64, seconds: &str| Some((count, seconds.to_owned()));
     assert_eq!(look(&both[..1], 1_900), (is_told(190, "1.9"), None));

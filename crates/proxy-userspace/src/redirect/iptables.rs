@@ -7,9 +7,9 @@
 //!              └▶ KUBE-NODEPORT-HOST        the same for NodePorts
 //! ```
 //!
-//! Packets from an interface are sent to the node's own address. `REDIRECT` would use the
-//! interface's first address, and drop the packet if the interface has no address, as is common for
-//! pods.
+//! Packets that enter by an interface are sent to the node's own address. `REDIRECT` would use the
+//! interface's first address instead. Pods' interfaces often have none, and `REDIRECT` would then
+//! drop the packet.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -126,7 +126,7 @@ fn write(
     restore: &mut Restore<'_>,
 ) -> io::Result<()> {
     restore.begin(NAT)?;
-    // A chain's declaration empties it, so a whole write contains all rules.
+    // Declaring a chain empties it, so a whole write contains all rules.
     if plan.extent == Extent::Whole {
         for chain in CHAINS {
             restore.declare(chain)?;
@@ -303,7 +303,7 @@ impl<'a> SaveReader<'a> {
     }
 
     fn rule(&mut self, rule: RuleLine<'_>) {
-        // A rule without a portal does not belong to this mode.
+        // A rule that names no portal is not ours.
         let known = parse(rule).is_some_and(|parsed| self.take(rule, &parsed));
         self.is_ordered &= known;
     }
@@ -335,8 +335,7 @@ impl<'a> SaveReader<'a> {
         let mut redirects = HashMap::with_capacity(self.redirects.len());
         for (portal, rules) in std::mem::take(&mut self.redirects) {
             let node = rules.node.unwrap_or_default();
-            // Without a rule for other hosts, `outside` is the port for the node. No rule leads
-            // their packets there.
+            // Without a rule for other hosts, no packet uses `outside`, so it gets the node's port.
             let outside = rules.outside.unwrap_or(node);
             let aim = RedirectTarget {
                 name: rules.name.into(),
@@ -345,7 +344,7 @@ impl<'a> SaveReader<'a> {
                 pods: rules.pods.unwrap_or(outside),
                 node,
             };
-            // Compares the rules with this mode's own form, in the order of each chain.
+            // Compares with this mode's own form of the rules, in the order of each chain.
             let mut own = lines(self.family, &portal, &aim, &self.config.detector);
             let mut found = rules.lines;
             let chain = |line: &String| line.contains("-HOST ");

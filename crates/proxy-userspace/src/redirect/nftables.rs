@@ -89,7 +89,7 @@ impl Redirect for NftablesRedirect {
         let written = self.nftables.commit(&transaction, None);
         written.map(drop).map_err(|error| Refusal {
             blame: match &error {
-                // A smaller transaction may succeed.
+                // A smaller transaction may succeed, so one of the changes is at fault.
                 CommitError::Refused { .. } | CommitError::TooLarge(_) => Blame::One,
                 _ => Blame::None,
             },

@@ -10,7 +10,7 @@ const PORTALS: &str = "Services: their addresses, led to a listening port of kub
 const PORTALS_NODE_PORTS: &str =
     "Services: spec.ports[].nodePort, led to a listening port of kube-proxy";
 
-/// One row for each name. If one name is a prefix of another, the longer name comes first.
+/// One row for each name. If one name is the beginning of another, the longer one comes first.
 pub(super) const ORIGINS: [Origin; 13] = [
     Origin::of(NAT, "KUBE-PORTALS-CONTAINER", PORTALS),
     Origin::of(NAT, "KUBE-PORTALS-HOST", PORTALS),

@@ -66,7 +66,7 @@ pub(crate) fn parse(family: IpFamily, config: &Config, whole: &TableDump) -> Red
         written += elements(family, &portal, &aim).len();
         redirects.insert(portal, aim);
     }
-    // The counts differ if elements are missing or extra.
+    // A different count means that elements are missing or extra.
     is_ours &= written == count;
     RedirectState {
         base: is_ours.then(|| base(family, config, whole)).flatten(),

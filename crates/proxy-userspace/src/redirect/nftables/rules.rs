@@ -11,7 +11,7 @@ use proxy::{IpFamily, LocalDetector};
 use super::layout::Origin;
 use crate::plan::{Base, NodePortsAt};
 
-/// Priority of the chains: `NF_IP_PRI_NAT_DST` less 10. They come before iptables, whose leftover
+/// Priority of the chains: `NF_IP_PRI_NAT_DST` less 10. They come before iptables, where leftover
 /// rules may lead to closed ports.
 const PRIORITY: i32 = -110;
 
