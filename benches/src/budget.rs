@@ -1,9 +1,9 @@
 //! Predicts the duration of cells, so that no cell starts that cannot finish in time.
 //!
-//! The durations were measured on an idle machine (2 cores of 2024, User Mode Linux). Another
-//! machine, or a busy one, differs by a factor. The budget learns this factor from finished cells.
-//! The durations of other kube-proxies are estimates from upstream's 1.36. They do not measure the
-//! machine, so each subject has a separate factor.
+//! The durations were measured on an idle machine (2 cores of 2024, User Mode Linux). On another or
+//! a busy machine, they differ by a factor, which the budget learns from finished cells. For other
+//! kube-proxies, durations are estimates from upstream's 1.36. An estimate says nothing about the
+//! machine, so each subject has its own factor.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use crate::schema::{Axis, Cell, FLAT, Mode, SubjectKind};
 
 /// Seconds for booting, setting up the nodes, and shutting down.
 const AROUND: f64 = 1.6;
-/// Weight of the factor 1, in seconds. After this many seconds of cells, measured durations count
-/// as much.
+/// Weight of the factor 1, in seconds. After so many seconds of cells, the measured durations have
+/// the same weight.
 const PRIOR: f64 = 60.0;
 
 /// Measured durations of cells, compared with their expected durations.

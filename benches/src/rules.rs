@@ -42,7 +42,7 @@ struct Rule<'a> {
     next: usize,
 }
 
-/// Result of matching a rule with a partially known packet.
+/// Effect of a rule on a packet of which only a part is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Takes {
     Never,
@@ -99,8 +99,8 @@ const RETURN: i32 = -5;
 /// Range flags: `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED`.
 const HAS_ADDRESS: u32 = 1;
 const HAS_PORT: u32 = 2;
-/// Targets that end a packet's traversal, or that this program cannot follow. All other targets
-/// continue with the next rule.
+/// Targets that end a packet's way, or that this program cannot follow. After all other targets,
+/// the next rule follows.
 const ENDS: [&[u8]; 8] = [
     b"MASQUERADE",
     b"NETMAP",
@@ -121,8 +121,8 @@ impl<'a> Rules<'a> {
         Self { entries }
     }
 
-    /// Returns the addresses that a new TCP connection to this address and port may be sent to.
-    /// Empty if no rule takes it.
+    /// Returns the addresses to which a new TCP connection to this address and port may be sent.
+    /// Empty if no rule takes the connection.
     pub(crate) fn targets(&self, at: SocketAddrV4) -> Result<Targets> {
         let mut targets = Targets::new();
         if !self.entries.is_empty() {
@@ -187,8 +187,8 @@ impl<'a> Rules<'a> {
 
     /// Walks a chain and the chains that it calls. If a rule matches only one address and port,
     /// follows a packet to that address instead. `found` maps each such address to the targets of
-    /// its packets, and records whether every packet has been taken. Packets to other addresses may
-    /// pass the end of the chain or not: the walk visits the later rules in any case.
+    /// its packets, and records whether every packet has been taken. The walk always visits the
+    /// later rules, because packets to other addresses may pass this chain.
     fn gather(
         &self,
         from: usize,
@@ -254,7 +254,7 @@ impl<'a> Rules<'a> {
 impl<'a> Rule<'a> {
     /// Matches the rule with a TCP packet to an address and port, from any source.
     fn takes(&self, packet: SocketAddrV4) -> Result<Takes> {
-        // With tens of thousands of rules, nearly every rule is for another address.
+        // Among tens of thousands of rules, nearly every rule is for another address.
         let wanted = self.number(DESTINATION)?;
         let mask = self.number(DESTINATION_MASK)?;
         let inverted = self.byte(INVERTED)?;
@@ -310,7 +310,7 @@ impl<'a> Rule<'a> {
             .with_context(|| format!("the rule at byte {at} has no target"))?;
         let number = |at| target.number(at);
         Ok(match target.name {
-            // The standard target: a verdict, or the offset of a chain.
+            // The target without a name: a verdict, or the offset of a chain.
             b"" => match i32::from_ne_bytes(number(0)?.to_ne_bytes()) {
                 RETURN => Fate::Back,
                 verdict if verdict < 0 => Fate::End,
@@ -339,7 +339,7 @@ impl<'a> Rule<'a> {
                     (flags & HAS_PORT != 0).then_some(port),
                 )
             }
-            // Chain heads, and the end of the table.
+            // Marks the head of a chain, or the end of the table.
             b"ERROR" => bail!("the chain before byte {at} has no end"),
             name if ENDS.contains(&name) => Fate::End,
             _ => Fate::On,
@@ -503,7 +503,7 @@ pub(crate) mod tests {
     #[test]
     fn an_endpoint_without_a_jump_is_not_reachable() {
         let table = table(LEFTOVERS);
-        // The replaced endpoint is in the table, but no rule leads to it.
+        // The replaced endpoint is still in the table, but no rule leads to it.
         let old = [10, 128, 1, 1];
         assert!(table.as_chunks::<4>().0.contains(&old));
         assert_eq!(
@@ -514,7 +514,7 @@ pub(crate) mod tests {
             targets(&table, "10.96.1.1:80"),
             ["10.128.1.2:8080", "10.128.1.3:8080"]
         );
-        // The same holds for endpoints of deleted Services, and of Services without a rule.
+        // The same is true for endpoints of deleted Services, and of Services without a rule.
         for gone in ["10.96.1.2:80", "10.96.1.3:80", "10.96.1.0:81"] {
             assert!(targets(&table, gone).is_empty(), "{gone}");
         }
@@ -565,7 +565,7 @@ pub(crate) mod tests {
             assert!(Rules::new(cut).targets(at).is_err());
             assert!(Rules::new(cut).servers().is_err());
         }
-        // Changes each byte of the rules that packets meet. Any result is fine except a panic.
+        // Changes each byte of the rules that packets meet. Any result but a panic is fine.
         let mut bytes = whole;
         for index in 0..bytes.len() {
             *bytes.get_mut(index).unwrap() ^= 0xff;

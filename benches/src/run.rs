@@ -27,12 +27,11 @@ const VERSION: u32 = 1;
 /// Time for a cell in addition to its limits: boot, node setup, the fixture's start and a last
 /// look.
 const AROUND: Duration = Duration::from_mins(2);
-/// Timeout for another kube-proxy to print its version, boot included.
+/// Time for another kube-proxy to print its version, including the boot.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of a run. With the build, a run takes at most an hour.
 const MINUTES: u64 = 48;
-/// Additional minutes for each other kube-proxy: the time of upstream's IPVS mode for the main
-/// table.
+/// Additional minutes for each other kube-proxy, as upstream's IPVS mode needs for the main table.
 const MINUTES_FOR_ANOTHER: u64 = 10;
 
 /// Measures, and writes report.json, report.md and charts.
@@ -180,7 +179,7 @@ impl Run {
                 None => match self.measure(cell, &folder, end) {
                     Ok(measurement) => measurement,
                     Err(error) => {
-                        // The measurements up to now are a report, too.
+                        // The measurements so far make a report, too.
                         report::draw(&report, &folder, true)?;
                         return Err(error);
                     }
@@ -197,7 +196,7 @@ impl Run {
             println!("{line} ({:.0} s)", measurement.took_s);
             report.measurements.push(measurement);
             report.about.seconds = started.1.elapsed().as_secs();
-            // The file is written after each cell, so that an interrupted run keeps its results.
+            // Writes the file after each cell, so that an interrupted run keeps its results.
             let json = folder.join("report.json");
             fs::write(&json, serde_json::to_vec_pretty(&report)?)
                 .with_context(|| format!("cannot write {}", json.display()))?;
@@ -264,7 +263,7 @@ impl Run {
             name: name.to_owned(),
             kind,
         };
-        // If this build lacks a feature, it reports so in the first cell that uses the feature.
+        // If this build lacks a feature, the first cell that uses it reports so.
         let mut all = vec![
             ours("ipvs", Mode::Ipvs, &[]),
             ours("ipvs-route", Mode::Ipvs, &[ROUTE]),
@@ -336,8 +335,8 @@ impl Run {
         others
     }
 
-    /// Runs `--version` of a program in a VM. A program that ignores the flag would otherwise do
-    /// its work on this host.
+    /// Runs `--version` of a program, in a VM: a program that ignores the flag would otherwise
+    /// start its work on this host.
     fn version(&self, path: &Path, folder: &Path) -> String {
         let into = folder.join("version");
         let script = "exec \"$1\" --version > \"$2\" 2>&1";

@@ -36,8 +36,8 @@ use traffic::{Mark, Request, Traffic};
 /// Maximum number of clients that reconnect at the same time. Runs with few changes use fewer
 /// clients.
 const CLIENTS: u32 = 500;
-/// Additional clients that watch the changes. With this many, the cost of one client stands out of
-/// the noise.
+/// Number of additional clients that watch the changes. So many make the cost of one client stand
+/// out of the noise.
 const MORE: u32 = 20;
 /// A run with fewer changes is a smoke test: it only shows that the axis works.
 const FEW: u32 = 100;
@@ -90,7 +90,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     run.quiet(&stage, &mut subject, &phase)?;
     run.end(&stage, &phase, Occasion::Watch)?;
     if let Some(cost) = run.costs.get_mut(&Occasion::Watch) {
-        // The cost per watching client, without the cost of the changes themselves.
+        // Cost per watching client, without the cost of the changes themselves.
         cost.cpu_s = (cost.cpu_s - own).max(0.0) / f64::from(MORE + 1);
     }
     if let Some(outcome) = programmed(&mut stage, &mut subject, Instant::now())? {
@@ -124,8 +124,8 @@ fn clients(cell: &Cell) -> u32 {
     CLIENTS.min(cell.changes)
 }
 
-/// Waits until the kernel holds the state of the objects. Returns an outcome if the time limit
-/// passes first.
+/// Waits until the kernel has the state of the objects. If the time limit passes first, returns
+/// this outcome.
 fn programmed(
     stage: &mut Stage,
     subject: &mut Process,
@@ -194,7 +194,7 @@ impl Run {
         Ok(())
     }
 
-    /// Replaces endpoints, one request after another.
+    /// Replaces endpoints by one request after another.
     fn change(&mut self, stage: &mut Stage) -> Result<()> {
         for _ in 0..stage.cell.changes {
             let (service, index) = changed(stage.cell.size, self.turn);

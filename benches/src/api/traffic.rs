@@ -46,7 +46,7 @@ pub(super) struct Request {
 impl Traffic {
     /// Reads the traffic since a mark. Without a mark, the traffic begins now.
     pub(super) fn read(api: &mut Api, since: Option<Mark>) -> Result<Self> {
-        // The fixture's CPU time counts, so it must not list requests that are not read.
+        // The fixture's CPU time is measured, so it must not list requests that nobody reads.
         let from = since.map_or(u32::MAX as usize, |mark| mark.count);
         let path = format!("/fixture/requests?from={from}&without={}", http::USER_AGENT);
         serde_json::from_value(api.get(&path)?).context("the fixture's requests are not understood")

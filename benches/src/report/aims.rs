@@ -9,11 +9,11 @@ use super::{anatomy, api};
 use crate::objects::{Objects, changed};
 use crate::schema::{Axis, Cell, Measured, Outcome, Report, Size};
 
-/// The aims: a text, a kind with its bound, and the source figures of the report. The figures are
+/// Aims: a text, a kind with its bound, and the figures of the report that decide. The figures are
 /// those of `axes.txt`.
 const AIMS: &str = include_str!("aims.txt");
 
-/// A figure as text, and whether it meets the aim. Some aims have no bound.
+/// A figure as text, and true if it meets the aim, or `None` for an aim without a bound.
 type Figure = (String, Option<bool>);
 
 /// An aim: its text, and its figure if this run has it.
@@ -149,7 +149,7 @@ fn surplus(addresses: Option<f64>, routes: Option<f64>) -> Option<Figure> {
     Some((format!("{} s ({percent:+.0} %)", short(more)), None))
 }
 
-/// Returns the time that the floor reports for its parts at 50,000 Services.
+/// Returns the time that the bare loader reports for its parts at 50,000 Services.
 fn tables(report: &Report) -> Option<Figure> {
     let part = |name: &'static str| {
         let of = |one: &Measured| one.figures.get(name).copied();
@@ -187,15 +187,15 @@ fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     Some((figure, Some(ours <= 1.5 * bare.max(0.0))))
 }
 
-/// Returns the growth of our time and of the kernel's part of it, in milliseconds.
+/// Returns two growths in milliseconds: of our time, and of the kernel's share of it.
 fn grown(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(short(to? - from?));
     let figure = format!("{} ms, bare loader {} ms", by(ours)?, by(bare)?);
     Some((figure, None))
 }
 
-/// Compares two rates whose ratio should be 1. Accepts a difference within the spread of the
-/// repeats, or within 5 %.
+/// Compares two rates that should be equal. Accepts a difference within the spread of the repeats,
+/// or within 5 %.
 fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     let (point::Cell::Point(ours), point::Cell::Point(base)) = (ours, base) else {
         return None;

@@ -9,10 +9,10 @@ use crate::schema::{
     Axis, Cell, Distribution, Measured, NAT_ALONE, NATIVE, Outcome, Report, Size, WHOLE,
 };
 
-/// Subject that the other subjects are compared with.
+/// Subject with which the others are compared.
 const BASE: &str = "iptables";
 
-/// The best block of one kernel, compared with the best block of iptables mode in the same kernel.
+/// Best block of one kernel, compared with iptables mode's best block in the same kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Against {
     pub(super) best: f64,
@@ -110,7 +110,7 @@ fn title(step: &str) -> &str {
 
 /// Draws the cost of each part of a subject's shim: a table and a chart.
 pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Option<String>) {
-    // All repeats of a step count together, as blocks of packets.
+    // The repeats of a step count together, as blocks of packets.
     let mut steps: BTreeMap<&str, Vec<&Distribution>> = BTreeMap::new();
     let of_both = measured(report, Axis::Anatomy, size);
     for (_, measured) in of_both.filter(|(name, _)| *name == subject) {
@@ -129,7 +129,7 @@ pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Opt
         let least = of(|one| one.min).first().copied().unwrap_or_default();
         let medians = of(|one| one.p50);
         let median = medians.get(medians.len() / 2).copied().unwrap_or_default();
-        // The slowest tenth are interruptions of the VM.
+        // The slowest tenth of the packets were interrupted by other work of the VM.
         let high = of(|one| one.p90).last().copied().unwrap_or_default();
         let added = |now: f64, before: Option<f64>| {
             before.map_or_else(|| "–".to_owned(), |before| format!("{:+.0}", now - before))

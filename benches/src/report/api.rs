@@ -17,7 +17,7 @@ const COLUMNS: [Column; 4] = [
     ("CPU of the server, ms", |cost| cost.cpu_s * 1e3),
 ];
 
-/// Byte counts within this factor are equal.
+/// Factor within which byte counts are equal.
 const NOISE: f64 = 1.05;
 
 /// Draws a table for each size.
@@ -103,8 +103,8 @@ fn median(
     values.get(values.len() / 2).copied()
 }
 
-/// Compares our byte count with that of other kube-proxies at the largest size. Also returns
-/// whether ours is no larger at any size.
+/// Compares our byte count with other kube-proxies' at the largest size. Also returns true if ours
+/// is no larger at any size.
 pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let size = *sizes(report, Axis::Api).last()?;
     let (_, bytes) = COLUMNS.first()?;

@@ -86,7 +86,7 @@ impl Of {
         Self { statistic, names }
     }
 
-    /// Returns the value if the cell has it.
+    /// Returns this figure of a cell, if the cell has it.
     pub(super) fn value(self, one: &Measured) -> Option<f64> {
         let mut names = self.names.split('/');
         let mut series =

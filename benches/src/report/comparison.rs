@@ -1,5 +1,5 @@
 //! Kube-proxies from other sources: their versions, and the figures for which ours is not faster.
-//! Both are generated from the data, so no author can leave them out.
+//! Both come from the data, so no author can omit them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -25,7 +25,7 @@ enum Verdict {
     /// The difference is within the spread of the repeats.
     Equal,
     Behind,
-    /// The other kube-proxy has no figure for another reason than the time limit, or both have
+    /// The other kube-proxy has no figure, for another reason than the time limit. Or both have
     /// none.
     Unknown,
 }

@@ -26,7 +26,7 @@ use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use table::{brief, count, full, short, table};
 
-/// Subjects that ratios compare with, in addition to every other kube-proxy.
+/// Subjects with which ratios compare, besides all other kube-proxies.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
 /// Explanations of the columns.
@@ -71,7 +71,7 @@ struct Figure {
     size: Size,
 }
 
-/// Text on a page with the main figures that links to the other figures.
+/// Text of the page with the main figures. It links to all other figures.
 const MAIN_FIGURES: &str = "For readers who compare speed: the first table has the answer, and this page the main figures. `bench report` draws all \
     figures from a copy of [report.json](report.json).\n\n";
 
@@ -318,7 +318,7 @@ fn main_figures(report: &Report) -> Vec<Figure> {
     let mut figures = Vec::new();
     for metric in HEADLINE.iter() {
         let mut sizes = sizes(report, metric.axis);
-        // Without another kube-proxy, these figures add nothing to the rest.
+        // Without another kube-proxy, these figures repeat the rest of the report.
         let is_main =
             |&size: &Size| is_main(metric.axis, size) && (are_others || size.services != 1_000);
         if sizes.iter().any(is_main) {
@@ -357,7 +357,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     let names = subjects(report, metric.axis);
     let sizes = sizes(report, metric.axis);
     let of = |name: &str, size| cell(report, metric, name, size);
-    // Rows and columns without any figure are skipped. The end of the report has the reasons.
+    // Skips rows and columns without any figure. The end of the report has the reasons.
     let has_figure = |name: &str, size| {
         !matches!(of(name, size), Cell::Absent | Cell::Skipped)
             && (has_ratios || !matches!(of(name, size), Cell::Over(_)))
@@ -366,7 +366,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         .into_iter()
         .filter(|name| sizes.iter().any(|&size| has_figure(name, size)))
         .collect();
-    // The pod without a Service is measured once, for all numbers of Services.
+    // A pod without a Service is measured once, whatever the number of Services.
     let is_direct_alone = names == ["direct"];
     let sizes: Vec<Size> = sizes
         .into_iter()
@@ -396,7 +396,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         &row(&|size| names.iter().map(|name| full(&of(name, size))).collect()),
     );
 
-    // Columns, and the subjects that our subjects are compared with.
+    // The columns, and the subjects with which ours are compared.
     let others = comparison::names(report);
     let is_base = |ours: &str, base: &str| match ours {
         "ipvs" => BASES.contains(&base) || others.contains(&base),
@@ -494,7 +494,7 @@ fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&s
     })
 }
 
-/// Draws the time that floor and tools spend on each part. The times are from their output lines
+/// Draws the time that the bare loader and the tools spend on each part, from their output lines
 /// `write_NAME_s`.
 fn parts(report: &Report, axis: Axis) -> String {
     let mut values: BTreeMap<(&str, Size), BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
@@ -672,8 +672,8 @@ fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>
     left_out
 }
 
-/// Draws the additional time of addresses on a device, compared with routes to it. The kernel
-/// causes this difference.
+/// Draws the additional time of addresses on a link, compared with routes to it. The kernel causes
+/// this difference.
 fn surplus(report: &Report) -> String {
     let Some(metric) = HEADLINE.iter().find(|one| one.axis == Axis::Cold) else {
         return String::new();

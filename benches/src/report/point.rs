@@ -146,8 +146,8 @@ pub(super) fn cell(report: &Report, metric: &Metric, subject: &str, size: Size) 
         .iter()
         .filter(|one| {
             let cell = &one.cell;
-            // Without a Service, the number of Services makes no difference. The subject is
-            // measured once.
+            // Without a Service, the number of Services has no effect, so the subject is measured
+            // once.
             let is_size = cell.size == size || cell.subject.kind == SubjectKind::Direct;
             cell.axis == metric.axis && cell.subject.name == subject && is_size
         })

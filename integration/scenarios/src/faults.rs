@@ -48,7 +48,8 @@ impl Faults {
         Ok(Self(folder))
     }
 
-    /// Makes a program hang, such as `ip6tables restore`. After the fault, it works normally.
+    /// Makes a program hang, such as `ip6tables restore`. The program works again when the returned
+    /// fault is dropped.
     pub fn hang(&self, program: &str) -> Result<Fault> {
         self.set(program, "flock --shared $fault true")
     }

@@ -1,6 +1,7 @@
-//! A folder of hostile objects. An API server rejects some and accepts others that are unexpected:
-//! thousands of ports, wrong families, loopback and broadcast addresses, names beyond their limits,
-//! ten thousand source ranges, duplicates, and texts that try to break out of their context.
+//! A folder of hostile objects. An API server would reject some of them, and accept others although
+//! they are unusual: thousands of ports, wrong families, loopback and broadcast addresses, names
+//! beyond their limits, ten thousand source ranges, duplicates, and texts that try to break out of
+//! their context.
 //!
 //! Their cluster IPs are in 10.96.1.0/24 and fd96::/112.
 

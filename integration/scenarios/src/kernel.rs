@@ -95,8 +95,8 @@ pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
 }
 
 /// Returns all kernel state that a proxy may change, one item per line: virtual servers, sets,
-/// rules of both families and backends (without counters), links and addresses. Sorts lines whose
-/// order has no meaning.
+/// rules of both families and backends (without counters), links and addresses. Lines without a
+/// meaningful order are sorted.
 pub(crate) fn state(place: &Place) -> Result<String> {
     let part = |script: &str| place.read(["sh", "-c", script]);
     let rules = part(

@@ -25,7 +25,7 @@ const PROGRAMS: [&str; 12] = [
     "ip",
 ];
 
-/// The recorded calls. A restore that only tests whether rules can be written is a `probe`.
+/// Recorded calls. A restore that only tests whether rules can be written appears as `probe`.
 #[derive(Debug)]
 pub struct Programs(PathBuf);
 

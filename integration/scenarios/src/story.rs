@@ -49,7 +49,7 @@ const LONGEST: Duration = Duration::from_mins(2);
 /// Enters the lab, runs the tests in order, and exits. `limit` applies to all tests together, boot
 /// included.
 pub fn tell(stories: &[Story], limit: Duration) -> ! {
-    // In the VM, this program is first started as init, with different arguments.
+    // In a guest, this program is started again, as init and with other arguments.
     lab::maybe_init();
     let arguments = Arguments::from_args();
     if !arguments.list

@@ -53,7 +53,7 @@ fn read(mut from: File, to: &Mutex<Vec<u8>>, is_hung_up: &AtomicBool) {
         if poll(&mut awaited, Some(&pause)).is_ok_and(|count| count == 0) {
             continue;
         }
-        // Reading fails while the other side is closed.
+        // Reading fails as long as the other side is closed.
         let Ok(length @ 1..) = from.read(&mut piece) else {
             return;
         };
@@ -209,13 +209,14 @@ impl Terminal {
         }
     }
 
-    /// Checks that the program took over the terminal and restored its settings.
+    /// Checks that the program has taken over the terminal and given it back with its former
+    /// settings.
     ///
     /// # Errors
     ///
     /// Fails if the terminal is not restored.
     pub fn is_given_back(&self) -> Result<()> {
-        // The reading thread may lag behind.
+        // Waits, because the thread that reads may lag behind.
         let began = Instant::now();
         let is_back = |shown: &str| {
             let back = shown.rfind(GIVEN_BACK);

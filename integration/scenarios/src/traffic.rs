@@ -21,12 +21,11 @@ pub const FIRST_TRY: Duration = Duration::from_millis(900);
 /// Minimum stall that excuses a timeout: any stall.
 pub const ANY_STALL: Duration = Duration::from_nanos(1);
 
-/// Number of ports per path that earlier traffic has used. New traffic uses the following ports, so
-/// that ports are not reused soon. When a mode's virtual servers are removed, IPVS ends their
-/// connections, including those that it keeps for 10 s after a reset. For each, it deletes the
-/// conntrack entry with the same addresses and ports (`ip_vs_conn_drop_conntrack` in
-/// `net/netfilter/ipvs/ip_vs_nfct.c`). That entry may already belong to a connection of the next
-/// mode.
+/// Number of ports per path that earlier traffic has used. New traffic uses the next ports, because
+/// reusing a port too soon may break a connection. When virtual servers are removed, IPVS ends
+/// their connections, also those that were reset up to 10 s ago. For each it deletes the conntrack
+/// entry with the same addresses and ports (`ip_vs_conn_drop_conntrack` in
+/// `net/netfilter/ipvs/ip_vs_nfct.c`). This entry may already belong to a new connection.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Number of replies by server and client address: `near from 10.244.1.99`.
@@ -57,9 +56,9 @@ pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -
     Ok(tally)
 }
 
-/// Opens `held` connections on each path. Runs the test while clients continuously send requests on
-/// new connections of each path. Then sends requests on the held connections, to which the same
-/// pods must reply.
+/// Opens `held` connections on each path. Runs the test while clients send requests on new
+/// connections of each path. Then sends requests on the held connections, to which the same pods
+/// must reply.
 ///
 /// # Errors
 /// Fails if a request gets no reply `within` that time, or if the test fails.
@@ -81,7 +80,7 @@ pub fn under_traffic(
         let mut ports = ports.cycle().skip(used % all).take(all);
         for port in ports.by_ref().take(held) {
             let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
-            // If the ports wrap around, the next traffic may soon reuse this port.
+            // If the port numbers wrap around, the next traffic may use this port again soon.
             let mut connection = dial.timeout(SOON).reset_on_close().open()?;
             let who = connection.ask()?.who;
             open.push((connection, who, name.clone()));

@@ -90,7 +90,7 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     };
     all_answer()?;
 
-    // An invalid file: the present configuration stays.
+    // The file is invalid, so the current configuration stays.
     map.publish("..2", "mode: [\n")?;
     c.await_line("going on with the configuration in use")?;
     ensure!(scheduler(c, "TCP 10.96.0.10:80")? == "rr");
@@ -136,7 +136,7 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     }
     all_answer()?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // The same process still follows objects.
+    // The same process keeps watching objects.
     let less = web().endpoints("10.244.2.10 fd44:1::10");
     c.apply(&less)?;
     c.until_served(&less)?;
@@ -152,8 +152,8 @@ fn told_in_effect(c: &Cluster) -> Result<String> {
     Ok(format!("{:?} {:?}", field("scheduler"), field("strictARP")))
 }
 
-/// The old configuration stays effective, and the daemon reports it, until the cause is removed.
-/// Then the file takes effect without another edit.
+/// The old configuration stays in use, and the daemon says so, until the cause is removed. The file
+/// then takes effect without another edit.
 fn a_configuration_change_that_fails_is_retried(c: &mut Cluster) -> Outcome {
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
     c.apply(&web())?;
@@ -307,8 +307,8 @@ fn may_not_write_settings(c: &mut Cluster) {
         .to_vec();
 }
 
-/// Adds a default route on node1. In iptables mode, Service addresses are not local, and the node's
-/// packets need a route.
+/// Adds a default route to node1. In iptables mode, Service addresses are not local, so the node's
+/// own packets to them need a route.
 fn has_a_way(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
@@ -357,7 +357,7 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     c.await_line("mode: iptables (in use: ipvs)")?;
     crash(c)?;
     c.start(&flags)?;
-    // The message comes before or after the first sync.
+    // The message may come before or after the first sync.
     c.until("it is said again", || {
         Ok(c.said().matches("mode: iptables (in use: ipvs)").count() == 2)
     })?;
@@ -392,8 +392,8 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// `route_localnet` is only needed for NodePorts at 127.0.0.1, and the conntrack settings for no
-/// basic function. (Upstream exits.)
+/// NodePorts at 127.0.0.1 are the only feature that needs `route_localnet`. No basic feature needs
+/// the conntrack settings. (Upstream exits in both cases.)
 fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |more: &str| {
@@ -421,7 +421,7 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
         Ok(())
     };
     is_served(c)?;
-    // Effective immediately, as far as possible.
+    // Takes effect at once, as far as possible.
     map.publish("..2", &fields(""))?;
     let said = |c: &mut Cluster| {
         let line = c.await_line("cannot set net.ipv4.conf.all.route_localnet to 1 (it is 0")?;
@@ -448,8 +448,8 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
     c.stop()
 }
 
-/// If a mode cannot work without a setting, it does not take over, and the previous state stays.
-/// Once the mode has worked, it continues.
+/// If a mode cannot work without a setting, it does not take over, and the previous mode's state
+/// stays. Once a mode has served, it goes on serving.
 fn the_old_mode_serves_while_the_new_one_cannot_start(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: iptables\n")?;
@@ -508,7 +508,7 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     c.await_line("net.ipv4.conf.all.arp_announce is 0 again")?;
     ensure!(arp(c)? == ["0", "0"]);
 
-    // Another program changes one of the settings, and then restores the other one.
+    // Another program changes one of the settings, and later resets the other.
     map.publish("..3", "mode: ipvs\nipvs: {strictARP: true}\n")?;
     c.until("strict ARP", || Ok(arp(c)? == ["1", "2"]))?;
     c.sh("sysctl -q net.ipv4.conf.all.arp_ignore=8")?;
@@ -558,7 +558,8 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(cleaned.contains(part), "{cleaned}");
     }
     ensure!(!cleaned.contains("arp_announce"), "{cleaned}");
-    // Both settings have the values of strict ARP, regardless of who set them: no warning.
+    // Both settings have the values of strict ARP. There is no warning, because nobody knows who
+    // wrote them.
     let is_told = |c: &Cluster| {
         let said = c.said();
         let last = said.rsplit("\n-- it ended\n").next().unwrap_or_default();
@@ -573,7 +574,7 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(is_told(c) == (announce == 2));
         c.stop()?;
     }
-    // The same during the daemon's run.
+    // The same while the daemon runs.
     c.sh("sysctl -q net.ipv4.conf.all.route_localnet=0")?;
     map.publish("..9", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
@@ -630,7 +631,7 @@ fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
 fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
     let rules = |c: &Cluster| -> Result<String> {
         let state = c.state()?;
-        // The query of a table creates it, without rules.
+        // Asking for a table creates it, without rules.
         let is_bare = |line: &&str| {
             !line.contains(" *") && !line.contains(" COMMIT") && !line.contains(" ACCEPT")
         };
@@ -658,7 +659,7 @@ fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
 /// The init container reports an error that would end the serving container, before that container
 /// starts.
 fn init_only_fails_if_the_node_cannot_run_the_mode(c: &mut Cluster) -> Outcome {
-    // A device node replaces both programs behind the many names of iptables.
+    // A device node hides both programs behind the many names of iptables.
     let no_iptables =
         "for multi in legacy nft; do mount --bind /dev/null /usr/sbin/xtables-$multi-multi; done;";
     let read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys;";
@@ -711,7 +712,7 @@ fn init_only_names_a_missing_kernel_module(c: &mut Cluster) -> Outcome {
             "cannot write the rules of iptables mode",
         ),
     ] {
-        // The state after every other test.
+        // The kernel's state after all other tests.
         let (is_done, said) = init_only(c, "", &format!("--proxy-mode={mode}"))?;
         ensure!(is_done, "{said}");
         c.sh("sysctl -q kernel.modprobe=/bin/false")?;

@@ -92,7 +92,7 @@ fn the_losing_service_gets_an_event_and_takes_over_later(c: &mut Cluster) -> Out
         ["Normal Node node1 node1 kube-proxy starts to carry Services in ipvs mode"]
     );
 
-    // Neither other changes nor a restart repeats the event.
+    // Neither another change nor a restart repeats the event.
     let other = Service::new("other", "10.96.0.12").port(tcp(80, 8080));
     api.apply(&other)?;
     c.until_served(&other)?;
@@ -138,7 +138,7 @@ fn a_health_check_port_in_use_causes_an_event(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Events that the daemon cannot send wait, but its other work continues.
+/// Events wait until they can be sent. All other work continues.
 fn an_unreachable_api_server_delays_no_write(c: &mut Cluster) -> Outcome {
     let web = web();
     c.node1.serve_tcp(30999)?;
@@ -193,7 +193,8 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
         .map(Into::into)
         .to_vec();
     let mut api = c.api_server(true)?;
-    // In rule-based modes, Service addresses are not local, and the node's packets need a route.
+    // Where rules serve Services, their addresses are not local, so the node's own packets need a
+    // route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let kubernetes = Service::new("kubernetes", "10.96.0.1")
@@ -225,7 +226,7 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
     let has_nftables = lab::iptables_backend() == "nft";
     let in_nftables = in_nftables.into_iter().filter(|_| has_nftables);
     for flags in in_nftables.chain(always) {
-        // The previous daemon knew nothing of the API server.
+        // The previous daemon did not know the API server.
         c.apply(&thief)?;
         c.start(flags)?;
         c.until_answered(&c.node1, "172.35.0.9:6443")?;
@@ -238,8 +239,8 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
         c.await_first_sync()?;
         c.until_answered(&c.client, "10.96.0.10:80")?;
         c.stop()?;
-        // The cluster IP of the API server's own Service stays. In userspace mode, it does not work
-        // before the process starts.
+        // The API server's own Service keeps its cluster IP. In userspace mode, the cluster IP does
+        // not work before the process starts.
         if !flags.contains(&"--proxy-mode=userspace") {
             let removals = |c: &Cluster| c.said().matches("removed a Service's entries").count();
             let before = removals(c);

@@ -66,7 +66,7 @@ fn started_in_a_pod(
     let projected = ProjectedFiles::new(c)?;
     projected.write("ca.crt", &authority.certificate())?;
     projected.write("token", token)?;
-    // Mounts a separate file system there, because the host's must not be changed.
+    // Mounts a separate file system there, because the host's files must not change.
     let enter = format!(
         "mount -t tmpfs none /run && mkdir -p {MOUNT} && mount --bind {} {MOUNT} && exec \"$0\" \"$@\"",
         projected.0.display()
@@ -96,7 +96,7 @@ fn a_rotated_token_and_certificate_authority_are_used(c: &mut Cluster) -> Outcom
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
 
-    // The old token expires before a new one exists.
+    // The old token expires before the new one exists.
     api.secure(shown(&authority)?, "second");
     api.stop();
     api.start()?;
@@ -139,7 +139,7 @@ fn a_vanished_api_server_is_noticed_soon(c: &mut Cluster) -> Outcome {
         let open = watches(c)?;
         Ok(open.len() >= 3 && open.iter().all(|one| one.contains("timer:(keepalive")))
     })?;
-    // Like a machine with a power failure: the server neither replies nor closes connections.
+    // As after a power failure, the server neither replies nor closes connections.
     let before = watches(c)?;
     c.sh("iptables-$backend -I INPUT -s 172.35.0.9 -j DROP")?;
     let began = Instant::now();

@@ -45,8 +45,8 @@ macro_rules! golden {
 const DUALSTACK: UpstreamState = golden!("dualstack");
 /// A Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on each node.
 const LOAD_BALANCER: UpstreamState = golden!("lb-ip");
-/// State of upstream's iptables mode for the same objects. Excludes rules with nfacct counters,
-/// which no tool can load.
+/// State that upstream's iptables mode makes for the same objects, without rules that use nfacct
+/// counters: no tool can load them.
 const IPTABLES_MODE: UpstreamState = UpstreamState {
     sets: "",
     servers: "",
@@ -123,8 +123,8 @@ impl Programmed {
         }
         let outside = world.host("outside", "192.168.99.9/24")?;
         world.route(&outside, "203.0.113.0/24", &node)?;
-        // Without kube-ipvs0, the node's packets to Service addresses need a route. Its gateway
-        // does not exist.
+        // Without kube-ipvs0, the node's packets to service addresses need a route. No host has the
+        // gateway's address.
         node.read(["ip", "route", "add", "default", "via", "192.168.99.9"])?;
         c.write("objects", left.objects)?;
         c.write("kubernetes", KUBERNETES)?;
@@ -269,7 +269,7 @@ fn swapping_the_image_and_back_interrupts_no_connection(c: &mut Cluster) -> Outc
         daemon.stop(SOON)?;
         Ok(())
     })?;
-    // The returned state is what upstream leaves for these objects.
+    // The state must again be the one that upstream makes for these objects.
     assert_eq!(p.state()?, before);
     Ok(())
 }
@@ -311,7 +311,8 @@ fn the_iptables_mode_is_removed_once_ipvs_serves(c: &mut Cluster) -> Outcome {
     })?;
     let state = p.state()?;
     let chains = state.lines().filter(|line| line.starts_with(":KUBE-"));
-    // The shim's chains in both families, the kubelet's, and two similar foreign chains.
+    // The shim's chains in both families, the kubelet's chains, and two foreign chains with similar
+    // names.
     assert_eq!(chains.count(), 2 * 11 + 4, "{state}");
     assert!(
         !state.contains("-j DNAT") && !state.contains("KUBE-SVC-"),
@@ -376,7 +377,7 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
     for gone in ["IPVS", "match-set", "KUBE-LOAD-BALANCER", "nfacct"] {
         assert!(!uncounted.contains(gone), "{gone}: {uncounted}");
     }
-    // With nfacct, there are a few more rules. Without faults, connections survive.
+    // With nfacct there are a few more rules. The connections must survive as well.
     p.under_traffic(|| Ok(p.start(&[])?.stop(SOON).map(drop)?))?;
     let counted = saved()?;
     assert_eq!(
@@ -516,7 +517,7 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
         (Some(0), ""),
         "{mended:?}"
     );
-    // An unreadable object may own the leftover entries.
+    // The leftover entries may belong to an unreadable object.
     c.write(
         "broken",
         "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n",

@@ -230,7 +230,7 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
             }
             let output = daemon.stop(SOON)?;
             ensure!(output.status.success(), "it ended with {}", output.status);
-            // The active state is the one that the form left.
+            // The kernel has the state that the form leaves.
             if leaves_ipvs {
                 drains(c, to)
             } else {
@@ -334,7 +334,7 @@ fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
         for mark in way.marks.iter().filter(|mark| !has(mark)) {
             wrong.extend(["no ", *mark, "; "]);
         }
-        // Marks that this form does not share.
+        // Marks that belong only to other forms.
         let others = ALL.iter().flat_map(|other| other.marks);
         for mark in others.filter(|mark| !way.marks.contains(mark)).filter(has) {
             wrong.extend(["still ", *mark, "; "]);

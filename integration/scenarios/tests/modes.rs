@@ -1,5 +1,5 @@
-//! A mode replaces another mode on a node, which leaves no state. Also tests of the iptables mode
-//! alone.
+//! Tests that a mode which replaces another one leaves none of its state. Also tests the iptables
+//! mode alone.
 //!
 //! `migrate` covers requests during the change.
 
@@ -114,8 +114,8 @@ fn a_flushed_table_is_rewritten(c: &mut Cluster) -> Outcome {
     is_served(c)
 }
 
-/// The table also has other users, so a dormant table stays dormant. Logs and subcommands report
-/// it.
+/// Other programs also use this table, so the daemon leaves it dormant. The log and the subcommands
+/// report it.
 fn a_dormant_table_is_reported(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     c.start(&IPTABLES_MODE)?;
@@ -142,7 +142,7 @@ fn a_dormant_table_is_reported(c: &mut Cluster) -> Outcome {
     ensure!(checked.contains("nothing would change"), "{checked}");
     let listed = c.sh("nft list table ip nat")?;
     ensure!(listed.contains("flags dormant"), "{listed}");
-    // Follows the advice of the message.
+    // Does what the message advises.
     c.sh("nft add table ip nat")?;
     c.await_line("no longer dormant")?;
     is_served(c)?;
@@ -216,8 +216,8 @@ fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// In every mode, a Service may name the node's address, regardless of its age. It gets those of
-/// its ports that are not node ports.
+/// In every mode, a Service of any age may claim the node's address. It gets only ports that are
+/// not node ports of other Services.
 fn a_node_port_wins_over_external_ips_at_node_addresses(c: &mut Cluster) -> Outcome {
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
@@ -295,7 +295,7 @@ fn clients_with_affinity_keep_their_endpoint_until_removal(c: &mut Cluster) -> O
     let ways = ["10.96.0.10:80", "[fd96::10]:80"];
     for to in ways {
         let first = ask(to)?;
-        // The probability of a random success is 2⁻²⁰.
+        // A wrong program passes by chance with a probability of 2⁻²⁰.
         for _ in 0..20 {
             ensure!(ask(to)? == first, "{to} is not always {first}");
         }

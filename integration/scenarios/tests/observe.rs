@@ -160,7 +160,7 @@ fn load_balancers_skip_a_node_being_deleted(c: &mut Cluster) -> Outcome {
     apply_node(&api, "{}")?;
     c.until("the taint is gone", || Ok(health(c, "/healthz")? == 200))?;
 
-    // A change after the daemon's start is measured until it is programmed.
+    // A change made after the daemon's start is measured until the kernel has it.
     let measured = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
     ensure!(
         metric(c, measured)? == Some(0.0),
@@ -372,8 +372,8 @@ fn per_service_metrics_are_exported_on_request(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Rules of nftables mode count no packets. The daemon reports tracked flows, and omits packet
-/// counts instead of reporting zero.
+/// Rules of nftables mode do not count packets. The daemon reports the number of tracked flows, and
+/// omits packet counts, which would be 0.
 fn nftables_mode_reports_tracked_flows(c: &mut Cluster) -> Outcome {
     let node = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                 status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";

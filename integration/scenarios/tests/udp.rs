@@ -149,7 +149,7 @@ fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<D
     }
     let took = started.elapsed();
     for client in clients {
-        // On a busy machine, a reply may be late. A reply from another server is always an error.
+        // On a busy machine a reply may be late, but never from another server.
         let answer = client.ask().or_else(|| client.ask());
         ensure!(
             answer.as_deref() == Some(who),
@@ -220,8 +220,8 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
             clients.push(Client::new(from, to)?);
         }
     }
-    // A flow of another Service, a forwarded flow to a foreign port with the node port's number,
-    // and a flow of the node.
+    // Flows that must stay: of another Service, to another host at the node port's number, and of
+    // the node itself.
     let mut staying = vec![
         Client::new(&c.client, "10.96.0.11:53")?,
         Client::new(&c.outside, "10.96.0.11:53")?,
@@ -242,7 +242,7 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     println!("    {} clients moved within {took:.0?}", clients.len());
     c.until_served(&dns().endpoints(FAR))?;
 
-    // The other clients have not sent since, so their entries cannot be new.
+    // No other client has sent since, so their entries cannot be new.
     let after = flows(c)?;
     let is_other = |flow: &str| to(flow, "10.96.0.11 53") || to(flow, "fd96::11 53");
     let is_foreign = |flow: &str| to(flow, "172.35.0.9 30053") || to(flow, "fd35::9 30053");
@@ -265,7 +265,7 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     assert_eq!(stale, []);
     until_all_ask(&mut staying, "near", MOVED_WITHIN)?;
     until_all_ask(&mut foreign, "outside", MOVED_WITHIN)?;
-    // IPVS has no client left at the removed endpoint, except for the other Service's.
+    // At the removed endpoint, IPVS has only clients of the other Service.
     let entries = c.sh("ipvsadm -Lnc")?;
     let stale: Vec<_> = entries
         .lines()
@@ -275,8 +275,8 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     Ok(())
 }
 
-/// Flows that IPVS never saw. The node forwarded them before the Service existed, and IPVS never
-/// deletes them.
+/// Flows that IPVS never saw, because the node forwarded them before the Service existed. IPVS
+/// never deletes such flows.
 fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
     // Without the Service, its addresses are routed to a pod, which drops the packets.
@@ -311,7 +311,7 @@ fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Another program removes virtual servers. A client's packets are then forwarded to a wrong place.
+/// Another program removes virtual servers, so a client's packets are forwarded to a wrong place.
 /// Its conntrack entry would keep them there as long as the client sends.
 fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
@@ -442,7 +442,7 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     };
     let before = of_others(c)?;
     assert_eq!(before.len(), 2, "{before:?}");
-    // Translated flows of the Service: to one of its pods, or to the relay of userspace mode.
+    // The translated flows of the Service, to one of its pods or to userspace mode's relay.
     let led = |c: &Cluster, to_pods: bool| -> Result<Vec<String>> {
         let pods = ["10.244.1.10 ", "fd44:1::10 ", "fd44:0001:"];
         let is_led = |(flow, (_, answerer)): &(String, (String, String))| {
@@ -515,7 +515,7 @@ fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     c.until("flows are compared", || Ok(count() >= 2 * daemons))
 }
 
-/// Thousands of foreign flows to a foreign port with the node port's number. The VM's table holds
+/// Thousands of flows to another host, at the node port's number. The guest's table has room for
 /// 8192 flows.
 fn a_full_conntrack_table_delays_no_change(c: &mut Cluster) -> Outcome {
     const FOREIGN: usize = 5_000;
@@ -603,8 +603,8 @@ fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The daemon logs this once per family, with the next step. All other work continues, and the
-/// deferred work is done later.
+/// The daemon logs the missing module once per family, with the next step. All other work
+/// continues, and the deletions follow later.
 fn without_ctnetlink_the_log_names_the_module(c: &mut Cluster) -> Outcome {
     // Prevents loading the module on demand.
     c.sh("sysctl -q kernel.modprobe=/bin/false; rmmod nf_conntrack_netlink")?;

@@ -187,7 +187,7 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     c.stop()
 }
 
-/// Redirects to an ended process are disabled even before all objects are known.
+/// Redirects to an ended process must be disabled even before all objects are known.
 fn with_a_broken_object(c: &mut Cluster, userspace: &ModeForm, other: &ModeForm) -> Outcome {
     set_up(c)?;
     c.start(userspace.flags)?;
@@ -316,7 +316,7 @@ fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
         text.contains("drains: 1 connection open; kube-proxy carries them until they end"),
         "{text}"
     );
-    // TCP packets are not counted. The output omits the count instead of showing zero.
+    // TCP packets are not counted, so the output omits their number, which would be 0.
     let row = text.lines().find(|line| line.contains("10.96.0.10:80"));
     let row = row.with_context(|| text.clone())?;
     ensure!(row.split_whitespace().nth(6) == Some("-"), "{row}");
@@ -328,8 +328,8 @@ fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// An address moves from a Service, which stays, to another Service. Without a cleanup, existing
-/// flows would be redirected to the first Service's port as long as their clients send.
+/// An address moves from a Service that stays to another Service. Existing flows must not stay with
+/// the first Service's port as long as their clients send.
 fn a_busy_udp_client_follows_a_moved_address(c: &mut Cluster) -> Outcome {
     const PACE: Duration = Duration::from_millis(50);
     const SHARED: &str = "192.0.2.20";

@@ -1,10 +1,9 @@
 //! Judges whether a figure grows.
 //!
-//! The first part of a run is not judged, because some memory stays in use from then on and the
-//! kernel's caches fill up. The rest is fitted by the line whose slope is the median of all pairs'
-//! slopes (Theil-Sen estimator, 1968). This line is robust against a few samples taken during a
-//! change. The growth is the slope times the judged duration, and must not exceed the figure's
-//! tolerance.
+//! The first part of a run is not judged, because memory and the kernel's caches fill up once.
+//! Through the rest runs a line whose slope is the median of the slopes of all pairs (Theil-Sen
+//! estimator, 1968). This line is robust against a few samples taken during a change. The growth is
+//! the slope times the judged duration, and must not exceed the figure's tolerance.
 
 /// Fraction of a run, from its start, that is not judged.
 pub(crate) const SETTLING: f64 = 0.25;
@@ -115,13 +114,13 @@ mod tests {
 
     #[test]
     fn a_steady_memory_leak_is_detected() {
-        // 100 KiB per minute for 40 minutes. 30 minutes are judged.
+        // Grows by 100 KiB per minute for 40 minutes, of which 30 are judged.
         let verdict = MEMORY.judge(&series(480, |minutes| 20_000.0 + 100.0 * minutes));
         let verdict = verdict.unwrap();
         assert!(verdict.grows(), "{verdict:?}");
         assert!((verdict.slope - 6_000.0).abs() < 60.0, "{verdict:?}");
         assert!((verdict.growth - 3_000.0).abs() < 60.0, "{verdict:?}");
-        // In four minutes, the same leak is below the tolerance.
+        // Within four minutes, the same leak stays below the tolerance.
         let short = MEMORY
             .judge(&series(48, |minutes| 20_000.0 + 100.0 * minutes))
             .unwrap();

@@ -29,7 +29,7 @@ use churn::Churn;
 use lab::traffic::Traffic;
 use report::Samples;
 
-/// Checks that nothing grows while Services come, change and go under traffic.
+/// Checks that nothing grows while Services are created, changed and deleted under traffic.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Duration, in minutes
@@ -118,8 +118,8 @@ fn soak(arguments: &Arguments) -> Result<ExitCode> {
     let mut api = cluster.api_server(true)?;
     api.start()?;
     let mode = format!("--proxy-mode={}", arguments.mode);
-    // Short log, because the VM keeps it in memory. Drift checks are frequent, so that their memory
-    // is in use before the judged time.
+    // The log is short, because the guest keeps it in memory. Drift checks are frequent, so that
+    // their memory is in use before the judged part.
     let flags = [
         mode.as_str(),
         "--v=1",
@@ -197,7 +197,7 @@ fn run(
 ) -> Result<u32> {
     let (started, pace) = (Instant::now(), time.div_f64(SAMPLES).max(CLOSEST));
     let (mut rounds, mut due) = (0, Duration::ZERO);
-    // On a slow machine, a short run takes longer.
+    // On a slow machine, even a short run takes as long as the needed number of samples.
     while started.elapsed() < time || samples.len() < FEWEST {
         churn
             .round(cluster, api)

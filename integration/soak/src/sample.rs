@@ -8,8 +8,8 @@ use scenarios::Cluster;
 
 use crate::judge::Figure;
 
-/// Sampled figures and their allowed growth. Except for changes in progress, the number of Service
-/// entries in the kernel is constant, so that one leaked entry in a few rounds is found.
+/// Sampled figures and their allowed growth. Apart from changes in progress, the kernel has a
+/// constant number of Service entries, so that even one leaked entry in a few rounds is found.
 /// Connections vary with the traffic: tens per second, each for ten seconds. A short run is judged
 /// while their number still rises.
 pub(crate) const FIGURES: [Figure; 12] = [
@@ -88,8 +88,8 @@ pub(crate) fn left(values: &Values) -> [u32; 6] {
     left
 }
 
-/// Script that prints one number per line, in the order of [`take`]. Link-local addresses belong to
-/// pods' cables. Prints zeros for parts that the kernel lacks.
+/// Script that prints one number per line, in the order of [`take`]. Skips link-local addresses,
+/// which belong to the pods' cables. Prints 0 for a part that the kernel lacks.
 const KERNEL: &str = r#"
 servers=$(ipvsadm -Sn)
 count() { grep -c -e "$1" || true; }

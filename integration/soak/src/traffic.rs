@@ -35,8 +35,8 @@ pub(crate) fn start(cluster: &Cluster) -> Traffic {
     traffic
 }
 
-/// Returns the present accounts: that of the steady Services, which allows no failure, and that of
-/// the churning Services.
+/// Returns two accounts: of the steady Services, which allow no failure, and of the churning
+/// Services.
 pub(crate) fn accounts(traffic: &Traffic) -> [Account; 2] {
     let mut accounts = traffic.accounts();
     [STEADILY, ELSEWHERE].map(|name| accounts.remove(name).unwrap_or_default())

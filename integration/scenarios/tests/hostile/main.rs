@@ -1,5 +1,5 @@
-//! Attacks by a user who may write Services. The user gets no foreign packets and cannot degrade
-//! other Services. The daemon has only the rights in its manifests.
+//! Attacks by a user who may write Services. The user must not get other users' packets, nor
+//! disturb other Services. The daemon has only the rights of its manifests.
 
 mod objects;
 mod rights;

@@ -79,7 +79,7 @@ pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) ->
         Ok(())
     })?;
 
-    // No text broke out of its context.
+    // No text of an object broke out of its context.
     is_plain("the log", &c.said())?;
     let rules = c.sh(&with_backend(
         "iptables-$backend-save; nft list ruleset 2>/dev/null || true",

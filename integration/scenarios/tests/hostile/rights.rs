@@ -46,7 +46,7 @@ fn raw() -> &'static [&'static str] {
 
 pub(crate) fn a_non_root_daemon_serves_after_init_only(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
-    // Otherwise only root can access the folder and the iptables lock.
+    // Otherwise only root could use the folder and the iptables lock.
     c.sh(&format!(
         "chmod -R a+rX {}; touch /run/xtables.lock; chmod 666 /run/xtables.lock",
         c.folder().display()
@@ -114,7 +114,7 @@ pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.sh(&format!("chmod -R a+rX {}", c.folder().display()))?;
     c.sh("echo 0 >/proc/sys/net/ipv4/ip_forward")?;
-    // Without the capability, each mode exits with a message that names it.
+    // Without a capability, each mode exits with a message that names the capability.
     let mut modes = vec!["ipvs", "iptables", "userspace"];
     if lab::iptables_backend() == "nft" {
         modes.push("nftables");

@@ -22,7 +22,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
     api.start()?;
     let token = c.folder().join("token");
     fs::write(&token, "s3cr3t-of-the-file")?;
-    // Each kind of credential, with a reachable server and an unreachable one.
+    // Each kind of credentials, with a server that is reachable and one that is not.
     let users = [
         "{token: s3cr3t-token}".to_owned(),
         "{username: somebody, password: s3cr3t-password}".to_owned(),
@@ -38,7 +38,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
         "http://somebody:s3cr3t-password@172.35.0.9:9",
         "https://172.35.0.9:6443",
     ] {
-        // All credentials for the reachable server, one for the other servers.
+        // All credentials with the reachable server, and one with each other server.
         let count = if server == "http://172.35.0.9:6443" {
             users.len()
         } else {
@@ -55,7 +55,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
             )?;
             let kubeconfig = format!("--kubeconfig={}", path.display());
             c.launch_with(&[&kubeconfig, "--v=10"])?;
-            // Waits until it serves, or until it reports that it cannot.
+            // Waits until the daemon serves, or reports that it cannot.
             let began = Instant::now();
             while began.elapsed() < SPOKEN_WITHIN {
                 let said = c.said();

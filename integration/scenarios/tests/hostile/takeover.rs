@@ -57,15 +57,16 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
     c.until_answered(&c.client, VICTIM)?;
     answers(&c.client, VICTIM, "near")?;
     answers(&c.outside, VICTIM, "near")?;
-    // The Service keeps its own addresses.
+    // The Service keeps its own, legitimate addresses.
     for to in ["10.96.0.66:80", "192.0.2.20:80"] {
         c.until_answered(&c.outside, to)?;
         answers(&c.outside, to, "far")?;
     }
     c.until_answered(&c.client, "10.96.0.67:6443")?;
-    // Like upstream, the node's address is served, with a log message. It stays local to the node.
+    // As in upstream, the node's address is served, with a log message. It stays an address of the
+    // node.
     c.until_answered(&c.outside, "172.35.0.100:80")?;
-    // The node still reaches the API server, whose address does not become local.
+    // The node can still reach the API server, because its address did not become local.
     let (code, body) = get(&c.node1, API, "/api/v1/services")?;
     ensure!(code == 200 && body.contains("victim"), "{code} {body}");
     let addresses = c.sh("ip -o address show")?;

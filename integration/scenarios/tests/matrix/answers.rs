@@ -38,7 +38,7 @@ struct Fault {
     put: &'static str,
     /// Script that removes the obstacle.
     take: &'static str,
-    /// True if modes other than IPVS are tested, too. In these, requests also traverse FORWARD.
+    /// True to test all modes, not only IPVS. Their requests also traverse FORWARD.
     is_for_all: bool,
 }
 
@@ -117,8 +117,8 @@ ports: [{protocol: TCP, port: 8081}]
 endpoints: [{addresses: [172.35.0.100], nodeName: node1, conditions: {ready: true}}]
 ";
 
-/// If explain expects a reply, the reply arrives. If explain expects none, none arrives. If this
-/// node cannot know, explain says so.
+/// If explain expects a reply, the reply must arrive. If it expects none, none may arrive. If this
+/// node cannot know, explain must say so.
 pub(crate) fn explain_predicts_replies(c: &mut Cluster) -> Outcome {
     c.node1.serve_tcp(8081)?;
     for (number, endpoint) in [(1, "10.244.1.10 fd44:1::10"), (2, "10.244.2.10 fd44:2::10")] {
@@ -163,9 +163,9 @@ fn web(name: &str, number: u16) -> Service {
     Service::new(name, &cluster_ips).port(tcp(80, 8080).node_port(30_180 + number))
 }
 
-/// An external client is forwarded without masquerading to another node. The reply takes another
-/// path, so this node cannot see whether it returns. In modes that drop the packet, explain sees
-/// the drop.
+/// Packets of an external client are forwarded to another node without masquerading. The reply
+/// takes another path, so this node cannot see whether it arrives. If a mode drops the packet,
+/// explain sees the drop.
 fn nobody_knows(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     let to = "172.35.0.100:30184";
     let is_forwarded = Mode::of(c) == Mode::Ipvs;

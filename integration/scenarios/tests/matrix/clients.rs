@@ -123,7 +123,7 @@ pub(crate) fn is_flat(c: &Cluster) -> bool {
         .any(|flag| *flag == *"--nftables-layout=flat")
 }
 
-/// Returns those of these transports that a mode supports.
+/// Returns the transports among these that a mode supports.
 pub(crate) fn transports<const N: usize>(
     mode: Mode,
     all: [Transport; N],
@@ -155,7 +155,7 @@ pub(crate) fn has_nftables() -> bool {
 /// Starts the daemon, and waits until its state is complete in the kernel.
 pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
     if Mode::of(c) == Mode::Exact {
-        // The node's own packets have the source that this route gives them.
+        // This route determines the source of the node's own packets.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         return c.start(flags);
     }
@@ -164,7 +164,8 @@ pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
         if !c.manifests().join("node.yaml").exists() {
             c.write("node", NODE)?;
         }
-        // Service addresses are not local, and the node's packets need a route before translation.
+        // Service addresses are not local, so the node's own packets need a route before their
+        // translation.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         return c.start(flags);
     }
@@ -190,9 +191,9 @@ pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
     }
 }
 
-/// Routes packets from node2's pods to the outside host through node1. Otherwise replies to a
-/// client that was not masqueraded would bypass the node that must translate them, and the test
-/// could not see the endpoint.
+/// Routes packets from node2's pods to the outside host through node1. Without this route, replies
+/// to a client that was not masqueraded would bypass node1, which must translate them. The test
+/// could then not see the endpoint.
 pub(crate) fn answers_come_back(c: &Cluster) -> Outcome {
     c.node1.read([
         "sysctl",

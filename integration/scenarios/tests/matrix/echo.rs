@@ -25,7 +25,7 @@ pub(crate) fn ping(from: &Place, to: IpAddr, expected: &str) -> String {
         IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, 128),
     };
     let exchange = || {
-        // Allows such sockets for root's group, as the default may allow no group.
+        // Allows such sockets to root's group, because by default no group may open them.
         fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0")?;
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(family, SocketType::DGRAM, flags, Some(protocol))?;

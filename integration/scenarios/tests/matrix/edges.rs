@@ -1,4 +1,4 @@
-//! Cases outside the table: no endpoints, unexposed ports, a pod that calls itself, the last
+//! Cases beside the table: no endpoints, unexposed ports, a pod that calls itself, the last
 //! endpoints, source ranges, `ping`.
 
 use std::fmt::Write as _;
@@ -26,9 +26,9 @@ const NEAR: &str = "10.244.1.10 fd44:1::10";
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                     status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";
 
-/// Disables node1's ICMP rate limits, and delays requests by a millisecond. Without this, the
-/// kernel limits port unreachable messages to one per second and host (`icmp_ratelimit`, icmp(7)),
-/// and no real client sends as many requests.
+/// Disables node1's ICMP rate limits, and delays requests by a millisecond. The kernel normally
+/// sends each host at most one port unreachable message per second (`icmp_ratelimit`, icmp(7)).
+/// These tests send more requests than any real client.
 ///
 /// Without the delay, the ICMP error arrives while the client's `connect` still holds its socket.
 /// The kernel then treats the error as transient (`TcpExtLockDroppedIcmps` counts it) and waits for
@@ -83,8 +83,8 @@ fn each<'a>(
         };
         let is_late = |took: Duration| expected != "timeout" && took > AT_ONCE;
         let (mut seen, mut took) = try_it();
-        // The kernel treats an ICMP error for a busy client socket as transient, and retransmits
-        // the SYN.
+        // If the client's socket is busy, the kernel treats an ICMP error as transient, and sends
+        // the SYN again.
         if seen == expected && is_late(took) {
             (seen, took) = try_it();
         }
@@ -128,7 +128,7 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     let questions = PLACES.iter().flat_map(|from| {
         let transports = [Transport::Tcp, Transport::Udp].into_iter();
         transports.flat_map(move |transport| {
-            // Timeouts are slow, so one Service represents all.
+            // Timeouts are slow, so one Service stands for all.
             let is_dropped = carried(mode, transport, "refused") == "timeout";
             let most = if is_dropped {
                 2 * WAYS.len()
@@ -160,8 +160,8 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     )
 }
 
-/// Returns the result for an unexposed port or a ping: the packet is rejected. If neither the node
-/// has the address nor a rule matches, the packet is forwarded and gets no reply.
+/// Returns the result for an unexposed port or a ping. The packet is rejected if the node has the
+/// address or a rule matches. Otherwise it is forwarded, and gets no reply.
 fn unexposed(mode: Mode, to: IpAddr) -> &'static str {
     let is_cluster_ip = all_cluster_ips().any(|cluster_ip| cluster_ip == to);
     match mode {
@@ -175,8 +175,8 @@ fn all_cluster_ips() -> impl Iterator<Item = IpAddr> {
     (0..4).flat_map(|number| [v4("ClusterIP", number), v6("ClusterIP", number)].map(|to| to.ip()))
 }
 
-/// Returns their addresses with the expected result for an unexposed port. Timeouts are slow, so
-/// one Service represents all.
+/// Returns service addresses with the expected result for an unexposed port. Timeouts are slow, so
+/// one Service stands for all.
 fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
     let vips = all_ways().filter(|to| to.port() == 80).map(|to| to.ip());
     let vips = vips.map(|to| (to, unexposed(mode, to)));
@@ -215,7 +215,7 @@ pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outco
         "the process was reached {} times",
         process.answers()
     );
-    // At its intended address, it is reachable.
+    // The process is reachable at its own address.
     for (from, to) in [
         (&c.client, "10.244.1.1:2222"),
         (&c.outside, "172.35.0.100:2222"),
@@ -359,8 +359,8 @@ pub(crate) fn service_addresses_answer_ping(c: &mut Cluster) -> Outcome {
     let addresses: Vec<_> = all_vips(mode).into_iter().chain(nodes).collect();
     for from in PLACES {
         for (to, expected) in &addresses {
-            // The rule is in the node's output path. With IPv6, the sender of a dropped packet gets
-            // no error, but the sender of the reply does.
+            // The rule is in the node's output path. Over IPv6, the sender of the request gets no
+            // error for a dropped packet; the sender of the reply does.
             let is_send =
                 !mode.is_ipvs() && to.is_ipv4() && from == "node" && *expected == "refused";
             let expected = if is_send { "not sent" } else { *expected };

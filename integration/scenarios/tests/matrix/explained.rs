@@ -61,7 +61,7 @@ impl Explained {
     ) -> Result<Option<String>> {
         let said = self.says(c, from, (transport, to), service)?;
         self.compared.fetch_add(1, Ordering::Relaxed);
-        // A rejection on output makes the send fail immediately.
+        // If a rule rejects the packet on output, sending fails at once.
         let seen = if seen == "not sent" { "refused" } else { seen };
         let from = from.name();
         Ok((said != seen).then(|| {
@@ -104,7 +104,8 @@ impl Explained {
         };
         if is_unsure(journey) {
             self.unsure.fetch_add(1, Ordering::Relaxed);
-            // Only for an external client that is forwarded to another node without masquerading.
+            // True only if packets of an external client are forwarded to another node without
+            // masquerading.
             let is_so = !is_node && from.name() != c.client.name() && from.name() != c.near.name();
             ensure!(
                 is_so,
@@ -136,7 +137,7 @@ fn ask(c: &Cluster, service: &str) -> Result<Value> {
     let from = format!("--from=node,{}", senders.join(","));
     let argv = [&*program, "explain", service, &from, "-o", "json"];
     let output = c.node1.run(argv)?;
-    // Status 1 means that a path fails. Status 2 means that the return of replies is unknown.
+    // Status 1 means that a path fails, status 2 that the fate of replies is unknown.
     if !matches!(output.status.code(), Some(0..=2)) || output.stdout.is_empty() {
         bail!(
             "explain {service} ends with {}: {} {}",

@@ -13,8 +13,8 @@ use crate::explained::Explained;
 use crate::observe::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
-/// The daemon's flags for the three columns. By default, a test's daemon knows the pods' networks.
-/// Without the network of the family, it cannot detect local traffic.
+/// The daemon's flags for the three columns. By default, the daemon of a test knows the pods'
+/// networks. Without a network of the family, it cannot detect local traffic.
 const MODES: [&[&str]; 3] = [&[], &["--cluster-cidr=fd44::/16"], &["--masquerade-all"]];
 
 const DOCUMENT: &str = include_str!("../../../../docs/packet-matrix.md");

@@ -14,9 +14,9 @@ const BRIEFLY: Duration = Duration::from_millis(300);
 /// Sends requests until each endpoint has had its turn. Returns the result: `both kept`, `local
 /// masq`, `remote vip`, `timeout`. The document explains the terms.
 ///
-/// `expected` selects the timeout. An unexpected result is checked twice, because MASQUERADE's
-/// random port may equal the original port. For the node's own packets, only the port shows
-/// masquerading.
+/// `expected` selects the timeout. For the node's own packets, only a changed port shows
+/// masquerading. An unexpected result is checked twice, because the random port may by chance equal
+/// the original one.
 pub(crate) fn see(
     c: &Cluster,
     from: &Place,
@@ -39,7 +39,7 @@ pub(crate) fn see_by_chance(
     expected: &str,
 ) -> String {
     let (asked, wanted) = match expected.strip_prefix("both ") {
-        // The probability that one of two endpoints never replies is 2⁻³⁰.
+        // One of two endpoints misses all requests with a probability of 2⁻³⁰.
         Some(source) => (
             31,
             ["local", "remote"]
@@ -59,7 +59,7 @@ pub(crate) fn see_by_chance(
         } else {
             odd.push(word);
         }
-        // A random port may equal the original port once, but not twice.
+        // A random port may equal the original port once, but hardly twice.
         if seen == wanted && odd.len() < 2 && (wanted.len() > 1 || turn == asked) {
             return expected.to_owned();
         }

@@ -70,7 +70,7 @@ const REASONS: [(&str, &str); 7] = [
     ),
 ];
 
-/// Results of the other tests, in the document's last part.
+/// Results of the other tests, for the last part of the document.
 const BESIDE: &str = "
 ## Beside the table
 

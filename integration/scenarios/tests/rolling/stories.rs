@@ -173,8 +173,8 @@ pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Ou
     c.until_served(&on(BOTH))?;
     let (near_at, far_at) = ("10.244.1.10:8081", "10.244.2.10:8081");
 
-    // The client's end of the connection, the resulting IPVS state, and the time limit of the next
-    // connection.
+    // The end of the client's connection, the state that IPVS then has, and the time limit of the
+    // next connection.
     let after_one_syn = Duration::from_millis(2900);
     let ways = [
         (Going::ServerCloses, "TIME_WAIT", AT_ONCE),
@@ -276,11 +276,11 @@ pub(crate) fn a_client_with_affinity_moves_from_a_draining_endpoint(c: &mut Clus
     };
     c.apply(&sticky(left))?;
     c.until_reals(SERVER, &drains)?;
-    // New connections are not bound by affinity to the removed endpoint (k/k#81587). Open
-    // connections stay.
+    // Affinity must not send new connections to the removed endpoint (k/k#81587). Open connections
+    // stay.
     assert_eq!(answers(c)?, all_from(second));
     assert_eq!(kept.ask()?.who, first);
-    // The first endpoint returns. The client now has affinity to the second.
+    // The first endpoint is back, but the client now has affinity to the second.
     c.apply(&sticky(BOTH))?;
     c.until_served(&sticky(BOTH))?;
     assert_eq!(answers(c)?, all_from(second));

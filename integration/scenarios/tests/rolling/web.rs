@@ -84,8 +84,8 @@ impl Web {
         self.state.accepted.load(Ordering::SeqCst)
     }
 
-    /// Waits until its connections are closed and no new one arrives, at most for `grace`. Then
-    /// stops the server. Returns the number of cut connections.
+    /// Waits, at most for `grace`, until all connections are closed and no new one arrives. Then
+    /// stops the server. Returns the number of connections that it cut.
     pub(crate) fn end(mut self, grace: Duration) -> usize {
         let deadline = Instant::now() + grace;
         let mut seen = (self.accepted(), Instant::now());

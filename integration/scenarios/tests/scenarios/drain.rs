@@ -102,8 +102,8 @@ pub(crate) fn an_open_connection_of_a_removed_endpoint_continues(c: &mut Cluster
     assert_eq!(kept.ask()?.who, "far");
     is_told(c)?;
 
-    // IPVS keeps a reset connection for ten seconds. The daemon checks drains at least every eight
-    // seconds.
+    // IPVS keeps a reset connection for ten seconds, and the daemon checks drains at least every
+    // eight seconds.
     drop(kept);
     let closed = Instant::now();
     while c.reals("TCP 10.96.0.10:80")? != "10.244.1.10:8080*1" {

@@ -41,7 +41,7 @@ pub(crate) fn a_resync_repairs_each_kind_of_damage(c: &mut Cluster) -> Outcome {
         let took = c
             .until("it is repaired", || Ok(c.state()? == whole))
             .map_err(|error| error.context(damage))?;
-        // The repair starts as many programs, so one check may be too early.
+        // The repair starts as many programs as one check, so one check may be too early.
         assert!(
             took < 3 * SYNC_PERIOD + 3 * look,
             "{damage}: repaired after {took:?}, and a look takes {look:?}"

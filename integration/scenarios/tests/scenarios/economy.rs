@@ -8,7 +8,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
-    // This Service has an endpoint on this node, so that the hairpin set is never empty.
+    // This Service has an endpoint on this node, so the set for packets to themselves is never
+    // empty.
     let near = Service::new("near", "10.96.0.12 fd96::12")
         .port(tcp(80, 8081))
         .endpoints("10.244.1.10 fd44:1::10");
@@ -20,8 +21,7 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     let programs = Programs::record(c)?;
     c.start(&[])?;
     c.until_served(&web)?;
-    // The kernel reports no rules. The daemon therefore neither reads nor test-writes rules of
-    // either backend.
+    // The kernel has no rules, so the daemon neither reads them nor tests the backends by a write.
     let backend = lab::iptables_backend();
     let of_both = |verb: &str| [4, 6].map(|family| program(family, backend, verb));
     assert_eq!(sorted(programs.take()?), of_both("restore write"));
@@ -45,7 +45,7 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(programs.take()?, [""; 0], "idle");
 
-    // The first external IP needs rules, the next one does not.
+    // The first external IP needs new rules, the second does not.
     c.apply(&web.clone().external("192.0.2.20"))?;
     c.until("it is there", || {
         Ok(c.servers()?.contains_key("TCP 192.0.2.20:80"))
@@ -62,8 +62,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.stop()?;
     programs.take()?;
 
-    // A start with a correct kernel state reads each family once. It reads again after another
-    // program has changed a rule.
+    // If the kernel state is right, a start reads each family once. After another program changes a
+    // rule, the daemon reads again.
     c.start(&["--ipvs-sync-period=1s"])?;
     c.until_served(&web)?;
     std::thread::sleep(Duration::from_millis(2500));

@@ -80,7 +80,8 @@ pub(crate) fn foreign_kernel_state_stays(c: &mut Cluster) -> Outcome {
     c.start(&flags)?;
     c.until_served(&web())?;
     remains(c, "the first sync")?;
-    // The rest of the Service works. Clients of the other program's address reach its endpoint.
+    // The other ports of the Service work. Clients of the foreign address reach the other program's
+    // endpoint.
     c.until_answered(&c.client, "10.96.0.21:80")?;
     until_answered_by(c, "near")?;
     let said = c.said();

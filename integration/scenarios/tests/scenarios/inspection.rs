@@ -211,8 +211,8 @@ pub(crate) fn explain_follows_a_sender_with_a_service_address(c: &mut Cluster) -
     c.stop()
 }
 
-/// An external IP that belongs to another node: that node's other ports become unreachable, and the
-/// output explains why.
+/// An external IP that belongs to another node makes that node's other ports unreachable. The
+/// output must explain this.
 pub(crate) fn explain_names_an_address_taken_from_another_node(c: &mut Cluster) -> Outcome {
     let nginx = Service::new("nginx", "10.96.0.18")
         .port(tcp(8088, 8080))

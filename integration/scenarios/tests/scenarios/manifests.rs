@@ -99,7 +99,7 @@ pub(crate) fn an_invalid_manifest_keeps_its_services(c: &mut Cluster) -> Outcome
     );
     assert!(line.contains("corrected"), "the next step is named: {line}");
 
-    // The daemon follows the other files.
+    // The daemon still follows the other files.
     let dns = Service::new("dns", "10.96.0.53")
         .port(tcp(53, 8080))
         .endpoints("10.244.1.10");
@@ -141,7 +141,7 @@ pub(crate) fn an_invalid_manifest_at_start_blocks_removals(c: &mut Cluster) -> O
         Ok(c.reals("TCP 10.96.0.53:53")?.contains("10.244.2.10:8080*1"))
     })?;
 
-    // The content is known again, so other Services may be deleted.
+    // The content is known again, so removals are allowed.
     c.delete("web")?;
     c.until_gone("TCP 10.96.0.10:80")?;
     c.until_served(&moved).map(drop)

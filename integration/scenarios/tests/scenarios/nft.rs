@@ -62,7 +62,7 @@ pub(crate) fn iptables_nft_is_the_default_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     is_served_with(c, "nft")?;
-    // The kernel has not created legacy tables, which would slow down every packet.
+    // The kernel must not have created legacy tables, because they would slow down every packet.
     assert_eq!(c.sh("iptables-legacy-save; ip6tables-legacy-save")?, "");
     c.stop()
 }
@@ -70,7 +70,7 @@ pub(crate) fn iptables_nft_is_the_default_backend(c: &mut Cluster) -> Outcome {
 pub(crate) fn the_kubelets_hint_switches_the_iptables_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let mut open = Vec::new();
-    // Each time, leftovers suggest the other backend.
+    // Each time, the leftovers of the previous backend suggest that one.
     for backend in ["legacy", "nft", "legacy"] {
         c.sh(&format!(
             "for other in legacy nft; do iptables-$other -t mangle -X KUBE-IPTABLES-HINT 2>/dev/null || true; done
@@ -117,7 +117,7 @@ pub(crate) fn a_cleanup_covers_both_iptables_backends(c: &mut Cluster) -> Outcom
         }
         assert!(held(c, backend)?.contains(":KUBE-SERVICES"));
     }
-    // iptables cannot parse this rule, and therefore not remove rules after it.
+    // iptables cannot parse this rule, so it cannot remove rules after it.
     c.sh("nft insert rule ip nat POSTROUTING meta mark set ct mark")?;
     // No rule can jump to a base chain.
     c.sh("nft add chain ip nat KUBE-SEP-AAAAAAAAAAAAAAAA '{ type nat hook input priority 5; }'")?;
@@ -161,8 +161,8 @@ pub(crate) fn a_cleanup_covers_both_iptables_backends(c: &mut Cluster) -> Outcom
     Ok(())
 }
 
-/// Conntrack zones are not specific to nft, but only this kernel supports them. Flows with the same
-/// addresses in other zones stay.
+/// Conntrack zones do not depend on nft, but only this kernel supports them. Flows with the same
+/// addresses in other zones must stay.
 pub(crate) fn conntrack_flows_in_foreign_zones_stay(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(udp(53, 8080))

@@ -80,7 +80,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
         module.exists() || !is_module("ip_vs_sh"),
         "the kernel has loaded it"
     );
-    // At one Service, a client stays at one endpoint. At the other Service, endpoints take turns.
+    // At one Service, each client stays at one endpoint. At the other, the endpoints take turns.
     ensure!(answering(c, VIP)? == 1 && answering(c, "[fd96::10]:80")? == 1);
     let turns = tally(&c.client, Transport::Tcp, at("10.96.0.11:80"), 8)?;
     assert_eq!(turns.into_values().collect::<Vec<_>>(), [4, 4]);
@@ -160,7 +160,7 @@ fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outc
         held.len()
     );
     ensure!(matches!(refusal, Failure::Refused), "{refusal}");
-    // Connections that the wait for the Service has opened count, too.
+    // Connections that were opened while waiting for the Service count, too.
     ensure!(held.len() > CEILING, "{}", held.len());
     api.apply(&full)?;
     c.until("no ceiling", || Ok(open().is_ok())).map(drop)

@@ -20,7 +20,7 @@ pub(crate) fn a_kernel_without_ip_vs_is_reported(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10");
     c.apply(&web)?;
-    // All other requirements are met.
+    // All other requirements of the start are met.
     c.sh("modprobe -a iptable_nat iptable_filter ip6table_nat ip6table_filter xt_addrtype xt_mark ip_set")?;
     let bin = c.folder().join("bin");
     fs::create_dir_all(&bin)?;
@@ -87,7 +87,7 @@ pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     says(&c.refusal()?, &parts);
     assert!(c.servers()?.is_empty() && c.addresses()?.iter().all(|at| !at.contains("kube-ipvs0")));
 
-    // The programmed state still works, unchanged.
+    // The kernel entries still serve, unchanged.
     c.start(&[])?;
     c.until_served(&web)?;
     c.stop()?;
@@ -98,7 +98,7 @@ pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     says(&said, &["Run `modprobe ip_vs_nosuch` on the host"]);
     assert_eq!(c.state()?, before);
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // Without a test write, the module lists show the missing module.
+    // Without a test write, only the module lists show that the module is missing.
     let lists = c.sh("ls /lib/modules/$(uname -r)/modules.dep 2>/dev/null || true")?;
     let foreseen = c.check(&["--ipvs-scheduler=nosuch"])?;
     assert_eq!(
@@ -108,8 +108,8 @@ pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     );
     assert_eq!(c.state()?, before);
 
-    // An existing module is loaded on demand. The daemon removes a test entry that a crash has
-    // left.
+    // The kernel loads an existing module on demand. The daemon removes a test's virtual server
+    // that a crash left behind.
     c.sh("ipvsadm -A -t 198.51.100.0:20000 -s rr")?;
     c.start(&["--ipvs-scheduler=mh"])?;
     c.until_served(&web)?;

@@ -40,7 +40,7 @@ pub(crate) fn a_restart_writes_nothing_and_keeps_connections(c: &mut Cluster) ->
     c.stop()?;
     assert_eq!(c.state()?, before);
     all_answer()?;
-    // The kernel reports the pods' own links up to a second after they came up.
+    // The kernel may report the pods' own links up to a second after they are up.
     let watches = [
         c.node1.spawn(["ip", "monitor", "address", "route"])?,
         c.node1

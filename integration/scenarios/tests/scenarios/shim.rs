@@ -83,7 +83,7 @@ fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str
     ensure!(asked > 50, "only {asked} questions");
     ensure!(process.answers() == 0);
 
-    // The last shim's state is removed, too.
+    // The state of the last shim must be removed, too.
     c.start(&[last])?;
     c.stop()?;
     let kube_proxy = kube_proxy()?;
@@ -159,7 +159,7 @@ pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     c.start(&[NFTABLES])?;
     let listed = c.sh("nft list table ip kube-proxy-ipvs")?;
     ensure!(!listed.contains("chain others"), "{listed}");
-    // Replies from the other node only return if a rule has rewritten the source.
+    // Replies of the other node come back only if a rule has rewritten the source.
     let is_masqueraded = |c: &Cluster| -> Result<bool> {
         let asked = c.outside.ask_tcp(at("172.35.0.100:30080"), FIRST_TRY);
         Ok(asked.is_ok_and(|answer| answer.seen_source.ip().to_string() != "172.35.0.9"))
@@ -233,8 +233,8 @@ fn hide_programs(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Upstream's shim stays in the kernel while its programs are missing. Each start reports it until
-/// a start can clean up.
+/// Upstream's shim stays in the kernel while its programs are missing. Each start reports the
+/// rules, until one can remove them.
 pub(crate) fn leftover_rules_without_iptables_are_logged_at_each_start(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080))

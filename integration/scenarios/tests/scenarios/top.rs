@@ -59,7 +59,7 @@ pub(crate) fn top_restores_the_terminal_at_each_exit(c: &mut Cluster) -> Outcome
     top.hang_up();
     top.ended()?;
 
-    // The reader of a single table ends.
+    // Reads a single table, then closes the pipe.
     let program = kube_proxy()?;
     let piped = format!(
         "{} top --once --interval 1 | true; echo ${{PIPESTATUS[0]}}",

@@ -81,7 +81,7 @@ pub(crate) fn strict_arp_works_with_routes(c: &mut Cluster) -> Outcome {
             ("--ipvs-strict-arp=true", false),
             ("--ipvs-strict-arp=false", true),
         ] {
-            // After disabling the option, the settings stay.
+            // When the option is turned off, the settings stay.
             c.sh("sysctl -qw net.ipv4.conf.all.arp_ignore=0 net.ipv4.conf.all.arp_announce=0")?;
             c.start(&[vip_mode, strict])?;
             c.until_served(&lan)?;

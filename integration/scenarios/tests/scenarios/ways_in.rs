@@ -77,8 +77,8 @@ fn ask_six_times(from: &Place, transport: Transport, to: &str, keeps_pods: bool)
     };
     let (near_sees, far_sees) = match from.name() {
         "client" if keeps_pods => (&*own, &*own),
-        // A pod that calls itself must not see its own address, because it would then reply to
-        // itself.
+        // A pod that calls itself must see another address than its own. Otherwise it would reply
+        // to itself.
         "near" if keeps_pods => (gateway, &*own),
         _ => (gateway, node1),
     };
@@ -101,7 +101,7 @@ pub(crate) fn a_service_with_several_ports_works(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080).named("http"))
         .port(tcp(9090, 9100).named("metrics"))
         .port(udp(80, 8080).named("dns"));
-    // One slice for each port, with one of the pods each.
+    // A slice for each port, with one of the pods.
     let slice = |name: &str, protocol: &str, port: u16, ip: &str| {
         format!(
             "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
@@ -213,7 +213,7 @@ pub(crate) fn headless_and_foreign_services_are_ignored(c: &mut Cluster) -> Outc
     );
     c.stop()?;
 
-    // The same with an API server, whose request excludes these Services.
+    // Does the same with an API server. Its requests exclude these Services.
     let mut api = c.api_server(true)?;
     api.apply(&others)?;
     api.apply(&web)?;
@@ -224,8 +224,8 @@ pub(crate) fn headless_and_foreign_services_are_ignored(c: &mut Cluster) -> Outc
         c.servers()?.keys().collect::<Vec<_>>(),
         ["TCP 10.96.0.10:80"]
     );
-    // A Service that is no longer headless is programmed. A Service that another proxy takes over
-    // is removed.
+    // A Service that stops being headless must be programmed. A Service that another proxy takes
+    // over must be removed.
     let taken = web
         .clone()
         .metadata("labels: {service.kubernetes.io/service-proxy-name: mesh}");
