@@ -30,7 +30,7 @@ fn of_repository(folder: &Path) -> Option<String> {
     let Some(name) = head.strip_prefix("ref: ") else {
         return Some(head).filter(|head| is_commit(head));
     };
-    // Further worktrees share the branches of the first worktree.
+    // An additional worktree uses the branches of the first worktree.
     let common = read(&git.join("commondir")).map_or(git.clone(), |common| git.join(common));
     let file = common.join(name);
     let loose = read(&file).filter(|commit| is_commit(commit));

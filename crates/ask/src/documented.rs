@@ -79,7 +79,7 @@ fn read_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(object: &T) ->
 }
 
 /// Compares an object's fields with a section of the document. The first column of its tables names
-/// the fields. The section need not describe the fields in `shared`.
+/// the fields. The section may omit the fields in `shared`.
 fn compare(value: &Value, text: &str, roots: &[&str], shared: &[&str]) {
     let mut told = BTreeSet::new();
     paths(value, "", &mut told);

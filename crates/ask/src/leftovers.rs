@@ -56,7 +56,7 @@ impl Leftovers {
     /// Renders the entries as lines.
     pub(super) fn render(&self) -> String {
         let mut text = format!("{}\n\n", Failure::NoDaemon);
-        // Writing to a String cannot fail.
+        // This write cannot fail, because it is to a String.
         if self.holds.is_empty() {
             text.push_str("The kernel has no entries of a kube-proxy.\n");
         } else {

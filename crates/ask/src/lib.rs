@@ -143,7 +143,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
             return EXIT_USAGE;
         }
         Err(help) => {
-            // The reader of the help may have closed the pipe.
+            // This fails if the reader of the help has closed the pipe.
             let _ = help.print();
             return EXIT_WELL;
         }
@@ -156,7 +156,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
     };
     match answer {
         Ok((text, code)) => {
-            // The user may have quit the pager.
+            // This fails if the user has quit the pager.
             let _ = io::stdout().write_all(text.as_bytes());
             code
         }
@@ -172,7 +172,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
 }
 
 fn print_error(text: &str) {
-    // The terminal may be closed, which must not cause a panic.
+    // This fails if the terminal is closed, and must not cause a panic.
     let _ = writeln!(io::stderr(), "kube-proxy: {}", table::shown(text));
 }
 

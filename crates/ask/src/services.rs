@@ -188,7 +188,7 @@ fn without_daemon(form: Form, program: &Program) -> Printed {
         if causes.any(|cause| matches!(cause, ipvs_netlink::Error::FamilyMissing)) {
             return Failure::NoDaemon;
         }
-        // Exit status 3 would hide the failed read.
+        // Without this error, exit status 3 (no daemon) would hide the failed read.
         Failure::Unreadable(format!("{}, and {error:#}", Failure::NoDaemon))
     })?;
     let text = match form.of(&servers)? {
@@ -350,7 +350,7 @@ fn render_one(service: &Service, is_wide: bool, has_colours: bool) -> String {
     let mut text = head.render("", has_colours);
     for error in &service.errors {
         let mark = coloured("Error:", Tone::Bad, has_colours);
-        // Writing to a String cannot fail.
+        // This write cannot fail, because it is to a String.
         let _ = writeln!(text, "{mark} {}", shown(error));
     }
     for port in &service.ports {

@@ -170,7 +170,7 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
     let mut section = |title: &str, table: &TextTable, count: usize| {
         if count > 0 {
             let title = coloured(title, Tone::Odd, has_colours);
-            // Writing to a String cannot fail.
+            // This write cannot fail, because it is to a String.
             let _ = write!(text, "\n{title}\n{}", table.render("  ", has_colours));
         }
     };

@@ -15,7 +15,7 @@ use ipvs_netlink::ServiceKey;
 pub(crate) struct Evidence {
     /// Addresses on the links of modes, as interface addresses or as local routes.
     pub(crate) bound: BTreeSet<IpAddr>,
-    /// Addresses on all other links.
+    /// Addresses on all links that belong to no mode.
     pub(crate) elsewhere: BTreeSet<IpAddr>,
     /// Addresses that a set records as bound to a mode's link.
     pub(crate) said_bound: BTreeSet<IpAddr>,
@@ -73,7 +73,7 @@ impl Evidence {
             (Says::Bound, Entry::Ip(ip)) => {
                 self.said_bound.insert(ip);
             }
-            // The mode writes no entries of this type, so another program wrote this entry.
+            // No mode writes entries of this type, so another program wrote this entry.
             _ => {}
         }
     }
@@ -155,7 +155,7 @@ mod tests {
             port: 80,
         };
         found.add(Says::VirtualServers, &other);
-        // A member of a type that does not fit the set's meaning is ignored.
+        // A member whose type does not fit the meaning of its set is ignored.
         found.add(Says::NodePorts(Protocol::Tcp), &named);
         let ours = there.map(|(at, flags)| {
             let at: SocketAddr = at.parse().unwrap();

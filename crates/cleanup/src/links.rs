@@ -285,8 +285,8 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         route.push_del(&mut batch);
         doomed.push(route.address);
     }
-    // The anchor is the source address of the routes and not a service address, so it is not
-    // counted.
+    // The anchor is the source address of the routes. It is not a service address, so it does not
+    // count.
     let is_anchor = |held: &&Address| Some(held.address) == link.anchor;
     if let Some(anchor) = held.addresses.iter().find(is_anchor) {
         anchor.push_del(&mut batch);
@@ -327,7 +327,7 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
 }
 
 /// Reports whether an address may belong to a Service or to the node. Loopback and link-local
-/// addresses are not evidence.
+/// addresses never count as evidence.
 pub(crate) fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)

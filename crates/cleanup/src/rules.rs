@@ -90,7 +90,7 @@ pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanu
             continue;
         }
         for iptables in installed {
-            // The kernel reports whether a family has rules without starting a program.
+            // The kernel tells whether a family has rules, so no program needs to start.
             if iptables.is_empty(family) {
                 continue;
             }

@@ -249,8 +249,8 @@ impl Stores {
                 protocol: IpProtocol::TCP,
                 port: at.port(),
             };
-            // A member of a set of another type has more fields. It has no effect without a member
-            // in this set.
+            // A set of another type has more fields in a member. Such a member has no effect
+            // without the member in this set.
             let outcomes = ipset.delete(&set.name, &[member])?;
             deleted += usize::from(outcomes == [Outcome::Done]);
         }
@@ -433,7 +433,7 @@ fn withdraw_rules(
     }
     // Without iptables programs, no rule can be changed.
     for iptables in crate::installed(cleanup) {
-        // The kernel reports whether a family has rules without starting a program.
+        // The kernel tells whether a family has rules, so no program needs to start.
         if iptables.is_empty(family) {
             continue;
         }

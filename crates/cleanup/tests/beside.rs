@@ -62,7 +62,7 @@ fn sh(script: &str, input: &str) -> String {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // The script may exit without reading its input.
+    // The script may end before it has read its input.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output().unwrap();
@@ -197,7 +197,7 @@ fn owner() -> Child {
 fn a_table_that_cannot_be_emptied_keeps_its_whole_mode() {
     on_a_node(|| {
         sh(
-            // Some kernels lack some of these features.
+            // Some kernels lack one of these features.
             "ip link add kube-ipvs0 type dummy 2>/dev/null || true
             ip addr add 10.96.0.10/32 dev kube-ipvs0 2>/dev/null || true
             ipvsadm -A -t 10.96.0.10:80 -s rr 2>/dev/null || true",

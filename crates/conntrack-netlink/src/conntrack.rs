@@ -178,7 +178,7 @@ fn write_filter(w: &mut Writer<'_>, family: IpFamily, protocol: Option<Protocol>
 
 fn refused(error: netlink_batch::Error) -> Error {
     match error {
-        // nfnetlink returns this error for a subsystem that it cannot load.
+        // nfnetlink returns this error if it cannot load ctnetlink.
         netlink_batch::Error::Refused(Refusal {
             errno: errno::EINVAL,
             ..

@@ -34,7 +34,7 @@ pub struct Flow {
     /// Zone of both directions, 0 by default (`CTA_ZONE`).
     pub zone: u16,
     /// Hash of the flow's tuples and its place in memory (`CTA_ID`). It distinguishes the flow from
-    /// an earlier flow with the same tuples, unless the kernel reused the place.
+    /// an earlier flow with the same tuples, unless both were at the same place.
     pub id: u32,
     /// Status bits (`CTA_STATUS`): `IPS_*` of `linux/netfilter/nf_conntrack_common.h`.
     pub status: u32,

@@ -85,7 +85,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         });
     }
 
-    /// Sends a query on a lane, and waits for the response. Returns `None` if the thread has ended.
+    /// Sends a query to the thread of a lane, and waits for the response. Returns `None` if the
+    /// thread has ended.
     pub(crate) async fn query(
         &mut self,
         lane: LaneOf<S>,
@@ -106,7 +107,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         let lanes = self.0.iter_mut();
         let is_ready = lanes
             .map(|lane| lane.poll(context).is_ready())
-            // Polls every lane, so that each can wake the task.
+            // Polls every lane, so that any of them can wake the task.
             .fold(false, |any, is_ready| any | is_ready);
         if is_ready {
             Poll::Ready(())

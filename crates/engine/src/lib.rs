@@ -121,11 +121,11 @@ use lanes::LaneResult;
 use monitor::Monitor;
 use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 
-/// Pause between a notification of an address and the read of all addresses, since addresses change
-/// in bursts.
+/// Pause between a notification of an address and the read of all addresses. Addresses often change
+/// in bursts, and one read is then enough.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Number of entries from which a read takes memory that is worth freeing.
+/// Number of entries from which on the memory of a read is returned to the system afterwards.
 const MANY: usize = 1_000;
 
 /// A proxy mode for one IP family: a scheme and its kernel threads.
@@ -169,7 +169,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
         let is_node_other = node == NodeObject::MayDiffer && {
             let is_other = self.state.learn_node(model.node());
-            // No Service depends on these networks. The scheme handles the entries that do.
+            // No Service depends on the service networks. Some entries do, and the scheme handles
+            // these entries.
             self.state.node.service_cidrs = model.service_cidrs(self.state.node.family);
             self.scheme.node_changed(&mut self.state) | is_other
         };
@@ -215,7 +216,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
                     }
                 }
                 self.scheme.after_reading(&mut self.state);
-                // Entries that Services wait for may exist without a write.
+                // Services may wait for entries that exist already and need no write.
                 self.state.news.review();
                 self.state.report.has_used_much |= is_much && self.scheme.served().len() >= MANY;
             }
@@ -248,8 +249,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         Ok(())
     }
 
-    /// Counts for each part the entries that a start would keep, since they already are as wanted.
-    /// The kernel must have been read, and all wanted entries be known.
+    /// Returns for each part the number of entries that a start would keep, because they already
+    /// have their wanted value. Requires that the kernel has been read, and that all wanted entries
+    /// are known.
     pub fn kept(&mut self, now: Instant) -> Vec<(PartOf<S>, usize)> {
         self.begin(now);
         self.scheme.forgo_waiting();
@@ -275,7 +277,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.forgo_waiting();
         'again: loop {
             self.scheme.prepare(&mut self.state);
-            // A lane starts after all earlier lanes have finished, so it writes each entry once.
+            // A lane starts only after all earlier lanes have finished, so it writes each entry
+            // once.
             for &lane in LaneOf::<S>::ALL {
                 let Step { plan, query } = self.scheme.next(lane, &mut self.state);
                 if plan.is_none() && query.is_none() {
@@ -312,8 +315,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     }
 
     fn is_ready(&self) -> bool {
-        // The wanted entries depend on the node's addresses. Waiting for them avoids a second
-        // compilation.
+        // The wanted entries depend on the node's addresses. Waiting for the addresses avoids a
+        // second compilation.
         self.state.look(S::ADDRESSES).is_tried() && self.lanes.is_first_free()
     }
 
@@ -340,10 +343,10 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
         let node = &self.state.node;
         let is_own = |address| IpFamily::of(address) == node.family;
         let carries = |address| node.interface_addresses.contains(&address);
-        // A read in progress may have missed the change behind this notice.
+        // A read in progress may have missed the change that this notification announces.
         let is_open = self.state.look(S::ADDRESSES).is_awaited();
         let is_news = match *notice {
-            // The notice may only announce a longer lifetime.
+            // The kernel also sends this notification if only the address's lifetime has changed.
             Notice::AddressAdded(address) => is_own(address) && (is_open || !carries(address)),
             Notice::AddressRemoved(address) => is_own(address) && (is_open || carries(address)),
             Notice::ServiceAddressRemoved(address) if !is_own(address) => false,
@@ -400,7 +403,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
 
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let polled = self.lanes.poll(context);
-        // No lane reports a Service that needs no write.
+        // A Service that needs no write is reported here, because no lane reports it.
         if self.state.news.has_fresh() {
             return Poll::Ready(());
         }

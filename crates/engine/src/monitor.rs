@@ -75,7 +75,8 @@ impl Monitor {
                 earlier(&mut standing.stuck_since, stuck);
             }
         }
-        // Single refused entries may be invalid themselves. All entries cannot be.
+        // The kernel may refuse single entries because they are invalid. If it refuses all entries,
+        // the cause is another one.
         let is_all_refused = |_: &Instant| {
             let held = scheme.held_by_others().len();
             scheme.served().is_all_refused(held)

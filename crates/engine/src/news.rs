@@ -10,7 +10,7 @@ use hashbrown::HashSet;
 use proxy::{Drift, NamespacedName, Owner, Report};
 use reconcile::Table;
 
-/// Longest time to collect drift before a report, if the repair takes long.
+/// Longest time to collect drift before the report of it, if the repair takes long.
 const TELL_DRIFT: Duration = Duration::from_secs(5);
 
 /// Number of awaited Services above which their memory is freed later.
@@ -25,7 +25,8 @@ pub struct News {
     fresh: Vec<NamespacedName>,
     /// Awaited Services whose entries another program had changed.
     disturbed: HashSet<NamespacedName>,
-    /// Awaited Services with at least one write, or an attempt, since they changed.
+    /// Awaited Services that had at least one write, or an attempt to write, since their last
+    /// change.
     written: HashSet<NamespacedName>,
     drift: Drift,
     /// Start of the current drift.

@@ -100,12 +100,12 @@ pub trait Scheme: Sized + Send + 'static {
 
     /// The part with the node's addresses.
     const ADDRESSES: PartOf<Self>;
-    /// The parts that show which entries are ours. The engine deletes no entry while one of them is
-    /// unknown.
+    /// Parts of the kernel's state that show which entries are ours. The engine deletes no entry
+    /// while one of these parts is unknown.
     const EVIDENCE: &'static [PartOf<Self>];
-    /// The lanes that write. The mode is not settled while one of them works.
+    /// Lanes that write. The mode is not settled while one of these lanes works.
     const WRITING: &'static [LaneOf<Self>];
-    /// The lanes that clients wait for. They continue until another mode takes over.
+    /// Lanes that clients wait for. These lanes continue to work until another mode takes over.
     const SERVING: &'static [LaneOf<Self>];
 
     /// Creates a scheme that wants no entries and knows no entries.
@@ -119,8 +119,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// Returns the tables of a part.
     fn tables(&self, part: PartOf<Self>) -> impl Iterator<Item = &dyn Rows>;
 
-    /// Returns the table of the entries that serve Services. If none of them exists, no client is
-    /// served.
+    /// Returns the table of the entries that serve Services. If none of these entries exists, no
+    /// client is served.
     fn served(&self) -> &dyn Served;
 
     /// Returns the table of the entries that two Services may claim. By default, this is `served`.
@@ -128,7 +128,7 @@ pub trait Scheme: Sized + Send + 'static {
         self.served()
     }
 
-    /// Reports whether all entries that a Service wants exist.
+    /// Reports whether the kernel has all entries that a Service needs.
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
     /// Returns who is affected when a part is out of date. By default, the node's addresses concern
@@ -170,13 +170,14 @@ pub trait Scheme: Sized + Send + 'static {
     /// Returns the next step of an idle lane with no pending reads. The Services are known.
     fn next(&mut self, lane: LaneOf<Self>, state: &mut State<Self::Kinds>) -> Step<Self>;
 
-    /// Returns when work other than retries and reads is due. Returns `now` if more work is ready.
+    /// Returns the time of the next work other than retries and reads. Returns `now` if more work
+    /// is ready.
     fn next_due(&self, _now: Instant) -> Option<Instant> {
         None
     }
 
-    /// Returns the entries that another program owns in place of ours. The kernel refuses our
-    /// entries, but the node stays healthy.
+    /// Returns the addresses whose entries belong to another program. The kernel refuses our
+    /// entries there, but the node stays healthy.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
@@ -191,7 +192,8 @@ pub trait Scheme: Sized + Send + 'static {
         Drains::default()
     }
 
-    /// Stops waiting for other entries, since time does not pass in a preview.
+    /// Makes the scheme write entries without waiting for other entries, because time does not pass
+    /// in a preview.
     fn forgo_waiting(&mut self) {}
 
     // ---- results ----
@@ -199,8 +201,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// Applies the content of a part.
     fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::PartContent);
 
-    /// Reports whether Services must be compiled again after reading. [`update`](Self::update)
-    /// knows which Services.
+    /// Reports whether Services must be compiled again after a read. [`update`](Self::update) finds
+    /// these Services.
     fn wants_update(&self) -> bool {
         false
     }

@@ -25,15 +25,15 @@ pub trait Served: Rows {
     /// Reports whether the table wants entries and none of them exists in any form.
     fn serves_nobody(&self) -> bool;
 
-    /// Reports whether every wanted entry has failed, not counting the `held` entries that another
-    /// program owns. False if another program owns all of them.
+    /// Reports whether every wanted entry has failed. Does not count the `held` entries, which
+    /// another program owns. Returns false if another program owns all entries.
     fn is_all_refused(&self, held: usize) -> bool;
 
     /// A version that changes whenever the result of [`conflicts`](Self::conflicts) may change.
     fn conflicts_version(&self) -> u64;
 
-    /// Returns the lost claims and the number of unlisted ones. For the Services of each namespace,
-    /// lists the first [`CONFLICTS_MAX`] claims.
+    /// Returns the lost claims, and the number of claims that are not listed. Lists the first
+    /// [`CONFLICTS_MAX`] claims for the Services of each namespace.
     fn conflicts(&self) -> (Vec<Conflict>, usize);
 }
 
@@ -60,7 +60,7 @@ where
     }
 
     fn conflicts(&self) -> (Vec<Conflict>, usize) {
-        // Keeps only the first conflicts, since a namespace can have hundreds of thousands.
+        // Keeps only the first conflicts, because a namespace can have hundreds of thousands.
         let mut first: HashMap<&str, BinaryHeap<(&K, &Owner, &Owner)>> = HashMap::new();
         let mut more = 0;
         for (key, claims) in self.contested() {
@@ -88,7 +88,7 @@ where
         });
         let mut conflicts: Vec<Conflict> = all.collect();
         conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
-        // Two entries may look the same in the report.
+        // Two different entries may have the same text in the report.
         conflicts.dedup();
         (conflicts, more)
     }

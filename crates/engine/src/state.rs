@@ -41,7 +41,7 @@ pub struct State<K: Kinds> {
     parts: Vec<Knowledge>,
     /// The plans that lanes are writing.
     pub(crate) in_flight: Vec<(K::Lane, Arc<K::Plan>)>,
-    /// True once the wanted entries are known. Before that, the engine neither writes nor deletes.
+    /// True once the wanted entries are known. Until then, the engine writes and deletes no entry.
     pub(crate) has_claims: bool,
     pub(crate) may_delete: bool,
 }
@@ -72,8 +72,8 @@ impl<K: Kinds> State<K> {
         }
     }
 
-    /// Reports whether unwanted entries may be deleted. The sources must be complete, and the
-    /// engine must know which entries are ours.
+    /// Reports whether unwanted entries may be deleted. Requires complete sources, and knowledge of
+    /// which entries are ours.
     pub fn may_delete(&self) -> bool {
         self.may_delete
     }
@@ -119,7 +119,8 @@ impl<K: Kinds> State<K> {
         self.look_mut(part).ask(now);
     }
 
-    /// Requests a read of a part with unexpected content, after a pause since the last read.
+    /// Requests a read of a part whose content was unexpected. Keeps a minimum pause after the last
+    /// read.
     pub fn doubt(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask_apart(now, REREAD_PAUSE);

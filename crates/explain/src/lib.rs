@@ -129,8 +129,8 @@ pub(crate) fn is_unsure(journey: &Journey) -> bool {
     journey.walks.iter().any(|walk| walk.unsure.is_some())
 }
 
-/// Returns the exit status: 0 if all packets arrive and all replies return, 1 if one fails, 2 if
-/// the result is undetermined.
+/// Returns the exit status: 0 if all packets arrive and all replies return, 1 if a packet or a
+/// reply fails, 2 if the result is unknown.
 pub fn exit_status(explanation: &Explanation) -> u8 {
     let journeys = &explanation.journeys;
     let is_unknown = |journey: &Journey| {

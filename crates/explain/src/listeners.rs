@@ -48,8 +48,8 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
 
 type Lines<'a> = &'a mut dyn Iterator<Item = io::Result<String>>;
 
-/// Reports whether a listed socket has the address. With a state, only the leading sockets with
-/// this state are compared.
+/// Reports whether a line of the list has the address. With a `state`, compares only the leading
+/// lines in this state.
 fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bool> {
     for line in lines {
         let line = line?;

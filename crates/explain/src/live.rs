@@ -171,7 +171,7 @@ impl Live {
                 index: None,
                 name: link.to_owned(),
             };
-            // Such a link does not exist, so it has no address.
+            // There is no such link, so no address is on it.
             let kind = self.kernel.address_type(address, Some(&link));
             kind.is_ok_and(|kind| kind == AddressType::Local)
         })
@@ -212,7 +212,7 @@ impl Follow for Live {
         let from = match &planned.sender.way {
             PacketOrigin::Made(source) => Sender::Node(*source),
             PacketOrigin::Comes(interface, source) => {
-                // By the route, the tracer learns more about the interface than its name.
+                // The route tells more about the interface than its name does.
                 let is_by_route = self
                     .hop(*source)
                     .is_some_and(|hop| hop.interface == *interface);

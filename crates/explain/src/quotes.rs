@@ -1,6 +1,6 @@
-//! Removes other programs' rules from responses to users other than root, because the kernel lists
-//! rules only for root. A user may know that such a rule drops a packet, but not the text of the
-//! rule. Texts quote rules between backticks.
+//! Hides other programs' rules from users other than root, because the kernel shows rules only to
+//! root. A user may know that such a rule drops a packet, but not the text of the rule. Texts quote
+//! rules between backticks.
 
 use view::{Step, Walk};
 
@@ -31,7 +31,7 @@ fn cut(walk: &mut Walk) -> bool {
         is_any |= cut_step(step);
     }
     let why = walk.unanswered.iter_mut().chain(&mut walk.unsure);
-    // The owner of a rule in these texts is unknown, so the rule is removed.
+    // The text does not say whose rule it quotes, so the rule is removed.
     for text in why.chain(&mut walk.doubts) {
         is_any |= unquote(text);
     }
@@ -40,7 +40,7 @@ fn cut(walk: &mut Walk) -> bool {
 
 fn cut_step(step: &mut Step) -> bool {
     let is_others = step.origin.starts_with(NOT_OURS);
-    // A rule that could not be evaluated has no origin, but its text quotes the rule.
+    // The origin of a rule that could not be evaluated is empty, but its text quotes the rule.
     let is_cut = (is_others || step.origin.is_empty()) && unquote(&mut step.says);
     if is_others {
         step.entry.clear();

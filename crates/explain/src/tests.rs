@@ -128,7 +128,7 @@ fn the_size_of_an_explanation_is_limited() {
         "{:?}",
         wide.notes[0]
     );
-    // The sentence covers all paths, including unlisted ones.
+    // The sentence counts all paths, including paths that are not listed.
     assert!(wide.journeys[0].verdict.contains("one in 5000 each"));
 }
 

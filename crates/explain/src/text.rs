@@ -177,7 +177,7 @@ impl Page {
         }
     }
 
-    /// Writes a step. Skips the origin if it equals `before`, the origin of the previous step.
+    /// Writes a step. Skips its origin if the previous step had the same one (`before`).
     fn step(&mut self, indent: &str, step: &Step, before: &str) {
         let place = &step.place;
         let says = if step.says.is_empty() {

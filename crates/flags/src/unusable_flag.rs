@@ -13,7 +13,7 @@ pub struct UnusableFlag {
 }
 
 impl UnusableFlag {
-    /// Returns an error with the flag, its value and an advice.
+    /// Returns an error with the flag, its value, and advice.
     pub fn new(flag: &'static str, value: &str, advice: impl Into<String>) -> Self {
         Self {
             flag,

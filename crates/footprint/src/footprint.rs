@@ -55,7 +55,7 @@ pub struct Footprint {
 pub enum ServedBy {
     /// The kernel. Leftover entries continue to serve.
     Kernel,
-    /// The mode's process. After its end, packets that leftover entries redirect are lost.
+    /// The mode's process. When it ends, packets that its entries redirect are lost.
     Process,
 }
 
@@ -143,7 +143,7 @@ impl Footprint {
 }
 
 impl PartialEq for Footprint {
-    /// Compares the names of the modes, because each mode has one footprint.
+    /// Compares the modes' names, because each mode has only one footprint.
     fn eq(&self, other: &Self) -> bool {
         self.mode == other.mode
     }

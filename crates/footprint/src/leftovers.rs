@@ -39,7 +39,7 @@ pub enum HeldChainAction {
     Goes,
 }
 
-/// Finds leftovers among the entries that it receives.
+/// Finds leftovers among the entries of `iptables-save`.
 #[derive(Debug)]
 pub struct Finder {
     theirs: Vec<&'static Footprint>,
@@ -47,7 +47,7 @@ pub struct Finder {
     /// Jumps of the current mode, each as a line.
     my_jumps: BTreeSet<(Table, String)>,
     held: HeldChainAction,
-    /// Chains of other modes, each with true if the chain has rules.
+    /// Chains of other modes, each with true if it contains rules.
     names: BTreeMap<Table, BTreeMap<String, bool>>,
     found: Leftovers,
 }

@@ -72,7 +72,7 @@ struct Connection {
     activity: Arc<Activity>,
 }
 
-/// A client of the servers. All connections of one client share its limit.
+/// A client of the servers. The limit applies to all connections of one client together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Client {
     /// A remote address, or its network.
@@ -95,7 +95,7 @@ pub(super) struct Activity {
     over: Notify,
 }
 
-/// Marker of a connection with a request in progress. It is later than any time.
+/// Mark of a connection with a request in progress. As a number, it is later than any time.
 const BUSY: u64 = u64::MAX;
 
 /// A connection's entry in [`ConnectionSlots`]. Dropping it removes the entry.

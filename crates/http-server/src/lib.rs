@@ -227,7 +227,7 @@ async fn serve_within(
                     let place = places.admit(server, accepted.client, &what);
                     connections.spawn(answer_all(accepted, place, Arc::clone(&respond)));
                 }
-                // The peer has already closed the connection.
+                // The peer has closed the connection before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     debug!(%error, "cannot accept a connection for {what}");

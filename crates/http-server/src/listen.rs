@@ -50,7 +50,7 @@ pub fn listen_on(at: SocketAddr, unspecified: Unspecified) -> io::Result<TcpList
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
-            // The socket must not depend on the sysctl bindv6only.
+            // The result must not depend on the sysctl bindv6only.
             rustix::net::sockopt::set_ipv6_v6only(&socket, unspecified == Unspecified::V6Only)?;
             socket
         }

@@ -70,7 +70,7 @@ impl<S> Patient<S> {
         if result.is_ready() {
             return result;
         }
-        // A peer that receives byte by byte does not extend the limit.
+        // A peer that takes the response byte by byte gets no more time.
         if self.awaits != Awaits::Taking {
             self.await_for(Awaits::Taking, ANSWER_PATIENCE);
         }
@@ -122,7 +122,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         self.stream.is_write_vectored()
     }
 
-    /// Records that a response is sent: hyper flushes after it has written the whole response.
+    /// Records that the response is sent, because hyper flushes only after the whole response.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         if self.activity.is_busy() {

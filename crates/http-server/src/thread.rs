@@ -25,7 +25,7 @@ impl HttpThread {
         let handle = runtime.handle().clone();
         let (running, ended) = oneshot::channel();
         let answer = move || {
-            // The thread waits only until the sender is dropped.
+            // The thread waits here until the sender is dropped.
             let _ = runtime.block_on(ended);
             runtime.shutdown_background();
         };

@@ -227,7 +227,7 @@ impl Entry {
                 protocol: Some(protocol.0),
                 port: Some(port),
                 ip2: Some(net.addr()),
-                // Like `ipset`, writes a host as an address without a prefix length.
+                // Writes the address of a single host without a prefix length, like `ipset`.
                 prefix2: (net.prefix_len() < net.max_prefix_len()).then(|| net.prefix_len()),
             },
             Entry::Port(port) => EntryParts {
@@ -298,8 +298,9 @@ impl fmt::Display for Entry {
     }
 }
 
-/// A key for a lookup in a set of any type. It has exactly the parts of a packet that the set's
-/// type uses (`hash:ip,port`). Kernels since 5.2 reject other parts as malformed.
+/// A key for a lookup in a set of any type. A key has exactly the parts of a packet that the set's
+/// type names, such as ip and port for `hash:ip,port`. Kernels since 5.2 reject other parts as
+/// malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
     /// First address. In a set of networks, an address that a network contains.
@@ -313,8 +314,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Writes the key as one `DATA` attribute, without a line. Old kernels write to the line's
-    /// place in the message, and find none here.
+    /// Writes the key as one `DATA` attribute without a line number. Old kernels write a line
+    /// number into the message if it has a place for one. A key has no such place.
     pub(crate) fn encode(&self, w: &mut Writer<'_>) {
         let parts = EntryParts {
             ip: self.ip,

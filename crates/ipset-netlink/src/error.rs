@@ -111,7 +111,8 @@ pub enum Reason {
     /// The name is empty, contains a NUL, or is longer than 31 bytes.
     #[error("no valid name of a set")]
     InvalidName,
-    /// Entry and set differ in type or address family, or the two sets of a swap do.
+    /// The entry does not fit the set's type or address family, or the two sets of a swap do not
+    /// fit each other.
     #[error("type or address family does not fit the set")]
     TypeMismatch,
     /// The entry is already in the set. Adding it again succeeds.
@@ -138,7 +139,8 @@ pub enum Reason {
     /// The kernel has the maximum number of sets (module parameter `max_sets`, 256).
     #[error("the kernel cannot hold more sets (ip_set.max_sets)")]
     TooManySets,
-    /// The kernel rejected the message as malformed, since kernel and crate differ in version.
+    /// The kernel rejected the message as malformed, because the versions of kernel and crate
+    /// differ.
     #[error("the kernel found the message malformed")]
     Protocol,
     /// `CAP_NET_ADMIN` is missing.
@@ -160,12 +162,13 @@ fn words(number: i32) -> String {
 }
 
 impl Reason {
-    /// Returns the reason for `number`, the error of `command`. `bitmap` tells whether numbers from
-    /// 4352 on belong to a bitmap.
+    /// Returns the reason for `number`, the error of `command`. `bitmap` is true if the numbers
+    /// from 4352 on are those of a bitmap.
     pub(crate) fn from_errno(number: i32, command: u16, bitmap: bool) -> Reason {
         match number {
             errno::EPERM => Reason::NotPermitted,
-            // "Second name": a swap lacks this set, or a rename finds the name taken.
+            // "Second name": the second set of a swap does not exist, or the new name of a set is
+            // taken.
             errno::EXIST_SETNAME2 if command != command::SWAP => Reason::NameTaken,
             errno::EXIST_SETNAME2 | errno::ENOENT => Reason::NoSuchSet,
             errno::ENOMEM => Reason::OutOfMemory,

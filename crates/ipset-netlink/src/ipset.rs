@@ -23,7 +23,7 @@ pub use update::{Action, Change, Outcome};
 const PROTOCOL: u8 = 7;
 const PROTOCOL_MIN: u8 = 6;
 
-/// The kernel's sets, in the network namespace of the thread that opened the connection.
+/// Access to the kernel's sets, in the network namespace of the thread that opened the connection.
 ///
 /// Calls block while the kernel works.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct Ipset {
     connection: Connection,
     protocol: u8,
     /// Last known types of sets, so that an update needs no query. If another program replaces a
-    /// set with a set of another type, refused entries or a list reveal this.
+    /// set with one of another type, this crate notices it by a refused entry or by a list.
     types: HashMap<String, EntryType>,
 }
 
@@ -59,7 +59,7 @@ impl Ipset {
             preamble(w, PROTOCOL, None);
         });
         let answer = answer.map_err(|error| match error {
-            // nfnetlink returns this error for a subsystem that it cannot load.
+            // nfnetlink returns this error if it cannot load ipset.
             netlink_batch::Error::Refused(Refusal {
                 errno: errno::EINVAL,
                 ..
@@ -140,7 +140,8 @@ impl Ipset {
     /// [`Error::Refused`]: [`Reason::NoSuchSet`], [`Reason::InUse`].
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
         self.types.remove(name);
-        // Without EXCL, newer kernels report success for a missing set, unlike older kernels.
+        // Without EXCL, newer kernels report success for a missing set, and older kernels report an
+        // error.
         self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
     }
 
@@ -242,7 +243,7 @@ impl Ipset {
     /// one entry or set, such as a missing set, or a set of another type or family. A fault does
     /// not affect other entries. The call queries the type of a set that this connection has
     /// neither created nor listed. It queries the type again after a refusal, since another program
-    /// may have replaced the set. Until a refusal or a list, a new type is not noticed. Entries
+    /// may have replaced the set. A new type is noticed only after a refusal or a list. Entries
     /// after a refused entry are written later, possibly after the following changes.
     ///
     /// # Errors
@@ -366,9 +367,9 @@ impl Ipset {
         }
     }
 
-    /// Returns the outcomes that are known before sending. Refuses an entry that does not fit its
-    /// set, because the kernel would add the part that it understands. Other outcomes are still
-    /// unknown.
+    /// Returns the outcomes that are known before a message is sent. Refuses an entry that does not
+    /// fit its set, because the kernel would add only the part that it understands. All other
+    /// outcomes are still unknown.
     fn expected(&mut self, change: &Change<'_>) -> Result<Vec<Outcome>, Error> {
         let refused = |reason| Ok(vec![Outcome::Refused(reason); change.entries.len()]);
         if change.entries.is_empty() {
@@ -396,9 +397,8 @@ impl Ipset {
         Ok(change.entries.iter().map(outcome).collect())
     }
 
-    /// Queries a set's type after the refusal of an entry that should fit, and updates the
-    /// outcomes. Entries to send again become `Unknown`. Returns true if any entry must be sent
-    /// again.
+    /// Queries the type of a set that refused a fitting entry, and updates the outcomes. Entries to
+    /// send again become `Unknown`. Returns true if any entry must be sent again.
     fn expect_again(
         &mut self,
         change: &Change<'_>,

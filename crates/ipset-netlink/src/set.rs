@@ -185,8 +185,8 @@ impl Definition {
     }
 
     /// Sets the initial number of a hash's buckets. The kernel rounds it up to a power of two, at
-    /// least 64, and grows the hash as it fills. Growing is slow, so give the expected size.
-    /// Ignored for a bitmap.
+    /// least 64, and grows the hash as it fills. Growing is slow, so callers should give the
+    /// expected size. Ignored for a bitmap.
     #[must_use]
     pub const fn with_hashsize(mut self, buckets: u32) -> Definition {
         if let Size::Hash { hashsize, .. } = &mut self.size {
@@ -196,7 +196,7 @@ impl Definition {
     }
 
     /// Sets the maximum number of a hash's entries. Ignored for a bitmap. Since Linux 5.7, a hash
-    /// of more than 1024 buckets accepts some more entries, since it counts by region.
+    /// of more than 1024 buckets accepts a few more entries, because it counts by region.
     #[must_use]
     pub const fn with_maxelem(mut self, entries: u32) -> Definition {
         if let Size::Hash { maxelem, .. } = &mut self.size {
@@ -243,8 +243,8 @@ impl Definition {
         }
     }
 
-    /// Reports whether both definitions are equal, apart from the hashsize, which the kernel
-    /// changes itself.
+    /// Reports whether both definitions are equal except in the hashsize, which the kernel changes
+    /// by itself.
     fn holds_the_same(self, other: Definition) -> bool {
         let without_hashsize = |definition: Definition| definition.with_hashsize(0);
         without_hashsize(self) == without_hashsize(other)
@@ -316,7 +316,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reports whether this set works like a set created as `wanted`, whatever its hashsize.
+    /// Reports whether this set works like a set created as `wanted`. Ignores the hashsize.
     pub fn matches(&self, wanted: &Definition) -> bool {
         self.options.is_empty()
             && self

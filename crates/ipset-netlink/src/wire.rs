@@ -101,8 +101,8 @@ pub(crate) mod errno {
     pub(crate) const REFERENCED: i32 = 4108;
     pub(crate) const IPADDR_IPV4: i32 = 4109;
     pub(crate) const IPADDR_IPV6: i32 = 4110;
-    /// Errors from 4352 on depend on the set type. This one means "full" for a hash, and "out of
-    /// range" for a bitmap.
+    /// Errors from 4352 on have a meaning for each set type. This error means "full" for a hash,
+    /// and "out of range" for a bitmap.
     pub(crate) const HASH_FULL: i32 = 4352;
     pub(crate) const BITMAP_RANGE: i32 = 4352;
     pub(crate) const HASH_ELEM: i32 = 4353;

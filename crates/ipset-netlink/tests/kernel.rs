@@ -291,7 +291,7 @@ fn create_distinguishes_an_equal_set_from_a_different_one() {
         "set set exists as `hash:ip,port family inet hashsize 1024 maxelem 65536`, wanted is \
          `hash:ip family inet hashsize 1024 maxelem 65536`: remove it (`ipset destroy set`) or choose another name"
     );
-    // The kernel alone would accept this definition as the same set.
+    // Without the check of this crate, the kernel would accept this definition as the same set.
     assert!(
         mismatch(Definition::new(SetType::HashIpPort, SIX))
             .contains("wanted is `hash:ip,port family inet6 ")
@@ -311,7 +311,7 @@ fn create_distinguishes_an_equal_set_from_a_different_one() {
             .contains("maxelem 65536 timeout 300`, wanted"),
         "{error}"
     );
-    // Counters and comments do not prevent a match.
+    // Counters and comments do not prevent that the definition matches.
     ipset_tool("create noted hash:ip,port counters comment");
     assert!(!ipset.create("noted", &wanted).unwrap());
     assert_eq!(ipset.add("noted", &[numbered(1)]).unwrap(), [Outcome::Done]);
@@ -355,7 +355,7 @@ fn many_sets_are_changed_in_one_call() {
             entries: &entries,
         });
     }
-    // None of these entries affects the other changes.
+    // None of these misfits affects the other changes.
     let misfits = [
         numbered(1000),
         Entry::Port(80),
@@ -565,7 +565,8 @@ fn a_change_is_one_message_even_for_a_recreated_set() {
     // The set returns unchanged, and then with another type or family. The stored type does not
     // hide the change.
     let mismatch = vec![Outcome::Refused(Reason::TypeMismatch)];
-    // A type that understands part of an entry must not add that part.
+    // The kernel may understand only a part of an entry. This part must not be added to a set of
+    // another type.
     for made in ["hash:ip", "hash:ip,port,ip", "hash:ip,port family inet6"] {
         ipset_tool("create s hash:ip,port");
         assert_eq!(sent(&mut ipset, &one).0, [Outcome::Done]);
@@ -576,7 +577,7 @@ fn a_change_is_one_message_even_for_a_recreated_set() {
         ipset_tool("destroy s");
     }
 
-    // Conversely, a refused entry is accepted after one query.
+    // In the opposite case, the refused entry fits the new set, and is accepted after one query.
     ipset_tool("create s hash:ip");
     assert_eq!(sent(&mut ipset, &one).0, mismatch);
     ipset_tool("destroy s");

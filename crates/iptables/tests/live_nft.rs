@@ -119,7 +119,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
         let before = rules(&iptables, None).len();
-        // iptables fails at these rules without naming the chain.
+        // iptables fails at such a rule without naming its chain.
         let unknown = "meta priority set 1:2";
         nft("add table ip mangle");
         nft("add chain ip mangle OUTPUT { type route hook output priority mangle; }");
@@ -140,7 +140,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
         nft("flush chain ip nat PREROUTING");
         let before = before - 1;
-        // Creates more chains than the limit of processes.
+        // The number of chains exceeds the limit of processes.
         for number in 0..12 {
             nft(&format!("add chain ip nat own{number}"));
             nft(&format!("add rule ip nat own{number} {unknown}"));
@@ -243,7 +243,7 @@ fn a_kube_proxy_chain_turned_into_a_base_chain_is_named() {
             .collect();
         assert_eq!(names, [("KUBE-SERVICES", false)]);
         let error = iptables.restore(IpFamily::V4, RULES).unwrap_err();
-        // One chain is taken, and other rules can be written.
+        // Only the name of this chain is taken. All other rules can be written.
         assert!(!error.kind().is_general(), "{error}");
         let said = error.to_string();
         for part in [
@@ -272,7 +272,7 @@ fn a_dormant_table_is_named() {
         assert_eq!(told.len(), 1, "{told:?}");
         let command = told[0].split('`').find(|part| part.starts_with("nft "));
         assert!(told[0].starts_with("table ip nat is dormant"), "{told:?}");
-        // Rules are read and written as usual, and the error contains the remedy.
+        // Rules are read and written as usual. The error contains the remedy.
         assert_eq!(rules(&iptables, None).len(), 7);
         nft(command.unwrap().trim_start_matches("nft "));
         assert!(dormant().is_empty());

@@ -67,8 +67,8 @@ const PACKETS: u32 = 2_000;
 /// Time between two measurements of `wait`.
 const STEP: Duration = Duration::from_secs(15);
 
-/// Steps of a round. New destinations replace the old ones, unless the case returns the same ones.
-/// They are added in the order of their addresses, unless the case is `backwards`.
+/// Steps of a round. New destinations replace the old ones, unless the case adds the same ones
+/// again. They are added in the order of their addresses, unless the case is `backwards`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
     /// Adds the new destinations, then removes the old ones.
@@ -345,7 +345,8 @@ impl Table {
             there = wanted;
             let began = Instant::now();
             for _ in 0..PACKETS {
-                // No process listens, and the next call may report that.
+                // No process listens at this address, and a later call on the socket may fail
+                // because of that.
                 let _ = socket.send_to(b"x", (address, port));
             }
             let each = began.elapsed().as_secs_f64() * 1e6 / f64::from(PACKETS);
@@ -363,7 +364,8 @@ impl Table {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
             for (service, _) in all {
                 if let ServiceKey::Address { address, port, .. } = service {
-                    // No process listens, and the next call may report that.
+                    // No process listens at this address, and a later call on the socket may fail
+                    // because of that.
                     let _ = socket.send_to(b"x", (*address, *port));
                 }
             }

@@ -39,8 +39,8 @@ impl ServiceCounter {
     pub fn count(&self) -> io::Result<u32> {
         let mut info = [0_u8; INFO];
         let mut length = libc::socklen_t::try_from(INFO).map_err(io::Error::other)?;
-        // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes of `info`,
-        // which is that long.
+        // SAFETY: the descriptor is open. The kernel writes at most `length` bytes to `info`, which
+        // has `length` bytes.
         let result = unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),

@@ -78,7 +78,7 @@ impl Forward {
 }
 
 impl From<u32> for Forward {
-    /// Parses `IPVS_DEST_ATTR_FWD_METHOD`. Its higher bits are flags of connections.
+    /// Parses `IPVS_DEST_ATTR_FWD_METHOD`. The higher bits of the number are flags of connections.
     fn from(number: u32) -> Self {
         match number & 7 {
             0 => Self::Masq,
@@ -163,8 +163,9 @@ pub struct DestinationEntry {
 }
 
 impl DestinationEntry {
-    /// Parses an `IPVS_CMD_NEW_DEST` message, `genlmsghdr` included. `family` is the service's. It
-    /// is used for kernels before 3.18, which do not include the destination's own family.
+    /// Parses an `IPVS_CMD_NEW_DEST` message, `genlmsghdr` included. `family` is the family of the
+    /// service. It stands in for the destination's own family, which kernels before 3.18 do not
+    /// send.
     ///
     /// # Errors
     ///

@@ -187,7 +187,7 @@ impl Ipvs {
 }
 
 fn first(answer: &Dump) -> Result<&[u8], netlink_batch::Error> {
-    // The kernel acknowledged the request, but the response is missing.
+    // The kernel acknowledged the request, but sent no response.
     answer
         .iter()
         .next()

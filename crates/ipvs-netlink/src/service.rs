@@ -131,7 +131,7 @@ bitflags! {
         const HASHED = 0x2;
         /// Every packet is scheduled separately (UDP).
         const ONE_PACKET = 0x4;
-        /// First flag of the scheduler. `sh` and `mh` fall back to another destination if the
+        /// First flag of the scheduler. With it, `sh` and `mh` use another destination if the
         /// chosen one has weight 0.
         const SCHED_1 = 0x8;
         /// Second flag of the scheduler. `sh` and `mh` also hash the source port.

@@ -1,9 +1,9 @@
 //! The tables of IPVS in this network namespace, if the kernel describes them.
 //!
 //! Linux 7.1 has a growing connection table for each namespace, and `/proc/net/ip_vs_status`. Linux
-//! 7.2 also has the limit `net.ipv4.vs.conn_max`. At that number of connections, a new one gets no
-//! entry, and its packets are dropped. This module only reads both files. They may be read-only in
-//! a container, and the defaults are the kernel's choice.
+//! 7.2 also has the limit `net.ipv4.vs.conn_max`. Once a namespace has that number of connections,
+//! the packets of further connections are dropped. This module only reads both files. They may be
+//! read-only in a container, and the defaults are the kernel's choice.
 
 use std::fs;
 use std::io;

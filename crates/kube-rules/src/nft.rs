@@ -1,7 +1,7 @@
 //! Rules of nf_tables in the kernel's expressions, as `nft` 1.0.6 encodes them, for one IP family.
 //!
-//! Other versions of `nft` encode some rules differently. A mode that compares rules treats them as
-//! foreign, and writes its own rules once.
+//! Other versions of `nft` encode some rules differently. A mode that compares rules treats such a
+//! rule as foreign, and writes its own rule once.
 
 mod interval;
 

@@ -55,7 +55,7 @@ pub struct OwnFile(PathBuf);
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        // If the file stays, the next daemon replaces it.
+        // If the file cannot be removed, the next daemon replaces it.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -177,7 +177,7 @@ impl SocketLocations {
         match self.connect_file() {
             Ok(Some(stream)) => Ok(Some(stream)),
             Ok(None) => self.connect_abstract(),
-            // A daemon also does not use a folder of another user.
+            // A daemon does not use a folder of another user either.
             Err(error) if self.own_folder_is_foreign() => match self.connect_abstract()? {
                 Some(stream) => Ok(Some(stream)),
                 None => Err(error),

@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !arguments.is_empty() {
         return one(&arguments);
     }
-    // Loads IPv6 on kernels that have it as a module.
+    // Loads IPv6 if the kernel has it as a module.
     Command::new("modprobe").args(["-q", "ipv6"]).status()?;
     let program = current_exe()?;
     for case in CASES.lines() {

@@ -53,7 +53,7 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
 const ECHO_REQUEST: [u8; 8] = [8, 0, 0xf7, 0x94, 0, 0x6b, 0, 0];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Loads IPv6 on kernels that have it as a module.
+    // Loads IPv6 if the kernel has it as a module.
     Command::new("modprobe").args(["-q", "ipv6"]).status()?;
     let sources = ipv6_sources()?;
     let kernel = read_to_string("/proc/sys/kernel/osrelease")?;

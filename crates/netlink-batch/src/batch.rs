@@ -93,8 +93,8 @@ impl Batch {
         self.ends.len() - 1
     }
 
-    /// Returns the message at `index`, or `None` if it does not exist or is void (an attribute
-    /// exceeds 65,535 bytes).
+    /// Returns the message at `index`. Returns `None` if no such message exists, or if it is void
+    /// (an attribute exceeds 65,535 bytes).
     pub fn get(&self, index: usize) -> Option<Message<'_>> {
         messages(self.raw(index)?).next()?.ok()
     }

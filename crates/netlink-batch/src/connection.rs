@@ -13,8 +13,8 @@ use crate::exchange::{Exchange, FIRST_SEQUENCE, WhenInterrupted};
 use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
-/// Socket buffer sizes in bytes. The kernel doubles them. Without `CAP_NET_ADMIN`, it limits them
-/// to `net.core.{r,w}mem_max`.
+/// Sizes of the socket buffers in bytes. The kernel doubles these sizes. Without `CAP_NET_ADMIN`,
+/// it limits them to `net.core.{r,w}mem_max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffers {
     /// Buffer for the kernel's replies. If it is too small, replies are lost ([`Reply::Unknown`]).
@@ -62,13 +62,14 @@ impl Connection {
             })?;
             socket.bind_auto()?;
             socket.connect(&SocketAddr::new(0, 0))?;
-            // FORCE needs CAP_NET_ADMIN. The sysctl silently limits the plain option.
+            // SO_RCVBUFFORCE needs CAP_NET_ADMIN. The plain option is silently limited by the
+            // sysctl.
             sockopt::set_socket_recv_buffer_size_force(&socket, buffers.receive)
                 .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, buffers.receive))?;
             sockopt::set_socket_send_buffer_size_force(&socket, buffers.send)
                 .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, buffers.send))?;
-            // Old kernels lack these options. Their replies are larger or have no text, but can be
-            // decoded.
+            // Old kernels lack these two options. Their replies are larger or have no error text,
+            // but can still be decoded.
             let _ = socket.set_cap_ack(true);
             let _ = socket.set_ext_ack(true);
             if protocol == Protocol::Route {
@@ -82,8 +83,8 @@ impl Connection {
         }
     }
 
-    /// Returns the number of messages sent. Each attempt at a dump counts. Wraps to 0 after
-    /// `u32::MAX`.
+    /// Returns the number of messages sent. Every attempt at a dump counts. The number wraps to 0
+    /// after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sequence.wrapping_sub(FIRST_SEQUENCE)
     }

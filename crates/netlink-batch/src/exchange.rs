@@ -40,10 +40,10 @@ const CHUNK_BYTES: usize = 128 * 1024;
 const DATAGRAM: usize = 2 * CHUNK_BYTES;
 /// First sequence number. Messages that the kernel sends without a request have number 0.
 pub(crate) const FIRST_SEQUENCE: u32 = 1;
-/// Bytes of send buffer that the kernel needs in addition to the messages, as an upper estimate.
+/// Upper estimate of the send buffer in bytes that the kernel needs in addition to the messages.
 const SEND_OVERHEAD: usize = 4096;
 const DUMP_ATTEMPTS: u32 = 6;
-/// Pause before the second attempt. It doubles before each further one.
+/// Pause before the second attempt at a dump. The pause doubles before each further attempt.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
 
 /// Treatment of a dump during which the table changed.
@@ -136,7 +136,7 @@ impl<L: Link> Exchange<L> {
         Ok(replies)
     }
 
-    /// Sends as many messages as fit into one send, from index `replies.len()` on, and appends
+    /// Sends as many messages as fit into one send, starting at index `replies.len()`. Appends
     /// their replies. Appends no reply if the socket accepts fewer bytes than expected. The caller
     /// then tries again.
     fn execute_chunk(&mut self, batch: &Batch, replies: &mut Vec<Reply>) -> Result<(), Error> {
@@ -205,8 +205,8 @@ impl<L: Link> Exchange<L> {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
-                        // A reply to an earlier send, or data that no message of the batch
-                        // requested.
+                        // The message replies to an earlier send, or no message of the batch
+                        // requested it.
                         let Some(reply) = known.get_mut(index) else {
                             continue;
                         };
@@ -219,7 +219,7 @@ impl<L: Link> Exchange<L> {
                 }
             }
         }
-        // nfnetlink refuses an unprivileged send as a whole, on its first message.
+        // nfnetlink refuses a whole send without privileges. The refusal names the first message.
         if !acknowledged
             && known
                 .first()
@@ -272,7 +272,7 @@ impl<L: Link> Exchange<L> {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
                         if index >= batch.len() {
-                            // A reply to an earlier send.
+                            // The message replies to an earlier send.
                             continue;
                         }
                         if message.kind != NLMSG_ERROR {

@@ -76,8 +76,8 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         };
     }
 
-    /// Returns ready when the result of a job is waiting. Without a job it stays pending and wakes
-    /// no task.
+    /// Returns ready when a job's result is waiting. Without a job, stays pending and wakes no
+    /// task.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let Job::Running(outcome) = &mut self.job {
             let Poll::Ready(result) = outcome.poll_unpin(context) else {

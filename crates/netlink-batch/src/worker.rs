@@ -1,9 +1,9 @@
 //! A thread that owns sockets, for async callers.
 //!
-//! The kernel works inside `send`, on the sender's thread, so a large batch would block an async
-//! runtime. A [`Worker`] runs closures on another thread. If a closure panics, the thread ends and
-//! drops the value, because a half-finished operation leaves a socket in an unknown state. All
-//! callers then get [`WorkerEnded`].
+//! The kernel does its work within the system call `send`, on the sender's thread. So a large batch
+//! would block an async runtime. A [`Worker`] runs closures on another thread. If a closure panics,
+//! the thread ends and drops the value, because a half-finished operation leaves a socket in an
+//! unknown state. All callers then get [`WorkerEnded`].
 
 use std::fmt;
 use std::future::Future;
@@ -97,8 +97,8 @@ impl<T: 'static> Worker<T> {
     }
 
     /// Creates a worker without a thread or a value, for tests that control the order of events.
-    /// The test takes its closures in call order, and decides when and on which value each one
-    /// runs. To the caller, a dropped closure looks like a thread that has ended.
+    /// The test receives the closures in call order. It decides when each closure runs, and on
+    /// which value. To the caller, a dropped closure looks like a thread that has ended.
     pub fn handing_out() -> (Self, JobQueue<T>) {
         let (jobs, queue) = mpsc::channel();
         let worker = Self {
@@ -122,7 +122,7 @@ impl<T: 'static> Worker<T> {
         async move { outcome.await.map_err(|_| WorkerEnded) }
     }
 
-    /// Queues `f` and returns a receiver for its result. The receiver fails if the thread has
+    /// Queues `f`, and returns a receiver for the result. The receiver fails if the thread has
     /// ended.
     pub(crate) fn submit<R, F>(&self, f: F) -> oneshot::Receiver<R>
     where

@@ -192,7 +192,7 @@ fn a_transaction_that_cannot_be_sent_changes_nothing() {
     }
     let mut nftables = Nftables::open().unwrap();
     let before = nftables.generation().unwrap();
-    // The longest comment of the kernel's tools.
+    // This is the longest comment that the kernel's tools accept.
     let comment = Some("x".repeat(128).into());
     let rule = Rule {
         expressions: Vec::new(),
@@ -255,7 +255,7 @@ fn told(subscription: &Subscription) -> Vec<Event> {
         match subscription.receive() {
             Ok(events) => told.extend(events),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // A transaction may need several datagrams.
+                // The kernel may report one transaction in several datagrams.
                 told.dedup();
                 return told;
             }
@@ -414,7 +414,7 @@ fn concurrent_writers_detect_each_others_commits() {
         let writers: Vec<_> = (0..WRITERS)
             .map(|_| std::thread::spawn(move || write(Nftables::open().unwrap())))
             .collect();
-        // Reads during these writes are consistent.
+        // Each read during these writes is consistent.
         for _ in 0..20 {
             if let Ok(whole) = nftables.read(Family::Ip, "t") {
                 let commits = whole.generation.0 - begin.0;
@@ -450,7 +450,7 @@ fn changes_of_other_tables_do_not_restart_a_read() {
         nftables.commit(&transaction(changes), None).unwrap();
         let quiet = nftables.read(Family::Ip, "t").unwrap();
 
-        // Another program in the same namespace, which writes almost continuously.
+        // Another program in the same namespace writes almost continuously.
         let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let ends = Arc::clone(&is_over);
         let other = std::thread::spawn(move || {

@@ -70,7 +70,7 @@ fn taken(kernel: &mut impl Kernel, text: &str) -> bool {
     let done = kernel.restore(&mut |to| to.write_all(text.as_bytes()));
     match done {
         Ok(()) => true,
-        // The programs' messages only hint at one of these kinds.
+        // The error messages of the programs do not distinguish these kinds clearly.
         Err(refusal) if matches!(refusal.kind, Kind::Refused | Kind::NoModule) => false,
         Err(refusal) => panic!("{text}: {refusal:?}"),
     }
@@ -132,7 +132,7 @@ fn compare(family: IpFamily, backend: Backend) {
         "{backend:?} {family}: {}",
         differences.join("\n")
     );
-    // The restores contain accepted and refused ones.
+    // Among the restores are accepted and refused ones.
     assert!((RESTORES / 5..RESTORES).contains(&refused), "{refused}");
 }
 

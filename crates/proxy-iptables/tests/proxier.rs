@@ -315,7 +315,7 @@ fn large_services_of_one_namespace_are_written_last_in_pieces() {
     let longest = restores.iter().map(|text| text.lines().count()).max();
     assert!(longest.unwrap() < 4_000, "{longest:?} lines");
 
-    // A start that writes all Services in one plan leads to the same rules.
+    // A start that writes all Services in one plan produces the same rules.
     let mut other = World::new();
     for number in 1..=3 {
         other.apply(Event::ServiceApplied(service(number)));
@@ -751,9 +751,9 @@ fn a_node_with_only_refused_services_is_stuck() {
     let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
-    // Counts from the request. Otherwise, earlier requests would count as served.
+    // The time counts from the request. Otherwise, earlier requests would count as served.
     assert_eq!(world.proxier.standing().pending_since, Some(asked));
-    // The base is still being written. That is no progress of any Service.
+    // The mode still writes the rules that all Services share. No Service has progressed.
     world.now += Duration::from_mins(1);
     world.kernel.flush();
     let synced = world.tick(Duration::from_mins(1));
@@ -1146,7 +1146,8 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
         rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());
     });
     let synced = world.tick(Duration::from_mins(1));
-    // The mode tries one restore together, and then one apart.
+    // The mode tries to remove the leftovers together with a write of its own rules, and then apart
+    // from it.
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 2));
     assert!(has_leftovers(&world));
     let tries = 2 + world.restores_within(Duration::from_mins(2));
@@ -1197,7 +1198,7 @@ fn a_kernel_without_drift_is_not_written() {
     assert!(world.restores().is_empty());
 }
 
-/// A change of one Service.
+/// A change of one Service in the random sequence.
 #[derive(Debug, Clone)]
 enum Step {
     Apply(u16, u8),

@@ -712,7 +712,7 @@ fn a_restart_switches_between_bound_addresses_and_local_routes() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn open_connections_of_a_removed_endpoint_drain() {
     on_a_node(|| {
-        // Addresses of the node stand in for pods. IPVS forwards to them as well.
+        // Addresses of the node stand in for pods, because IPVS forwards to them as well.
         sh("ip addr add 10.244.1.5/32 dev lo; ip addr add 10.244.2.5/32 dev lo");
         let listener = TcpListener::bind("10.244.1.5:8080").unwrap();
         let mut node = Node::new();
@@ -812,8 +812,8 @@ fn looks_up_sources() -> bool {
     !passes("192.168.99.255")
 }
 
-/// With many addresses, the proxier makes the kernel look up a packet's source in its routing
-/// table. The kernel's default search takes more steps with each address.
+/// If a node has many addresses, the proxier makes the kernel look up each packet's source in the
+/// routing table. The kernel's default search takes more steps with each address.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
@@ -942,7 +942,7 @@ fn each_refused_write_has_a_reason_and_the_rest_succeed() {
         }
         assert_done(&[&outcomes[2..3], &outcomes[4..5], &outcomes[6..]].concat());
 
-        // Entries that exist or are missing, contrary to the recorded state.
+        // The writes add existing entries and delete missing ones, contrary to the recorded state.
         let outcomes = apply(
             &mut kernel,
             [
@@ -1199,7 +1199,7 @@ fn the_kernel_keeps_the_ownership_note_and_ipvsadm_hides_it() {
                     timeout,
                 }
             };
-            // The kernel may order, size and rebuild its hash table freely.
+            // The kernel may choose the order and size of its hash table, and rebuild it.
             let shown = || {
                 sh("ipvsadm -Sn; ipvsadm -Ln | grep -v size=; grep -v size= /proc/net/ip_vs | sort")
             };
@@ -1261,7 +1261,8 @@ fn a_scheduler_probe_leaves_no_virtual_server() {
         assert!(error.to_string().contains("1 to 15 bytes"), "{error}");
         assert_eq!(servers(), "");
 
-        // The test removes the leftover of a crash, even if the kernel needs no new query.
+        // The probe removes the virtual server that a crashed process left, even if the kernel
+        // needs no new query.
         let others = "-A -t 10.0.0.1:80 -s wlc\n";
         for (there, wanted) in [("", "rr"), ("", "wlc"), (others, "wlc"), (others, "rr")] {
             sh(&format!(

@@ -546,7 +546,7 @@ fn node_ports_at_an_address_lost_during_downtime_are_removed() {
     {
         let snapshot = &mut world.kernel.state().snapshot;
         snapshot.interface_addresses.remove(&moved);
-        // Another program serves the same port at another address.
+        // Another program serves the same port at a different address.
         let foreign = VirtualServer {
             properties: Properties {
                 scheduler: "rr".into(),
@@ -695,7 +695,7 @@ fn one_bad_service_does_not_make_the_node_stuck() {
         (true, 1, 0, false),
         "it is wrong in itself"
     );
-    // The same holds if the kernel causes the refusal.
+    // The result is the same if the kernel is the cause of the refusal.
     let mut world = web();
     refuse(&world, "add virtual server 10.96.0.66:80/TCP");
     world.kernel.state().is_kernel_ill = true;
@@ -1046,8 +1046,8 @@ fn a_drain_ends_at_its_timeout() {
     world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
     world.sync();
     world.wait(Duration::from_secs(15));
-    // A later removal of a second endpoint has a separate timeout, and does not extend the first
-    // one's.
+    // Each endpoint has its own timeout. A later removal of a second endpoint does not extend the
+    // first one's.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     assert_eq!(

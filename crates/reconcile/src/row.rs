@@ -19,13 +19,13 @@ pub(crate) struct Row<V, O> {
 #[derive(Debug)]
 enum Content<V, O> {
     One(O, V),
-    /// All other combinations of claims and actual value.
+    /// Any other combination of claims and actual value.
     Any(Box<GeneralContent<V, O>>),
 }
 
 #[derive(Debug)]
 struct GeneralContent<V, O> {
-    /// Claims sorted by owner. The first one has the wanted value.
+    /// Claims sorted by owner. The value of the first claim is wanted.
     claims: Vec<(O, V)>,
     /// Actual value, if it differs from the wanted one.
     other: Option<V>,
@@ -106,7 +106,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
                 *wanted = value;
                 return false;
             }
-            // A restart takes this path for nearly every row.
+            // Nearly every row takes this path after a restart.
             (Content::Any(any), Some(value))
                 if any.claims.is_empty() && any.other.as_ref() == Some(&value) =>
             {

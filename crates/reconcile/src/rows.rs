@@ -1,4 +1,4 @@
-//! A view of a table without its types.
+//! A view of a table that does not depend on the types of its entries.
 
 use std::hash::Hash;
 use std::time::Instant;

@@ -81,7 +81,7 @@ enum ClaimOrigin {
 struct Retry {
     failures: u32,
     due: Instant,
-    /// True if the next observation makes the key due.
+    /// True if the key becomes due with the next observation.
     is_until_observed: bool,
 }
 
@@ -233,7 +233,7 @@ where
                 (before, row.claims_len(), is_other)
             }
         };
-        // Callers see the owners of a contested key, but not the values.
+        // Callers can see the owners of a contested key, but not their values.
         if claims > 1 && claims != before {
             self.contested.insert(key.clone());
             self.contested_version += 1;
@@ -348,7 +348,8 @@ where
     }
 
     fn forgive(&mut self, key: &K) {
-        // Retries are rare, and each look-up costs a hash, so check for any retries first.
+        // Retries are rare, and each lookup costs a hash. So this first checks if any retries
+        // exist.
         if !self.retries.is_empty() {
             self.retries.remove(key);
         }

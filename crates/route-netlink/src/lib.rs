@@ -51,7 +51,7 @@ pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
 
 /// Returns the addresses of all links except these, in the calling thread's network namespace.
-/// Opens a new connection, since a failed connection cannot be reused.
+/// Opens a new connection, because a failed connection cannot be reused.
 ///
 /// # Errors
 ///

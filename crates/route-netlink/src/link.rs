@@ -63,8 +63,8 @@ impl Link {
     }
 }
 
-/// Returns a message that names a link. Truncates a name of more than 15 bytes, but keeps it too
-/// long for the kernel, which rejects it.
+/// Returns a message that names a link. Shortens a name of more than 15 bytes, but keeps it longer
+/// than the kernel accepts.
 pub(crate) fn named(name: &str) -> LinkMessage {
     const ENOUGH: usize = libc::IFNAMSIZ;
     let mut message = LinkMessage::default();

@@ -69,7 +69,7 @@ pub enum RouteRefusal {
     /// The packet would need forwarding, but this node does not forward, or a route refuses the
     /// packet (`EHOSTUNREACH`).
     NotForwarded,
-    /// The packet must not arrive on this link, since the route to its source uses another link
+    /// The packet must not arrive on this link, because the route to its source uses another link
     /// (`rp_filter`, `EXDEV`).
     WrongLink,
     /// An arriving packet has an invalid source or destination: a loopback address, or an address
@@ -80,8 +80,8 @@ pub enum RouteRefusal {
 }
 
 impl RouteRefusal {
-    /// Returns the reason in a refusal. Returns `None` if the kernel did not understand or allow
-    /// the request.
+    /// Returns the reason for a refusal. Returns `None` if the kernel did not understand or did not
+    /// allow the request.
     pub(crate) fn of(refusal: &Refusal) -> Option<Self> {
         Some(match refusal.errno {
             ENETUNREACH => Self::NoRoute,

@@ -16,8 +16,8 @@ pub(crate) fn write(writer: &mut Writer<'_>, message: &RouteNetlinkMessage) {
     message.serialize(writer.zeroed(message.buffer_len()));
 }
 
-/// Returns the attributes of these kinds after a header of `header` bytes. Skips all other
-/// attributes, whatever their content.
+/// Returns the attributes of these kinds that follow a header of `header` bytes. Skips all other
+/// attributes unread.
 pub(crate) fn attributes<'a>(
     payload: &'a [u8],
     header: usize,

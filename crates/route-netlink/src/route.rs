@@ -49,7 +49,8 @@ impl LocalRoute {
         let mut message = request(family, self.protocol);
         message.header.destination_prefix_length = family.full_prefix();
         if family == Family::Inet {
-            // With scope host, the kernel accepts a link that is down. IPv6 has no scopes.
+            // With scope host, the kernel accepts a route on a link that is down. IPv6 has no
+            // scopes.
             message.header.scope = RouteScope::Host;
         }
         message.attributes = vec![
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(parse(payload), Ok(Some(route)));
         assert_eq!(LocalRoute::parse(payload, Family::Inet, 2), Ok(None));
         assert_eq!(LocalRoute::parse(payload, Family::Inet6, 107), Ok(None));
-        // Messages with a network, another table, and another type.
+        // The route leads to a network, is in another table, or has another type.
         for (at, value) in [(1, 24), (4, 254), (7, 1)] {
             let mut other = payload.to_vec();
             other[at] = value;

@@ -145,7 +145,7 @@ impl Rtnetlink {
         request.header.index = link;
         let request = RouteNetlinkMessage::GetAddress(request);
         self.dump(&request, |payload| {
-            // A kernel without IPv6 returns its IPv4 addresses.
+            // A kernel without IPv6 returns IPv4 addresses instead.
             let found = Address::parse(payload)?;
             Ok(found.filter(|found| Family::of(found.address) == family))
         })

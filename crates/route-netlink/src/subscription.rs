@@ -46,7 +46,7 @@ impl Subscription {
     pub fn open(room: usize) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.set_non_blocking(true)?;
-        // With a smaller buffer, more notifications are lost. Each loss is reported.
+        // With a smaller buffer, more notifications are lost. The subscription reports each loss.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
         socket.bind(&SocketAddr::new(0, 0))?;
@@ -111,7 +111,7 @@ pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let messages = netlink_batch::messages(datagram);
     messages
         .filter_map(|message| {
-            // A malformed message may stand for any change.
+            // A malformed message may announce any change.
             let event = message.and_then(event);
             event.unwrap_or(Some(Event::Lost))
         })
@@ -213,7 +213,7 @@ mod tests {
         let mut lying = link(RTM_NEWLINK, 8, 1);
         lying[..4].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert_eq!(events(&lying), [Event::Lost]);
-        // The parser still reads the next message.
+        // The parser still reads the message after the malformed one.
         let mut odd = datagram(7, "10.96.0.1");
         odd[24] = 7;
         let all = [odd, removed(2, "192.168.0.1")].concat();

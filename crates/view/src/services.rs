@@ -246,7 +246,7 @@ pub enum Condition {
     NotReady,
     /// No EndpointSlice contains the endpoint, but it has open connections.
     Draining,
-    /// No EndpointSlice contains the endpoint, but the kernel still sends new connections to it.
+    /// No EndpointSlice contains the endpoint, but the kernel still sends it new connections.
     Left,
 }
 

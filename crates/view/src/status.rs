@@ -97,7 +97,7 @@ pub struct Source {
     pub endpoint_slices: usize,
     /// True once both initial lists are complete.
     pub complete: bool,
-    /// True if every object could be read. Otherwise no entry is removed from the kernel.
+    /// True if every object could be read. If false, no entry is removed from the kernel.
     pub whole: bool,
     /// True if the Node object of this node exists, if known.
     pub node_exists: Option<bool>,

@@ -102,7 +102,7 @@ impl Drop for Terminal {
 }
 
 fn give_back() {
-    // A failure means that the terminal is disconnected.
+    // This fails only if the terminal is disconnected.
     let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }

@@ -100,7 +100,7 @@ fn a_delete_request_equals_the_conntrack_tools_request() {
             .into_iter()
             .filter(|(kind, _)| [attr::TUPLE_ORIG, attr::ZONE].contains(kind))
             .collect();
-        // Our delete also has the flow's id, unlike conntrack's.
+        // Our request to delete a flow also has the flow's id. The request of `conntrack` does not.
         wanted.push((attr::ID, flow.id.to_be_bytes().to_vec()));
         assert_eq!(attributes(&key), wanted);
     }

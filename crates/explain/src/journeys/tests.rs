@@ -134,7 +134,7 @@ fn a_local_endpoint_is_also_explained_as_its_own_client() {
     assert_eq!(
         told("10.96.0.10:80", "pod", &objects),
         [
-            // This pod must not be an endpoint.
+            // This pod must not be an endpoint of the Service.
             "pod 10.244.1.252 on this node to 10.96.0.10:80 (cbr0 10.244.1.252)",
             "pod 10.244.1.253 on this node, itself an endpoint to 10.96.0.10:80 (cbr0 10.244.1.253)",
         ]

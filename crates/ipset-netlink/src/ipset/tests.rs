@@ -171,7 +171,7 @@ impl Kernel {
 /// Writes `entries` to a kernel that refuses some ports.
 fn write_to(kernel: &mut Kernel, entries: &[Entry]) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::Unknown; entries.len()];
-    // Entries that do not fit are refused before sending, as by `Ipset::expected`.
+    // Refuses entries that do not fit before sending, like `Ipset::expected`.
     for (entry, outcome) in entries.iter().zip(&mut outcomes) {
         if entry.set_type() != SetType::BitmapPort {
             *outcome = Outcome::Refused(Reason::TypeMismatch);

@@ -11,7 +11,7 @@ use crate::{Entry, Reason};
 /// 400 to 1300 entries.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
-/// Maximum number of entries in one message: first, and after each refusal.
+/// Largest number of entries in one message: at first, and after each of three refusals.
 const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 
 /// Entries to add to one set, or to delete from it.
@@ -94,8 +94,9 @@ pub(super) struct ChangePart<'a> {
 }
 
 impl<'a> ChangePart<'a> {
-    /// Appends a message with at most `most` entries from the start of this part, and returns the
-    /// number of covered entries. Lines count from 1, so line 0 in a refusal names no entry.
+    /// Appends a message with up to `most` entries from the start of this part. Returns the number
+    /// of entries that the message covers. Lines count from 1, so line 0 in a refusal names no
+    /// entry.
     pub(super) fn push(&self, batch: &mut Batch, protocol: u8, most: usize) -> usize {
         let command = match self.change.action {
             Action::Add => command::ADD,

@@ -13,7 +13,7 @@ fn a_listed_set_decodes_to_its_definition() {
         entries.sort_unstable();
         lines.extend(entries.iter().map(Entry::to_string));
     }
-    // Comments and counters are ignored. Entries that cannot be expressed are counted below.
+    // Comments and counters are ignored. Entries that this crate cannot express are counted below.
     let expected = [
         "ip4: hash:ip family inet hashsize 1024 maxelem 65536",
         "10.0.0.1",
@@ -90,7 +90,7 @@ fn a_set_split_over_several_messages_is_joined() {
         .unwrap();
     let whole = Set::decode_list([portnet4.as_slice()].into_iter()).unwrap();
 
-    // The kernel continues a set with its name and further entries, without type and header.
+    // Further messages about a set have its name and more entries, but neither type nor header.
     let mut batch = netlink_batch::Batch::new();
     batch.push(0, 0, |w| {
         w.bytes(&[2, 0, 0, 0]);
@@ -107,7 +107,7 @@ fn a_set_split_over_several_messages_is_joined() {
         [whole[0].entries.clone(), whole[0].entries.clone()].concat()
     );
 
-    // A list never begins with a continuation.
+    // A list never begins with a further message about a set.
     let error = Set::decode_list([more].into_iter()).unwrap_err();
     assert!(error.to_string().contains("not introduced"), "{error}");
 }
@@ -145,7 +145,7 @@ fn only_membership_settings_must_match_a_definition() {
     assert!(!header("port4").matches(&plain));
     assert!(!header("timed").matches(&plain));
     assert!(!header("nets").matches(&plain));
-    // Counters and comments do not matter.
+    // Counters and comments make no difference.
     assert!(
         header("port4")
             .matches(&Definition::new(SetType::HashIpPort, Family::Inet).with_maxelem(10))

@@ -13,7 +13,7 @@ fn bits(address: IpAddr) -> u128 {
 }
 
 /// Returns the elements for a set of these networks: the start and the end of each range. Merges
-/// adjacent ranges. As in `nft`, the first element covers the addresses before the first network.
+/// adjacent ranges. Like `nft`, adds a first element for the addresses before the first network.
 pub(super) fn intervals(nets: &[IpNet], len: usize) -> Vec<Element> {
     let ends = |net: &IpNet| (bits(net.network()), bits(net.broadcast()));
     let mut ranges: Vec<(u128, u128)> = nets.iter().map(ends).collect();

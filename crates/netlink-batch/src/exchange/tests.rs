@@ -12,7 +12,7 @@ use crate::Malformed;
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 
-/// A scripted kernel with one list of receive results for each send.
+/// A scripted kernel: a list of receive results for each send.
 #[derive(Debug, Default)]
 struct Script {
     answers: VecDeque<Vec<io::Result<Vec<u8>>>>,
@@ -181,7 +181,7 @@ fn late_replies_are_not_attributed_to_later_requests() {
             Err(io::Error::from_raw_os_error(ENOBUFS)),
             Ok(verdict(1, EEXIST)),
         ],
-        // Replies of the first send (2), foreign messages (0, 77), then our replies.
+        // Replies to the first send (2), then foreign messages (0, 77), then replies to this send.
         vec![
             Ok(verdict(2, EBUSY)),
             Ok(verdict(0, EBUSY)),
@@ -253,7 +253,7 @@ fn single_and_multipart_replies_are_read() {
     let answer = single.request(8, 0, &|_| ()).unwrap();
     assert_eq!(answer.iter().collect::<Vec<_>>(), [(9, b"one.".as_slice())]);
 
-    // The first part is two messages in one datagram; odd lengths are padded.
+    // The first part has two messages in one datagram. Messages of odd length are padded.
     let mut part = message(9, 2, 1, b"first");
     part.resize(align(part.len()), 0);
     part.extend(message(9, 2, 1, b"second"));
@@ -305,7 +305,7 @@ fn an_interrupted_streamed_dump_returns_no_partial_result() {
             Ok(message(9, 2, 1, b"none")),
             Ok(done(2 | 16, 1, 0)),
         ],
-        // The end of the dump is lost.
+        // The kernel's message at the end of the dump is lost.
         vec![Ok(message(9, 2, 2, b"old."))],
         vec![
             Ok(message(9, 2, 3, b"new.")),

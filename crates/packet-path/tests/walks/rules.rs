@@ -115,7 +115,7 @@ fn unsupported_rules_are_reported_only_if_relevant() {
         "{}",
         both[0].why
     );
-    // The rule does not match because of its protocol, so its unsupported part has no effect.
+    // The rule's protocol does not match, so the unsupported part of the rule has no effect.
     let other = filter("-A FORWARD -p udp -m time --timestart 08:00 -j DROP\n");
     assert_eq!(other.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
 }
