@@ -167,7 +167,7 @@ fn live(arguments: &Arguments, first: Top) -> io::Result<u8> {
         .enable_all()
         .build()?;
     let code = runtime.block_on(watch(arguments, first));
-    // A pending request is abandoned.
+    // Ends the runtime without waiting for a pending request.
     runtime.shutdown_background();
     code
 }

@@ -19,7 +19,7 @@ pub struct Cleanup {
     pub draining: Vec<DrainingServer>,
 }
 
-/// Manner of a cleanup.
+/// Way of cleaning up: remove, drain, or only count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
     /// Remove entries.
@@ -33,7 +33,7 @@ pub(crate) enum Manner {
 /// Need for the evidence that assigns virtual servers to modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
-    /// The virtual servers are deleted.
+    /// The virtual servers are deleted, so the evidence is not needed any more.
     Over,
     /// Virtual servers drain. A later cleanup removes them with the evidence.
     Draining,

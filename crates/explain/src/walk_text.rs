@@ -23,7 +23,7 @@ pub(crate) const THIS_NODE: &str = "this node itself";
 /// Function that looks up the Service port behind a listening port of the daemon.
 pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
 
-/// Inputs for converting a path.
+/// Inputs for converting a path into text.
 #[derive(Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
     pub(crate) kernel: &'a dyn Answers,

@@ -43,7 +43,7 @@ impl Wanted {
             FrontendAddress::At(at) => self.at.contains(&at),
             FrontendAddress::NodePort(number, protocol) => self.ports.contains(&(number, protocol)),
         };
-        // Comparing ports first excludes most Services quickly.
+        // Ports are compared first, because they exclude most Services quickly.
         let may_be = port.node_port.is_some() || self.ports.contains(&(port.port, port.protocol));
         (may_be && places(service, port).any(is_wanted))
             || (!self.names.is_empty() && self.names.contains(&name(service, port)))

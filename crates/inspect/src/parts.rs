@@ -152,7 +152,7 @@ fn of_part(part: &KernelFeature, missing_scheduler: MissingScheduler) -> Vec<Fea
                 found.map_err(|error| error.to_string()),
             )]
         }
-        // The mode tried the iptables programs at its start.
+        // The mode has tried the iptables programs when it started.
         KernelFeature::Iptables(backend) => {
             vec![feature("iptables", Ok(format!("backend {backend}")))]
         }

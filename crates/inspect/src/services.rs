@@ -194,7 +194,7 @@ fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     }
     let has_more = names.len() > query.limit;
     if has_more {
-        // Only the Services of the page are sorted.
+        // Sorts only the Services of this page.
         names.select_nth_unstable_by(query.limit, by_name);
         names.truncate(query.limit);
     }

@@ -46,7 +46,7 @@ impl Inspect {
     }
 }
 
-/// State for the answer that the loop does not have.
+/// Facts for the response that the loop does not know.
 struct Outer {
     about: About,
     source: String,

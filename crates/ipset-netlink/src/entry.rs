@@ -328,7 +328,7 @@ impl Key {
     }
 }
 
-/// The parts of entries.
+/// All parts that an entry may have.
 #[derive(Default)]
 struct EntryParts {
     ip: Option<IpAddr>,

@@ -48,9 +48,9 @@ pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
 pub enum Why {
     /// The user requested this backend.
     Asked,
-    /// No other backend is installed.
+    /// Only this backend is installed.
     Alone,
-    /// No other backend works here.
+    /// Only this backend works on this node.
     Usable,
     /// The backend has the kubelet's chains.
     Hint,
@@ -58,7 +58,7 @@ pub enum Why {
     Chains,
     /// The backend has more rules than the other one.
     Rules,
-    /// The backend is the default, and no rules decide.
+    /// No rules decide, and this backend is the default.
     First,
 }
 

@@ -101,7 +101,7 @@ impl Iptables {
             candidates.partition(Self::is_known_unwritable);
         for iptables in hopeful.into_iter().chain(unwritable) {
             match iptables.save(IpFamily::V4) {
-                // Rules exist, so a reader must learn why they cannot be read.
+                // Rules exist, so the user must learn why they cannot be read.
                 Ok(_) | Err(IptablesError::Native { .. }) => {
                     return Ok(iptables.unless_first(reasons.is_empty()));
                 }

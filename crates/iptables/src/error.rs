@@ -225,7 +225,7 @@ const SIGNS: [(Kind, &[&str]); 16] = [
     (Kind::NotPermitted, &["must be root"]),
     // extensions/libxt_set.h: "Can't open socket to ipset."
     (Kind::NotPermitted, &["open socket to ipset"]),
-    // The same: "Set X doesn't exist."
+    // The same check in another message: "Set X doesn't exist."
     (Kind::NoSet, &["Set ", "exist"]),
     // iptables/iptables-restore.c: "unable to initialize table 'nat'".
     (Kind::NoTable, &["initialize table"]),

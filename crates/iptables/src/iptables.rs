@@ -440,7 +440,7 @@ impl Iptables {
 
     /// Logs tables that are switched off, once each time that they are switched off.
     fn tell_dormant(&self, family: IpFamily) {
-        // If the query fails, the next read tries again.
+        // If the query fails, the next read asks again.
         let Ok(mut dormant) = self.dormant_tables(family) else {
             return;
         };
@@ -479,14 +479,14 @@ impl Iptables {
                 printed.add(each);
                 line(each);
             })?;
-            // The legacy program fails if it cannot read a table.
+            // The legacy program fails if it cannot read one of its tables.
             return self.is_whole(family, &printed);
         }
         let existing = nft_tables(family, request.table)?;
         let mut printed = PrintedTables::default();
         match self.print(family, request, &mut |each| printed.pass(each, line)) {
             Ok(()) => self.is_whole(family, &printed)?,
-            // The program ends at a rule that it cannot read.
+            // The program ends at the first rule that it cannot read.
             Err(IptablesError::Failed {
                 kind: Kind::Unreadable | Kind::Refused,
                 ..
@@ -529,7 +529,7 @@ impl Iptables {
         let program = self.program(family, "save")?;
         let mut output = |source: &mut dyn BufRead| {
             let mut bytes = Vec::new();
-            // Lines before a read error count. The program then fails, too.
+            // The lines before a read error count. The program then fails as well.
             while source
                 .read_until(b'\n', &mut bytes)
                 .is_ok_and(|read| read > 0)

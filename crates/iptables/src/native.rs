@@ -33,9 +33,9 @@ const MAX_PROCESSES: usize = 8;
 pub(crate) enum Gap {
     /// The whole table.
     Whole,
-    /// Base chains that are not built-in chains.
+    /// Base chains whose names are not those of built-in chains.
     BaseChains,
-    /// The rest of the table.
+    /// The rest of the table, from the point at which the output ended.
     Rest,
 }
 
@@ -269,7 +269,7 @@ impl Listing<'_> {
             writeln!(sink, "COMMIT")
         };
         let mut output = |source: &mut dyn BufRead| {
-            // A read error also shows in the program's exit status.
+            // A read error makes the program fail, and its exit status is checked.
             for line in source.split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 if line.starts_with("-A ") {
@@ -336,7 +336,7 @@ pub(crate) fn built_in(
             3 => "OUTPUT",
             _ => "POSTROUTING",
         };
-        // Source translation has a later priority.
+        // A chain for source translation has a later priority.
         let priority = match hook {
             1 | 4 if is_nat => 100,
             _ => priority,

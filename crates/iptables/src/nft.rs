@@ -286,7 +286,7 @@ fn dry_run(connection: &mut Connection, batch: &Batch) -> Support {
             if first.any(|errno| errno == libc::EOPNOTSUPP || errno == libc::EAFNOSUPPORT) {
                 Support::Never
             } else if replies.iter().any(|of| of.errno() == Some(libc::ENOENT)) {
-                // The type of chain, the match or the target is missing.
+                // The kernel lacks the type of chain, the match or the target.
                 Support::Lacks
             } else {
                 Support::Unknown

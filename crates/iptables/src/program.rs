@@ -78,7 +78,7 @@ impl Program {
         let mut finished = self.stream(
             arguments,
             (!input.is_empty()).then_some(&mut write),
-            // Output before a read error still counts.
+            // The output before a read error counts.
             &mut |source| drop(source.read_to_end(&mut stdout)),
             limit,
         )?;
@@ -173,7 +173,7 @@ pub struct Limit {
 }
 
 impl From<Duration> for Limit {
-    /// Allows this time in total, and as much silence.
+    /// Allows this time in total. The program may be silent for as long.
     fn from(whole: Duration) -> Self {
         let silence = whole;
         Self { whole, silence }

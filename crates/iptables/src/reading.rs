@@ -19,11 +19,11 @@ const TURN_LIMIT: Duration = Duration::from_secs(1);
 /// The state of a family's tables in a backend, as the kernel reports it without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TablesState {
-    /// The kernel cannot hold rules.
+    /// The kernel cannot have rules in this backend.
     Unsupported,
-    /// Only built-in chains, without rules.
+    /// The kernel has only built-in chains, without rules.
     Empty,
-    /// Rules may exist. Equal numbers mean equal rules.
+    /// The kernel may have rules. Equal numbers mean equal rules.
     Holds(Option<u64>),
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum Support {
     /// Tables can exist, but the kernel lacks a part that rules of every mode need. A program may
     /// still load it.
     Lacks,
-    /// Unknown without running a program.
+    /// Only a program could find out if rules exist.
     Unknown,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Readings {
     has_written: Condvar,
 }
 
-/// A turn to write. Only its holder writes.
+/// A turn to write. Only the holder of the turn writes.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,
@@ -59,7 +59,7 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Slot {
     last: Mutex<Option<Reading>>,
     works: AtomicBool,
-    /// Switched-off tables that were logged.
+    /// Switched-off tables that the log has named.
     dormant: Mutex<Vec<DormantTable>>,
 }
 
@@ -106,7 +106,7 @@ impl Readings {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // A writer without the turn must not release it.
+        // This writer does not hold the turn, so it must not release it.
         if !self.is_jumped {
             *self.of.lock() = false;
             self.of.has_written.notify_one();

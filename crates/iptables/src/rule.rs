@@ -35,7 +35,7 @@ pub enum Match {
     Module(Protocol),
     /// The source is an address of this node.
     SourceLocal,
-    /// The source is not an address of this node.
+    /// The source is no address of this node.
     SourceNotLocal,
     /// The destination is an address of this node.
     DestinationLocal,
@@ -68,7 +68,7 @@ pub enum Match {
 /// The state of a flow in connection tracking, in the order in which iptables prints them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowState {
-    /// The packet belongs to no valid flow.
+    /// The packet belongs to no known flow.
     Invalid,
     /// The first packet of a flow.
     New,

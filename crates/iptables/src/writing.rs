@@ -90,7 +90,7 @@ impl Iptables {
             restored = run(&mut |sink| deletions::write_without(gone.clone(), text, sink));
         }
         restored.map_err(|mut error| {
-            // If the query fails, the error stays unchanged.
+            // If the query fails, the original error stays.
             if let Ok(taken) = self.taken_chains(family) {
                 error.blame(&taken);
             }

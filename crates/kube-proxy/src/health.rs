@@ -161,7 +161,7 @@ mod tests {
         note(0, Some(at(0)), 50);
         assert!(health.is_healthy(at(59)));
         assert!(!health.is_healthy(at(60)));
-        // The kernel accepted some of the pending entries.
+        // The kernel accepted some of the pending entries in the meantime.
         note(0, Some(at(58)), 60);
         assert!(health.is_healthy(at(100)));
         assert!(!health.is_healthy(at(118)));

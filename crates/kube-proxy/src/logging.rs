@@ -271,7 +271,7 @@ pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Maker of writers that keep each event on one line.
+/// Wraps the log's writer, so that each event stays on one line.
 struct Lines<M>(M);
 
 impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Lines<M> {

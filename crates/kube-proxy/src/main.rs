@@ -94,11 +94,11 @@ fn may_administer_network() -> bool {
     may
 }
 
-/// The function that logs the messages about flags.
+/// The function that logs the messages about the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
     Here,
-    /// `run` logs them, after its first line.
+    /// `run` logs the messages, after its own first line.
     ByLife,
 }
 

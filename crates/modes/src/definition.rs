@@ -273,9 +273,9 @@ pub struct Module {
 /// Part of a mode that needs a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModuleNeed {
-    /// All of it.
+    /// The whole mode needs the module.
     All,
-    /// Some entries only, or one variant of the mode.
+    /// Only some entries or one variant of the mode needs the module.
     Some,
 }
 

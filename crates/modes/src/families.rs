@@ -12,7 +12,7 @@ use tracing::{info, warn};
 /// Reason for not serving IPv6.
 const DISABLED: &str = "IPv6 is disabled on this node (net.ipv6.conf.all.disable_ipv6, or that of default or kube-ipvs0)";
 
-/// Purpose of opening the kernel.
+/// Purpose of opening the kernel: writing, or only reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Reading and writing. Missing kernel modules may be loaded.

@@ -135,7 +135,7 @@ mod tests {
             ("::", &["192.0.2.1"], V4),
             ("192.0.2.1", &["fd00::1"], V4),
             ("fd00::1", &["192.0.2.1"], V6),
-            // Without an address, the family is unknown.
+            // Without an address, the node's family is unknown.
             ("0.0.0.0", &[], V4),
             ("::", &[], V6),
         ] {

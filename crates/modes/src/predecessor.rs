@@ -117,7 +117,7 @@ impl PredecessorDrain {
                 );
                 break;
             }
-            // Many virtual servers take at most a twentieth of the time.
+            // Reading many virtual servers takes at most a twentieth of the time.
             let cost = began.elapsed().saturating_mul(20);
             delay = delay.saturating_mul(2).min(LAST_LOOK).max(cost);
         }

@@ -84,7 +84,7 @@ impl PreparedTransaction {
         }
         let mut batch = encoder.batch;
         let last = batch.len().saturating_sub(1);
-        // Only newer kernels acknowledge the end of the batch.
+        // Only newer kernels acknowledge the message that ends a batch.
         if last > 0 {
             batch.acknowledge(last);
         }

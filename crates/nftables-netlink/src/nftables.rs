@@ -482,7 +482,7 @@ fn refused(prepared: &PreparedTransaction, all: Vec<(usize, Refusal)>, more: boo
 /// Changes during a dump that the caller tolerates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AllowedChanges {
-    /// None in the namespace: after a change, the dump is read again.
+    /// No change in the namespace. After a change, the dump starts again.
     None,
     /// Changes of other tables, because the caller itself watches its table.
     OtherTables,

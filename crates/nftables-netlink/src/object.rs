@@ -89,7 +89,7 @@ impl ChainKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Hook {
-    /// Before routing.
+    /// Packets before routing.
     Prerouting = 0,
     /// Packets for this host.
     Input = 1,
@@ -97,7 +97,7 @@ pub enum Hook {
     Forward = 2,
     /// Packets from this host.
     Output = 3,
-    /// After routing.
+    /// Packets after routing, whether forwarded or from this host.
     Postrouting = 4,
 }
 
@@ -182,11 +182,11 @@ pub enum Timeout {
 /// Kind of data that a set's elements hold.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SetKind {
-    /// No data, as in a set.
+    /// No data: the object is a set.
     Set,
-    /// Values of these types, as in a map.
+    /// Values of these types: the object is a map.
     Map(Vec<DataType>),
-    /// Verdicts, as in a verdict map.
+    /// Verdicts: the object is a verdict map.
     Verdicts,
 }
 

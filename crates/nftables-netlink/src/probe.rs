@@ -26,7 +26,7 @@ const NAME: &str = "nftables-netlink-probe";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Feature {
-    /// Tables of the family.
+    /// Tables of this family.
     Tables,
     /// Base chains of kind `filter`.
     FilterChains,
@@ -34,11 +34,11 @@ pub enum Feature {
     NatChains,
     /// Sets of concatenated keys.
     Concatenations,
-    /// Maps to address and port.
+    /// Maps whose values are an address and a port.
     NatMaps,
     /// Sets to which rules add expiring elements.
     DynamicSets,
-    /// Random numbers.
+    /// Generation of random numbers.
     NumGen,
     /// Lookups in the routing tables.
     Fib,

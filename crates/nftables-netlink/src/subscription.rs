@@ -139,7 +139,7 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     const RETURN: u16 = 0x06;
     let mut filter = vec![SockFilter::new(LOAD_WORD, 0, 0, 12)];
     for (number, port) in ports.iter().enumerate() {
-        // Skips the remaining comparisons and the return that accepts.
+        // Jumps over the other comparisons and over the return that accepts.
         let to_drop = u8::try_from(ports.len() - number).ok()?;
         filter.push(SockFilter::new(JUMP_IF_EQUAL, to_drop, 0, port.to_be()));
     }
@@ -152,7 +152,7 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
 pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     for message in netlink_batch::messages(datagram) {
-        // A message that cannot be read may report any change.
+        // A message that cannot be parsed may report any change.
         let event = message.and_then(event).unwrap_or(Some(Event::Lost));
         if let Some(event) = event
             && !events.contains(&event)

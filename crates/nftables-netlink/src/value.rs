@@ -15,13 +15,13 @@ pub type Name = Arc<str>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Family {
-    /// IPv4 and IPv6 in one table.
+    /// IPv4 packets and IPv6 packets in one table.
     Inet = 1,
     /// IPv4 only.
     Ip = 2,
     /// ARP packets.
     Arp = 3,
-    /// Network devices, before routing.
+    /// Packets of network devices, before routing.
     Netdev = 5,
     /// Bridged frames.
     Bridge = 7,

@@ -29,7 +29,7 @@ pub(crate) struct Watch<'a> {
     /// Generation at the beginning of the watch.
     pub(crate) generation: Generation,
     subscription: Subscription,
-    /// Last transaction whose report has arrived completely.
+    /// Last transaction that has been reported completely.
     told: Option<Generation>,
     is_touched: bool,
 }
@@ -61,7 +61,7 @@ impl<'a> Watch<'a> {
         Ok(watch)
     }
 
-    /// Processes the reports that have arrived.
+    /// Processes the reports of the kernel that have arrived.
     pub(crate) fn listen(&mut self) {
         loop {
             match self.subscription.receive() {

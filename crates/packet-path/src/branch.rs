@@ -24,7 +24,7 @@ pub struct Step {
     pub place: String,
     /// The object in the format of its own tools, such as a rule or a virtual server.
     pub entry: String,
-    /// Effect on the packet, in plain words.
+    /// Effect of the object on the packet, in plain words.
     pub says: String,
     /// Set members that matched, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     pub members: Vec<String>,

@@ -26,11 +26,11 @@ const PRIORITY_FORWARD: i32 = 100;
 const PLACE: &str = "IPVS";
 const CONNTRACK: &str = "net/ipv4/vs/conntrack";
 
-/// Point at which a packet continues after IPVS.
+/// Place at which a packet continues after IPVS.
 pub(crate) enum AfterIpvs {
-    /// At the same hook.
+    /// The packet continues at the same hook.
     Stays(Branch),
-    /// At the beginning of OUTPUT, sent by IPVS.
+    /// IPVS sends the packet, which starts again at the hook OUTPUT.
     Leaves(Branch),
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
     }
 }
 
-/// Moves a path through IPVS.
+/// Moves a packet's path through IPVS.
 pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
     // Skips packets that IPVS itself sent, which it marks (`ipvs_property`). Of forwarded packets,
     // IPVS only checks whether they are replies.

@@ -92,7 +92,7 @@ pub fn consistently<R: Reader, T>(
     }
 }
 
-/// A response, and whether it is consistent.
+/// A response, and true if it is consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsistentAnswer<T> {
     /// Response to the query.
@@ -139,7 +139,7 @@ impl<R: Reader> Nft<R> {
             (Family::Ip | Family::Ip6, _) if of.family != family.into() => {}
             (Family::Ip | Family::Ip6, _) if self.left_to_iptables.contains(&table) => {}
             (Family::Ip | Family::Ip6 | Family::Inet, Some(base)) => self.bases.push((at, base)),
-            // ARP packets belong to no flow.
+            // An ARP packet belongs to no flow.
             (Family::Arp, _) => {}
             _ => self.notes.push(format!(
                 "{} is not looked at: it is asked before a packet is routed, or instead, and may drop it (nft list chain {} {} {})",

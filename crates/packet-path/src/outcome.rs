@@ -41,17 +41,17 @@ pub struct Walk {
 /// End of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fate {
-    /// Reaches the endpoint that a rule or IPVS chose.
+    /// The packet reaches the endpoint that a rule or IPVS chose.
     Delivered,
-    /// Rejected with a message to the sender.
+    /// The packet is rejected with a message to the sender.
     Refused,
-    /// No route, with a message to the sender.
+    /// The packet has no route. The sender gets a message.
     Unrouted,
-    /// Dropped without a message.
+    /// The packet is dropped without a message.
     Dropped,
     /// Reaches this node. A process receives the packet if it listens on the port.
     Local,
-    /// Leaves the node towards its original destination.
+    /// The packet leaves the node towards its original destination.
     Forwarded,
     /// The outcome is unknown.
     Unknown,
@@ -60,7 +60,7 @@ pub enum Fate {
 /// Source address that the receiver sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// Address of the sender.
+    /// The receiver sees the sender's own address.
     Kept,
     /// Address to which the packet was sent. The node uses it as the source of packets to its own
     /// addresses.

@@ -32,16 +32,16 @@ impl Interface {
     }
 }
 
-/// State of a packet in connection tracking.
+/// State of a packet in connection tracking, such as new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tracking {
-    /// Not processed yet, as in chains with a priority below -200.
+    /// Connection tracking has not seen the packet, as in chains below priority -200.
     NotYet,
-    /// Begins a connection.
+    /// The packet begins a connection.
     New,
-    /// Belongs to an existing connection: a reply.
+    /// The packet belongs to an existing connection: it is a reply.
     Established,
-    /// Excluded from tracking by a rule or by IPVS.
+    /// A rule or IPVS excludes the packet from tracking.
     Untracked,
 }
 

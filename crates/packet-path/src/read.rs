@@ -221,7 +221,7 @@ impl Live {
         }
         let is = |setting: Option<String>, value: &str| setting.as_deref() == Some(value);
         let is_off = is(self.setting("net/ipv6/conf/all/forwarding")?, "0");
-        // The setting exists since Linux 6.17.
+        // The kernel has this setting since Linux 6.17.
         let forced = format!("net/ipv6/conf/{}/force_forwarding", iif.name);
         if is_off && !is(self.setting(&forced)?, "1") {
             let why = "this node forwards nothing (net.ipv6.conf.all.forwarding is 0)";
@@ -262,7 +262,7 @@ impl Live {
                     ("no route to there, or one that refuses".to_owned(), true)
                 }
             }
-            // The route has type `prohibit`.
+            // The route is of type `prohibit`.
             RouteRefusal::Other(errno) if errno == Errno::ACCESS.raw_os_error() => {
                 ("a route that prohibits it".to_owned(), true)
             }

@@ -106,7 +106,7 @@ pub(crate) fn follow(walker: &Walker<'_>, begun: Start) -> Vec<Walk> {
     outcome::settle(done)
 }
 
-/// Ends the branches beyond the limit.
+/// Ends the paths that exceed the limit on the number of paths.
 fn bound(under_way: &mut Vec<(Hook, Branch)>, done: &mut Vec<Branch>) {
     if under_way.len() <= MOST_BRANCHES {
         return;
@@ -136,7 +136,7 @@ fn joined(ways: Vec<(Hook, Branch)>) -> Vec<(Hook, Branch)> {
     kept
 }
 
-/// A step at a hook.
+/// One step of a packet at a hook.
 enum HookStep<'a> {
     Chain(&'a dyn Ruleset, Base),
     Tracking,

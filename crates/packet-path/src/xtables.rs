@@ -22,9 +22,9 @@ use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 
 /// Protocol number of TCP.
 const TCP: u8 = 6;
-/// TCP flag of a first packet.
+/// TCP flag of the first packet of a connection.
 const SYN: u8 = 0x02;
-/// Additional TCP flag of the reply.
+/// Additional TCP flag of the reply to the first packet.
 const ACK: u8 = 0x10;
 
 /// Parses each rule.

@@ -342,7 +342,7 @@ mod tests {
         kernel.state().refused = vec!["-A INPUT".to_owned()];
         let verdicts = plan().apply(&mut kernel, Manner::Apart);
         assert!(matches!(verdicts.base, Verdict::Refused(_)));
-        // The last change is in a chain that the base writes.
+        // The last change is in a chain of the base.
         assert_eq!(verdicts.parts, vec![Verdict::Untried; 5]);
         assert_eq!(verdicts.refused, 1);
     }

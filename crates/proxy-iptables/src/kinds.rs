@@ -10,7 +10,7 @@ engine::kinds! {
 
 engine::parts! {
     lanes {
-        /// The lane that writes rules, and reads all rules.
+        /// The lane that writes rules and reads all rules.
         Rules,
         /// The lane that only reads: addresses, and the canary.
         Looks,

@@ -94,7 +94,7 @@ pub(crate) struct Change {
     pub(crate) after: Option<Arc<str>>,
 }
 
-/// The outcome of a part of a plan.
+/// The outcome of one part of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Verdict {
     #[default]
@@ -123,7 +123,7 @@ pub struct Verdicts {
     pub(crate) general: Option<Arc<str>>,
 }
 
-/// The manner of writing a plan.
+/// The way of writing a plan: in one restore, or in several.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Manner {
     /// The whole plan is one restore.

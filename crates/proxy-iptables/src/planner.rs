@@ -264,7 +264,7 @@ impl Planner<'_> {
 
     /// Plans the removal of other modes' leftovers once this mode serves all Services.
     pub(crate) fn plan_leftovers(&self) -> Option<Plan> {
-        // After a refusal, it is unknown which leftovers remain.
+        // After a refusal, the remaining leftovers are unknown.
         if !self.may_delete || !self.tables.serve_all() || self.is_uncertain {
             return None;
         }

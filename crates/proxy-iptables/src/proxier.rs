@@ -61,7 +61,7 @@ pub struct Iptables {
     wants_look: bool,
 }
 
-/// The last access to all rules: a read or a write.
+/// Kind of the last access to all rules: a read or a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Freshness {
     Read,
@@ -194,7 +194,7 @@ impl Iptables {
             Some(plan)
         };
         if is_empty && self.freshness == Freshness::Read {
-            // The kernel already had every rule, so no write was needed.
+            // The kernel already had every rule, so nothing was written.
             state.report.iptables = Some(self.counts(None));
             self.freshness = Freshness::Written;
         }
@@ -273,7 +273,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn notice(&mut self, _: &mut State, _: &Notice) -> bool {
-        // This mode has no link for service addresses.
+        // This mode binds no service addresses to a link.
         false
     }
 
@@ -283,7 +283,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn prepare(&mut self, state: &mut State) {
-        // Reading all rules finds more than a check of the canary.
+        // A read of all rules finds more than the canary does.
         if !state.look(Part::Rules).is_awaited() && mem::take(&mut self.wants_look) {
             if self.is_reading_due(state) {
                 state.ask(Part::Rules);
@@ -375,7 +375,7 @@ impl engine::Scheme for Iptables {
             Manner::Together
         };
         if plan.manner == Manner::Together && verdicts.refused > 0 {
-            // Another place reports the failure, once its cause is known.
+            // The failure is reported elsewhere, once its cause is known.
             return;
         }
         self.tables

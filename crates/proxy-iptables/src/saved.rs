@@ -149,7 +149,7 @@ fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
             }
             "-p" => protocol = Some(Protocol::from_lower(&options.next()?)?),
             "--dport" => port = Some(options.next()?.parse().ok()?),
-            // The rule excludes some sources, or is inverted.
+            // The rule excludes some sources, or it is inverted.
             "-s" | "-i" | "!" => return None,
             _ => {}
         }

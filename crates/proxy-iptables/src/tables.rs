@@ -135,7 +135,7 @@ impl Tables {
             let what = format!("remove iptables chain {chain}");
             report.failures.extend(failure(&what, None, verdict));
             if matches!(verdict, Verdict::Refused(_)) {
-                // A foreign rule leads to the chain. No Service is affected.
+                // A rule of another program leads to the chain. No Service is affected.
                 self.chains.excuse(chain, now);
             } else {
                 self.chains.fail(chain, now);

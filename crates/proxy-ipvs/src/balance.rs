@@ -20,7 +20,7 @@ pub struct ServiceSchedulers {
 #[derive(Debug)]
 pub(crate) struct Balance<'a> {
     scheduler: &'a Arc<str>,
-    /// Flags of the scheduler.
+    /// Flags of the Service's scheduler, as bits.
     flags: u32,
     max_connections: u16,
 }
@@ -36,7 +36,7 @@ impl<'a> Balance<'a> {
                 let set = |is_set, flag| if is_set { flag } else { 0 };
                 set(flags.port, Properties::HASH_PORT) | set(flags.fallback, Properties::FALLBACK)
             }
-            // As upstream.
+            // Upstream sets the same flag.
             None if &**scheduler == "mh" => Properties::HASH_PORT,
             None => 0,
         };

@@ -27,7 +27,7 @@ const LEFT_ALONE: &str = "another program has made a virtual server there, which
 #[derive(Debug)]
 pub(crate) struct Booking {
     family: IpFamily,
-    /// Numbers of writes by outcome.
+    /// Number of writes with each outcome.
     pub(crate) writes: Writes,
     /// Refused writes, each with the reason.
     pub(crate) failures: Vec<Failure>,
@@ -35,14 +35,14 @@ pub(crate) struct Booking {
     pub(crate) failed_restores: usize,
     /// Kernel parts whose content differs from the tables, or is unknown, and must be read again.
     pub(crate) doubted: SmallVec<[Part; 2]>,
-    /// Services whose entries were written, or refused.
+    /// Services that had an entry written or refused.
     pub(crate) touched: HashSet<NamespacedName>,
     /// Missing schedulers, each with the kernel's message.
     pub(crate) lacking: BTreeMap<Arc<str>, String>,
 }
 
 impl Tables {
-    /// Books the outcomes of a plan.
+    /// Records the outcomes of a plan.
     pub(crate) fn settle(
         &mut self,
         family: IpFamily,
@@ -56,7 +56,7 @@ impl Tables {
             let key = one.server();
             key.is_some() && key == next.server()
         };
-        // Consecutive writes to one virtual server are booked together.
+        // Records consecutive writes to one virtual server together.
         for run in plan.ops.chunk_by(of_one) {
             match run.first().and_then(Op::server) {
                 Some(key) => self.settle_server(key, run, &mut outcomes, now, &mut booked),
@@ -72,7 +72,7 @@ impl Tables {
         booked
     }
 
-    /// Books all writes to one virtual server.
+    /// Records all writes to one virtual server.
     fn settle_server(
         &mut self,
         key: &VirtualServerKey,
@@ -200,7 +200,7 @@ impl Tables {
             Op::BindAddress(address) => self.addresses.set_actual(address, Some(())),
             Op::UnbindAddress(address) => self.addresses.set_actual(address, None),
             Op::UnbindOtherwise(address) => self.bound_otherwise.set_actual(address, None),
-            // Booked by `settle_server`.
+            // `settle_server` has recorded these writes.
             Op::AddServer(..)
             | Op::SetServer(..)
             | Op::RemoveServer(..)
@@ -234,7 +234,7 @@ impl Tables {
                     now,
                 );
             }
-            // Booked by `settle_server`.
+            // `settle_server` has recorded these writes.
             Op::AddServer(..)
             | Op::SetServer(..)
             | Op::RemoveServer(..)
@@ -268,7 +268,7 @@ impl Tables {
 /// Services that a failed write affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WantedBy {
-    /// All Services: the node fails to serve them.
+    /// All Services: without the write, the node does not serve them.
     All,
     /// The Services that own the entry.
     Owners,

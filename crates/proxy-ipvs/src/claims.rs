@@ -161,7 +161,7 @@ impl Claims {
             forbidden_to_node,
             outside: _,
         } = fragment;
-        // The same key may occur twice; the first occurrence counts.
+        // A key may occur twice. Only its first occurrence counts.
         let mut keys = HashSet::new();
         let mut merge = None;
         let servers: Vec<_> = servers
@@ -455,7 +455,7 @@ struct Merge {
     actual: Destinations,
     compiled: Destinations,
     merged: Destinations,
-    /// Kept targets that exist only in the kernel, sorted.
+    /// Targets that stay although only the kernel has them, sorted.
     leftovers: Vec<Target>,
 }
 

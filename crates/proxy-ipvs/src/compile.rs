@@ -45,7 +45,7 @@ pub struct OutsideServer {
 }
 
 impl Fragment {
-    /// Creates a fragment without entries.
+    /// Creates a fragment for an owner without entries.
     pub(crate) fn of_nothing(owner: Arc<Owner>) -> Self {
         Self {
             owner,

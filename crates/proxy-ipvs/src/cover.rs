@@ -16,18 +16,18 @@ use crate::tables::Tables;
 /// Longest wait of new virtual servers at cluster IPs for the first rules.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
-/// Inputs from which the rules are computed.
+/// Inputs from which the wanted rules were computed.
 #[derive(Debug, PartialEq, Eq)]
 struct Ground {
-    /// Sets that the rules match.
+    /// Sets that have members, and that the rules must match.
     filled: BTreeSet<Set>,
     /// Prefix lengths of source ranges.
     prefixes: BTreeSet<u8>,
-    /// Version of the addresses that are forbidden to the node.
+    /// Version of the list of addresses that this node may not use.
     version: u64,
 }
 
-/// Coverage of the sets by rules.
+/// Tracks which sets the installed rules match.
 pub(crate) struct Cover {
     family: IpFamily,
     /// Inputs of the currently wanted rules.
@@ -105,7 +105,7 @@ impl Cover {
         self.refresh(tables);
     }
 
-    /// Recomputes which sets the installed rules do not match.
+    /// Computes again which sets the installed rules do not match.
     pub(crate) fn refresh(&mut self, tables: &Tables) {
         if tables.rules.actual(&()).is_some() {
             self.head_start = None;

@@ -48,7 +48,7 @@ pub(crate) struct Drifts {
 enum Check {
     /// The reader dumps the kernel. Holds the entries written meanwhile.
     Reading(WrittenEntries),
-    /// The dump is compared with the tables.
+    /// The comparison of the finished dump with the tables.
     Comparison(Box<Comparison>),
 }
 
@@ -192,7 +192,7 @@ impl Drifts {
         self.glances.count = u32::try_from(found).ok();
     }
 
-    /// Updates the expected number of virtual servers after a plan.
+    /// Changes the expected number of virtual servers after a plan.
     pub(crate) fn follow_count(&mut self, plan: &Plan, outcomes: &[Outcome]) {
         let count = &mut self.glances.count;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -223,7 +223,7 @@ impl Drifts {
                 before.is_none_or(|before| before == *count)
             }
             Ok(Glance::IsThere(is_there)) => *is_there,
-            // Treats an error as no drift: the next check reports it.
+            // An error is no sign of drift. The next check reports the error.
             Err(_) => true,
         };
         if !is_as_believed {

@@ -9,11 +9,11 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// Virtual servers of other programs in one IP family.
+/// Virtual servers that belong to other programs, in one IP family.
 #[derive(Debug, Default)]
 pub(crate) struct Foreign {
     servers: HashMap<VirtualServerKey, VirtualServer>,
-    /// True once all evidence of ownership was read.
+    /// True once all evidence of ownership has been read.
     is_judged: bool,
     /// Virtual servers that appeared or disappeared after the Services at their addresses were
     /// compiled.
@@ -57,7 +57,7 @@ impl Foreign {
         self.is_foreseeing = true;
     }
 
-    /// Notes that all evidence of ownership has been read.
+    /// Records that all evidence of ownership has been read.
     pub(crate) fn mark_judged(&mut self) {
         if !self.is_judged {
             self.is_judged = true;

@@ -117,7 +117,7 @@ pub struct FoundRules {
     pub leftovers: BTreeMap<LeftoverPlace, Arc<Leftovers>>,
 }
 
-/// Response to the cheap check of virtual servers.
+/// Response to a glance: the cheap check of virtual servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Glance {
     /// Number of virtual servers in the family, ours and foreign.

@@ -13,9 +13,9 @@ use crate::footprint::FOOTPRINT;
 /// Place of leftovers, from another mode or from a run with the other iptables backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LeftoverPlace {
-    /// The shim's iptables backend, beside the shim.
+    /// Leftovers in the iptables backend that also has the shim.
     Beside(Backend),
-    /// The iptables backend that is not in use.
+    /// Leftovers in the iptables backend that this mode does not use.
     Other(Backend),
     /// Whole nftables tables. [`Leftovers`] is then empty.
     Nftables,

@@ -26,7 +26,7 @@ pub(crate) struct Link {
     is_doubtful: bool,
 }
 
-/// A removed address whose event has not arrived.
+/// A removed address whose notification has not arrived yet.
 struct RemovedAddress {
     at: Instant,
     /// True if the address may still exist: it was bound again, or the reply to its removal was
@@ -44,12 +44,12 @@ fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     }
 }
 
-/// Cause of an event about a removed address.
+/// Cause of a notification about a removed address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// This proxy removed the address.
     Own,
-    /// The cause is unclear, so all addresses must be read.
+    /// The cause is unclear, so all addresses must be read again.
     Unclear,
     /// Another program removed the address, if it existed at all.
     Others,
@@ -92,7 +92,7 @@ impl Link {
                 Outcome::Refused { .. } => {
                     was_misread |= off.is_some_and(|off| self.taken_off.remove(&off).is_none());
                 }
-                // The address may be gone, or may exist in the other form.
+                // The address may be absent, or may exist in the other form.
                 Outcome::Unknown => {
                     self.is_doubtful |= is_unbinding;
                     if let Some(off) = off.and_then(|off| self.taken_off.get_mut(&off)) {
@@ -110,7 +110,7 @@ impl Link {
         self.is_doubtful = true;
     }
 
-    /// Notes that all addresses were read.
+    /// Records that all addresses have been read.
     pub(crate) fn is_read(&mut self) {
         self.is_doubtful = false;
     }

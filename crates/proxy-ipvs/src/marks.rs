@@ -30,7 +30,7 @@ pub(crate) struct Marks {
     last: Option<HashMap<ServiceAddress, u32>>,
     /// Addresses of each mark in `last`.
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
-    /// Lower bound of the free numbers.
+    /// The smallest number that may be free.
     next: u32,
     /// True if all Services must be compiled again, because marks are available now.
     is_news: bool,

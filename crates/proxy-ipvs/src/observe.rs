@@ -359,7 +359,7 @@ impl Ipvs {
     }
 }
 
-/// Virtual servers and addresses that Services no longer claim.
+/// Virtual servers and addresses that all Services have released.
 #[derive(Default)]
 struct Free {
     /// Addresses of the released virtual servers, by protocol and port.

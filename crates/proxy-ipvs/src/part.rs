@@ -6,7 +6,7 @@ engine::parts! {
         Services,
         /// Reads and writes addresses, and the link that holds them.
         Addresses,
-        /// Reads and writes rules.
+        /// Reads and writes the rules.
         Rules,
         /// Reads for the drift check, in parallel with the other lanes. Never writes.
         Reader,

@@ -31,9 +31,9 @@ pub enum Op {
     RemoveMember(Set, Member),
     /// Change the shim from `installed` to `wanted`: one `iptables-restore`, or one transaction.
     WriteRules {
-        /// Shim after the write.
+        /// The shim that the write installs.
         wanted: Arc<Rules>,
-        /// Shim before the write.
+        /// The shim that the write replaces.
         installed: Arc<Rules>,
     },
     /// Add a virtual server without destinations.

@@ -39,10 +39,10 @@ use remove::{forget, remove};
 pub(crate) use rules::rules;
 pub(crate) use situation::Situation;
 
-/// Turn of the lane for virtual servers and sets.
+/// Work in one turn of the lane for virtual servers and sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Adds and changes entries.
+    /// Adds entries, and changes entries.
     Make,
     /// Removes virtual servers and destinations.
     Break,
@@ -66,7 +66,7 @@ impl Turn {
 pub(crate) struct Turns {
     /// Budgets by turn, because the kernel removes a destination more slowly than it adds one.
     budgets: [Budget; 3],
-    /// Last turn, if it has more pending writes.
+    /// Last turn, if it still has pending writes.
     last: Option<Turn>,
     /// Virtual server where the last plan exhausted its budget. The next plan begins after it.
     last_server: Option<VirtualServerKey>,
@@ -82,7 +82,7 @@ impl Default for Turns {
     }
 }
 
-/// Room in a plan for an additional query.
+/// Reports if a plan has room for one more query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     Some,

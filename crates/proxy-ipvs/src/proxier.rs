@@ -61,7 +61,7 @@ pub struct Ipvs {
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-    /// Limit on comparisons of the nftables table that events cause.
+    /// Limits how often events cause a comparison of the nftables table.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
 }
@@ -441,7 +441,7 @@ impl engine::Scheme for Ipvs {
         for part in doubted {
             state.doubt(part);
         }
-        // The entries of this plan may be unwanted by now.
+        // Some entries of this plan may no longer be wanted.
         let servers: HashSet<&VirtualServerKey> = plan.ops.iter().filter_map(Op::server).collect();
         for key in servers {
             if self.tables.servers.is_pending(key) {

@@ -238,7 +238,7 @@ impl Rules {
     }
 }
 
-/// Verbs for listing the differences between rules.
+/// Verbs for a list of the differences between rules.
 struct Verbs {
     add: &'static str,
     remove: &'static str,
@@ -301,7 +301,7 @@ mod tests {
                 };
                 let mut seen = 0;
                 for name in of("-m").chain(of("-j")).filter(known) {
-                    // xt_mark is both a match and a target.
+                    // The module xt_mark provides both a match and a target.
                     let alias = format!("ipt_{}", name.replace("MARK", "mark"));
                     let mut loaded = iptables::MODULES.iter().chain(&crate::MODULES);
                     assert!(loaded.any(|module| *module == alias), "{alias}");

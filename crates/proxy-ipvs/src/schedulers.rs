@@ -33,7 +33,7 @@ pub(crate) struct Schedulers {
     has_changed: bool,
 }
 
-/// State of one scheduler.
+/// Knowledge about one scheduler.
 #[derive(Debug)]
 struct SchedulerEntry {
     name: Arc<str>,
@@ -44,7 +44,7 @@ struct SchedulerEntry {
 
 #[derive(Debug, PartialEq, Eq)]
 enum State {
-    /// The kernel has not responded yet.
+    /// The kernel has not responded to the query yet.
     Unknown,
     There,
     /// The kernel's reason, and the time of the response.

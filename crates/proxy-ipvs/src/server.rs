@@ -18,7 +18,7 @@ pub enum VirtualServerKey {
     Mark {
         /// Family of the packets.
         family: IpFamily,
-        /// Mark, not 0.
+        /// The mark, which is never 0.
         mark: u32,
     },
     /// Packets to this address and port.
@@ -308,7 +308,7 @@ impl Destinations {
 }
 
 impl From<&[RealServer]> for Destinations {
-    /// Packs a list that is sorted by target without duplicates.
+    /// Packs a list of destinations, sorted by target and without duplicates.
     fn from(list: &[RealServer]) -> Self {
         let any = || Packed::Any(list.into());
         let Some(&first) = list.first() else {

@@ -38,7 +38,7 @@ pub(crate) struct Tables {
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
     /// Service addresses in the form that `--ipvs-vip-mode` does not choose. None is wanted.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
-    /// Virtual servers whose creation got no acknowledgement.
+    /// Virtual servers whose creation the kernel has not acknowledged.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
     pub(crate) foreign: Foreign,
 }

@@ -10,7 +10,7 @@ use crate::kernel::{Evidence, FoundAddresses, FoundSets, Snapshot};
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 
-/// Evidence of ownership in the kernel before the first write.
+/// Evidence of ownership that the kernel had before the first write.
 #[derive(Default)]
 pub(crate) struct TakeOver {
     evidence: Snapshot,

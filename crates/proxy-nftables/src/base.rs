@@ -37,7 +37,7 @@ const SERVICES_CHECK: &str = "service-endpoints-check";
 const FIREWALL_CHECK: &str = "firewall-check";
 const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
 
-/// The name of an object of the base.
+/// Name of an object in the base: the objects that do not depend on Services.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Key {
     Table,
@@ -104,7 +104,7 @@ impl Definition {
     }
 }
 
-/// The wanted objects of the base.
+/// The wanted objects of the base, which do not depend on Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Base {
     family: IpFamily,
@@ -143,7 +143,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// Inputs from which a layout builds the base.
+/// Inputs from which a layout computes the base.
 struct LayoutInput<'a> {
     config: &'a Config,
     node_ports: NodePortIps,
@@ -155,7 +155,7 @@ struct LayoutInput<'a> {
 pub(crate) enum NodePortIps {
     /// Every address of the node.
     All,
-    /// The addresses in the set.
+    /// Only the addresses in the set.
     InSet,
 }
 
@@ -189,7 +189,7 @@ impl Base {
         base
     }
 
-    /// Adds chooser chains.
+    /// Adds chains that choose an endpoint.
     #[must_use]
     pub(crate) fn with_choosers(mut self, choosers: &BTreeSet<Chooser>) -> Self {
         for chooser in choosers {

@@ -26,10 +26,10 @@ use crate::plan::{
 use crate::port::{Member, Route, Slot, Unserved};
 use kube_rules::nft::{address_type, octets};
 
-/// Grouping of elements, into one change each.
+/// Way of grouping added and deleted elements into changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grouping {
-    /// All elements of a map in one change.
+    /// One change for all elements of a map.
     ByMap,
     /// The elements of each plan unit in a separate change, so that a refusal names the unit.
     ByUnit,
@@ -345,7 +345,7 @@ impl Plan {
 
 fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
     let mut chain = |name: Name| {
-        // Flushes come first, because chains may refer to each other.
+        // Chains are flushed before they are deleted, because chains may refer to each other.
         let flush = Change::FlushChain(Arc::clone(&name));
         changes.push(Stage::FlushStale, unit, flush);
         changes.push(Stage::DeleteChains, unit, Change::DeleteChain(name));

@@ -15,7 +15,7 @@ pub(crate) struct Clients {
 /// Memory that the kernel reserves for a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// A hash table as large as its clients need.
+    /// The hash table is as large as its clients need.
     AsNeeded,
     /// 131,072 buckets or 2 MiB, even for an empty set. Up to version 0.1, this program created
     /// sets with a size, and the kernel reserves this memory for them. Removing an element makes

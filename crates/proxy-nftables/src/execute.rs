@@ -54,12 +54,12 @@ struct Executor<'a> {
     outcomes: Outcomes,
 }
 
-/// Outcome of a transaction.
+/// Result of one transaction.
 enum CommitResult {
     Done,
     /// Refused: the units at fault, and the reason. The map is empty if the kernel named no change.
     Refused(BTreeMap<PlanUnit, Blame>, Arc<str>),
-    /// Failed in a way that makes further attempts useless.
+    /// The transaction failed, and further attempts are useless.
     Over,
 }
 
@@ -179,7 +179,7 @@ impl Executor<'_> {
             };
             let is_cascade = believe_first_of_cascade(&mut blamed);
             if let Some(blame) = blamed.get(&PlanUnit::Base) {
-                // All other units need the base.
+                // Without the base, no other unit can be written.
                 self.set_all(&group, &Outcome::Untried);
                 self.set(
                     PlanUnit::Base,
@@ -201,7 +201,7 @@ impl Executor<'_> {
             } else if let [alone] = group[..] {
                 self.set(alone, Outcome::Refused(reason));
             } else {
-                // The base is the first unit, and is at last tried alone.
+                // The base is the first unit. The last attempt writes it alone.
                 let other = group.split_off(group.len().div_ceil(2));
                 groups.push_front(other);
                 groups.push_front(group);

@@ -80,7 +80,7 @@ pub enum Object {
     Set(Set, u64),
     /// A chain without its rules, and its handle.
     Chain(Chain, u64),
-    /// Elements of a set or map.
+    /// Some elements of a set or map.
     Elements(Name, Vec<Element>),
     /// A named counter.
     Counter(Name),

@@ -10,9 +10,9 @@ engine::kinds! {
 
 engine::parts! {
     lanes {
-        /// Reads and writes the table.
+        /// The lane that reads and writes the table.
         Table,
-        /// Reads addresses.
+        /// The lane that reads the node's addresses.
         Looks,
     }
     parts {

@@ -13,7 +13,7 @@ use crate::plan::{PortChanges, Stale};
 /// all other Services, so that they delay none.
 pub(crate) const SHARE: usize = 256;
 
-/// Pending changes, grouped by owner.
+/// Pending changes, grouped by the Service port that owns them.
 #[derive(Default)]
 pub(crate) struct PendingChanges<'a> {
     pub(crate) owned: BTreeMap<(Rank, &'a Arc<Owner>), PortChanges>,

@@ -206,9 +206,9 @@ pub(crate) enum Outcome {
     /// Not tried: the limit of transactions was reached, or an object that this unit needs was
     /// refused.
     Untried,
-    /// Left for the next plan.
+    /// The subject is left for the next plan.
     Later,
-    /// Unknown, because the reply was lost.
+    /// The result is unknown, because the reply was lost.
     Unknown,
 }
 
@@ -233,9 +233,9 @@ pub struct Outcomes {
     pub(crate) took: Duration,
     /// True if the table differs from the expected state.
     pub(crate) is_doubtful: bool,
-    /// Reason why every transaction would fail now, if any.
+    /// Reason why every further transaction would fail now, if any.
     pub(crate) general: Option<Arc<str>>,
-    /// Observed method of deleting chains.
+    /// Way of deleting chains that this kernel needs, as observed.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
     /// Chains that were written only in part, each with its current content.
@@ -271,7 +271,7 @@ pub(crate) enum PlanUnit {
     Base,
     /// The part with this index.
     Part(usize),
-    /// The `services` chain during a change of layout.
+    /// The chain `services`, while the layout changes.
     ServicesChain,
     /// The stale object with this index.
     Stale(usize),

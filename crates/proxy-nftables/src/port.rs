@@ -66,7 +66,7 @@ impl fmt::Display for Slot {
 pub struct Route {
     /// Verdict in `service-ips` or `service-nodeports`, usually a chain.
     pub to: Option<Verdict>,
-    /// Verdict in `no-endpoint-services` or `no-endpoint-nodeports`.
+    /// Verdict in the map `no-endpoint-services` or `no-endpoint-nodeports`, if any.
     pub unserved: Option<Unserved>,
     /// Firewall chain in `firewall-ips`.
     pub firewall: Option<Name>,
@@ -104,14 +104,14 @@ impl Route {
     }
 }
 
-/// Treatment of packets without an endpoint.
+/// Treatment of packets to a port without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unserved {
     /// Rejected, because the Service has no endpoint.
     Reject,
     /// Dropped, because the traffic policy excludes all existing endpoints.
     Drop,
-    /// Other verdict, written by another program.
+    /// Another verdict, which another program has written.
     Other,
 }
 

@@ -61,7 +61,7 @@ pub struct Nftables {
     choosers: BTreeSet<Chooser>,
     /// True if the base lacks some of these chooser chains.
     lacks_choosers: bool,
-    /// Rule for unallocated ClusterIPs that the kernel has.
+    /// Rule for unallocated ClusterIPs in the kernel.
     unallocated: Option<Rule>,
     /// Observed method of deleting unwanted chains.
     removal: Removal,
@@ -94,9 +94,9 @@ enum ServedAddresses {
 /// State of knowledge about the node's own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwnAddress {
-    /// Known, known before, or still possible to arrive.
+    /// The address is known, was known before, or may still arrive.
     Open,
-    /// Missing, although all data about the node has arrived.
+    /// The address is missing, although all data about the node has arrived.
     None,
 }
 
@@ -187,7 +187,7 @@ impl Nftables {
                 state.serving.addresses = addresses;
             }
             ServedAddresses::Unknown => {
-                // Keeps the addresses that the kernel has.
+                // Keeps the addresses that the kernel has in its set.
                 let there = self.tables.node_ports.iter_actual();
                 let there: Vec<IpAddr> = there.map(|(address, ())| *address).collect();
                 let entries = there.iter().map(|address| (*address, ()));

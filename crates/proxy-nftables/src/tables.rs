@@ -70,7 +70,7 @@ impl Tables {
     /// Returns true if all objects that Services share exist.
     pub(crate) fn has_base(&self) -> bool {
         let mut pending = self.base.pending();
-        // Leftovers of another layout are harmless.
+        // Leftovers of another layout have no effect on packets.
         pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
     }
 
@@ -164,7 +164,7 @@ impl Tables {
         if outcomes.base == Outcome::Done
             && plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS))
         {
-            // The set is new, so it has only this plan's elements.
+            // The set is new, so it contains only elements from this plan.
             self.node_ports.observe([]);
         }
         for (address, is_wanted) in &plan.node_ports {
@@ -267,7 +267,7 @@ impl Tables {
         let booking = Booking {
             outcome,
             now,
-            // The unit was refused alone, so it is itself at fault.
+            // The unit was refused alone, so the unit itself is at fault.
             lateness: Lateness::Excused,
         };
         for (chain, written) in &part.chains {
@@ -276,7 +276,7 @@ impl Tables {
             booking.book(&mut self.chains, chain, Some(content));
         }
         for chain in &part.emptied {
-            // The chain is unwanted, so its content is not needed any more.
+            // No object needs the content of this unwanted chain any more.
             if *outcome == Outcome::Done {
                 self.chains.set_actual(chain, Some(Content::default()));
             }
@@ -300,7 +300,7 @@ enum Lateness {
     Excused,
 }
 
-/// Outcome to book for several entries.
+/// An outcome to record for several entries.
 struct Booking<'a> {
     outcome: &'a Outcome,
     now: Instant,

@@ -98,7 +98,7 @@ pub struct RefusedAddress {
     pub why: Refusal,
 }
 
-/// The addresses that Services name, and the refused addresses.
+/// Addresses that Services name, and the addresses that are refused.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     rules: AddressRules,
@@ -110,7 +110,7 @@ pub(crate) struct Admission {
     reached_at: Vec<SocketAddr>,
     /// The endpoints of `default/kubernetes`.
     endpoints: Vec<SocketAddr>,
-    /// `reached_at` and `endpoints` together, sorted.
+    /// The addresses of `reached_at` and `endpoints`, sorted.
     api_servers: Vec<SocketAddr>,
     refused: HashMap<NamespacedName, Box<RestrictedService>>,
     /// The Services that name each external IP.
@@ -432,7 +432,7 @@ impl Admission {
             why: *why,
         }));
         service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
-        // Keeps the addresses that still serve some port of the Service.
+        // Keeps addresses at which some port of the Service is still served.
         let is_left = |ip: &IpAddr| {
             let mut ports = service.ports.iter();
             ports.any(|port| {

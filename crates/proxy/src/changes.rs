@@ -61,7 +61,7 @@ impl Extend<IpFamily> for FamilySet {
     }
 }
 
-/// Trigger of a change of an EndpointSlice.
+/// A changed EndpointSlice, with the time of the event that triggered the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trigger {
     /// The Service of the slice.

@@ -21,7 +21,7 @@ pub struct Contested {
     pub what: ContestedPart,
 }
 
-/// The part of a Service.
+/// The part of a Service that is not served as intended.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContestedPart {
     /// An address, the field that names it, and the reason.

@@ -120,7 +120,7 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
         && endpoints.sum::<usize>() <= MAX_ENDPOINTS
         && addresses * load <= max_destinations(addresses * ports)
         && ports * ranges <= MAX_DESTINATIONS;
-    // Together the families may be large while each one is small.
+    // Two families may be large together although each one is small.
     is_small || {
         let mut copy = service.clone();
         cut(&mut copy, slices) == Cut::default() && copy == *service

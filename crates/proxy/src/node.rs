@@ -91,7 +91,7 @@ impl NodeFacts {
             Selection::Within(nets) => {
                 let within = self.within(&nets, bound);
                 if within.is_empty() {
-                    // The node's own IP may be unknown.
+                    // The IP of the node itself may be unknown.
                     self.ip?;
                 }
                 within

@@ -325,7 +325,7 @@ impl EndpointList {
             };
             let known = states.iter().position(|known| *known == state);
             let number = known.unwrap_or(states.len());
-            // Cannot overflow, because `states` did not grow.
+            // This cannot overflow, because `states` has not grown.
             numbers.push(number.try_into().unwrap_or(u8::MAX));
             if known.is_none() {
                 states.push(state);

@@ -395,7 +395,7 @@ mod tests {
         for of in ["a/1", "a/2", "a/3", "c/1", "d/1"] {
             world.told(large(of, &[]));
         }
-        // Source ranges count as work, too.
+        // Source ranges count as work as well.
         let ranged = Service {
             ingress_ips: vec![IpAddr::from([203, 0, 113, 1])],
             source_ranges: vec!["10.0.0.0/8".parse().unwrap(); 1_000],

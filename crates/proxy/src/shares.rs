@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 
 use crate::names::NamespacedName;
 
-/// Priority of a write in a plan. The smallest value comes first.
+/// Rank of a write in a plan. Writes of the smallest rank come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Share {
     /// The Service and its namespace are below their shares.

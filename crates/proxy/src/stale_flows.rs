@@ -321,7 +321,7 @@ impl UdpServices {
         if let Some(service) = claimant {
             return Some(StaleOf::Service(service));
         }
-        // Without translation, our rules did not redirect the flow.
+        // Without a translation, our rules have not redirected the flow.
         let is_translated = answerer != destination;
         let mut frontends = frontends_at(destination, node_ports);
         let withdrawn = frontends.find(|frontend| self.withdrawn.contains(frontend));

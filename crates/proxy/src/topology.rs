@@ -249,7 +249,7 @@ pub enum Reason {
     Ready,
     /// Used: the endpoint terminates but serves, and no endpoint is ready.
     LastResort,
-    /// Not used: the Service has no traffic with this policy.
+    /// Not used: the Service has no traffic of this policy.
     Unasked,
     /// Not used: the endpoint is not ready.
     NotReady,
@@ -355,7 +355,7 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Decides about endpoints for the traffic of one policy.
+/// Decides which endpoints get the traffic of one policy.
 struct Judge {
     scope: Scope,
     /// True if at least one ready endpoint is used.

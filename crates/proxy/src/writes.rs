@@ -1,6 +1,6 @@
 //! Counts writes to the kernel by subject and result.
 
-/// The subject of a write, in the order of reports.
+/// The kind of entries that a write concerns, in the order of reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Subject {
     /// IPVS virtual servers.
@@ -78,7 +78,7 @@ impl Subject {
     }
 }
 
-/// Result of a write.
+/// The result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fate {
     /// The kernel accepted the write.
@@ -108,7 +108,7 @@ impl Fate {
 pub struct Writes([[u32; Fate::ALL.len()]; Subject::ALL.len()]);
 
 impl Writes {
-    /// Adds writes.
+    /// Counts writes of one kind with one result.
     pub fn add(&mut self, subject: Subject, fate: Fate, count: usize) {
         if let Some(of) = self.0.get_mut(subject as usize)
             && let Some(sum) = of.get_mut(fate as usize)
@@ -133,7 +133,7 @@ impl Writes {
             .unwrap_or_default()
     }
 
-    /// Returns the nonzero numbers.
+    /// Returns the numbers that are not zero.
     pub fn iter(&self) -> impl Iterator<Item = (Subject, Fate, u32)> {
         let all = Subject::ALL.into_iter();
         let all = all.flat_map(|subject| Fate::ALL.into_iter().map(move |fate| (subject, fate)));

@@ -22,7 +22,7 @@ const GRAIN: Duration = Duration::from_millis(100);
 /// Number of pending keys that are always listed, even if they are most of the table.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
-/// Treatment of unwanted entries in the age of pending rows.
+/// Rule that decides if unwanted entries count as late.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Removals {
     /// Unwanted entries count as late.
@@ -68,7 +68,7 @@ impl<K> Pending<K> {
     }
 }
 
-/// Origin of a changed claim.
+/// Cause of a changed claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimOrigin {
     /// The owner wants another value.

@@ -40,9 +40,9 @@ impl Serving {
 /// Preference for a client's previous endpoint or for the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// The previous endpoint, if the port has affinity.
+    /// The endpoint that the client had before, because the port has affinity.
     Kept,
-    /// The next endpoint, because the previous one did not accept.
+    /// The next endpoint, because the previous one accepted no connection.
     Another,
 }
 

@@ -91,15 +91,15 @@ pub enum Reach {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            // Upstream's default.
+            // Upstream has this default.
             udp_idle: Duration::from_millis(250),
             udp_flows: 8_192,
             drain: Duration::from_mins(15),
             linger: Duration::from_secs(10),
             connections: 65_536,
-            // At most 64 MiB of the kernel's memory.
+            // All pipes together take at most 64 MiB of the kernel's memory.
             pipes: 256,
-            // At most 64 MiB.
+            // The bytes that wait in memory take at most 64 MiB together.
             waiting: 1_024,
             descriptors: None,
             mark: None,

@@ -182,7 +182,7 @@ impl Pump {
                     CHUNK
                 }
                 Ok(Transfer::End) => {
-                    // Ignores a failure: the connection may have ended already.
+                    // Ignores a failure, because the connection may have ended already.
                     let ended = SockRef::from(to).shutdown(Shutdown::Write);
                     return ended.or_else(|error| match error.kind() {
                         io::ErrorKind::NotConnected => Ok(()),
@@ -226,7 +226,7 @@ impl Pump {
         };
         Ok(match bytes.get(written..) {
             Some(left) if !left.is_empty() => Transfer::Bytes(left.to_vec(), leave),
-            // A read that fills the buffer has not emptied the socket.
+            // If a read fills the buffer, the socket may have more bytes.
             _ if count == most => Transfer::All(CHUNK),
             _ => Transfer::All(count),
         })
@@ -270,7 +270,7 @@ impl Pump {
         let room = self.room.try_take(1)?;
         let held = self.free.try_take(OF_PIPE)?;
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()?;
-        // A smaller pipe works as well.
+        // A smaller pipe also works.
         let _ = fcntl_setpipe_size(&write, PIPE);
         Some(Pipe {
             read,
@@ -318,7 +318,7 @@ fn would_block(error: io::Error) -> io::Result<()> {
 
 /// Makes a connection send a reset when it is closed.
 pub(crate) fn reset(connection: &TcpStream) {
-    // A connection that has ended needs no reset.
+    // If the connection has ended, it needs no reset.
     let _ = connection.set_zero_linger();
 }
 

@@ -24,7 +24,7 @@ struct Entry<V> {
     number: u64,
 }
 
-/// An entry's record in the queue.
+/// Record of an entry in the queue.
 struct QueueEntry<K> {
     key: K,
     number: u64,

@@ -117,7 +117,7 @@ enum Room {
     Free,
     /// No place is free. A member of this Service and client has to end first.
     Of((Service, Client)),
-    /// No place is free, and no member has to end.
+    /// No place is free, and none is made free.
     None,
 }
 
@@ -461,7 +461,7 @@ mod tests {
         assert!(tried.ended.iter().all(|number| *number < 60));
         assert_eq!((tried.ended.len(), tried.refused), (20, 0));
         assert_eq!(tried.shares.len(), 60);
-        // From here on, every client has few places.
+        // From this number on, every client has few places.
         for number in 80..200 {
             tried.admit(number, "c", &format!("10.0.1.{number}"));
         }

@@ -118,7 +118,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         let accepted = listener.try_io(Interest::READABLE, || accept(&listener));
         let (stream, client) = match accepted {
             Ok(accepted) => accepted,
-            // The client has given up meanwhile.
+            // The client has closed the connection in the meantime.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) if is_exhausted(&error) => {
                 drop((held, outward));
@@ -154,7 +154,7 @@ fn is_waited_at(listener: &TcpStream) -> io::Result<()> {
     let mut asked = [PollFd::new(listener, PollFlags::IN)];
     match poll(&mut asked, Some(&Timespec::default())) {
         Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
-        // The accept call reports the error.
+        // The call to accept reports the error.
         _ => Ok(()),
     }
 }
@@ -282,7 +282,7 @@ async fn dial(
                 shared.descriptors.succeeded();
                 return Some((server, endpoint));
             }
-            // A shortage on this node is not the endpoint's fault.
+            // The endpoint is not at fault if this node is short of resources.
             Ok(Err(error)) if is_exhausted(&error) => {
                 shared.descriptors.back_off(&error).await;
                 wait = waits.next()?;

@@ -88,7 +88,7 @@ impl PortCounters {
     }
 }
 
-/// The counters of an endpoint.
+/// The counters of one endpoint.
 #[derive(Debug, Default)]
 struct Tally {
     connections: AtomicU64,

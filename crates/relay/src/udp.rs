@@ -222,7 +222,7 @@ async fn answer(
             shared.with_datagram(|buffer| {
                 let count = rustix::io::read(&*socket, &mut *buffer)?;
                 let bytes = buffer.get(..count).unwrap_or_default();
-                // A full buffer drops the datagram, as on any network.
+                // If the buffer is full, the datagram is lost, as on any network.
                 let _ = port.datagrams.send(key.peer, bytes);
                 carrying.datagram_out(count);
                 Ok(())
@@ -233,7 +233,7 @@ async fn answer(
                 shared.flows.borrow_mut().get(&key, Instant::now());
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // The client's next datagram goes to the next endpoint.
+            // The next datagram of the client goes to the next endpoint.
             Err(_) => break,
         }
     }

@@ -34,9 +34,9 @@ pub enum LinkState {
 /// linux/if_link.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressGeneration {
-    /// From the hardware address. This is the kernel's default.
+    /// The address is derived from the hardware address. This is the kernel's default.
     Eui64,
-    /// No link-local address.
+    /// The link gets no link-local address.
     None,
 }
 

@@ -171,7 +171,7 @@ mod tests {
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[20..24].copy_from_slice(&index.to_ne_bytes());
         bytes[24..28].copy_from_slice(&flags.to_ne_bytes());
-        // An attribute without content.
+        // The message has an attribute without content.
         bytes[32..34].copy_from_slice(&4_u16.to_ne_bytes());
         bytes
     }

@@ -94,7 +94,7 @@ pub fn uncounted(_host: &str) -> Identity {
     Identity::new()
 }
 
-/// API server, and a client for it.
+/// An API server, with a client for it.
 #[derive(Clone)]
 pub struct Server {
     client: Client,
@@ -277,7 +277,7 @@ impl Server {
     }
 }
 
-/// Stream of events. Dropping it ends its tasks.
+/// The stream of events. When it is dropped, its tasks end.
 struct Events {
     addresses: mpsc::UnboundedReceiver<Vec<SocketAddr>>,
     received: mpsc::Receiver<Event>,
@@ -497,7 +497,7 @@ pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
                 },
             };
             let mut list = list::List::new(kind, answer());
-            // All bytes have arrived, so no read waits.
+            // All bytes are in memory, so no read waits.
             while let Some(Ok(Some(object))) = list.next().now_or_never() {
                 drop(object);
             }

@@ -487,7 +487,7 @@ mod tests {
         assert!(found.find(&http(), [127, 0, 0, 1].into(), None).is_none());
     }
 
-    /// Two host-network pods of one node, each in its own slice.
+    /// Two host-network pods of one node share an address. Each is in its own slice.
     #[test]
     fn pods_that_share_an_address_are_distinguished_by_port() {
         let text = r#"{"items":[

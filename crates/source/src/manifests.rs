@@ -109,7 +109,7 @@ fn into_io(error: notify::Error) -> io::Error {
 /// Service, for example, is never missing.
 struct Manifests {
     looks: channel::Receiver<Vec<Event>>,
-    /// Rest of the last batch.
+    /// Events of the last batch that have not been sent yet.
     events: vec::IntoIter<Event>,
     changes: mpsc::Sender<Change>,
 }
@@ -137,7 +137,7 @@ impl Drop for Manifests {
     }
 }
 
-/// An event that wakes the thread.
+/// An event that wakes the thread of the folder.
 enum Change {
     Watched(notify::Result<notify::Event>),
     Stop,
@@ -314,7 +314,7 @@ impl Batch {
         if let EventKind::Access(access) = event.kind
             && access != AccessKind::Close(AccessMode::Write)
         {
-            // Ignores reads of files, among them this process's own.
+            // Ignores reads of files, because this process reads them, too.
             return false;
         }
         let mut is_relevant = false;

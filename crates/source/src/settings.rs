@@ -20,9 +20,9 @@ pub struct Api {
     pub master: Option<String>,
     /// Method of listing.
     pub lists: Lists,
-    /// Format of objects.
+    /// Encoding of objects in the API server's responses.
     pub content_type: ContentType,
-    /// Use of ServiceCIDRs.
+    /// Reports if the source watches ServiceCIDRs.
     pub service_cidrs: ServiceCidrs,
 }
 

@@ -79,7 +79,7 @@ impl View {
         }
     }
 
-    /// Applies a key.
+    /// Applies a key that the user has pressed.
     pub(super) fn press(&mut self, key: KeyEvent) -> Next {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {

@@ -43,14 +43,14 @@ impl Sort {
     }
 }
 
-/// The busiest addresses in the kernel.
+/// The addresses with the most traffic in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Busiest {
     pub(super) at: Vec<At>,
     pub(super) names: Vec<ServicePortName>,
 }
 
-/// The result before its endpoints are sampled.
+/// The ranking, before the counters of its endpoints are read.
 #[derive(Debug, Default)]
 pub(super) struct Ranked {
     pub(super) view: Top,
@@ -123,7 +123,7 @@ pub(super) fn assemble(
             let (rate, count) = of_port(span, &owner.name, &at, seconds);
             (owner, at, rate, count)
         })
-        // Ports without traffic are not listed.
+        // A port without traffic is not listed.
         .filter(|(_, _, _, count)| count.connections > 0 || count.packets_in > Some(0))
         .collect();
     ports.sort_by(

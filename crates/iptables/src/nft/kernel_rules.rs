@@ -141,7 +141,7 @@ impl KernelReader {
         })?;
         let mut rules = Vec::new();
         for (_, payload) in answer.iter() {
-            // The kernel may ignore the filter.
+            // Some kernels ignore the filter and return other rules, too.
             if let Some(rule) = rule(payload, table, chain)? {
                 rules.push(rule);
             }
@@ -307,7 +307,7 @@ impl RuleParts {
             Rule::without_target(self.matches).line(chain)
         };
         if self.is_native && self.target.is_empty() {
-            // iptables cannot express the target either.
+            // iptables cannot express the target of this rule either.
             text.push_str(" -j ");
             text.push_str(NATIVE);
         }

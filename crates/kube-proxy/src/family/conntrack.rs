@@ -289,7 +289,7 @@ impl Cleaner {
     }
 }
 
-/// Outcome of a pass through the table.
+/// Outcome of one pass through the connection tracking table.
 struct PassOutcome {
     compared: usize,
     deleted: usize,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use proxy::{Changes, Model, Standing};
 
-/// Delays of one family.
+/// Delays of changed Services in one family.
 #[derive(Debug, Default)]
 pub(super) struct Delays {
     /// Number of changed Services that the families have not received yet, with the arrival time of
@@ -14,7 +14,7 @@ pub(super) struct Delays {
     waiting: Option<(usize, Instant)>,
     /// Arrival time of the oldest change that the mode has not processed.
     heard: Option<Instant>,
-    /// Time at which removals started to be held back.
+    /// Time from which on removals are held back.
     held_back: Option<Instant>,
 }
 

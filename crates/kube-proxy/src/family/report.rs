@@ -35,7 +35,7 @@ pub(crate) struct Reporter {
     first: Option<(Instant, usize)>,
 }
 
-/// Times of a failing entry.
+/// Times of the failures of one entry.
 #[derive(Debug, Clone, Copy)]
 struct Failing {
     /// Time of the entry's first failure.

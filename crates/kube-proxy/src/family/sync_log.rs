@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use proxy::{Fate, IpFamily, NamespacedName, Report, Standing, Writes};
 use tracing::{debug, field, info};
 
-/// Shortest time between two log lines.
+/// Shortest time between two log lines about syncs.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Summary of one family's syncs since the last log line.
@@ -56,7 +56,7 @@ impl Story {
         let done = &mut self.done;
         done.writes.extend(&report.writes);
         if done.writes == Writes::default() {
-            // Every Service was complete without a write.
+            // No write was needed, because the kernel already had all entries.
             return;
         }
         for service in &report.settled {
@@ -113,7 +113,7 @@ impl Story {
         }
         let done = std::mem::take(&mut self.done);
         if done.writes.sum(Fate::Done) == 0 {
-            // Another line names these failures.
+            // The log line of each failure names the failed write.
             return None;
         }
         self.told = Some(now);

@@ -55,7 +55,7 @@ pub(crate) struct Status {
 struct StartConditions {
     /// Time at which the daemon began to wait.
     since: Instant,
-    /// Kinds whose first list is not complete yet.
+    /// Kinds of objects whose first list is not complete yet.
     lists: Vec<Kind>,
     /// True while the state of this node's Node object is unknown.
     node: bool,

@@ -43,7 +43,7 @@ impl Klog {
     }
 }
 
-/// Beginning of a log line, before the message.
+/// Start of a log line, up to the message.
 struct Header<'a> {
     level: Level,
     at: DateTime,

@@ -108,7 +108,7 @@ impl Build {
     }
 }
 
-/// Labels of a metric of writes: kind of entry, and outcome.
+/// Labels of a metric that counts writes: kind of entry, and outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OfWrite {
     pub(crate) ip_family: &'static str,

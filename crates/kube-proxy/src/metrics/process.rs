@@ -87,7 +87,7 @@ impl Collector for Process {
     }
 }
 
-/// A metric with its descriptor.
+/// A metric that can be encoded together with its descriptor.
 trait Encode {
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result;
 }

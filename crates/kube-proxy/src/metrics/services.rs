@@ -107,7 +107,7 @@ impl Inner {
                 let names = lock(&self.names);
                 sums::update(&mut read.ports, &counted.ports, |port| names.has(port));
                 sums::update(&mut read.endpoints, &counted.endpoints, |key| {
-                    // A complete read lacks this port, so the port was removed.
+                    // The read was complete, but has no such port, so the port was removed.
                     let is_read = counted.ports.contains_key(&key.0);
                     names.has(&key.0) && (!is_read || counted.cut.contains(key))
                 });
@@ -126,7 +126,7 @@ impl Inner {
                 // the old sums.
                 read.failure = Some(failure);
             }
-            // Scrapes before the mode is set report no traffic.
+            // Until a mode is set, scrapes report no traffic.
             None => {}
         }
         read.took = began.elapsed();
@@ -245,7 +245,7 @@ impl Gathered {
                 let of = (name.clone(), listener, endpoint, count);
                 self.port_endpoints.push(of);
             }
-            // Another program uses this mark.
+            // The mark belongs to another program.
             CounterSample::Mark(..) => {}
         }
     }

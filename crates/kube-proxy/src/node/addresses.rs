@@ -40,7 +40,7 @@ pub(crate) struct AddressChanges {
     task: JoinHandle<()>,
 }
 
-/// Notices that the loop has not received yet.
+/// Notifications that the daemon's loop has not received yet.
 #[derive(Debug)]
 struct QueuedNotices {
     notices: Mutex<io::Result<Vec<Notice>>>,

@@ -198,7 +198,7 @@ impl ExternalAddresses {
         }
     }
 
-    /// Logs addresses that the API server gained or lost.
+    /// Logs each change of the API server's addresses.
     fn tell_guarded(&mut self, guarded: &[SocketAddr]) {
         for at in guarded.iter().filter(|at| !self.guarded.contains(at)) {
             info!("the API server is at {at}, which no Service may have");

@@ -30,15 +30,15 @@ const ROOT: &str = "/";
 /// Values that settings had before this process wrote them, for restoring.
 static ORIGINS: Mutex<Origins> = Mutex::new(Origins::new());
 
-/// Next step of the process.
+/// Next step of this process, which decides about its kernel settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Prepare the node and exit (`--init-only`). The daemon that starts later may not be allowed
     /// to write these settings.
     Prepare,
-    /// Start serving.
+    /// Starts to serve.
     Start,
-    /// Keep serving, with changed options.
+    /// Continues to serve, with changed options.
     GoOn,
 }
 

@@ -126,7 +126,7 @@ fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
     let addresses = &settings.shared.node_port_addresses;
     let message = match addresses.of(family) {
         Selection::All if addresses.lacks(family) => {
-            // As upstream does in all modes except nftables.
+            // Upstream also serves every address here, except in nftables mode.
             let which = if settings.chosen.name() == "nftables" {
                 "no"
             } else {

@@ -21,7 +21,7 @@ pub fn raise_limit() {
 
 /// Adds the next step to an error about too many open files.
 pub fn with_next_step(error: String) -> String {
-    // Some errors contain the code only in their text.
+    // Some errors contain their number only as text.
     let is_errno = |errno: i32| error.contains(&format!("(os error {errno})"));
     if is_errno(libc::EMFILE) {
         format!(

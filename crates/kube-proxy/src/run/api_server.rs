@@ -45,7 +45,7 @@ pub(super) struct Clearing {
 struct ClearAddresses {
     /// Earliest time at which the process may connect to each address.
     from: BTreeMap<SocketAddr, Instant>,
-    /// True once the mode writes to the kernel itself.
+    /// True once the mode itself writes to the kernel.
     is_serving: bool,
 }
 

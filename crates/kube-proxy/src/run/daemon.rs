@@ -50,7 +50,7 @@ const TRIM_DELAY: Duration = Duration::from_secs(1);
 
 /// State of the rules that an ended process left behind.
 pub(super) enum Ended {
-    /// Packets may still match these rules.
+    /// Packets may still match rules of the ended process.
     Armed,
     /// Task that disables the rules, so that packets bypass them. `None` if no rules need
     /// disabling.
@@ -85,7 +85,7 @@ pub(super) struct Daemon {
     /// Running cleanup of other modes' entries. Returns the open connections that delay the rest of
     /// the cleanup.
     pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
-    /// Work of the modes before the process ends.
+    /// Work that the modes do before the process ends.
     pub(super) ending: Option<Ending>,
     /// Modes in use and their kernel features.
     pub(super) uses: Uses,
@@ -276,7 +276,7 @@ impl Daemon {
         }
     }
 
-    /// Books finished kernel work. Returns true if there was any.
+    /// Records kernel work that has finished. Returns true if there was any.
     async fn book(&mut self, now: Instant) -> Result<bool> {
         let mut is_any = false;
         for family in &mut self.families {
@@ -294,7 +294,7 @@ impl Daemon {
         Ok(is_any)
     }
 
-    /// Hands changes to the families, if one is ready.
+    /// Passes changes to the families, if a family can take them.
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
         // A family that was busy computes from the whole current model. Part of the changes would

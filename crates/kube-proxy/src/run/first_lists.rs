@@ -184,7 +184,7 @@ mod tests {
         assert!(model.is_complete());
         assert_eq!(took, SERVICE_CIDR_PATIENCE);
 
-        // This API server does not serve ServiceCIDRs.
+        // Tells the model that this API server has no ServiceCIDRs.
         let untold = Event::ListComplete {
             kind: Kind::ServiceCidr,
             is_whole: false,

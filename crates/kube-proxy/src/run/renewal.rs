@@ -47,12 +47,12 @@ struct Wanted {
     modes: Modes,
 }
 
-/// Fate of the current modes.
+/// The next step for the modes that are open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Modes {
-    /// Open the modes again if their settings change.
+    /// Open the modes again only if their settings changed.
     AsSettingsSay,
-    /// Open the modes again in any case.
+    /// Open the modes again, even with equal settings.
     Anew,
 }
 

@@ -23,7 +23,7 @@ use crate::process::version::OWN_VERSION;
 
 const COMPONENT: &str = "kube-proxy";
 const GROUP: &str = "config.k8s.io";
-/// Versions of the objects. Only the first is not deprecated.
+/// Versions of these objects. Only the first version is not deprecated.
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
 /// Other pages of this server, listed on `/statusz`.
 const PAGES: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];

@@ -10,7 +10,7 @@ use proxy_iptables::{CounterReader, PortConnections, ServedAddress};
 
 use service_counters::{At, Count, CounterSample, ReadCounters, Which};
 
-/// Reader that uses `iptables-save`.
+/// Reader of packet counters that runs `iptables-save`.
 pub(super) struct RuleCounters {
     pub(super) iptables: Iptables,
     pub(super) families: Vec<IpFamily>,

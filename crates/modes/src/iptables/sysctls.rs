@@ -2,7 +2,7 @@
 
 use crate::sysctl::row::{End, Need, Row, Rows};
 
-/// Inputs for computing the values.
+/// Inputs from which the mode's kernel settings are computed.
 pub(super) struct Context {
     pub(super) serves_localhost: bool,
 }

@@ -58,7 +58,7 @@ struct OfPlace<'a> {
     by_mark: Vec<&'a ServiceEntry>,
 }
 
-/// Depth of a read.
+/// Objects that a read includes: only virtual servers, or also their destinations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Depth {
     Servers,
@@ -157,7 +157,7 @@ fn counted(
     if depth == Depth::Servers {
         return Ok((whole, Vec::new()));
     }
-    // Empty if the virtual server was deleted meanwhile.
+    // This is empty if the virtual server was deleted in the meantime.
     let destinations = ipvs.destinations(&entry.service.key)?;
     let zero = Some(0);
     (whole.active, whole.inactive, whole.persistent) = (zero, zero, zero);

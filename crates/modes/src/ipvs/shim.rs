@@ -17,7 +17,7 @@ pub enum ShimChoice {
     /// Upstream's shim if its programs and modules work, else the shim in nftables.
     #[default]
     Auto,
-    /// The shim that the flag names, on any node.
+    /// The shim that the flag names, whatever the node supports.
     Fixed(ShimStyle),
 }
 

@@ -2,7 +2,7 @@
 
 use crate::sysctl::row::{End, Row, Rows};
 
-/// Inputs for computing the values.
+/// Inputs from which the mode's kernel settings are computed.
 pub(super) struct Context {
     /// Major and minor version of the kernel.
     pub(super) kernel: (u32, u32),

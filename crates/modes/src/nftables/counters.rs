@@ -91,7 +91,7 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
         let found = conntrack
             .find(family, only, count)
             .context("cannot count tracked flows")?;
-        // After a restarted walk, some flows were counted twice.
+        // After the walk was restarted, some flows have been counted twice.
         if looked_at == found.seen {
             return Ok(flows);
         }

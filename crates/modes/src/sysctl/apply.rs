@@ -116,7 +116,7 @@ pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
                 );
             }
             Err(source) => {
-                // The write failed, so there is nothing to restore.
+                // The write failed, so no value needs to be restored.
                 origins.remove(row.path);
                 applied.failures.push(SysctlError {
                     row,

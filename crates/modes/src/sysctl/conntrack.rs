@@ -9,7 +9,7 @@ use super::settings::Conntrack;
 /// Upstream's upper bound, in entries, for `--conntrack-max-per-core` times the number of CPUs.
 const SCALED_ENTRIES_MAX: u64 = 1_048_576;
 
-/// Inputs for computing the values.
+/// Inputs from which the kernel settings of connection tracking are computed.
 type Context = (Conntrack, Machine);
 
 static ROWS: &Rows<Context> = &[

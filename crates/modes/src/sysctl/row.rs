@@ -8,7 +8,7 @@ use std::path::Path;
 pub struct Row {
     /// Path of the setting's file, relative to the root directory.
     pub path: &'static str,
-    /// Values that suffice for the setting.
+    /// Rule that decides which values are good enough.
     pub enough: Enough,
     /// Effect of a failed write if the file system is read-only.
     pub on_read_only: OnReadOnly,
@@ -20,12 +20,12 @@ pub struct Row {
     pub end: End,
 }
 
-/// Values of a setting that suffice.
+/// Rule that decides which values of a setting are good enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enough {
-    /// Only the wanted value suffices.
+    /// Only the wanted value is good enough.
     Exactly,
-    /// The wanted value or a larger one suffices.
+    /// The wanted value and every larger one are good enough.
     AtLeast,
 }
 
@@ -33,9 +33,9 @@ pub enum Enough {
 /// engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnReadOnly {
-    /// Failure: the setting could not be written.
+    /// The write counts as failed.
     Fails,
-    /// Warning only.
+    /// The write only causes a warning.
     Warns,
 }
 
@@ -51,7 +51,7 @@ pub enum Need {
         /// Consequence of the missing setting, for the operator.
         then: &'static str,
     },
-    /// Better behavior. Everything works without the setting.
+    /// The setting only improves the behaviour. Everything works without it.
     Comfort,
 }
 
@@ -69,9 +69,9 @@ impl Need {
 /// Treatment of a setting once it is no longer wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Keep the setting, because open connections may rely on it.
+    /// The setting stays, because open connections may rely on it.
     Stays,
-    /// Restore the old value.
+    /// The old value is restored.
     IsSetBack {
         /// Text about the wanted value, for the operator.
         wanted: &'static str,

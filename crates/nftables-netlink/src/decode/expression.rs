@@ -360,7 +360,7 @@ fn hash_of(fields: &Fields<'_>) -> Option<Expression> {
 enum Single {
     Absent,
     Register(Register),
-    /// A range of several values, or an unsupported register.
+    /// Several registers, or an unsupported register.
     Other,
 }
 

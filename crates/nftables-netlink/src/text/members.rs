@@ -59,7 +59,7 @@ fn ranged(key: &[DataType], element: &Element, end: Option<&[u8]>) -> String {
         }
         (None, Some(end), [only]) => {
             let mut last = end.to_vec();
-            // Compute the last key in the range.
+            // Computes the last key in the range.
             for byte in last.iter_mut().rev() {
                 let (less, borrows) = byte.overflowing_sub(1);
                 *byte = less;

@@ -19,14 +19,14 @@ pub(super) const BUDGET: usize = 100_000;
 /// Largest number of branches that are compared to join equal ones.
 const JOINED: usize = 256;
 
-/// Exit of a path from a chain or a rule.
+/// Way in which a path leaves a chain or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exit {
     /// Continues with the next rule, or after a chain in the calling chain.
     On,
-    /// Returns from the chain.
+    /// The path returns to the calling chain.
     Return,
-    /// Leaves the base chain. The branch stores the end.
+    /// The path leaves the base chain. The branch stores how it ends.
     Out,
 }
 
@@ -103,7 +103,7 @@ impl<R: Reader> Evaluation<'_, R> {
                     ways.extend(inside.into_iter().map(|(mut branch, exit)| match exit {
                         Exit::Out => (branch, exit),
                         Exit::On | Exit::Return => {
-                            // A jump into a chain without effect needs no step.
+                            // A jump into a chain that had no effect needs no step.
                             if after == Exit::On && branch.steps.len() == before + 1 {
                                 branch.steps.truncate(before);
                                 branch.passed += 1;
@@ -142,7 +142,7 @@ impl<R: Reader> Evaluation<'_, R> {
                 RuleResult::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
-        // Restore the order of the generated numbers.
+        // Restores the order of the generated numbers.
         stopped.reverse();
         Ok(stopped)
     }
@@ -161,11 +161,11 @@ impl<R: Reader> Evaluation<'_, R> {
     }
 }
 
-/// Point at which a path continues after a rule.
+/// Place at which a path continues after a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Continuation {
     Exit(Exit),
-    /// Into a chain. The exit says what happens after it.
+    /// The path enters a chain. The exit tells how the path continues after the chain.
     Into(Name, Exit),
 }
 
@@ -185,7 +185,7 @@ impl Continuation {
 struct RulePath {
     branch: Branch,
     leads: Continuation,
-    /// Assumption of this path about the rule's uncertain outcome.
+    /// Outcome that this path assumes for an uncertain test of the rule.
     side: Option<bool>,
     doubt: Option<Arc<str>>,
 }
@@ -213,7 +213,7 @@ fn settled(
             Continuation::of(verdict)
         };
         let (side, doubt) = run.doubt.unzip();
-        // Paths with an effect of the rule differ in that effect.
+        // Paths on which the rule has an effect differ in that effect.
         let mut others = all.iter_mut().filter(|_| is_nothing);
         let like = others
             .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));

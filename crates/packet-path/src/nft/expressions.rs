@@ -145,7 +145,7 @@ impl Run {
                     ExpressionResult::Choose(*modulus, *offset, *to)
                 }
             }
-            // Assume that the first packet does not exceed a limit.
+            // The first packet of a flow is assumed to stay below every limit.
             Expression::Limit { over, .. } => (!over).into(),
             Expression::Dynset { set, operation, .. } => {
                 self.note(set, *operation);
@@ -244,7 +244,7 @@ impl Run {
                 ExpressionResult::On
             }
             (MetaKey::Mark, None) => ExpressionResult::Lost,
-            // Other keys do not change the packet's path.
+            // Other keys have no effect on the packet's path.
             _ => ExpressionResult::On,
         }
     }
@@ -276,7 +276,7 @@ impl Run {
         what: LookupFor,
     ) -> Result<ExpressionResult, Error> {
         let Some(key) = self.key(evaluation, chain, key, set)? else {
-            // The element may or may not exist, and its data is unknown.
+            // It is unknown if the element exists, and which data it has.
             return Ok(match what {
                 LookupFor::Membership(_) => ExpressionResult::Open(NOT_KNOWN),
                 LookupFor::Value(to) => {

@@ -4,7 +4,7 @@
 use nftables_netlink::{Bytes, Comparison, Register};
 use smallvec::SmallVec;
 
-/// Bytes that may be unknown.
+/// Bytes of which some or all may be unknown.
 pub(super) type PartialBytes = SmallVec<[Option<u8>; 32]>;
 
 /// The register file: 16 slots of 4 bytes.

@@ -26,7 +26,7 @@ pub(super) struct Run {
     pub(super) at: usize,
     pub(super) branch: Branch,
     pub(super) registers: Registers,
-    /// Effects so far.
+    /// Effects of the rule so far.
     pub(super) did: Vec<Effect>,
     /// Elements matched in anonymous sets, each with the index of its expression.
     pub(super) found: Vec<(usize, Element)>,
@@ -41,22 +41,22 @@ pub(super) struct Run {
 /// An effect of a rule on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Change of the mark: the value before and after.
+    /// The mark changes: the value before, and the value after.
     Mark(u32, u32),
-    /// New destination.
+    /// The packet gets a new destination.
     Destination(IpAddr, u16),
-    /// Destination that stays as it is, protected from later rules.
+    /// The destination stays, and later rules cannot change it.
     Kept,
     /// Redirection to this node, with the node's address (if it has one on the interface) and the
     /// port.
     Redirected(Option<IpAddr>, u16),
-    /// New source.
+    /// The packet gets a new source.
     Source(SourceNat),
-    /// Addition to a set.
+    /// An element is added to this set.
     Noted(nftables_netlink::Name),
-    /// Deletion from a set.
+    /// An element is deleted from this set.
     Forgotten(nftables_netlink::Name),
-    /// Exclusion from connection tracking.
+    /// Connection tracking ignores the packet.
     Untracked,
 }
 
@@ -97,11 +97,11 @@ pub(super) enum ExpressionResult {
     On,
     Missed,
     Ended(Option<Verdict>),
-    /// Unknown outcome, with the reason.
+    /// The outcome is unknown, for this reason.
     Open(&'static str),
-    /// Unknown outcome of an unsupported expression.
+    /// The outcome is unknown, because the expression is not supported.
     NotUnderstood,
-    /// Unknown effect on the packet.
+    /// The expression changes the packet in an unknown way.
     Lost,
     /// Random choice: count, first number, and the register that receives the number.
     Choose(u32, u32, Register),

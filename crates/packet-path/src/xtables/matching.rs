@@ -10,7 +10,7 @@ use crate::bridge::comes_by_port;
 use crate::kernel::{AddressType, Kernel, ReadFailure, SetKey};
 use crate::packet::{Interface, Packet, SourceNat, Tracking};
 
-/// Result of matching a rule, with the set members that matched.
+/// Result of matching a rule, and the set members that matched.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Fit {
     pub(super) how: MatchResult,
@@ -24,9 +24,9 @@ pub(super) struct Fit {
 pub(super) enum MatchResult {
     No,
     Yes,
-    /// Matches with this probability, less than 1.
+    /// The rule matches with this probability, less than 1.
     Chance(f64),
-    /// Unknown result, with the reason.
+    /// It is unknown if the rule matches, for this reason.
     Unknown(String),
 }
 
@@ -171,7 +171,7 @@ fn is_port(
     let is = |port: u16| ranges.iter().any(|range| range.contains(&port));
     let of = |port: Option<u16>, lowest: u16, which: &str| match port {
         Some(port) => Ok(is(port)),
-        // The port is unknown: it may be any ephemeral port.
+        // The port is unknown, and may be any ephemeral port.
         None if ranges.iter().all(|range| *range.end() < lowest) => Ok(false),
         None if ranges
             .iter()
@@ -255,7 +255,7 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
     let (_, parts) = type_name.split_once(':').ok_or_else(unknown)?;
     let mut key = SetKey::default();
     for (index, part) in parts.split(',').enumerate() {
-        // As in the kernel, a rule with too few sides never matches.
+        // A rule with too few sides never matches, as in the kernel.
         let Some(side) = sides.get(index) else {
             return Ok(None);
         };

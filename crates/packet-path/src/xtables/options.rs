@@ -126,7 +126,7 @@ impl RuleParser {
     fn option(&mut self, option: &str, words: &mut RemainingWords<'_>) {
         match self.known(option, words) {
             Some(Some(ask)) => self.push(ask),
-            // The option belongs to another option, or tests nothing.
+            // The option belongs to an earlier option, or tests nothing.
             Some(None) => self.is_inverted = false,
             None => {
                 let mut text = option.to_owned();
@@ -214,7 +214,7 @@ impl RuleParser {
             }
             ("multiport", "--ports") => Property::Ports(PortSide::Either, ports(value)?),
             ("tcp", "--tcp-flags") => return flags(words),
-            // Always matches, because this crate follows no ICMP packets.
+            // This always matches, because this crate follows no ICMP packets.
             ("icmp", "--icmp-type" | "--icmpv6-type") => Property::Always(false),
             ("conntrack", "--ctstate") | ("state", "--state") => Property::State(states(value)?),
             ("conntrack", "--ctstatus") => Property::State(statuses(value)?),

@@ -75,11 +75,11 @@ pub(super) enum Side {
     Destination,
 }
 
-/// Ports that a test applies to.
+/// Ports of a packet that a test compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PortSide {
     Of(Side),
-    /// Source or destination port.
+    /// The source port or the destination port.
     Either,
 }
 
@@ -101,7 +101,7 @@ pub(super) enum State {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Bridge {
     IsIn,
-    /// Output port of a bridge. Never holds for a routed packet.
+    /// The packet leaves by a bridge port. False for every routed packet.
     IsOut,
 }
 
@@ -113,15 +113,15 @@ pub(super) struct Ipvs {
     pub(super) port: Option<(u16, bool)>,
 }
 
-/// Effect of a rule.
+/// Effect of a rule on matching packets.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Target {
-    /// Counts packets only.
+    /// The rule only counts packets.
     None,
     Accept,
     Drop,
     Return,
-    /// Rejects with this message.
+    /// The rule rejects the packet with this message.
     Reject(String),
     /// Sets the mark to `(mark & !mask) ^ value`.
     Mark {
@@ -132,7 +132,7 @@ pub(super) enum Target {
     Masquerade,
     Snat(Nat),
     Dnat(Nat),
-    /// Redirects to this node, and to this port if given.
+    /// The packet goes to this node, and to this port if there is one.
     Redirect(Option<u16>),
     NoTrack,
     /// Named target that has no effect on the packet's path.

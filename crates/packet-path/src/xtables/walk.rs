@@ -59,7 +59,7 @@ struct TableWalk<'a> {
     done: Vec<Branch>,
 }
 
-/// Position of one branch.
+/// Position of one branch in the rules.
 #[derive(Clone)]
 struct Position<'a> {
     branch: Branch,
@@ -76,15 +76,15 @@ struct Frame<'a> {
     steps: Option<usize>,
 }
 
-/// Effect of a rule on the branch's position.
+/// Way in which a branch continues after a rule.
 enum Next<'r> {
-    /// Continues with the next rule.
+    /// The branch continues with the next rule.
     On,
-    /// Returns from the chain.
+    /// The branch returns from the chain.
     Return,
-    /// Leaves the table.
+    /// The branch leaves the table.
     Leave,
-    /// Enters a chain. `comes_back` is false for a goto.
+    /// The branch enters a chain. `comes_back` is false for a goto.
     Into { chain: &'r str, comes_back: bool },
 }
 
@@ -297,7 +297,7 @@ impl<'a> TableWalk<'a> {
 
     fn masquerade(&self, packet: &mut Packet) -> (String, Next<'static>) {
         let address = packet.oif.as_ref().and_then(|oif| {
-            // If the address is unknown, the step omits it.
+            // The step omits an unknown address.
             self.kernel
                 .address_of(oif, packet.destination)
                 .ok()
@@ -355,7 +355,7 @@ impl Position<'_> {
 /// Parses a rule.
 pub(super) fn parse(line: RuleLine<'_>) -> Rule {
     let mut words = line.words();
-    // Skip `-A` and the chain.
+    // Skips `-A` and the name of the chain.
     words.next();
     words.next();
     options::read(words)

@@ -36,7 +36,7 @@ pub(super) struct Comparison {
     adopted: BTreeSet<VirtualServerKey>,
 }
 
-/// Entries that may have been written since the dump began.
+/// Entries that may have been written after the dump began.
 #[derive(Debug, Default)]
 pub(super) struct WrittenEntries {
     servers: HashSet<VirtualServerKey>,
@@ -48,7 +48,7 @@ pub(super) struct WrittenEntries {
     pub(super) sets: bool,
 }
 
-/// Result of one step.
+/// Result of one step of the comparison.
 #[derive(Debug, Default)]
 pub(super) struct Differences {
     /// Our virtual servers that differ, each with its state in the kernel.
@@ -184,7 +184,7 @@ impl Comparison {
                     } else if let Some(there) = there {
                         found.servers.push((key, there));
                     } else {
-                        // The lane of virtual servers reads all of them again.
+                        // The lane for virtual servers then reads all of them again.
                         found.has_lost_servers = true;
                         self.believed_servers.clear();
                         self.servers.clear();

@@ -34,7 +34,7 @@ pub struct Work {
     pub glances: usize,
     /// Reads of the addresses.
     pub address_reads: usize,
-    /// Requests for a scheduler.
+    /// Queries for a scheduler.
     pub scheduler_questions: usize,
 }
 
@@ -69,7 +69,7 @@ pub struct State {
     pub unreadable: BTreeMap<&'static str, String>,
     /// Successful writes, in order.
     pub done: Vec<Op>,
-    /// Costs so far.
+    /// Costs of the writes and reads so far.
     pub work: Work,
 }
 
@@ -151,7 +151,7 @@ impl State {
                 self.snapshot.sets.entry(*set).or_default();
                 let room = match set.kind() {
                     _ if self.shim.is_native() => u32::MAX,
-                    // A bitmap has room for all ports.
+                    // The bitmap has room for every port.
                     SetKind::Port => u32::MAX,
                     _ => *size,
                 };

@@ -36,7 +36,7 @@ pub(super) struct Native {
     sent: u32,
 }
 
-/// Elements of one set, to add or to remove.
+/// Elements to add to one set, or to remove from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     set: Name,
@@ -88,7 +88,7 @@ impl Native {
                 .iter()
                 .filter_map(|element| Some(member(name, element, self.family)?.1));
             found.members.entry(set).or_default().extend(members);
-            // The kernel grows the set as needed.
+            // The kernel grows this set as needed, so it has no limit.
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {

@@ -19,7 +19,7 @@ const TYPES: [SetType; 5] = [
     SetType::HashIpPort,
     SetType::HashIpPortIp,
     SetType::HashIpPortNet,
-    // The last type must be the one that the test rules match.
+    // The last type must be the one in the test rules.
     SetType::HashIp,
 ];
 

@@ -25,7 +25,7 @@ use crate::server::VirtualServerKey;
 ///
 /// [`OpenError::Scheduler`] if the kernel lacks the scheduler.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
-    /// Lock for the test's address, which both families use.
+    /// Lock for the test address, because the families share it.
     static ASKING: Mutex<()> = Mutex::new(());
     let lacking = |reason: &dyn std::fmt::Display| OpenError::Scheduler {
         name: name.to_owned(),

@@ -101,7 +101,7 @@ impl Sets {
         let wanted = definition(set, self.family).with_maxelem(size);
         match self.ipset.create(&set.name(self.family), &wanted) {
             Ok(_) => Outcome::Done,
-            // The existing set differs only in size.
+            // The existing set has the same type, and only another size.
             Err(Error::Mismatch { exists, .. }) if serves_as(&exists, set, self.family) => {
                 if self::size(&exists) >= size {
                     return Outcome::Done;
@@ -252,7 +252,7 @@ fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
 fn definition(set: Set, family: IpFamily) -> Definition {
     let set_type = match set.kind() {
         SetKind::Address => SetType::HashIp,
-        // Iptables shims never match marks.
+        // The iptables shims match no marks.
         SetKind::AddressPort | SetKind::AddressPortMark => SetType::HashIpPort,
         SetKind::AddressPortAddress => SetType::HashIpPortIp,
         SetKind::AddressPortNet => SetType::HashIpPortNet,

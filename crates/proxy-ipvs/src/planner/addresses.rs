@@ -46,7 +46,7 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
     if ops.is_empty() && of.claims.may_delete && of.has_all_addresses {
-        // At all times, a wanted address exists in one of the two forms.
+        // A wanted address always exists in at least one of the two forms.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {
             tables.addresses.wanted(address).is_none() || tables.addresses.actual(address).is_some()

@@ -45,7 +45,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             // would reach the virtual server at their address.
             None if masquerading::is_marked(tables, &of.claims.marks, &key) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
-            // Additions come before removals.
+            // Another step adds the missing destinations first.
             Some(_) if makes(tables, &key) => {}
             Some(wanted) => {
                 let before = ops.len();
@@ -83,7 +83,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     {
         return Plan::default();
     }
-    // Virtual servers that could not be removed, by port.
+    // Ports of the virtual servers that could not be removed.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
     // Addresses of virtual servers that no other set member names, because a member was refused.
     // The set of addresses also rejects packets, so an address that became the node's own should
@@ -112,7 +112,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         if set == Set::LocalMark {
-            // Removed elsewhere, together with the exemptions.
+            // These members are removed together with the exemptions.
             continue;
         }
         let removed = sorted(table.due(of.now)).into_iter().filter(|member| {

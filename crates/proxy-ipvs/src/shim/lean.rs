@@ -45,7 +45,7 @@ impl Shim {
             (Table::Nat, POSTROUTING) => self.postrouting(config),
             (Table::Nat, "KUBE-NODE-PORT") => self.lean_node_ports(config),
             (Table::Nat, "KUBE-LOAD-BALANCER") => self.lean_load_balancers(config),
-            // Network plug-ins also jump into this chain.
+            // Network plug-ins jump into this chain as well.
             (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
             (Table::Filter, FORWARD) => lean_forward(config),
             (Table::Filter, "KUBE-NODE-PORT") => {
@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// Rules of a shim, and the jumps into its chains.
+    /// The rules of a shim, and the jumps into its chains.
     struct Made {
         chains: Vec<(Table, &'static str, Vec<Rule>)>,
         jumps: Vec<(Table, &'static str, &'static str)>,
@@ -373,7 +373,7 @@ mod tests {
                 vec![LoadBalancer, LoadBalancerLocal, ExternalIpLocal, IpvsIps],
                 true,
             ),
-            // Another interface has this address.
+            // The address belongs to another interface.
             (vec![ExternalIp], true),
             (vec![LoadBalancer], true),
             (vec![HealthCheckNodePort], true),

@@ -79,7 +79,7 @@ impl Default for ConnectHooks {
 }
 
 impl ConnectHooks {
-    /// Runs `clear` before each connection.
+    /// Runs `clear` before every connection.
     #[must_use]
     pub fn cleared_by(self, clear: Clear) -> Self {
         Self { clear, ..self }
@@ -107,7 +107,7 @@ pub struct ApiServerAddress {
 pub struct ApiServerAddresses(Option<Addresses>);
 
 impl ApiServerAddresses {
-    /// Returns a view of `addresses`.
+    /// Returns a view of these addresses.
     pub(super) fn of(addresses: &Addresses) -> Self {
         Self(Some(addresses.clone()))
     }
@@ -118,7 +118,7 @@ impl ApiServerAddresses {
     }
 }
 
-/// Peer of connections: the server, or the proxy in front of it.
+/// The peer of connections: the API server, or the proxy in front of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) host: String,
@@ -143,7 +143,7 @@ impl Target {
     }
 }
 
-/// The addresses of some targets. Clones share them.
+/// Addresses of the targets. Clones share the addresses.
 #[derive(Clone)]
 pub(super) struct Addresses(Arc<Shared>);
 
@@ -159,7 +159,7 @@ struct AddressBook {
     subscribers: Vec<UnboundedSender<Vec<SocketAddr>>>,
 }
 
-/// Reasons for keeping an address.
+/// The reasons why an address is kept.
 #[derive(Debug, Default)]
 struct Entry {
     /// True if the kubeconfig contains the address itself.
@@ -332,7 +332,7 @@ impl Service<Name> for Resolver {
                 ports.map(|port| SocketAddr::new(*ip, *port)).collect()
             };
             addresses.clear(found.iter().flat_map(at).collect()).await;
-            // The port here is unused, because the connector replaces it.
+            // The connector replaces the port, so any port works here.
             let found: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
             Ok(found.into_iter())
         })

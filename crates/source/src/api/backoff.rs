@@ -34,14 +34,14 @@ const MOST_UNTOLD: Duration = Duration::from_mins(5);
 /// Time without a failure after which a row begins again with its first wait.
 const FORGOTTEN: Duration = Duration::from_mins(2);
 
-/// Work that a failed attempt causes on the server.
+/// Work that a failed attempt causes on the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
-    /// None: the server accepted no connection.
+    /// No work, because the server accepted no connection.
     Nothing,
-    /// One request was handled.
+    /// The server handled one request.
     Something,
-    /// One request for an optional kind was handled.
+    /// The server handled one request for an optional kind.
     Optional,
 }
 
@@ -53,7 +53,7 @@ pub struct Backoff {
     untold: Steps,
 }
 
-/// Progress in one row of the table in the module's description.
+/// Failed attempts in one row of the table in the module's description.
 #[derive(Debug, Default)]
 struct Steps {
     count: u32,
@@ -61,7 +61,7 @@ struct Steps {
 }
 
 impl Backoff {
-    /// Begins again with the first wait, after a success.
+    /// Returns to the first wait, after a success.
     pub fn reset(&mut self) {
         *self = Self::default();
     }

@@ -92,9 +92,9 @@ const LONGEST_REST: u64 = 64 << 10;
 /// Version constraint of a request. A server may be unable to read the version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VersionConstraint {
-    /// Objects at this version or later.
+    /// The server must return objects of this version or of a later one.
     NotOlder,
-    /// Objects of any version.
+    /// The server may return objects of any version.
     Anything,
 }
 
@@ -121,7 +121,7 @@ pub(super) struct ListWatch {
     stumbles: u32,
     /// Number of consecutive requests with a minimum version that the server refused with 500.
     refusals: u32,
-    /// Version constraint of the current request.
+    /// The version that the current request asks for.
     asked: VersionConstraint,
     /// HTTP status by which the server refused this optional kind, if it did.
     untold: Option<u16>,
@@ -325,7 +325,7 @@ impl ListWatch {
                 warn!("{beginning}: {message}; {end}; its role is to allow {right}");
             }
         }
-        // Completes the list, so that consumers stop waiting for it.
+        // Ends the list, although it may lack objects, so that consumers stop waiting for it.
         let is_whole = false;
         self.send(Event::ListComplete { kind, is_whole }).await
     }

@@ -39,7 +39,7 @@ pub(super) struct Resource {
 /// Importance of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Serving needs the kind.
+    /// The proxy cannot serve without this kind.
     Needed,
     /// Features that use the kind are off if the server does not serve it.
     Optional {
@@ -50,7 +50,7 @@ pub(super) enum Need {
     },
 }
 
-/// Minimum age of a list.
+/// The smallest age that a list may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Age {
     /// Any version that the server's watch cache has, even a stale one.

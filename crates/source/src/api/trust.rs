@@ -9,7 +9,7 @@ use rustls::{AlertDescription, CertificateError};
 #[error("{why}")]
 pub(super) struct Untrusted {
     pub(super) why: String,
-    /// The advice to the operator.
+    /// The next step for the operator.
     pub(super) advice: String,
 }
 

@@ -59,7 +59,7 @@ struct ProxyRoute {
 pub(super) struct ProxyError {
     /// The error, with the name of the proxy.
     pub(super) why: String,
-    /// The advice to the operator.
+    /// The next step for the operator.
     pub(super) advice: String,
     /// Work that the attempt caused on the server.
     pub(super) cost: Cost,

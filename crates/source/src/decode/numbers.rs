@@ -202,7 +202,7 @@ struct Entry<'a> {
     value: &'a [u8],
 }
 
-/// `meta/v1` Time, whose nanoseconds are always 0.
+/// `meta/v1` Time. Its nanoseconds are always 0.
 #[derive(Debug, Default)]
 struct Moment {
     /// Seconds since 1970.

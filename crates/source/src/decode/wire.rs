@@ -42,7 +42,7 @@ impl Metadata<'_> {
     }
 }
 
-/// The used labels.
+/// The labels that the proxy reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Labels<'a> {
@@ -56,7 +56,7 @@ pub(crate) struct Labels<'a> {
     pub(crate) zone: Option<Text<'a>>,
 }
 
-/// The used annotations.
+/// The annotations that the proxy reads.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
     /// Time of the change that caused this slice
@@ -104,12 +104,12 @@ impl<'de: 'a, 'a> Deserialize<'de> for Annotations<'a> {
     }
 }
 
-/// A time in one of its encodings.
+/// A time in one of its two encodings.
 #[derive(Debug)]
 pub(crate) enum Time<'a> {
-    /// Text by RFC 3339.
+    /// The time as text, in the format of RFC 3339.
     Text(Text<'a>),
-    /// Seconds since 1970.
+    /// The time as seconds since 1970.
     Seconds(i64),
 }
 
@@ -322,7 +322,7 @@ pub(crate) struct MetadataOnly<'a> {
 /// millions of endpoints would be expensive.
 #[derive(Debug, Default)]
 pub(crate) enum FirstAddress {
-    /// The list is empty.
+    /// The list has no address.
     #[default]
     Missing,
     /// A valid address.

@@ -23,7 +23,7 @@ use super::document::{self, LocatedObject};
 use crate::complaints::Complaints;
 use crate::decode::{self, Content, Key};
 
-/// The folder, as of the last read.
+/// The folder of manifests, as of the last read.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -38,11 +38,11 @@ pub(super) struct Folder {
 /// Progress of the initial list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// No list was sent.
+    /// No list has been sent yet.
     New,
-    /// A list was sent while a file was unreadable.
+    /// A list has been sent, but a file was unreadable.
     Complete,
-    /// A list of all objects was sent.
+    /// A list of all objects has been sent.
     Whole,
 }
 
@@ -325,10 +325,10 @@ impl Folder {
     }
 }
 
-/// The state of one read.
+/// The state of one read of the folder.
 #[derive(Debug, Default)]
 struct Look {
-    /// Content of each object with changed claims, before the read.
+    /// Content that each object with changed claims had before the read.
     before: HashMap<Key, Option<Content>>,
     contested: Vec<Key>,
     warnings: Vec<String>,

@@ -67,7 +67,7 @@ fn is_near(given: &str, known: &str) -> bool {
         TYPING_ERRORS
     };
     let (given, known) = (given.to_ascii_lowercase(), known.to_ascii_lowercase());
-    // PodList is not a misspelt NodeList.
+    // A PodList must not be mistaken for a misspelt NodeList.
     let is_begun_alike = given.chars().next() == known.chars().next();
     given.len() <= LONGEST && is_begun_alike && distance(&given, &known) <= allowed
 }

@@ -30,9 +30,9 @@ impl OwnNode {
 /// Optional kinds of objects of a source, besides the kinds that every mode needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SideKinds {
-    /// No optional objects.
+    /// The mode needs no optional objects.
     Nothing,
-    /// ServiceCIDRs. A start waits until they are listed.
+    /// The mode needs ServiceCIDRs. A start waits until they are listed.
     ServiceCidrs,
 }
 

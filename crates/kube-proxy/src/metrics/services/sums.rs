@@ -16,7 +16,7 @@ pub(crate) enum Source {
     Listener(Listener),
 }
 
-/// Sum of the counters of several sources.
+/// Sum of the counters of all sources of one Service port or endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
     /// Counts of sources before they were removed or restarted.
@@ -115,7 +115,7 @@ mod tests {
         let mut sum = Sum::default();
         sum.update(&[(at(1), count(10, 1)), (at(2), count(5, 2))]);
         assert_eq!(sum.count(), count(15, 3));
-        // One source is gone, and the counter of the other starts again.
+        // The source 2 is removed, and the counter of source 1 starts again.
         sum.update(&[(at(1), count(1, 1))]);
         assert_eq!(sum.count(), count(16, 1));
         sum.update(&[(at(1), count(3, 0)), (at(2), count(1, 1))]);

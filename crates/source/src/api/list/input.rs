@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::super::end::End;
 
-/// Longest pause without any byte.
+/// Longest pause between two bytes of a response.
 const STILL: Duration = Duration::from_mins(1);
 /// Longest time for the whole list. A server forgets a list's position after five minutes.
 const WHOLE: Duration = Duration::from_mins(5);

@@ -37,7 +37,7 @@ pub(super) struct JsonList {
     /// The beginning of the text, for errors.
     excerpt: String,
     place: ParsePosition,
-    /// True once the list's `kind` was checked.
+    /// True once the `kind` of the list has been checked.
     is_known: bool,
     /// Objects that arrived before the list's `kind`.
     waiting: VecDeque<Result<DecodedObject, MissingName>>,
@@ -90,7 +90,7 @@ enum Step {
 
 /// Reason why a value cannot be parsed.
 enum Stop {
-    /// The text ends inside the value.
+    /// The text ends before the value does.
     Short,
     Invalid(serde_json::Error),
 }
