@@ -9,7 +9,7 @@ use serde_json::Value;
 /// `User-Agent` that distinguishes this program's requests from the subject's.
 pub(crate) const USER_AGENT: &str = "bench";
 
-/// A connection to the fixture.
+/// A connection to the API server fixture.
 #[derive(Debug)]
 pub(crate) struct Api(BufReader<TcpStream>);
 

@@ -140,7 +140,7 @@ fn publish(json: &Path, folder: &Path) -> Result<()> {
     let mut report = read(json)?;
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     report::draw(&report, folder, false)?;
-    // Program paths mean nothing to a reader.
+    // Removes the paths of programs, which mean nothing to a reader.
     for one in &mut report.measurements {
         if let SubjectKind::KubeProxy { path, .. } = &mut one.cell.subject.kind {
             *path = path.file_name().unwrap_or_default().into();

@@ -14,7 +14,7 @@ use nftables_netlink::{
 
 use crate::rules::Servers;
 
-/// The table of nftables mode, in our daemon and upstream.
+/// The table of nftables mode, which our daemon and upstream's have.
 pub(crate) const TABLE: &str = "kube-proxy";
 /// Map of Service addresses in the table.
 const SERVICES: &str = "service-ips";
@@ -117,13 +117,13 @@ impl Tables {
             self.unwanted = (!serves).then_some((*at.ip(), generation));
             return Ok(serves);
         }
-        // A Service keeps its chain while it exists.
+        // A Service keeps the same chain as long as it exists.
         if wanted.is_empty() || !self.chains.contains_key(&at) {
             self.read_chains()?;
         }
         let serves = match self.chains.get(&at).cloned() {
             None => wanted.is_empty(),
-            // The chain may have been deleted since.
+            // The chain may have been deleted in the meantime.
             Some(chain) => self.endpoints(&chain).is_ok_and(|found| found == *wanted),
         };
         self.unwanted = (!serves).then_some((*at.ip(), generation));

@@ -81,7 +81,7 @@ impl FromStr for AxisChoice {
     }
 }
 
-/// The requested subjects, axes and sizes.
+/// The subjects, axes and sizes that the user requested.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     /// Axes to measure. Empty for all axes.
@@ -389,7 +389,7 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
             mode: Mode::Iptables,
             ..
         } => {
-            // Twenty changes take a minute.
+            // Twenty changes would take a minute.
             (size.services > MANY && !matches!(axis, Axis::Cold | Axis::First))
                 || size.services * size.endpoints > 100_000
         }

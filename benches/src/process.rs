@@ -106,7 +106,7 @@ pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // The process may have ended.
+        // The process may have ended in the meantime.
         let stat = process::stat(pid).unwrap_or_default();
         if stat.get(1).is_some_and(|parent| parent == "2") {
             threads.insert(pid);

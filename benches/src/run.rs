@@ -179,7 +179,7 @@ impl Run {
                 None => match self.measure(cell, &folder, end) {
                     Ok(measurement) => measurement,
                     Err(error) => {
-                        // The measurements so far make a report, too.
+                        // The measurements up to now are enough for a report.
                         report::draw(&report, &folder, true)?;
                         return Err(error);
                     }
@@ -470,7 +470,7 @@ impl SkippedCells {
             let counts = one.is_counting == cell.is_counting;
             counts && (one.axis, one.size, &one.subject) == (cell.axis, cell.size, &cell.subject)
         };
-        // Every axis begins with a cold start.
+        // Every axis needs a cold start first.
         let begins_with = |one: &Cell| {
             let is_as_large = one.size.services <= cell.size.services
                 && one.size.endpoints <= cell.size.endpoints;

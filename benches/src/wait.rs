@@ -95,7 +95,7 @@ pub(crate) fn until(
     };
     let deadline = started + limit;
     loop {
-        // The cheap looks.
+        // Repeats the cheap look until it finds the wanted state.
         let since = loop {
             let before = own_cpu();
             let look = match &mut looks {
@@ -269,7 +269,7 @@ fn reached(
             .servers
             .get(&at)
             .map_or(!targets.is_empty(), |reals| match mode {
-                // Any port of the daemon is correct.
+                // In userspace mode, any port of the daemon is correct.
                 Mode::Userspace => targets.len() != 1,
                 _ => *reals != targets,
             })

@@ -41,7 +41,7 @@ const CLIENTS: u32 = 500;
 const MORE: u32 = 20;
 /// A run with fewer changes is a smoke test: it only shows that the axis works.
 const FEW: u32 = 100;
-/// Interval between two queries of the server's log.
+/// Interval between two reads of the API server's request log.
 const LOOK: Duration = Duration::from_millis(100);
 /// Open file limit of this process and the fixture. Each replayed request takes a socket.
 const FILES: u64 = 65_536;

@@ -83,7 +83,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         axis => bail!("{axis} is measured elsewhere"),
     }
     if cell.is_counting {
-        // Times under strace are meaningless.
+        // Durations that are measured under strace mean nothing.
         measured = Measured {
             counts: Some(counted(&stage, 0)?),
             state: measured.state,
@@ -143,7 +143,7 @@ fn parts(log: &str, measured: &mut Measured) {
 /// Waits until strace stops writing. Counts the lines of its file from byte `from` on.
 fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let trace = stage.trace();
-    // strace may not have written yet.
+    // strace may not have created its file yet.
     let length = || fs::metadata(&trace).map_or(0, |file| file.len());
     let (mut before, mut since) = (length(), Instant::now());
     let deadline = Instant::now() + stage.limit();

@@ -63,7 +63,7 @@ enum Add {
     Nothing,
     /// Virtual servers of all Services.
     Servers,
-    /// Shell commands.
+    /// Shell commands that change the node.
     Script(String),
     /// Rules of the shim, with the sets that they use.
     Rules(Vec<Rule>),

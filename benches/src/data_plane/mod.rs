@@ -59,7 +59,7 @@ const ANSWERED_ROUNDS: usize = 9;
 const LEAST_ROUNDS: usize = 7;
 const ENOUGH: Duration = Duration::from_secs(10);
 
-/// A series name and its destination address.
+/// Name of a series, and the destination address of its packets.
 type Target = (&'static str, SocketAddrV4);
 
 /// Measures a cell of the axes first, connect, keptalive, udp, throughput and anatomy. Runs in the
@@ -204,7 +204,7 @@ fn targets(stage: &Stage) -> Result<Vec<Target>> {
 
 /// Returns the Services' addresses in the order of the kernel's rules.
 fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
-    // Other modes do not search linearly.
+    // Only iptables mode searches the rules one by one.
     if stage.mode() != Mode::Iptables {
         return Ok((0..stage.objects.services())
             .map(Objects::address)

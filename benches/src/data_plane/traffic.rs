@@ -114,7 +114,7 @@ pub(crate) fn answers_udp(client: &Place, to: SocketAddrV4) -> io::Result<bool> 
                         | ErrorKind::NetworkUnreachable
                 ) =>
             {
-                // An error returns immediately.
+                // The error came at once, so this waits before the next attempt.
                 std::thread::sleep(Duration::from_millis(20));
                 Ok(false)
             }

@@ -132,7 +132,7 @@ fn of_services(
     let mut servers = Servers::new();
     for (at, ends) in found {
         if let Some(count) = count(at) {
-            // A number without an endpoint would drop packets.
+            // If a number had no endpoint, packets with this number would be dropped.
             let is_whole = ends.keys().copied().eq(0..count);
             let ends = ends.into_values().filter(|_| is_whole);
             servers.insert(at, ends.collect());

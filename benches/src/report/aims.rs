@@ -221,7 +221,7 @@ fn writes_for_change(report: &Report) -> Option<Figure> {
     let (cell, measured) = counted(report, Axis::Change)?;
     let counts = measured.counts.as_ref()?;
     if counts.writes_by_name.is_empty() && counts.netlink_writes > 0 {
-        // The run did not name the messages.
+        // The run did not record the messages by name.
         return None;
     }
     let of_step = |turn: &u32| {

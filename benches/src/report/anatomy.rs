@@ -77,7 +77,7 @@ pub(super) fn whole(report: &Report) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    // This cell has no iptables table.
+    // The cell measured a kernel without an iptables table.
     let bare = of_kernels(report, NAT_ALONE, |cell| cell.subject.kind.has(NATIVE));
     let what = "IPVS, connection tracking and translation of addresses, no rule".to_owned();
     rows.extend(bare.map(|found| row(what, found)));

@@ -18,7 +18,7 @@ pub(super) struct Pair<'a> {
     pub(super) other: &'a str,
 }
 
-/// Relation of our figure to another kube-proxy's figure.
+/// Result of comparing our figure with another kube-proxy's figure.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Ahead,

@@ -95,7 +95,7 @@ pub(super) enum Cell {
     Failed,
     /// Skipped, for a reason in the report.
     Skipped,
-    /// The plan has no such cell.
+    /// The plan does not have this cell.
     Absent,
 }
 

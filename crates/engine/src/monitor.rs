@@ -28,7 +28,7 @@ impl Monitor {
         self.unserved = served.serves_nobody().then_some(since);
     }
 
-    /// Completes the report.
+    /// Adds settled Services, conflicts and drift to the report.
     pub(crate) fn conclude<S: Scheme>(&mut self, state: &mut State<S::Kinds>, scheme: &S) {
         state
             .news

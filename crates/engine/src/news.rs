@@ -21,7 +21,7 @@ const MANY: usize = 1_000;
 pub struct News {
     /// Services that changed and are not settled yet.
     awaited: HashSet<NamespacedName>,
-    /// Awaited Services to check.
+    /// Awaited Services that the next check looks at.
     fresh: Vec<NamespacedName>,
     /// Awaited Services whose entries another program had changed.
     disturbed: HashSet<NamespacedName>,

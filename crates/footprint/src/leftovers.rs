@@ -95,7 +95,7 @@ impl Finder {
         }
     }
 
-    /// Checks a chain.
+    /// Records a chain if it belongs to another mode.
     pub fn chain(&mut self, table: Table, name: &str) {
         if self.is_theirs(table, name) && !self.is_mine(table, name) {
             let names = self.names.entry(table).or_default();

@@ -215,7 +215,7 @@ fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
     ];
     assert_eq!(chains, of_ipvs_mode);
     assert_eq!(found.jumps().count(), 5);
-    // All rules of upstream belong to this mode.
+    // Upstream's rules all belong to this mode.
     assert!(beside(HeldChainAction::Stays, UPSTREAM).is_empty());
 
     let holds =

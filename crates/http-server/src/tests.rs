@@ -227,7 +227,7 @@ async fn an_unread_response_times_out() {
         .unwrap();
     sleep(Duration::from_millis(100)).await;
     tokio::time::pause();
-    // The client occasionally reads a little.
+    // The client reads only a few bytes from time to time.
     let mut bytes = vec![0; 1 << 20];
     let mut taken = 0;
     let began = tokio::time::Instant::now();

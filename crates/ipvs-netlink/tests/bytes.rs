@@ -441,7 +441,7 @@ fn truncated_netlink_attributes_are_errors() {
     for what in ["service", "destination"] {
         let payload = reply(what, "three connections");
         for (_, victim, _) in attributes(&payload) {
-            // An empty nest of counters means zero.
+            // An empty list of counters means zero.
             if [STATS, STATS64].contains(&victim) {
                 continue;
             }

@@ -603,7 +603,7 @@ fn a_refused_service_does_not_affect_other_services() {
     assert_eq!(served.len(), 18 + 1);
     assert!(served.last().unwrap().ends_with("-j KUBE-NODEPORTS"));
     assert!(world.restores().len() < 32);
-    // Other Services change in the meantime.
+    // Other Services change at the same time.
     world.apply(slice_of(1, [1, 2, 3]));
     let report = world.sync();
     assert!(report.failures.is_empty(), "{report:?}");
@@ -1156,7 +1156,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
     world.restores_within(Duration::from_secs(30));
     assert!(!has_leftovers(&world));
     assert_eq!(world.proxier.standing().pending, 0);
-    // From then on, a change is one restore again.
+    // Afterwards, a change takes one restore again.
     world.apply(slice_of(1, [1, 2, 3]));
     world.sync();
     assert_eq!(world.restores().len(), 1);
@@ -1228,7 +1228,7 @@ fn varied(number: u16, bits: u8) -> Service {
         varied.ports[0].node_port = Some(30_000 + number);
     }
     if is(1) {
-        // Two Services share one address.
+        // Two Services have the same address.
         varied.external_ips = vec![[198, 51, 100, low / 2].into()];
     }
     if is(2) {

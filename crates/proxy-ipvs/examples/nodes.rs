@@ -181,14 +181,14 @@ impl Node {
     }
 }
 
-/// Arrival of the endpoints at a node.
+/// Order in which the endpoints arrive at a node.
 #[derive(Debug, Clone, Copy)]
 enum Arrival {
     /// All at once, in the order of their addresses on all nodes.
     Ascending,
-    /// All at once, in the planner's order.
+    /// All endpoints at once, in the planner's order.
     AtOnce,
-    /// One after another, in one order on all nodes.
+    /// One endpoint after another, in the same order on all nodes.
     OneByOne,
 }
 

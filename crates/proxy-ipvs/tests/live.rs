@@ -971,7 +971,7 @@ fn each_refused_write_has_a_reason_and_the_rest_succeed() {
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
         assert_eq!(refusal(&outcomes[0]).1, Fault::Scheduler);
 
-        // Removal of a missing entry succeeds.
+        // The removal of a missing entry succeeds.
         assert_done(&apply(
             &mut kernel,
             [

@@ -355,7 +355,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     );
     assert!(ops.iter().all(|op| matches!(op, Op::AddDestination(..))));
 
-    // An equal object changes nothing.
+    // An event with an equal object changes nothing.
     world.slice(slice(
         "default/new",
         &["10.244.1.5@node2", "10.244.2.5@node2"],
@@ -374,7 +374,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
             ..Work::default()
         }
     );
-    // A tick may arrive slightly early.
+    // A tick of the daemon may come slightly early.
     world.wait(Duration::from_secs(29));
     world.check();
     world.sync();
@@ -828,7 +828,7 @@ fn refused_rules_leave_a_load_balancer_closed_to_other_sources() {
     world.service(balanced(&["10.0.0.0/8", "192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerFirewall), 1);
-    // A removed source range is no longer admitted.
+    // The removed source range is no longer admitted.
     world.service(balanced(&["192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerSourceCidr), 1);

@@ -163,7 +163,7 @@ impl Case {
 
 /// Intended differences from upstream (docs/nftables-mode-differences.md).
 const DIFFERENCES: [&str; 2] = [
-    // IPv4 networks alone do not open IPv6 addresses.
+    // IPv4 networks in the flag do not open IPv6 addresses.
     "flag-nodeport-addresses-cidr IPv6",
     // An unwanted chain is deleted immediately.
     "restart-leftovers IPv4",

@@ -496,7 +496,7 @@ fn old_sized_affinity_sets_free_memory_and_keep_clients() {
         // The sets take about 100 MB. Other programs and the removal of earlier namespaces change the
         // machine's figure by tens of megabytes, so the test only tells most of it from none.
         let most = 50.0;
-        // A kernel worker shrinks the sets.
+        // A kernel thread shrinks the sets some time later.
         let freed = || with_sizes - kernel_memory();
         let is_freed = (0..50).any(|_| {
             thread::sleep(Duration::from_millis(100));

@@ -296,7 +296,7 @@ fn localhost_node_ports_are_rejected_until_localhost_is_added() {
         assert!(start.elapsed() < Duration::from_secs(1), "at once");
         assert!(world.is_refused_by_udp());
         assert_eq!(world.counted(), counts(1, 1), "{family} {layout:?}");
-        // A restart keeps the counters (k/k#142183).
+        // The counters survive a restart (k/k#142183).
         world.again(LocalhostNodePorts::Served);
         assert_eq!(world.all().len(), 2);
         assert_eq!(world.counted(), counts(1, 1), "they go on to count");

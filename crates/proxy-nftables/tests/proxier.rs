@@ -473,7 +473,7 @@ fn drift_is_repaired_after_a_kernel_notification() {
         world.now += Duration::from_secs(1);
         world.damage(|table| *table = Content::default());
         assert_eq!(world.content(), before);
-        // A notification without a change causes no write.
+        // A notification that announces no change causes no write.
         world.made();
         world.now += Duration::from_secs(1);
         world.damage(|_| {});
@@ -972,7 +972,7 @@ fn service_networks_apply_at_once_and_stay_while_unknown() {
         });
         world.sync();
         assert_eq!(rules(&world), 2);
-        // A restarted daemon that does not get the ServiceCIDRs.
+        // The restarted daemon does not get the ServiceCIDRs.
         let kernel = world.kernel.clone();
         let mut world = World::on(kernel, layout);
         web(&mut world, 1, [1]);
@@ -989,7 +989,7 @@ fn node_ports_are_served_at_the_addresses_of_the_flag() {
         world.sync();
         assert_eq!(world.elements("nodeport-ips"), 1);
         assert_eq!(world.proxier.node_ports().unwrap().addresses.len(), 1);
-        // The node loses its address and gets it back.
+        // The node loses its own address and then gets it back.
         world.kernel.state().addresses.clear();
         world.proxier.notice(&Notice::Anything, world.now);
         world.settle();
@@ -1003,7 +1003,7 @@ fn node_ports_are_served_at_the_addresses_of_the_flag() {
         let synced = other.sync();
         assert_eq!((synced.failures.len(), synced.pending), (0, 0));
         assert!(!other.content().sets.contains_key("nodeport-ips"));
-        // IPv6 networks do not open IPv4 addresses.
+        // IPv6 networks in the flag do not open IPv4 addresses.
         let mut node = node1();
         let nets = vec!["fd00::/8".parse().unwrap()];
         node.node_port_addresses = NodePortAddresses::Within(nets);
@@ -1632,7 +1632,7 @@ fn shaped(number: u16, shape: Shape) -> Service {
     }
     if shape.is_balanced {
         service.ingress_ips = vec![[203, 0, 113, number.to_be_bytes()[1]].into()];
-        // This address is shared with other Services.
+        // Other Services have this address as well.
         if number.is_multiple_of(2) {
             service.ingress_ips.push([198, 51, 100, 1].into());
         }

@@ -781,7 +781,7 @@ fn redirects_keep_their_address_while_node_addresses_are_unknown() {
     let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
     assert_eq!((aim.via, aim.outside), (before, 40_000));
 
-    // The node's address has changed since.
+    // The node's address has changed in the meantime.
     let mut state = world.kernel.state();
     state.hidden = None;
     state.addresses = ["192.0.2.7".parse().unwrap()].into();

@@ -111,7 +111,7 @@ fn a_service_with_500_000_frontends_keeps_its_first_addresses() {
     assert_eq!(excess.to_string(), "4964 of its external IPs");
     let version = model.external_addresses_version();
 
-    // An equal event does not change the model.
+    // An event with an equal object does not change the model.
     model.take_changes();
     model.apply(Event::ServiceApplied(given));
     assert!(!model.has_changes());

@@ -73,7 +73,7 @@ fn a_relay_without_free_descriptors_waits_and_recovers() {
 
 /// Returns the number of open files.
 fn open() -> usize {
-    // The listing itself opens one file.
+    // The listing itself needs one open file.
     fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 

@@ -158,7 +158,7 @@ fn a_reset_resets_the_other_side() {
     client.write_all(b"x").unwrap();
     let error = client.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    // The same in the opposite direction.
+    // The same test in the opposite direction.
     let (told, seen) = std::sync::mpsc::channel();
     let at = endpoint(move |mut connection| {
         connection.write_all(b"a").unwrap();
@@ -441,7 +441,7 @@ fn udp(limits: Limits, endpoints: &[SocketAddr]) -> World {
 
 #[test]
 fn a_udp_flow_keeps_its_endpoint_until_idle() {
-    // Longer than the delay of a reply on a loaded machine.
+    // This time is longer than the delay of a reply on a loaded machine.
     let with = Limits {
         udp_idle: Duration::from_secs(2),
         ..limits()

@@ -327,7 +327,7 @@ fn lost_address_events_are_reported() {
         execute(&mut rtnetlink, &batch);
         let all = told(&subscription, |told| told.contains(&Event::Lost));
         assert!(all.contains(&Event::Lost), "{all:?}");
-        // The subscription continues.
+        // The subscription continues after the error.
         while subscription.receive().is_ok() {}
         let last = Address::host(LOOPBACK, ip("10.1.0.1"));
         let mut batch = Batch::new();

@@ -213,7 +213,7 @@ async fn the_source_catches_up_after_resource_versions_restart() {
                 .is_some_and(|node| node.zone.as_deref() == Some("i"))
         })
         .await;
-        // A bookmark also gives Services the latest version.
+        // Through a bookmark, Services also get the latest version.
         listen(&mut told, Duration::from_mins(2)).await;
         let (address, version) = (server.address(), server.version());
         server.stop().await;
@@ -317,7 +317,7 @@ async fn caught_up(
     }
     for told in &mut all {
         told.until_listed().await;
-        // A bookmark has given each kind the last version.
+        // Through a bookmark, each kind has the last version.
         listen(told, Duration::from_mins(2)).await;
     }
     let (before, address) = (server.cluster().clone(), server.address());

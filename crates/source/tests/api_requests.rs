@@ -313,7 +313,7 @@ async fn a_streamed_list_is_requested_again_after_a_reconnect() {
         server.faults().add(rule.times(1));
         server.faults().cut();
     };
-    // A further list does not request a streamed list.
+    // The next list is not requested as a stream.
     listen(&mut told, Duration::from_mins(1)).await;
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;

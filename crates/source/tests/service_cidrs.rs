@@ -73,7 +73,7 @@ async fn service_cidrs_are_followed_on_request() {
             ..asking()
         };
         let mut told = ReceivedState::with(server.url(), "node1", settings).await;
-        // The fixture has a ServiceCIDR, like a new cluster.
+        // The fixture has a ServiceCIDR from the beginning, like a new cluster.
         told.until("the first", |model| are(model, &["10.96.0.0/12"]))
             .await;
         let of_ipv6 = nets(&told.model, IpFamily::V6).unwrap();
@@ -183,7 +183,7 @@ async fn unknown_paths_are_recognised_in_text_and_status_responses() {
 
 #[tokio::test(start_paused = true)]
 async fn service_cidrs_stay_known_after_permission_is_lost() {
-    // The log must be captured before the first line.
+    // The log is captured before its first line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
     let mut told = ReceivedState::with(server.url(), "node1", asking()).await;
@@ -204,7 +204,7 @@ async fn service_cidrs_stay_known_after_permission_is_lost() {
 /// Simulates an upgrade of the server, which also closes the other connections.
 #[tokio::test(start_paused = true)]
 async fn service_cidrs_are_requested_at_once_after_the_servers_return() {
-    // The log must be captured before the first line.
+    // The log is captured before its first line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
     server.faults().add(refuse(404));

@@ -108,7 +108,7 @@ async fn authorities_and_client_certificates_work_inline_and_from_files() {
     let files = json!({"client-certificate": "crt", "client-key": folder.0.join("key")});
     let data = json!({
         "client-certificate-data": inline(&client.certificate), "client-key-data": inline(&client.key),
-        // Inline data takes precedence.
+        // Inline data takes precedence over files.
         "client-certificate": "/nowhere/crt", "client-key": "/nowhere/key",
     });
     let named = json!({"certificate-authority": ca});
@@ -333,7 +333,7 @@ async fn the_master_flag_overrides_the_kubeconfig_with_an_ipv6_url() {
         json!({"token": "secret"}),
     );
     is_served(&folder.kubeconfig(&server.url(), cluster.clone(), &user)).await;
-    // The kubeconfig's credentials stay in use.
+    // The credentials of the kubeconfig stay in use.
     let elsewhere = folder.kubeconfig("https://192.0.2.1:6443", cluster, &user);
     let source = common::server(Some(&elsewhere), Some(&server.url())).await;
     let mut told = ReceivedState::of(&source.ok().unwrap(), "node1");
@@ -344,6 +344,6 @@ async fn the_master_flag_overrides_the_kubeconfig_with_an_ipv6_url() {
             .iter()
             .all(|one| one.authorization.reveal() == "Bearer secret")
     );
-    // Connections stay open.
+    // Connections stay open and are used again.
     assert!(server.connections() <= 6, "{}", server.connections());
 }

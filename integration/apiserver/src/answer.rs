@@ -106,7 +106,7 @@ fn compressed(
     let encoder = GzEncoder::new(Vec::with_capacity(CHUNK), LEVEL);
     let state = (Box::pin(chunks), Some(encoder), least);
     let packed = stream::unfold(state, async |(mut chunks, mut encoder, least)| {
-        // The encoder is finished after the last chunk.
+        // After the last chunk, the encoder writes its end.
         while let Some(open) = &mut encoder
             && let Some(chunk) = chunks.next().await
         {

@@ -47,7 +47,7 @@ impl Cluster {
     /// Creates a cluster with the `ServiceCIDR` of a new real cluster. Adds the Service
     /// `default/kubernetes` if the options include it. Ignores options that only a server needs.
     pub fn new(options: &Options) -> Self {
-        // The family of the first range is the default family.
+        // The family of the first range is the default.
         let cidrs: Vec<IpNet> = options
             .service_cidrs
             .iter()
@@ -270,7 +270,7 @@ struct Collection {
     dropped: u64,
 }
 
-/// Page of a collection at a version.
+/// One page of a collection, at a resource version.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) version: u64,

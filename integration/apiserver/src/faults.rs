@@ -41,9 +41,9 @@ pub enum Fault {
     Timeout,
     /// Response of a server without streamed initial lists: 422 Invalid.
     NoWatchList,
-    /// The server closes the connection without a response.
+    /// The server closes the connection and sends no response.
     Drop,
-    /// No response, on an open connection.
+    /// The server sends no response and keeps the connection open.
     Silence,
     /// The connection breaks after this many bytes of the body.
     CutAfter(usize),
@@ -239,7 +239,7 @@ impl Sent {
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         let mut bodies = self.bodies.clone();
         let began = self.began;
-        // Without the sender, no cut can occur.
+        // Without the sender of the signal, no cut can occur.
         let cut = async {
             if bodies.wait_for(|now| now.cuts != began.cuts).await.is_err() {
                 std::future::pending::<()>().await;

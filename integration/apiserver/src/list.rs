@@ -40,7 +40,7 @@ pub(crate) fn page(
     let current = state.version;
     let matching = query.text("resourceVersionMatch");
     let asked = query.number("resourceVersion")?;
-    // 0: unlimited.
+    // The limit 0 means no limit.
     let mut limit = usize::try_from(query.number("limit")?.unwrap_or(0)).unwrap_or(usize::MAX);
 
     if query.flag("sendInitialEvents").is_some() {

@@ -206,7 +206,7 @@ impl Entry {
             content_type: text(&CONTENT_TYPE),
             content_encoding: text(&CONTENT_ENCODING),
         };
-        // The first response stays.
+        // Keeps the first response.
         _ = self.answer.set(answer);
     }
 }

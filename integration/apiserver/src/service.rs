@@ -122,7 +122,7 @@ impl Service {
     }
 
     async fn serve_connection(self: Arc<Self>, stream: TcpStream) {
-        // Watch events are small and must not wait for each other.
+        // Watch events are small, and must be sent without delay.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }

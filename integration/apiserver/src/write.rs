@@ -108,7 +108,7 @@ impl StoredCluster {
         let old = held.as_ref().map(|held| held.value());
         let version = self.version + 1;
         let (uid, created) = (self.uid(), crate::time::now());
-        // Only EndpointSlices have generations here.
+        // In this fixture, only EndpointSlices have generations.
         let counts = kind == Kind::EndpointSlice;
 
         let fields = metadata(&mut object)?;

@@ -104,7 +104,7 @@ async fn serve(listener: TcpListener, world: Arc<World>, requests: Arc<AtomicUsi
                 }
                 Ok::<_, Infallible>(respond(&world, &head))
             });
-            // A browser may close the connection.
+            // The browser may have closed the connection.
             let _ = http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer)
                 .await;

@@ -243,7 +243,7 @@ fn read<T: DeserializeOwned>(json: &str, texts: &[(&str, &str)]) -> T {
     let mut json = json.to_owned();
     for (place, text) in texts.iter().chain(&[("{markup}", MARKUP)]) {
         let quoted = Value::from(*text).to_string();
-        // Removes the quotes.
+        // Removes the quotes around the JSON text.
         json = json.replace(place, quoted.get(1..quoted.len() - 1).unwrap_or_default());
     }
     serde_json::from_str(&json).expect("the answers of the fixture are read")

@@ -319,7 +319,7 @@ fn nothing_is_wider(
         "const wide = document.documentElement.clientWidth;
          return [...document.querySelectorAll('main *, header *')]
            .filter((each) => each.getBoundingClientRect().right > wide + 0.5 && !each.closest('thead, caption'))
-               // A wide table scrolls separately.
+               // A wide table scrolls by itself, without the page.
                .filter((each) => wide <= 720 || !each.parentElement.closest('.scroll'))
            .map((each) => each.outerHTML.slice(0, 120));",
         &[],
@@ -385,7 +385,7 @@ fn a_lost_daemon_is_shown_until_one_returns() -> Result<()> {
     drop(fixture);
     browser.sees("kube-proxy has not answered since")?;
     browser.sees("no answer")?;
-    // The last state stays readable.
+    // The page keeps showing the last state.
     browser.sees("web-00000")?;
     browser.picture("gone")?;
     let _fixture = Fixture::start(World::with(30).in_mode("iptables"), port)?;

@@ -83,7 +83,7 @@ impl ControlPlane {
             format!("--data-dir={}", state.join("etcd").display()),
             format!("--listen-client-urls={ETCD}"),
             format!("--advertise-client-urls={ETCD}"),
-            // The data is lost with the VM in any case.
+            // The data disappears with the VM anyway.
             "--unsafe-no-fsync".to_owned(),
         ];
         let mut running = vec![start(place, &logs.join("etcd.log"), &etcd)?];

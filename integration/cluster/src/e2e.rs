@@ -80,7 +80,7 @@ fn parse(text: &str, chosen: usize) -> Results {
     for case in text.split("<testcase ").skip(1) {
         let case = case.split("</testcase>").next().unwrap_or(case);
         let name = attribute(case, "name").unwrap_or_default();
-        // Setup and teardown of the suite itself.
+        // Skips the setup and teardown of the suite.
         if !name.starts_with("[It]") {
             continue;
         }

@@ -46,7 +46,7 @@ fn measure(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     c.write("many", &many(services))?;
     c.apply(&web("10.244.1.10"))?;
     c.start(&[&format!("--metrics-per-service={detail}"), "--v=0"])?;
-    // Wait for the work after the start.
+    // Waits until the work after the start is over.
     thread::sleep(Duration::from_secs(2));
     scrape(c)?;
     let mut scrapes = Vec::new();

@@ -27,7 +27,7 @@ const ALL: &str = ".*";
 
 /// Parts of queries without data on a healthy node. Another query of the same panel has data.
 const EMPTY_IF_HEALTHY: [&str; 2] = [
-    // The subsystems. Their sum has data.
+    // The series by subsystem. Their sum has data.
     "result!=\"done\"}[$__rate_interval])) > 0",
     "drifted_entries_total{job=\"$job\",instance=~\"$instance\"}[$__rate_interval])) > 0",
 ];

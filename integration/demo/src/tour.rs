@@ -156,7 +156,7 @@ impl Stage {
     }
 
     fn wait_for_repair(&mut self) -> Result<()> {
-        // The daemon checks once per sync period of 30 s.
+        // The daemon checks once in each sync period of 30 s.
         for _ in 0..3 {
             let is_mended = wait_for(&self.node1, &mut self.daemon, |servers| {
                 tcp(servers, CLUSTER).is_some_and(|server| server.reals.len() == 3)
@@ -205,7 +205,7 @@ fn traffic(stage: &Stage) -> Crew {
         clients.begin(move |over| {
             let Ok(to) = to.parse() else { return };
             while !over.is_over() {
-                // The page shows whether requests succeed.
+                // The page shows if the request succeeds.
                 let _ = from.ask_tcp(to, PATIENCE);
                 thread::sleep(Duration::from_millis(pause));
             }

@@ -101,7 +101,7 @@ impl Churn {
                 let due = Duration::from_secs(1) / rate * number;
                 thread::sleep(due.saturating_sub(began.elapsed()));
             }
-            // At the end, all endpoints exist.
+            // At the end, all endpoints exist again.
             apply(&objects, slice("web", &web(false)))
         });
         Self {

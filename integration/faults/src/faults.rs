@@ -21,7 +21,7 @@ pub(crate) struct Fault {
     pub(crate) about: &'static str,
     pub(crate) happens: fn(&mut Stage<'_>) -> Result<Row>,
     pub(crate) modes: &'static [&'static Mode],
-    /// The modes of the short form, which `make test` runs.
+    /// The modes of the short form, which is part of `make test`.
     pub(crate) short: &'static [&'static Mode],
     /// Condition for the fault to be possible. Some faults need a VM, because the clock of the
     /// host's kernel affects every process.

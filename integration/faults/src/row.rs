@@ -12,7 +12,7 @@ pub(crate) struct Row {
     /// The name of the fault.
     pub(crate) fault: String,
     pub(crate) mode: String,
-    /// Reaction of kube-proxy.
+    /// Reaction of kube-proxy to the fault.
     pub(crate) did: String,
     /// Evidence of the reaction: counters, log lines.
     pub(crate) seen: String,

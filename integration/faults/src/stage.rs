@@ -402,7 +402,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Adds evidence to the row.
+    /// Adds evidence of kube-proxy's reaction to the row.
     pub(crate) fn sees(&mut self, what: &str) {
         if !self.row.seen.is_empty() {
             self.row.seen += "; ";
@@ -423,7 +423,7 @@ impl<'a> Stage<'a> {
     /// Stops the traffic, checks the promise, and returns the row.
     pub(crate) fn close(&mut self, damaged: Instant, promise: Promise) -> Result<Row> {
         let load = self.load.take().context("there is no traffic")?;
-        // A failure that starts now counts, too.
+        // Failures that start only now count as well.
         sleep(QUIET);
         let whole = match promise {
             Promise::NothingFails => Ok(Duration::ZERO),

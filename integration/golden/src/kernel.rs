@@ -14,7 +14,7 @@ use crate::table::{Dumps, Table};
 const REFERENCE: &str = "nftables v1.0.6 ";
 /// Tables of the iptables programs. Separate dumps contain their content.
 const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-/// A temporary table that makes the monitor print an event.
+/// A temporary table. Its events show that the monitor is running.
 const MARK: &str = "golden-mark";
 /// A temporary table with which the daemon tests the kernel's features.
 const PROBE: &str = " kube-proxy-probe";
@@ -80,7 +80,7 @@ impl Monitor {
         let deadline = Instant::now() + TOLD_WITHIN;
         loop {
             mark()?;
-            // The mark's last event: its removal.
+            // The last event of the temporary table is its removal.
             let told = monitor
                 .0
                 .wait_for(&format!("delete table inet {MARK}"), TOLD_WITHIN / 50);

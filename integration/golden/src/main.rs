@@ -223,7 +223,7 @@ impl Arguments {
             let of_part = lines.join().unwrap_or_default();
             score.passed += of_part.passed;
             score.skipped += of_part.skipped;
-            // Cases without a result failed, too.
+            // A case without a result counts as failed.
             score.failed += count - of_part.passed - of_part.skipped;
         }
         println!("{score}");
@@ -376,7 +376,7 @@ impl Arguments {
         };
         let is_nft = self.mode == NFTABLES;
         let node = Node::new(program, self.initial)?;
-        // The present state then differs from the wanted state.
+        // The present state is then not the wanted one.
         let is_otherwise = case.has_no_node_ports().contains(&true);
         let (mut before, check, phases) = if self.adopt {
             // The dumps belong to the objects of the last phase.
@@ -436,7 +436,7 @@ fn differing(node: &Node<'_>, phase: &Phase, before: &Before, found: &Dumps) -> 
             Err(error) => return format!("  {error:#}\n"),
         };
     }
-    // Tables of other programs stay.
+    // Tables of other programs must stay.
     if let Some(others) = before.dumps.get(&Table::NftOthers) {
         expected.insert(Table::NftOthers, Table::NftOthers.clean(others));
     }

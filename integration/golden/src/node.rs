@@ -94,7 +94,7 @@ type Judge<'a> = dyn Fn(&Phase, &Dumps) -> String + 'a;
 /// Expected prediction of `kube-proxy check` for a start. The start must then make as many writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// `check` does not run.
+    /// `check` is not run.
     Unasked,
     /// No write: the kernel already has the wanted state.
     Nothing,
@@ -102,14 +102,14 @@ pub(crate) enum Check {
     Any,
 }
 
-/// node1 in this namespace.
+/// The node node1, in this network namespace.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
     program: Program<'a>,
     is_initial: bool,
     scratch: Scratch,
     _peer: Peer,
-    /// Settings before the first proxy.
+    /// Kernel settings before the first proxy started.
     settings: BTreeMap<String, String>,
     /// Listings, by the dumps that they come from.
     relisted: RefCell<BTreeMap<String, String>>,
@@ -119,7 +119,7 @@ impl<'a> Node<'a> {
     /// Creates the node. `is_initial` is true in the kernel's initial network namespace.
     pub(crate) fn new(program: Program<'a>, is_initial: bool) -> Result<Self> {
         let scratch = Scratch::new()?;
-        // Built-in modules need no loading, so errors are ignored.
+        // Errors are ignored, because built-in modules need no loading.
         let ipvs = (!program.is_nftables()).then_some(IPVS);
         let _ = finished(
             Command::new("modprobe")
@@ -168,7 +168,7 @@ impl<'a> Node<'a> {
         if let Some([ip, ip6]) = iptables {
             self.restore("iptables", ip)?;
             self.restore("ip6tables", ip6)?;
-            // A setting of iptables mode that is never reverted.
+            // iptables mode sets this value and never reverts it.
             set("net/ipv4/conf/all/route_localnet", "1")?;
         }
         let mut before = Before {
@@ -197,7 +197,7 @@ impl<'a> Node<'a> {
     fn restore(&self, tables: &str, dump: &str) -> Result<()> {
         for counter in COUNTERS {
             if dump.contains(counter) {
-                // The counter may already exist for the other family.
+                // The counter may exist already, for the other family.
                 finished(Command::new("nfacct").args(["add", counter]))?;
             }
         }
@@ -337,7 +337,7 @@ impl<'a> Node<'a> {
             daemon.said()
         );
 
-        // The final state is the start of the next case.
+        // The next case starts from this final state.
         found.extend(self.program.dumps()?);
         let after = settings(Path::new("/proc/sys/net"))?;
         let is_changed = |(key, value): &(&String, &String)| {
@@ -549,7 +549,7 @@ fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
         .with_context(|| format!("cannot run {diff:?}"))?;
     let is_so = match output.status.code() {
         Some(0) => output.stdout.is_empty() && foretold == 0,
-        // `diff` also reports kernel settings.
+        // `diff` also prints kernel settings.
         Some(1) => !output.stdout.is_empty() && !is_wanted,
         _ => false,
     };
@@ -633,7 +633,7 @@ fn health_checks(server: &Server, expected: &str) -> Result<String> {
                 let mut curl = Command::new("curl");
                 curl.args(["--silent", "--include", "--globoff", "--max-time", "5"])
                     .arg(format!("http://{host}:{port}/"));
-                // A refused connection is a valid result, without a text.
+                // A refused connection is a valid result. It has no text.
                 let (_, answer, _) = finished(&mut curl)?;
                 answers.push_str(&answer);
                 answers.push('\n');

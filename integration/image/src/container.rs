@@ -140,7 +140,7 @@ impl Container {
             else {
                 continue;
             };
-            // The process may have ended.
+            // The process may have ended in the meantime.
             let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
             if Credentials(status).field("PPid") == parent.to_string() {
                 return Pid::from_raw(pid).context("process 0");

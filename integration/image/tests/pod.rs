@@ -145,7 +145,7 @@ impl Deployed {
             object["data"]["config.conf"] = json!(documents[0].to_string());
         }
         let files = configuration(&self.objects, c.folder())?;
-        // Updates the pod's volume, as the kubelet would.
+        // Updates the volume of the pod, as the kubelet would do.
         fs::write(
             c.folder().join("kube-proxy/config.conf"),
             &files["config.conf"],
@@ -443,7 +443,7 @@ fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
         let said = container.said();
         assert!(said.lines().all(|line| !line.starts_with('E')), "{said}");
         ends(container)?;
-        // The next API server serves at the same address.
+        // The next API server has the same address.
         drop(deployed);
     }
     Ok(())

@@ -41,7 +41,7 @@ pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> 
     loop {
         match rustix::net::connect(&socket, &to) {
             Ok(()) => return Ok(socket.into()),
-            // Error of connect(2) after the send timeout.
+            // This is the error of connect(2) after the send timeout.
             Err(Errno::INPROGRESS) => return Err(io::ErrorKind::TimedOut.into()),
             // A child process between fork and exec still holds a copy of the previous connection.
             Err(Errno::ADDRNOTAVAIL) if Instant::now() < deadline => {

@@ -374,7 +374,7 @@ fn pump(mut from: impl Read, mut to: &File) {
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return,
-            // A full disk of the host must not stop the command.
+            // If the host's disk is full, the command continues anyway.
             Ok(length) => drop(to.write_all(buffer.get(..length).unwrap_or_default())),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return,

@@ -305,7 +305,7 @@ impl Guest {
                 }
                 let shown = dir.display();
                 command.arg(format!("mem={memory}"));
-                // Read-only. The VM mounts its writable folders itself.
+                // The root is read-only. The VM mounts its writable folders itself.
                 command.args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]);
                 command.args([
                     format!("init={shown}/init"),

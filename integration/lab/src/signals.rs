@@ -40,7 +40,7 @@ impl Signals {
     pub(crate) fn next(&self) -> Option<u8> {
         let mut event = [0u8; size_of::<libc::signalfd_siginfo>()];
         let length = rustix::io::read(&self.fd, &mut event).ok()?;
-        // ssi_signo is the first field, a u32.
+        // The field ssi_signo comes first and is a u32.
         let number = u32::from_ne_bytes([event[0], event[1], event[2], event[3]]);
         if length == event.len() {
             number.try_into().ok()

@@ -35,9 +35,9 @@ pub struct Client {
 /// Requests of a client that its account counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
-    /// Every request counts.
+    /// All requests count.
     All,
-    /// The first successful request, and all later requests.
+    /// Requests count from the first successful one on.
     FromFirstAnswer,
     /// All requests up to the first failure, which stops the client.
     UntilFailure,

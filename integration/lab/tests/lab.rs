@@ -321,7 +321,7 @@ fn the_kernel_takes_what_proxies_write() -> Outcome {
             .node1
             .read(["nfacct", "add", "ct_state_invalid_dropped_pkts"])?;
     }
-    // Only lane B has nfacct counters and conntrack zones.
+    // nfacct counters and conntrack zones exist only on lane B.
     let more = if is_b {
         "-A FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP\n"
     } else {

@@ -43,7 +43,7 @@ fn kubeadm() -> Vec<Value> {
 /// Creates a folder for one test.
 fn scratch(name: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    // Tests run in parallel, and several use the same name.
+    // Tests run in parallel, and some of them use the same name.
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let process = std::process::id();
     let folder = std::env::temp_dir().join(format!("manifests-check-{name}-{process}-{number}"));

@@ -23,7 +23,7 @@ pub struct Campaign {
     pub limit: Option<Duration>,
     /// Seed of the first sequence. Each further sequence has the next number.
     pub seed: u64,
-    /// The modes, used in turn.
+    /// The forms of modes. The sequences use them in turn.
     pub forms: Vec<&'static Form>,
     /// Kernel of the sequences.
     pub ground: Ground,
@@ -32,7 +32,7 @@ pub struct Campaign {
 /// Kernel on which sequences run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ground {
-    /// The strict fakes.
+    /// The strict fake kernels.
     Fakes,
     /// This machine's kernel. Each sequence has a separate node.
     Kernel,

@@ -161,7 +161,7 @@ impl Cluster {
                     let is_of_node = address == at(self.family, NODE_ADDRESS);
                     let is_possible = |from: &From| match from {
                         From::Node => true,
-                        // For a pod, all addresses of the node are equivalent.
+                        // From a pod, all addresses of the node are equivalent.
                         From::Pod => is_of_node || own.contains(&address),
                         From::Outside => !address.is_loopback(),
                     };
@@ -311,7 +311,7 @@ impl Cluster {
 
     /// Adds or changes a slice.
     pub fn slice(&mut self, chance: &mut Chance) -> Event {
-        // Prefers existing Services.
+        // Prefers Services that exist.
         let number = if chance.is_one_in(6) || self.services.is_empty() {
             chance.small(SERVICES)
         } else {
@@ -490,7 +490,7 @@ impl Cluster {
     fn some_endpoint(&self, chance: &mut Chance) -> Endpoint {
         let node = chance.small(2);
         let octets = match chance.below(60) {
-            // An address that no pod has.
+            // No pod has this address.
             0 if self.garbled.is_empty() => [127, 0, 0, 1],
             1 => NODE_ADDRESS,
             2 => CLUSTER_IP,

@@ -169,7 +169,7 @@ fn replay(ground: Ground, threads: &Threads) -> Result<(), String> {
     let kept = regressions::read(&regressions::folder()).map_err(|error| error.to_string())?;
     for kept in kept {
         if ground == Ground::Kernel {
-            // The fake's order determines this result.
+            // This result depends on the order of the fake.
             continue;
         }
         let ran = ground.run(kept.form, kept.family, &kept.actions, threads, false);

@@ -62,7 +62,7 @@ fn furnish(family: IpFamily) -> Result<(), String> {
     let said = |error: &dyn std::error::Error| format!("a node cannot be made: {error}");
     namespace::enter().map_err(|error| said(&error))?;
     let mut rtnetlink = Rtnetlink::open().map_err(|error| said(&error))?;
-    // If IPv6 is a module, no later step loads it.
+    // If IPv6 is a module, it must be loaded here.
     drop(shell("test -e /proc/net/if_inet6 || modprobe -q ipv6"));
     let cable = format!("ip link add {LINK} type veth peer name {BRIDGE}");
     shell(&cable).ok_or_else(|| format!("a node cannot be made: `{cable}` fails"))?;

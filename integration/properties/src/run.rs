@@ -226,7 +226,7 @@ impl<'a> World<'a> {
         if self.subject.ends_with_process() {
             self.damaged();
         }
-        // The daemon hands over every Service and the Node.
+        // The daemon passes every Service and the Node to the next mode.
         self.say(|| "another one takes over".to_owned());
     }
 

@@ -292,7 +292,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
     let said = c.said();
     ensure!(said.lines().all(|line| !line.starts_with('E')), "{said}");
     c.stop()?;
-    // The restart.
+    // The daemon restarts with the new mode.
     c.launch_with(&flags)?;
     c.until("iptables mode", || Ok(c.sh("ipset list -name")?.is_empty()))?;
     c.stop()
@@ -574,7 +574,7 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(is_told(c) == (announce == 2));
         c.stop()?;
     }
-    // The same while the daemon runs.
+    // The same change happens while the daemon runs.
     c.sh("sysctl -q net.ipv4.conf.all.route_localnet=0")?;
     map.publish("..9", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
@@ -712,7 +712,7 @@ fn init_only_names_a_missing_kernel_module(c: &mut Cluster) -> Outcome {
             "cannot write the rules of iptables mode",
         ),
     ] {
-        // The kernel's state after all other tests.
+        // The kernel's state is the one that all other tests have left.
         let (is_done, said) = init_only(c, "", &format!("--proxy-mode={mode}"))?;
         ensure!(is_done, "{said}");
         c.sh("sysctl -q kernel.modprobe=/bin/false")?;

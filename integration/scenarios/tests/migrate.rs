@@ -183,7 +183,7 @@ impl Programmed {
         self.sh(&format!("ipvsadm -R <{}", file.display()))?;
         for setting in left.settings.lines() {
             let (key, value) = setting.split_once(':').context("sysctl-changes")?;
-            // Devices have different names here.
+            // Network devices have other names on this node.
             self.sh(&format!(
                 "[ ! -e /proc/sys/{key} ] || echo {value} >/proc/sys/{key}"
             ))?;
@@ -395,7 +395,7 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
     assert_eq!(output.status.code(), Some(0), "{}", output.stderr);
     let left = saved()?;
     let left: Vec<&str> = left.lines().filter(|line| line.contains("KUBE-")).collect();
-    // The kubelet's chain.
+    // This chain belongs to the kubelet.
     assert!(
         left.len() == 2 * 3 && left.iter().all(|line| line.contains("KUBE-FIREWALL")),
         "{left:?}"

@@ -51,7 +51,7 @@ fn is_served(c: &Cluster) -> Outcome {
 fn each_mode_removes_the_other_modes_entries(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let shims = ["upstream", "lean"].into_iter();
-    // If the lane's kernel has nftables.
+    // This form runs only if the lane's kernel has nftables.
     let nftables = (lab::iptables_backend() == "nft").then_some("nftables");
     for (round, shim) in shims.chain(nftables).enumerate() {
         c.start(&[&format!("--ipvs-shim={shim}")])?;
@@ -142,7 +142,7 @@ fn a_dormant_table_is_reported(c: &mut Cluster) -> Outcome {
     ensure!(checked.contains("nothing would change"), "{checked}");
     let listed = c.sh("nft list table ip nat")?;
     ensure!(listed.contains("flags dormant"), "{listed}");
-    // Does what the message advises.
+    // Does what the daemon's message advises.
     c.sh("nft add table ip nat")?;
     c.await_line("no longer dormant")?;
     is_served(c)?;

@@ -315,7 +315,7 @@ fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
 /// Its conntrack entry would keep them there as long as the client sends.
 fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
-    // With the default periods.
+    // The daemon runs with the default periods.
     let service = Service::new("dns", "10.96.0.10 fd96::10")
         .port(udp(53, 8080))
         .endpoints(NEAR);
@@ -474,7 +474,7 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     c.apply(&dns())?;
     until_all_ask(&mut clients, "near", scenarios::SOON)?;
 
-    // Without its node port and its external IP.
+    // The Service loses its node port and its external IP.
     let less = Service::new("dns", "10.96.0.10 fd96::10")
         .port(udp(53, 8080))
         .ingress("192.0.2.10 2001:db8::10")
@@ -494,7 +494,7 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     until_all_ask(&mut lost, "near", scenarios::SOON)?;
     kept.append(&mut lost);
 
-    // While the daemon is stopped.
+    // The Service is deleted while the daemon is stopped.
     c.stop()?;
     c.delete("dns")?;
     c.start(flags)?;
@@ -606,7 +606,7 @@ fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
 /// The daemon logs the missing module once per family, with the next step. All other work
 /// continues, and the deletions follow later.
 fn without_ctnetlink_the_log_names_the_module(c: &mut Cluster) -> Outcome {
-    // Prevents loading the module on demand.
+    // Prevents the kernel from loading the module on demand.
     c.sh("sysctl -q kernel.modprobe=/bin/false; rmmod nf_conntrack_netlink")?;
     c.start(&[])?;
     c.sh("ip route add 192.0.2.0/24 via 10.244.1.99")?;
@@ -628,7 +628,7 @@ fn without_ctnetlink_the_log_names_the_module(c: &mut Cluster) -> Outcome {
     until_all_ask(&mut client, "near", MOVED_WITHIN)?;
     ask_in_vain(&mut from_before)?;
 
-    // With the next sync.
+    // The flows are deleted with the next sync.
     c.sh("modprobe nf_conntrack_netlink; sysctl -q kernel.modprobe=/sbin/modprobe")?;
     c.delete("other")?;
     c.until("it is done", || Ok(said("can be deleted again") == 2))?;

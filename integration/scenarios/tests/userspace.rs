@@ -237,7 +237,7 @@ fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome
             |of: &Failure| matches!(of, Failure::Reset | Failure::Refused | Failure::Closed);
         Ok(asked.as_ref().is_err_and(is_told))
     })?;
-    // The endpoint accepts again.
+    // The endpoint accepts connections again.
     c.apply(&service.endpoints("10.244.2.10 10.244.1.10"))?;
     c.until("both are asked", || {
         let tally = tally(&c.client, Transport::Tcp, cluster_ip, 4);

@@ -68,7 +68,7 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     let (mut descriptors, mut sockets) = (0, 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         descriptors += 1;
-        // The descriptor may be closed already.
+        // The descriptor may have been closed in the meantime.
         let target = fs::read_link(entry.path()).unwrap_or_default();
         sockets += u32::from(target.to_string_lossy().starts_with("socket:"));
     }

@@ -78,7 +78,7 @@ fn decoded_flows_equal_the_created_ones() {
             id: 0xb350_de6d,
             ..udp
         }),
-        // ICMP has no ports.
+        // The ICMP flow has no ports.
         None,
     ];
     let read: Vec<_> = replies()

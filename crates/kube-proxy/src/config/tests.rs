@@ -784,7 +784,7 @@ fn changed_fields_are_reported_as_live_or_as_needing_a_restart() {
             &["hostnameOverride"],
             Change::Restart,
         ),
-        // The same settings, spelled differently.
+        // The settings are the same, but spelled differently.
         (
             "mode: iptables\ndetectLocalMode: ''\nnodePortAddresses: []",
             &[],

@@ -365,14 +365,14 @@ async fn a_read_without_a_write_is_not_counted_as_a_sync() {
     world.turn(0).await;
     assert_eq!(world.syncs(), 0, "nothing was done");
     let under_way = |world: &World, is_under_way: bool| world.stands(None, !is_under_way);
-    // A read of draining endpoints, without a write.
+    // The mode reads draining endpoints, and writes nothing.
     under_way(&world, true);
     world.turn(1).await;
     world.script.finish(Report::default());
     under_way(&world, false);
     world.turn(1).await;
     assert_eq!(world.syncs(), 0);
-    // Another read of draining endpoints, followed by a write.
+    // The mode reads draining endpoints again, and then writes.
     under_way(&world, true);
     world.turn(1).await;
     world.script.finish(settled(&[]));
@@ -381,7 +381,7 @@ async fn a_read_without_a_write_is_not_counted_as_a_sync() {
     assert_eq!(world.syncs(), 1);
     let sum = world.metric("kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv4\"}");
     assert_eq!(sum, 2000);
-    // The regular check in each sync period.
+    // The mode makes its regular check, once in each sync period.
     let before = world.last_timestamp();
     assert!(before > 0);
     world.family.check(world.now);

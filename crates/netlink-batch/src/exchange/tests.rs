@@ -483,7 +483,7 @@ fn a_transaction_is_one_send_of_any_size() {
     assert_eq!(found.echoed.iter().collect::<Vec<_>>(), [(23, &[7; 4][..])]);
     assert!(found.lost);
 
-    // A repeated send has new sequence numbers.
+    // The second attempt at a send has new sequence numbers.
     let mut small = batch(1);
     let found = exchange.transact(&mut small).unwrap();
     assert_eq!(sequences(&exchange.link.sent[1]), [(601, false)]);

@@ -81,7 +81,7 @@ fn the_shim_masquerades_marked_packets() {
         for (from, to, mark, is_masqueraded) in [
             ("198.51.100.1", "10.244.1.9:8080", 0x4000, true),
             ("198.51.100.1", "10.244.1.9:8080", 0, false),
-            // A pod connects to itself.
+            // The pod connects to itself.
             ("10.244.1.9", "10.244.1.9:8080", 0, true),
         ] {
             let packet = Packet {

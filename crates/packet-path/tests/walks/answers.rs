@@ -59,7 +59,7 @@ fn replies_to_ipvs_packets_pass_forward() {
     let mut world = world("ipvs", "filter", "");
     world.sysctl("net/ipv4/ip_forward", "0");
     assert_eq!(fates(&world, POD), ["dropped by routing"]);
-    // A reply to the node itself is not forwarded.
+    // A reply to the node itself needs no forwarding.
     assert_eq!(fates(&world, "node"), ["local"]);
 }
 
@@ -70,7 +70,7 @@ fn replies_pass_foreign_rules() {
         let by_port = "-A FORWARD -p tcp -m tcp --sport 8080 -m conntrack --ctdir REPLY -j DROP";
         assert_eq!(drops(by_port, POD), ["dropped by filter FORWARD"], "{mode}");
         assert_eq!(drops(by_port, "node"), ["local"], "{mode}");
-        // Services do not use the ports of clients.
+        // No client has one of these ports as its source port.
         for port in ["22", "6443", "30000:32767"] {
             let by_client = format!(
                 "-A FORWARD -p tcp -m tcp --dport {port} -m conntrack --ctdir REPLY -j DROP"

@@ -268,7 +268,7 @@ fn a_changed_service_keeps_its_drains() {
     world.service(sticky.clone());
     world.sync();
     assert_eq!(world.written(), ["change virtual server 10.96.0.10:80/TCP"]);
-    // Another port name changes the owner.
+    // Another port name gives the entries another owner.
     sticky.ports[0].name = "http".into();
     let mut named = slice("default/web", &["10.244.2.1@node2"]);
     named.ports[0].name = "http".into();
@@ -355,7 +355,7 @@ fn a_refused_destination_does_not_stop_the_drains_beside_it() {
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
     world.work();
-    // Retries become rarer, independent of other entries.
+    // Retries become rarer. Other entries do not affect this.
     endpoints(
         &mut world,
         "default/web",
@@ -372,7 +372,7 @@ fn a_refused_destination_does_not_stop_the_drains_beside_it() {
     );
     assert!((6..=12).contains(&tries), "{tries}");
     assert_eq!(written.len(), 4, "{written:#?}");
-    // Existing destinations stay until a new one exists.
+    // Old destinations stay until a new one exists.
     endpoints(&mut world, "default/web", &["10.244.2.66"]);
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(
@@ -475,7 +475,7 @@ const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A Service gets the pods with these bits as endpoints.
+    /// A Service gets the pods whose bits are set as endpoints.
     Endpoints(usize, u8),
     Create(usize),
     Delete(usize),

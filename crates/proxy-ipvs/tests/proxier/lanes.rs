@@ -349,7 +349,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.written(), Vec::<String>::new());
         assert_eq!(node_ports(&world), both);
-        // The virtual servers still follow their endpoints.
+        // The virtual servers still change together with their endpoints.
         world.slice(slice("default/web", &["10.244.2.9@node2"]));
         world.sync();
         let weights = world.destinations("192.168.99.11:30080").unwrap();
@@ -510,7 +510,7 @@ fn writes_during_a_check_are_not_drift() {
     world.service(service("default/other", "10.96.0.11", 80));
     world.slice(slice("default/other", &PAIR));
     a_while(&mut world);
-    // The entry is written, but not booked yet.
+    // The entry is written, but the proxier has not recorded the outcome.
     assert!(
         serves("10.96.0.11:80", 2)(&world.kernel) || {
             let state = world.kernel.state();

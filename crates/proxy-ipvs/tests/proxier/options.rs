@@ -287,7 +287,7 @@ fn a_ceiling_of_connections_changes_each_destination_in_place() {
         world.written(),
         [set("10.244.1.5", limit), set("10.244.2.5", limit)]
     );
-    // An endpoint that drains and returns has the ceiling.
+    // An endpoint that drains and then returns has the ceiling again.
     let targets: Vec<Target> = {
         let state = world.kernel.state();
         let server = state
@@ -357,7 +357,7 @@ fn each_node_adds_endpoints_in_an_order_of_its_own_unless_the_scheduler_hashes()
         one.0.destinations("10.96.0.10:80"),
         other.0.destinations("10.96.0.10:80")
     );
-    // Several plans keep the order of one.
+    // Several plans add the destinations in the same order as one plan.
     let (mut world, all) = added_on("one", "rr", 250);
     assert_eq!(all.len(), 250);
     let few: Vec<_> = all.into_iter().filter(|op| one.1.contains(op)).collect();

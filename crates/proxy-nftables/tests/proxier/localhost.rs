@@ -154,7 +154,7 @@ fn a_localhost_port_in_use_is_reported_and_the_rest_works() {
     );
     assert!(failure.reason.contains("already in use"), "{failure:?}");
     assert_eq!(failure.owner.as_ref().unwrap().service, name("web-1"));
-    // The proxier retries the port.
+    // The proxier tries to open the port again.
     world.kernel.state().taken.clear();
     world.now = world.proxier.next_due(world.now).unwrap();
     world.settle();

@@ -126,7 +126,7 @@ impl Run<'_> {
 
     fn hook(&mut self, hook: Hook, has_nat: bool) -> End {
         let content = self.content;
-        // By priority.
+        // Evaluates the chains in the order of their priority.
         for name in self.hooked {
             let (chain, rules) = &content.chains[name];
             let base = chain.base.unwrap();
@@ -210,7 +210,7 @@ impl Run<'_> {
                     End::Accept => {}
                     end => return end,
                 },
-                // The set of this expression has no clients.
+                // No client is in the set of this expression.
                 Expression::Dynset { .. } => {}
                 other => self.load(other),
             }

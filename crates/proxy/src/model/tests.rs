@@ -111,7 +111,7 @@ fn a_setting_makes_the_model_ignore_external_ips() {
         (seen, model.has_changes())
     };
     assert_eq!(seen(ExternalIps::Served), (1, true));
-    // Changes only a part that the model does not keep.
+    // Only a part changes that the model does not keep.
     assert_eq!(seen(ExternalIps::Ignored), (0, false));
 }
 

@@ -20,7 +20,7 @@ struct Damage<'a> {
     holds: &'a str,
     /// The kinds of drift that the daemon's counter must show.
     kinds: &'a [&'a str],
-    /// Reaction of kube-proxy.
+    /// Reaction of kube-proxy to the damage.
     did: &'a str,
     /// Time limit for the repair. `None` is the sync period plus the time of the repair.
     within: Option<Duration>,

@@ -38,7 +38,7 @@ pub(crate) fn disabled_ipv6_is_skipped_and_logged_once(c: &mut Cluster) -> Outco
             let answer = c.client.dial(Transport::Tcp, to).timeout(SOON).ask();
             Ok(answer.is_ok_and(|answer| answer.who == "far"))
         })?;
-        // Waits for several checks.
+        // Waits until the daemon has made several checks.
         sleep(Duration::from_secs(3));
         ensure!(health(c, "/readyz")? == 200 && health(c, "/healthz")? == 200);
         ensure!(!c.state()?.contains("fd96::"), "nothing is of IPv6");

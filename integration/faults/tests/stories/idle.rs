@@ -16,7 +16,7 @@ fn used(c: &Cluster) -> Result<Duration> {
 }
 
 fn is_idle(c: &Cluster, about: &str) -> Outcome {
-    // Lets running work finish and due retries run.
+    // Waits until running work and due retries are done.
     sleep(Duration::from_secs(2));
     let before = used(c)?;
     sleep(IDLE);
@@ -75,7 +75,7 @@ pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
 
     c.delete("broken")?;
     c.await_line("it refuses on purpose")?;
-    // Now the leftovers wait for rules.
+    // From here on, the leftovers wait for rules.
     let external = web.clone().external("192.0.2.20");
     c.apply(&external)?;
     c.await_line("it refuses on purpose")?;

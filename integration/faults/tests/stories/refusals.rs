@@ -74,7 +74,7 @@ pub(crate) fn a_node_with_all_virtual_servers_refused_is_not_healthy(c: &mut Clu
 
 /// Removes the base of iptables mode, which does not depend on Services.
 pub(crate) fn a_node_with_all_rules_refused_is_not_healthy(c: &mut Cluster) -> Outcome {
-    // In this mode, the node has no Service address.
+    // This mode binds no Service address on the node.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let faults = Faults::prepare(c)?;

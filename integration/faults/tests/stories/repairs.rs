@@ -182,7 +182,7 @@ pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcom
                 .collect()
         };
         c.until("it is told", || Ok(warnings().len() >= FAMILIES.len()))?;
-        // Waits for further reports.
+        // Waits for reports that may still come.
         std::thread::sleep(Duration::from_secs(2));
         let warnings = warnings();
         for line in &warnings {

@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Time after which a change has failed.
 const ENOUGH: Duration = Duration::from_secs(20);
 
-/// Changes of endpoints.
+/// Changes of endpoints, one after another.
 struct Changes {
     api: ApiServer,
     count: u8,
@@ -173,7 +173,7 @@ pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcom
         let told_before = told();
         let longest = changes.make_many(c, CHANGES, &format!("iptables {fault}"))?;
         ensure!(longest < LATEST, "{longest:?}");
-        // The daemon waits for a hanging program.
+        // The daemon waits for a program that hangs.
         ensure!(
             told() - told_before == usize::from(fault == "fails"),
             "it is told once"

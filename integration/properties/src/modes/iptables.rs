@@ -239,7 +239,7 @@ impl Subject for Iptables {
 
     fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts {
         let node = packets::node(self.family, self.addresses());
-        // The state that the address check has read.
+        // The address check has read this state.
         let rules = Xtables::of(&self.kernel.saved());
         packets::verdicts(fronts, &rules, &node)
     }
@@ -330,7 +330,7 @@ impl Iptables {
         }
         let names: Vec<String> = chains.keys().cloned().collect();
         let name = chance.one_of(&names)?.clone();
-        // The kubelet's chain.
+        // This chain belongs to the kubelet.
         if name == "KUBE-FIREWALL" {
             return None;
         }
@@ -394,7 +394,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         const PART: &str = "the iptables rules";
         match self.gate.pass(Ask::Read(PART)) {
             Permit::Go => self.kernel.save(table, line),
-            // The program ends early.
+            // The program ends before it has printed all rules.
             Permit::PassOver(which) => {
                 let mut left = Chance::new(which).index(60);
                 self.kernel.save(table, &mut |text| {
@@ -420,7 +420,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         let what = String::from_utf8_lossy(&bytes).into_owned();
         match self.pass_write(what) {
             Permit::Go => self.kernel.restore(text),
-            // The program was killed after its write.
+            // The program was killed, but only after its write.
             Permit::LoseDone => {
                 self.kernel.restore(text)?;
                 refuse(Kind::TimedOut)

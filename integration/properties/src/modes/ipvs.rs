@@ -206,7 +206,7 @@ impl Subject for Ipvs {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
-        // The kernel does not report earlier changes.
+        // Drops the kernel's notifications of earlier changes.
         self.told();
         let (config, node) = (self.config.clone(), self.node());
         if let Some(real) = &self.real {
@@ -379,7 +379,7 @@ impl Subject for Ipvs {
     fn told(&mut self) -> Vec<Notice> {
         let state = self.kernel.state();
         let there = &state.snapshot;
-        // The kernel does not report routes.
+        // The kernel sends no notifications of routes.
         let on_link = match self.config.vip_mode {
             VipMode::Address => there.bound.clone(),
             VipMode::Route => there.bound_otherwise.clone(),

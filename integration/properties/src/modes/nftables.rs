@@ -141,7 +141,7 @@ impl Subject for Nftables {
             let kernel = || NetlinkKernel::new(self.family);
             return start::<2, Scheme, _>(config, node, kernel, now);
         }
-        // The relay ends with the process.
+        // The relay ends together with the process.
         self.kernel.state().listening.clear();
         start::<2, Scheme, _>(config, node, || self.kernel.clone(), now)
     }
@@ -405,7 +405,7 @@ impl Nftables {
                 told(format!("element {key:?} of set {name} is deleted"))
             }
             6 => {
-                // A map element without a valid target.
+                // The map gets an element whose target is not valid.
                 let chains: Vec<Name> = content.chains.keys().cloned().collect();
                 let chain = chance.one_of(&chains)?.clone();
                 let at = chance.index(content.sets.len());
@@ -448,7 +448,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         const PART: &str = "the nftables table kube-proxy";
         match self.gate.pass(Ask::Read(PART)) {
             Permit::Go => self.kernel.table(tell),
-            // A concurrent write makes the read start again.
+            // Another write at the same time makes the read start again.
             Permit::PassOver(which) => {
                 let mut left = Chance::new(which).index(20);
                 self.kernel.table(&mut |object| {

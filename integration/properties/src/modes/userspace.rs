@@ -119,7 +119,7 @@ impl Subject for Userspace {
             let to = match front.from {
                 From::Node => aim.node,
                 From::Pod => aim.pods,
-                // There is no rule for this frontend.
+                // No rule exists for this frontend.
                 From::Outside if aim.via.is_none() => continue,
                 From::Outside => aim.outside,
             };

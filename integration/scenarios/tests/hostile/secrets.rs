@@ -85,7 +85,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
                 c.daemon_id()?
             ))?;
             if c.stop().is_err() {
-                // The daemon had already ended.
+                // This fails if the daemon had already ended.
             }
             let said = c.said();
             for (what, text) in [("the log", &said), ("a page", &shown)] {

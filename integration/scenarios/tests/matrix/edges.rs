@@ -262,7 +262,7 @@ pub(crate) fn terminating_endpoints_serve_only_without_ready_endpoints(c: &mut C
         _ => "{ready: false, serving: false, terminating: true}",
     };
     for (number, (here, elsewhere, is_local, ..)) in LAST_ENDPOINTS.iter().enumerate() {
-        // Its EndpointSlice is empty.
+        // The EndpointSlice of this Service is empty.
         let service = service(number).spec(&policies(*is_local, *is_local));
         let slice = format!(
             "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \

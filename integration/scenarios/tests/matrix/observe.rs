@@ -69,7 +69,7 @@ pub(crate) fn see_by_chance(
 }
 
 fn look(c: &Cluster, from: &Place, transport: Transport, to: SocketAddr, expected: &str) -> String {
-    // At most two endpoints, in turn (rr).
+    // The Service has at most two endpoints, which round robin uses in turn.
     let [one, other] = [(); 2].map(|()| ask(c, from, transport, to, expected));
     match (one, other) {
         (Ok((one, source)), Ok((other, same))) if one != other && source == same => {

@@ -135,7 +135,7 @@ pub(crate) fn a_deleted_service_refuses_new_connections(c: &mut Cluster) -> Outc
     // If the node keeps the address, an open connection is reset. Otherwise it gets ICMP
     // unreachable, which does not end a TCP connection.
     assert_eq!(kept.ask(), Err(Failure::Reset));
-    // The address is immediately reusable.
+    // The address can be used again at once.
     c.apply(&web(BOTH))?;
     c.until_served(&web(BOTH))?;
     c.until_answered(&c.client, CLUSTER_IP)?;
@@ -219,7 +219,7 @@ pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Ou
 enum Going {
     ServerCloses,
     Reset,
-    /// Without a packet, like a power failure of the client.
+    /// The client sends no packet, as in a power failure.
     Silently,
 }
 

@@ -314,7 +314,7 @@ pub(crate) fn foreign_dnat_rules_do_not_affect_service_traffic(c: &mut Cluster) 
         .ingress("192.0.2.10")
         .endpoints("10.244.1.10 10.244.2.10");
     c.apply(&web)?;
-    // The rules existed before.
+    // These rules existed before the daemon started.
     c.sh(
         "iptables-$backend -t nat -A PREROUTING -p tcp --dport 80 -m addrtype --dst-type LOCAL -j DNAT --to-destination 10.244.1.66:1
         iptables-$backend -t nat -A OUTPUT -p tcp --dport 80 -m addrtype --dst-type LOCAL -j DNAT --to-destination 10.244.1.66:1

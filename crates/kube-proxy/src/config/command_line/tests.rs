@@ -264,7 +264,7 @@ fn deprecated_or_ignored_flags_are_accepted_with_a_warning() {
             "--metrics-port=0",
             &["--metrics-port", "deprecated", "--metrics-bind-address"],
         ),
-        // The command line sets the flag, although to its default.
+        // The command line sets the flag to its default value.
         ("--healthz-port=10256", &["--healthz-port", "deprecated"]),
         ("--boot-id-file=/x", &["--boot-id-file", "no effect"]),
         ("--machine-id-file=/x", &["--machine-id-file", "no effect"]),
@@ -434,7 +434,7 @@ fn feature_gates_of_later_releases_do_not_stop_the_start() {
             "{gates}"
         );
     }
-    // Other modes need no gate.
+    // Other modes need no feature gate.
     let other = options("--proxy-mode=nftables --feature-gates=KubeProxyIPVS=false");
     assert_eq!(other.said.warnings_beside_mode(), Vec::<String>::new());
 }

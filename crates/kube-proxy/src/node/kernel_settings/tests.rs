@@ -125,7 +125,7 @@ fn conntrack_settings_follow_the_flags() {
         assert_eq!(read(name), value, "{name}");
     }
     assert_eq!(fs::read_to_string(&hash_size).unwrap(), "32768");
-    // A table larger than needed stays, whoever made it so.
+    // A table larger than needed stays, no matter who made it so large.
     facts.conntrack.min = 0;
     assert_eq!(written(&root, &facts), Vec::<String>::new());
     fs::write(netfilter.join("nf_conntrack_max"), "2000000\n").unwrap();
@@ -177,7 +177,7 @@ fn own_kernel_settings_are_restored_and_foreign_changes_reported() {
         "{left:?}"
     );
     assert_eq!(found(), ["1\n", "3\n"]);
-    // The value from before strict ARP is restored.
+    // A change back restores the value from before strict ARP.
     settle(true);
     assert_eq!(settle(false).0, 1);
     assert_eq!(found(), ["1\n", "3"]);

@@ -75,7 +75,7 @@ async fn resolved_api_server_addresses_outlive_a_failing_resolver() {
     assert_eq!(last(&mut known).unwrap(), both);
     assert_eq!(addresses.shown()[0].from, "api.example resolves to it");
 
-    // While the resolver fails, no address is forgotten.
+    // The resolver fails, but the source forgets no address.
     world.answers(None);
     for _ in 0..2 * KEPT.as_secs() / RESOLVE_PERIOD.as_secs() {
         advance(2 * RESOLVE_PERIOD).await;

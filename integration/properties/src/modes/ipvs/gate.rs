@@ -110,7 +110,7 @@ fn write(op: &Op) -> Write {
                     Member::Port(_) => Serves::All,
                 },
                 Op::CreateSet(..) | Op::WriteRules { .. } => Serves::All,
-                // Other entries have no effect on clients by themselves.
+                // Other entries alone have no effect on clients.
                 _ => Serves::Nobody,
             },
         },

@@ -101,7 +101,7 @@ impl Real {
 
     /// Reads the kernel's present state.
     pub(super) fn look(&mut self, config: &Config, there: &mut Snapshot, takes_in_rules: bool) {
-        // Each process searches leftovers once.
+        // Each process searches for leftovers only once.
         let eyes = self.eyes(config, takes_in_rules);
         there.servers = eyes.read_servers().expect("the virtual servers");
         let sets = eyes.read_sets().expect("the sets");
