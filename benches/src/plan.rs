@@ -30,7 +30,7 @@ enum Often {
     All,
     Twice,
     Once,
-    /// Once if there is another kube-proxy to compare with, otherwise as `Spare`.
+    /// Once if there is another kube-proxy to compare with, otherwise like `Spare`.
     Beside,
     /// Once, after all other cells.
     Spare,

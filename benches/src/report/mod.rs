@@ -318,7 +318,7 @@ fn main_figures(report: &Report) -> Vec<Figure> {
     let mut figures = Vec::new();
     for metric in HEADLINE.iter() {
         let mut sizes = sizes(report, metric.axis);
-        // Without another kube-proxy, these figures repeat the rest of the report.
+        // Without another kube-proxy, these figures would only repeat the rest of the report.
         let is_main =
             |&size: &Size| is_main(metric.axis, size) && (are_others || size.services != 1_000);
         if sizes.iter().any(is_main) {

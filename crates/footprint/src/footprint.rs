@@ -7,7 +7,8 @@ use iptables::{Jump, Table};
 
 use crate::origin::Origin;
 
-/// Chains of the kubelet. Some modes also create or fill them. A cleanup keeps them, as upstream.
+/// Chains of the kubelet. Some modes also create or fill them. A cleanup keeps these chains, as
+/// upstream does.
 const KUBELET: [&str; 4] = [
     "KUBE-FIREWALL",
     "KUBE-MARK-DROP",

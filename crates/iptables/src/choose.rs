@@ -180,7 +180,7 @@ impl Iptables {
         Backend::ALL.into_iter().filter_map(named).collect()
     }
 
-    /// Returns the programs named after the backend. They exist since 1.8.
+    /// Returns the programs named after the backend. These programs exist since iptables 1.8.
     fn named(backend: Backend, readings: &Arc<Readings>) -> Option<Self> {
         let iptables = Self {
             backend,

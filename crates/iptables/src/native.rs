@@ -33,7 +33,7 @@ const MAX_PROCESSES: usize = 8;
 pub(crate) enum Gap {
     /// The whole table.
     Whole,
-    /// Base chains whose names are not those of built-in chains.
+    /// Base chains that do not have the name of a built-in chain.
     BaseChains,
     /// The rest of the table, from the point at which the output ended.
     Rest,
@@ -227,8 +227,8 @@ impl Listing<'_> {
             if attempt + 1 < MAX_PROCESSES {
                 continue;
             }
-            // A process per chain would be too many, so one lists all of them. It lists only chains
-            // that iptables can certainly express.
+            // A process for each chain would be too many, so one process lists all chains. It lists
+            // only chains that iptables can certainly express.
             for name in std::mem::take(&mut listed) {
                 let rules = held(reader, name)?;
                 let is_sure = |rule: &ListedRule| {

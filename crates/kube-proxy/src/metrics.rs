@@ -362,7 +362,7 @@ impl Metrics {
         self.services.is_some()
     }
 
-    /// Returns whether the report's sync was partial or full, if the mode distinguishes them.
+    /// Returns the extent of the report's sync, partial or full, if the mode distinguishes them.
     pub(crate) fn extent(&self, report: &Report) -> Option<Extent> {
         self.of_mode.as_ref()?.extent(report)
     }

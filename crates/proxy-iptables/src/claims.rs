@@ -137,8 +137,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces the addresses and ports that an owner claims by those of these slots. If one passes
-    /// to another owner, that owner claims its slots again.
+    /// Replaces the addresses and ports that an owner claims by those of these slots. If an address
+    /// and port passes to another owner, that owner claims its slots again.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,

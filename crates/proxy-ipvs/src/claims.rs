@@ -438,8 +438,8 @@ impl Claims {
     }
 }
 
-/// Replaces an owner's keys in a table that has no values. Mostly the keys are equal; then nothing
-/// is done.
+/// Replaces an owner's keys in a table that has no values. Mostly the keys are equal, and no change
+/// is needed.
 fn claim_keys<K: Clone + Eq + Hash>(
     table: &mut Table<K, (), Arc<Owner>>,
     owner: &Arc<Owner>,

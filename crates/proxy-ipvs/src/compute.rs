@@ -49,7 +49,7 @@ impl Ipvs {
     }
 
     /// Compiles these Services, and the Services that thereby lose or win an address and port.
-    /// Returns the former virtual servers of the latter.
+    /// Returns the former virtual servers of these other Services.
     pub(crate) fn compute(
         &mut self,
         state: &mut State,

@@ -33,11 +33,12 @@ impl ShimStyle {
 /// Means by which `kube-ipvs0` makes service addresses local (`--ipvs-vip-mode`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// An address for each service address, as upstream. The cost of each in the kernel grows with
-    /// their number.
+    /// An address for each service address, as upstream. The more addresses exist, the more each of
+    /// them costs the kernel.
     #[default]
     Address,
-    /// A local route for each service address. A route costs the same however many there are.
+    /// A local route for each service address. A route costs the same, no matter how many routes
+    /// exist.
     Route,
 }
 

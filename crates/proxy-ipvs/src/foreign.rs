@@ -20,8 +20,8 @@ pub(crate) struct Foreign {
     changed: HashSet<VirtualServerKey>,
     /// Virtual servers that the log has reported.
     told: HashSet<VirtualServerKey>,
-    /// True in a preview. It attempts no write at another program's virtual server, because its
-    /// writes would always succeed.
+    /// True in a preview. A preview attempts no write at another program's virtual server, because
+    /// writes in a preview always succeed.
     is_foreseeing: bool,
 }
 

@@ -212,7 +212,7 @@ impl Evidence<'_> {
     }
 
     /// True if a set names a virtual server at this address. The sets then name all virtual servers
-    /// that a kube-proxy created there, and the rest are foreign.
+    /// that a kube-proxy created there, and all others are foreign.
     fn names_any_at(self, address: IpAddr) -> bool {
         let first = |protocol| Member::AddressPort(address, protocol, 0);
         let last = |protocol| Member::AddressPort(address, protocol, u16::MAX);

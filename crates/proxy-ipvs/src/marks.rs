@@ -26,7 +26,7 @@ pub(crate) struct Marks {
     /// Service ports that need a mark while none is free, the oldest first.
     waiting: BTreeSet<Arc<Owner>>,
     /// Last mark of each address, from the kernel at the start or given since. `None` until the
-    /// kernel was read: before, no mark is given.
+    /// kernel has been read. Until then, no mark is given.
     last: Option<HashMap<ServiceAddress, u32>>,
     /// Addresses of each mark in `last`.
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,

@@ -14,8 +14,8 @@ use std::fmt;
 
 pub use balancing::{MaxConnections, SchedulerFlags};
 
-/// Prefix of all options' annotations: the program's name. It is no domain, because the project
-/// owns none and `kubernetes.io` is reserved.
+/// Prefix of all options' annotations: the program's name. The prefix is no domain, because the
+/// project owns no domain and `kubernetes.io` is reserved.
 pub const PREFIX: &str = "kube-proxy-ipvs/";
 
 /// The annotation that names a scheduler.
@@ -83,7 +83,7 @@ macro_rules! options {
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct ServiceOptions {
             $(#[doc = $doc] pub $field: Option<$type>,)+
-            /// First invalid annotations. Their option is unknown, or their value invalid.
+            /// First invalid annotations. Each of them has an unknown option or an invalid value.
             pub wrong: Vec<WrongOption>,
         }
 

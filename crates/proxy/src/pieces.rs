@@ -48,7 +48,7 @@ pub struct Pieces {
     last: String,
     /// Time when the last piece above the shares was taken.
     taken: Option<Instant>,
-    /// True if all possible writes of the taken changes are done.
+    /// True if every write that the taken changes allow is done.
     is_at_rest: bool,
 }
 

@@ -160,8 +160,8 @@ impl Relay {
         service: &Arc<str>,
         serving: Arc<Serving>,
     ) -> io::Result<ListeningPort> {
-        // Fails if no descriptor is left for it: the caller retries later, and the rest of the
-        // process keeps its own.
+        // Fails if no descriptor is left for this port. The caller retries later, and the rest of
+        // the process keeps its descriptors.
         let held = self.free.try_take(1);
         let held = held.ok_or_else(|| io::Error::other(OPEN))?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);

@@ -104,9 +104,9 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             return;
         };
         let held = (place, held);
-        // Opens the outgoing socket before accepting, too. Otherwise, in a shortage, all
-        // connections could hold one socket and wait for the second. Endpoints have the family of
-        // their Service.
+        // Opens the outgoing socket before accepting, too. Otherwise, if descriptors run short,
+        // each connection could hold one socket and wait for its second one. Endpoints have the
+        // family of their Service.
         let outward = match open_outward(own, shared.limits.mark) {
             Ok(outward) => outward,
             Err(error) => {

@@ -1,5 +1,5 @@
 //! Tests against the running kernel, each in its own network namespace. They need root. Tests of
-//! dummy links are ignored by default, since some kernels lack dummy links.
+//! dummy links are ignored by default, because some kernels lack dummy links.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -29,7 +29,7 @@ fn in_namespace(story: impl FnOnce(Rtnetlink) + Send) {
     namespace::in_namespace(|| story(Rtnetlink::open().unwrap()));
 }
 
-/// Loads IPv6, since the kernel does not load its module by itself.
+/// Loads IPv6, because the kernel does not load the module of IPv6 by itself.
 fn load_ipv6() {
     if Path::new("/proc/sys/net/ipv6").exists() {
         return;

@@ -185,8 +185,8 @@ fn follow(
     }
 }
 
-/// Watches on the folder, and on the nearest existing folder above it. The latter notice when the
-/// folder is replaced, or when a symbolic link changes its target.
+/// Watches on the folder, and on the nearest existing folder above it. The watches above notice
+/// when the folder is replaced, or when a symbolic link changes its target.
 struct Watch {
     folder: PathBuf,
     watcher: RecommendedWatcher,

@@ -104,7 +104,7 @@ mod list {
             .await;
         assert_eq!(names(&first), ["b"]);
         assert_eq!(first["metadata"].get("remainingItemCount"), None);
-        // Keys remain, but whether they match is known only after reading them.
+        // Some keys remain. Only reading them shows whether they match.
         let token = first["metadata"]["continue"].as_str().unwrap();
         let last = client
             .get(&format!(

@@ -55,7 +55,8 @@ impl Key {
 }
 
 /// Starts chromedriver. Returns its process and port. chromedriver takes a free port of 127.0.0.1
-/// and the same port of `::1`. If the latter is in use, chromedriver ends and is started again.
+/// and the same port of `::1`. If the port of `::1` is in use, chromedriver ends and is started
+/// again.
 fn driver() -> Result<(Child, u16)> {
     let mut said = String::new();
     for _ in 0..STARTS {

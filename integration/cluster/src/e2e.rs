@@ -74,7 +74,8 @@ fn chosen(log: &str) -> Option<usize> {
 }
 
 /// Parses the elements `testcase` of ginkgo's report. Specs that were not chosen, and chosen specs
-/// that did not start, are in the report as skipped without a reason. The latter are only counted.
+/// that did not start, are in the report as skipped without a reason. Specs that did not start are
+/// only counted.
 fn parse(text: &str, chosen: usize) -> Results {
     let mut results = Results::default();
     for case in text.split("<testcase ").skip(1) {

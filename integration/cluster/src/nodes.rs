@@ -72,7 +72,7 @@ pub(crate) fn start(
         kubelet(&state, &run, &folders.logs.join("pods").join(name)),
     )?;
     // An unused address (RFC 5737). CoreDNS forwards external names there. With a loopback address,
-    // it would query itself and exit because of the loop.
+    // CoreDNS would query itself, detect the loop, and exit.
     write("resolv.conf", "nameserver 192.0.2.53\n".to_owned())?;
     write("kubelet.conf", control_plane.kubelet_credentials(name)?)?;
     write("node.sh", SCRIPT.to_owned())?;

@@ -196,7 +196,7 @@ impl Watch {
         }
     }
 
-    /// Returns those of these frontends whose verdicts before the next step are unknown.
+    /// Returns the frontends among these whose verdicts before the next step are unknown.
     pub fn unseen(&self, fronts: &BTreeSet<Front>) -> BTreeSet<Front> {
         let fronts = fronts.iter().copied();
         fronts

@@ -197,7 +197,7 @@ impl engine::Scheme for Userspace {
     fn take(&mut self, _: &mut State<Kinds>, (): ()) {}
 }
 
-/// The kernel: open and refused sockets, and whether addresses can be read.
+/// A fake kernel: open sockets, refused sockets, and a flag for readable addresses.
 #[derive(Default)]
 pub(crate) struct Node {
     pub(crate) open: BTreeSet<SocketAddr>,

@@ -371,7 +371,7 @@ impl Cast<'_, '_> {
         })
     }
 
-    /// Reports whether an interface is a pod's.
+    /// Reports whether an interface belongs to a pod.
     fn is_by_pods(&self, interface: &str) -> bool {
         let pods = self.objects.node.pods.iter();
         let mut hops = pods.filter_map(|pod| self.routing.hop(*pod));

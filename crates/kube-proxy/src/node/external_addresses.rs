@@ -109,7 +109,7 @@ pub(crate) struct ExternalAddresses {
     told: usize,
 }
 
-/// Time of a finding, and whether it was reported.
+/// Time of a finding, and true if the finding was reported.
 #[derive(Debug, Clone, Copy)]
 struct Finding {
     since: Instant,

@@ -298,7 +298,8 @@ impl Daemon {
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
         // A family that was busy computes from the whole current model. Part of the changes would
-        // not do: an address that moves between Services would for a moment belong to neither.
+        // not suffice: an address that moves between Services would for a moment belong to no
+        // Service.
         let is_late = self.families.iter().any(Family::is_about_to_take_in);
         if can && self.model.has_changes() && (is_late || now >= self.not_before) {
             let changes = self.model.take_changes();

@@ -123,7 +123,7 @@ fn an_affinity_set_of_another_type_is_replaced() {
             let synced = world.damage(|table| make_other(table, kind));
             assert_eq!((synced.failures.len(), synced.pending), (0, 0));
             assert_eq!(world.content(), before);
-            // That replacement does not prove whether the kernel can change timeouts.
+            // The replacement of the set does not show if the kernel can change timeouts.
             world.made();
             world.apply(with_affinity(1, 60));
             assert_eq!(world.sync().pending, 0);

@@ -33,7 +33,8 @@ use crate::port::Portal;
 /// The table of all these chains.
 const NAT: Table = Table::Nat;
 
-/// Chains for packets from an interface. This one holds service addresses, the next one NodePorts.
+/// Chains for packets from an interface. This chain has the rules for service addresses. The next
+/// one has the rules for NodePorts.
 const CONTAINER: &str = "KUBE-PORTALS-CONTAINER";
 const NODE_PORT_CONTAINER: &str = "KUBE-NODEPORT-CONTAINER";
 /// Chains for packets from this node.

@@ -205,8 +205,8 @@ impl ListWatch {
                     continue;
                 }
                 Ok(()) if is_settled || (is_list && !is_stream) => continue,
-                // The watch closed early, but after progress. This is no outage, yet the next
-                // request waits.
+                // The watch closed early, but after progress. This is no outage, but the next
+                // request waits anyway.
                 Ok(()) if self.has_progressed => {}
                 Ok(()) => {
                     let failure = Failure::Nonsense("a watch that ends at once".to_owned());
