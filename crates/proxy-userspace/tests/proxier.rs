@@ -3,15 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::Lanes;
+use fixtures::KINDS;
 use futures::executor::block_on;
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
-    NamespacedName, Node, NodeFacts, NodePortAddresses, Notice, Placement, Protocol, Report,
-    Service, ServicePort,
+    Event, IpFamily, LocalDetector, Mode as _, Model, NodeFacts, NodePortAddresses, Notice,
+    Protocol, Report, Service,
 };
 use proxy_userspace::fake::FakeKernel;
 use proxy_userspace::{
@@ -42,14 +41,8 @@ impl World {
         let mut node = NodeFacts::new(IpFamily::V4, "node1");
         node.node_port_addresses = node_ports;
         let mut model = Model::of_node("node1");
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
-            model.apply(Event::ListStarted(kind));
-        }
-        model.apply(Event::NodeApplied(Node {
-            name: "node1".into(),
-            addresses: vec![NODE.parse().unwrap()],
-            ..Node::default()
-        }));
+        fixtures::start_lists(&mut model, &KINDS);
+        model.apply(fixtures::node(NODE.parse().unwrap()));
         Self {
             mode: Proxier::new(config, node, lanes, now),
             kernel,
@@ -59,10 +52,7 @@ impl World {
     }
 
     fn listed(mut self) -> Self {
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
-            let is_whole = true;
-            self.model.apply(Event::ListComplete { kind, is_whole });
-        }
+        fixtures::complete_lists(&mut self.model, &KINDS, true);
         self
     }
 
@@ -71,62 +61,24 @@ impl World {
     }
 
     fn delete(&mut self, name: &str) {
-        let name = NamespacedName::new("default", name);
-        self.model.apply(Event::ServiceDeleted(name));
+        self.model
+            .apply(Event::ServiceDeleted(fixtures::name(name)));
     }
 
     /// Sets a Service's endpoints. Endpoints with even addresses are on this node.
     fn endpoints(&mut self, service: &str, addresses: &[&str]) {
-        let endpoint = |address: &&str| Endpoint {
-            address: address.parse().unwrap(),
-            ready: true,
-            serving: true,
-            terminating: false,
-            placement: Arc::new(Placement {
-                node: Some(if address.ends_with(['0', '2', '4', '6', '8']) {
-                    "node1".into()
-                } else {
-                    "node2".into()
-                }),
-                ..Placement::default()
-            }),
+        let endpoint = |address: &&str| {
+            let is_here = address.ends_with(['0', '2', '4', '6', '8']);
+            let address: IpAddr = address.parse().unwrap();
+            fixtures::endpoint(address, if is_here { "node1" } else { "node2" })
         };
-        let ports = [Protocol::Tcp, Protocol::Udp].map(|protocol| EndpointPort {
-            name: "".into(),
-            protocol,
-            port: 8080,
-        });
-        let name = NamespacedName::new("default", service);
-        self.model.apply(Event::SliceApplied(EndpointSlice {
-            name: name.clone(),
-            service: name,
-            family: IpFamily::V4,
-            ports: ports.into_iter().collect(),
-            endpoints: addresses.iter().map(endpoint).collect(),
-            change_trigger: None,
-        }));
+        let both = [Protocol::Tcp, Protocol::Udp];
+        let slice = fixtures::slice(service, service, &both, addresses.iter().map(endpoint));
+        self.model.apply(Event::SliceApplied(slice));
     }
 
     fn settle(&mut self) -> Report {
-        let mut all = Report::default();
-        for _ in 0..100 {
-            self.mode.proceed(&self.model, self.now);
-            let Some(report) = self.mode.book(&self.model, self.now) else {
-                return all;
-            };
-            all.written += report.written;
-            all.failures.extend(report.failures);
-            all.unreadable.extend(report.unreadable);
-            all.settled.extend(report.settled);
-            all.repaired.extend(report.repaired);
-            all.conflicts = report.conflicts.or(all.conflicts);
-            for (kind, of) in report.drift.kinds() {
-                for name in &of.first {
-                    all.drift.add(kind, || name.clone());
-                }
-            }
-        }
-        panic!("it never ends");
+        fixtures::settle(&mut self.mode, &self.model, self.now)
     }
 
     fn sync(&mut self) -> Report {
@@ -176,19 +128,9 @@ fn portal(address: Option<&str>, port: u16) -> Portal {
 }
 
 fn service(name: &str, address: &str) -> Service {
-    let port = ServicePort {
-        name: "".into(),
-        protocol: Protocol::Tcp,
-        port: 80,
-        node_port: None,
-    };
     Service {
         created: Some(1),
-        ports: [port].into_iter().collect(),
-        ..Service::at(
-            NamespacedName::new("default", name),
-            [address.parse().unwrap()],
-        )
+        ..fixtures::service(name, address.parse::<IpAddr>().unwrap())
     }
 }
 

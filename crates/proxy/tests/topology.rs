@@ -10,9 +10,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use proxy::{
-    Backends, Endpoint, EndpointPort, EndpointSlice, EndpointVerdict, Endpoints, Event, IpFamily,
-    Model, NamespacedName, NodeFacts, Placement, Protocol, Service, ServicePort, ServiceView,
-    Target,
+    Backends, Endpoint, EndpointSlice, EndpointVerdict, Endpoints, Event, IpFamily, Model,
+    NodeFacts, Placement, Protocol, Service, ServicePort, ServiceView, Target,
 };
 
 fn endpoint(text: &str) -> Endpoint {
@@ -50,37 +49,15 @@ fn address(number: u8) -> IpAddr {
 }
 
 fn slice(name: &str, port_name: &str, port: u16, endpoints: &[&str]) -> EndpointSlice {
-    EndpointSlice {
-        name: NamespacedName::new("default", name),
-        service: NamespacedName::new("default", "web"),
-        family: IpFamily::V4,
-        ports: [EndpointPort {
-            name: port_name.into(),
-            protocol: Protocol::Tcp,
-            port,
-        }]
-        .into_iter()
-        .collect(),
-        endpoints: endpoints.iter().map(|text| endpoint(text)).collect(),
-        change_trigger: None,
-    }
+    let endpoints = endpoints.iter().map(|text| endpoint(text));
+    let mut slice = fixtures::slice(name, "web", &[Protocol::Tcp], endpoints);
+    slice.ports[0].name = port_name.into();
+    slice.ports[0].port = port;
+    slice
 }
 
 fn web() -> Service {
-    Service {
-        ports: [ServicePort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: 80,
-            node_port: None,
-        }]
-        .into_iter()
-        .collect(),
-        ..Service::at(
-            NamespacedName::new("default", "web"),
-            [IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1))],
-        )
-    }
+    fixtures::service("web", [10, 96, 0, 1])
 }
 
 fn resolve(service: Service, slices: Vec<EndpointSlice>) -> Backends {

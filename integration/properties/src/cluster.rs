@@ -2,11 +2,12 @@
 //! collide.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use chance::Chance;
-use ipnet::IpNet;
+use fixtures::KINDS;
+pub use fixtures::{at, net};
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, Model, NamespacedName, Node,
     Placement, Protocol, Service, ServicePort, ServiceType, Target,
@@ -25,9 +26,6 @@ pub const NODE_ADDRESS: [u8; 4] = [192, 168, 99, 10];
 /// Address of a client pod on this node. A Service may have it as an endpoint.
 pub const POD_ADDRESS: [u8; 4] = [10, 244, 1, 1];
 
-/// Kinds in the source's lists.
-const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
-
 /// Number of Services.
 pub const SERVICES: u8 = 6;
 /// First cluster IP. It is sometimes an endpoint's address, too.
@@ -45,28 +43,6 @@ pub fn is_a_cluster_ip(target: &Target) -> bool {
 pub fn is_for_cluster(address: IpAddr) -> bool {
     let network = net(IpFamily::of(address), [10, 96, 0, 0], 24);
     network.is_some_and(|network| network.contains(&address))
-}
-
-/// Returns an address, or its counterpart in the other family.
-pub fn at(family: IpFamily, octets: [u8; 4]) -> IpAddr {
-    let [a, b, c, d] = octets;
-    match (family, octets) {
-        (IpFamily::V4, _) => octets.into(),
-        (IpFamily::V6, [127, ..]) => Ipv6Addr::LOCALHOST.into(),
-        (IpFamily::V6, _) => {
-            let (high, low) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
-            Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, high, low).into()
-        }
-    }
-}
-
-/// Returns a network, or its counterpart in the other family.
-pub fn net(family: IpFamily, octets: [u8; 4], len: u8) -> Option<IpNet> {
-    let before = match family {
-        IpFamily::V4 => 0,
-        IpFamily::V6 => 96,
-    };
-    IpNet::new(at(family, octets), before + len).ok()
 }
 
 /// Objects in the API server.

@@ -5,16 +5,16 @@
 mod mode;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use engine::{Engine, Lanes};
+use fixtures::KINDS;
 use futures::executor::block_on;
 use proxy::{
-    Event, IpFamily, Kind, Mode as _, Model, NamespacedName, NodeFacts, Notice, Protocol, Report,
-    Service, ServicePort,
+    Event, IpFamily, Mode as _, Model, NamespacedName, NodeFacts, Notice, Report, Service,
 };
 
 use mode::{Kernel, NoFlags, Userspace};
@@ -32,9 +32,7 @@ impl World {
         let lanes = Lanes::inline(|| Arc::clone(&kernel));
         let node = NodeFacts::new(IpFamily::V4, "node1");
         let mut model = Model::new();
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
-            model.apply(Event::ListStarted(kind));
-        }
+        fixtures::start_lists(&mut model, &KINDS);
         Self {
             mode: Engine::new(NoFlags, node, lanes, now),
             kernel,
@@ -44,48 +42,20 @@ impl World {
     }
 
     fn listed(mut self) -> Self {
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
-            let is_whole = true;
-            self.model.apply(Event::ListComplete { kind, is_whole });
-        }
+        fixtures::complete_lists(&mut self.model, &KINDS, true);
         self
     }
 
     fn service(&mut self, name: &str, created: i64, address: &str) {
-        let port = ServicePort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: 80,
-            node_port: None,
-        };
         self.model.apply(Event::ServiceApplied(Service {
             created: Some(created),
-            ports: [port].into_iter().collect(),
-            ..Service::at(
-                NamespacedName::new("default", name),
-                [address.parse().unwrap()],
-            )
+            ..fixtures::service(name, address.parse::<IpAddr>().unwrap())
         }));
     }
 
     /// Runs the mode until no work is left, and returns all reports as one.
     fn settle(&mut self) -> Report {
-        let mut all = Report::default();
-        loop {
-            self.mode.proceed(&self.model, self.now);
-            let Some(report) = self.mode.book(&self.model, self.now) else {
-                return all;
-            };
-            all.written += report.written;
-            all.failures.extend(report.failures);
-            all.unreadable.extend(report.unreadable);
-            all.settled.extend(report.settled);
-            all.written_for.extend(report.written_for);
-            if report.conflicts.is_some() {
-                all.conflicts = report.conflicts;
-                all.more_conflicts = report.more_conflicts;
-            }
-        }
+        fixtures::settle(&mut self.mode, &self.model, self.now)
     }
 
     fn sync(&mut self) -> Report {

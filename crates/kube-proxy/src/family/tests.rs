@@ -1,9 +1,5 @@
-use std::net::IpAddr;
-
-use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Failure, Kind, Placement, Protocol, Service,
-    ServicePort, ServiceType,
-};
+use fixtures::name;
+use proxy::{EndpointSlice, Event, Failure, Kind, Protocol, Service, ServiceType};
 
 use tokio::runtime::Handle;
 
@@ -109,51 +105,20 @@ impl World {
     }
 }
 
-fn name(name: &str) -> NamespacedName {
-    NamespacedName::new("default", name)
-}
-
 fn service(service: &str, health_check: Option<u16>) -> Event {
     Event::ServiceApplied(Service {
         kind: ServiceType::LoadBalancer,
-        ports: [ServicePort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: 80,
-            node_port: None,
-        }]
-        .into_iter()
-        .collect(),
         external_local: health_check.is_some(),
         health_check_node_port: health_check,
-        ..Service::at(name(service), [IpAddr::from([10, 96, 0, 10])])
+        ..fixtures::service(service, [10, 96, 0, 10])
     })
 }
 
 fn slice(of: &str, node: &str, triggered: bool) -> Event {
+    let endpoints = [fixtures::endpoint([10, 244, 0, 1], node)];
     Event::SliceApplied(EndpointSlice {
-        name: name(of),
-        service: name(of),
-        family: IpFamily::V4,
-        ports: [EndpointPort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: 8080,
-        }]
-        .into_iter()
-        .collect(),
-        endpoints: vec![Endpoint {
-            address: [10, 244, 0, 1].into(),
-            ready: true,
-            serving: true,
-            terminating: false,
-            placement: Arc::new(Placement {
-                node: Some(node.into()),
-                ..Placement::default()
-            }),
-        }]
-        .into(),
         change_trigger: triggered.then(|| SystemTime::now() + Duration::from_millis(1)),
+        ..fixtures::slice(of, of, &[Protocol::Tcp], endpoints)
     })
 }
 

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use fixtures::KINDS;
 use netlink_batch::Worker;
 
 use proxy::{
-    Changes, Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily,
-    Kind, Mode as _, Model, NamespacedName, Node, NodeFacts, Placement, Protocol, Report, Service,
-    ServiceAddress, ServicePort, Target, Unreadable,
+    Changes, Conflict, Drift, EndpointSlice, Event, Failure, IpFamily, Mode as _, Model,
+    NamespacedName, Node, NodeFacts, Protocol, Report, Service, ServiceAddress, Target, Unreadable,
 };
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
@@ -187,51 +187,21 @@ pub(crate) fn server(text: &str) -> VirtualServerKey {
 
 pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {
     Service {
-        ports: [ServicePort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port,
-            node_port: None,
-        }]
-        .into_iter()
-        .collect(),
+        ports: [fixtures::port(Protocol::Tcp, port)].into_iter().collect(),
         ..Service::at(name(at), [ip(cluster_ip)])
     }
 }
 
 /// Returns an EndpointSlice for port 8080 with ready endpoints `ADDRESS@NODE`.
 pub(crate) fn slice(of: &str, endpoints: &[&str]) -> EndpointSlice {
-    let endpoints: Vec<_> = endpoints
-        .iter()
-        .map(|text| {
-            let (address, node) = text.split_once('@').unwrap();
-            Endpoint {
-                address: ip(address),
-                ready: true,
-                serving: true,
-                terminating: false,
-                placement: Arc::new(Placement {
-                    node: Some(node.into()),
-                    ..Placement::default()
-                }),
-            }
-        })
-        .collect();
+    let endpoints = endpoints.iter().map(|text| {
+        let (address, node) = text.split_once('@').unwrap();
+        fixtures::endpoint(ip(address), node)
+    });
     EndpointSlice {
         name: name(&format!("{of}-a")),
         service: name(of),
-        family: endpoints
-            .first()
-            .map_or(IpFamily::V4, |e| IpFamily::of(e.address)),
-        ports: [EndpointPort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: 8080,
-        }]
-        .into_iter()
-        .collect(),
-        endpoints: endpoints.into(),
-        change_trigger: None,
+        ..fixtures::slice(of, of, &[Protocol::Tcp], endpoints)
     }
 }
 
@@ -359,9 +329,7 @@ impl<K: Kernel> World<K> {
         let now = Instant::now();
         let proxier = Proxier::new(config, NodeFacts::new(family, NODE), lanes, now);
         let mut model = Model::new();
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
-            model.apply(Event::ListStarted(kind));
-        }
+        fixtures::start_lists(&mut model, &KINDS);
         Self {
             model,
             kernel,
@@ -402,12 +370,7 @@ impl<K: Kernel> World<K> {
 
     /// Completes all lists.
     pub(crate) fn listed(mut self) -> Self {
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
-            self.model.apply(Event::ListComplete {
-                kind,
-                is_whole: true,
-            });
-        }
+        fixtures::complete_lists(&mut self.model, &KINDS, true);
         self
     }
 

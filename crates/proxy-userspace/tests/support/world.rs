@@ -14,10 +14,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::LONG;
+use fixtures::KINDS;
 use futures::executor::block_on;
 use netlink_batch::Worker;
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
+    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, LocalDetector, Mode as _, Model,
     NamespacedName, NodeFacts, Placement, Protocol, Report, Service, ServicePort,
 };
 use proxy_userspace::{Config, Lanes, Proxier, UserspaceKernel};
@@ -126,11 +127,8 @@ impl World {
         let lanes = Lanes::new([lane("sockets"), lane("rules")]);
         let node = NodeFacts::new(family, "node1");
         let mut model = Model::new();
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
-            model.apply(Event::ListStarted(kind));
-            let is_whole = true;
-            model.apply(Event::ListComplete { kind, is_whole });
-        }
+        fixtures::start_lists(&mut model, &KINDS);
+        fixtures::complete_lists(&mut model, &KINDS, true);
         Self {
             host,
             mode: Proxier::new(config, node, lanes, Instant::now()),
@@ -158,15 +156,9 @@ impl World {
             }));
             let report = self.mode.book(&self.model, Instant::now());
             let report = report.unwrap_or_default();
-            all.written += report.written;
             assert!(report.failures.is_empty(), "{:?}", report.failures);
             assert!(report.unreadable.is_empty(), "{:?}", report.unreadable);
-            all.settled.extend(report.settled);
-            for (kind, of) in report.drift.kinds() {
-                for name in &of.first {
-                    all.drift.add(kind, || name.clone());
-                }
-            }
+            fixtures::merge(&mut all, report);
         }
         all
     }

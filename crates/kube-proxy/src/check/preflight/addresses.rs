@@ -114,22 +114,15 @@ pub(super) fn judge(
 
 #[cfg(test)]
 mod tests {
-    use proxy::{Event, NamespacedName, Service, ServicePort};
+    use proxy::{Event, Service};
 
     use super::*;
     use crate::check::finding::Status;
 
     fn service(name: &str, ip: &str, external: &[&str]) -> Service {
         Service {
-            ports: [ServicePort {
-                name: "".into(),
-                protocol: Protocol::Tcp,
-                port: 80,
-                node_port: None,
-            }]
-            .into(),
             external_ips: external.iter().map(|ip| ip.parse().unwrap()).collect(),
-            ..Service::at(NamespacedName::new("default", name), [ip.parse().unwrap()])
+            ..fixtures::service(name, ip.parse::<IpAddr>().unwrap())
         }
     }
 
