@@ -482,8 +482,8 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A table that the kernel made of `leftovers.rules` and `ways.rules`. `examples/capture.rs`
-    /// captured it.
+    /// A table that the kernel made of `leftovers.rules` and `ways.rules`, captured by
+    /// `examples/capture_rules.rs`.
     pub(crate) const LEFTOVERS: &str = include_str!("../tests/data/leftovers.hex");
     pub(crate) const WAYS: &str = include_str!("../tests/data/ways.hex");
 

@@ -1,5 +1,5 @@
 //! Compares our bytes with those of the real kernel (6.1) and of `ipvsadm` (1.31).
-//! `examples/capture.rs` captured them on a little-endian machine.
+//! `examples/capture_services.rs` captured them on a little-endian machine.
 #![cfg(target_endian = "little")]
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -73,7 +73,8 @@ fn via(forward: Forward, address: &str, weight: u32) -> Destination {
     }
 }
 
-/// Returns the commands of `examples/capture.rs` with the corresponding requests of this crate.
+/// Returns the commands of `examples/capture_services.rs` with the corresponding requests of this
+/// crate.
 fn acts() -> Vec<(&'static str, Act)> {
     let web = tcp("10.0.0.1:80");
     let web6 = tcp("[fd00::1]:80");

@@ -1,8 +1,8 @@
 //! Writes the files of `tests/data`: bytes that a real kernel and the real `conntrack` exchange.
 //!
 //! ```text
-//! cargo build -p conntrack-netlink --example capture
-//! unshare --net target/debug/examples/capture crates/conntrack-netlink/tests/data
+//! cargo build -p conntrack-netlink --example capture_flows
+//! unshare --net target/debug/examples/capture_flows crates/conntrack-netlink/tests/data
 //! ```
 //! Needs root, `conntrack` and `strace`. `replies.hex` contains the kernel's messages for the flows
 //! of `FLOWS`, one line each, in order. `requests.hex` contains the messages that `conntrack -D`
@@ -30,7 +30,9 @@ const FLOWS: [&str; 7] = [
 const GET: u16 = 1 << 8 | 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = std::env::args_os().nth(1).ok_or("usage: capture FOLDER")?;
+    let folder = std::env::args_os()
+        .nth(1)
+        .ok_or("usage: capture_flows FOLDER")?;
     let (mut replies, mut requests) = (String::new(), String::new());
     for flow in FLOWS {
         let family = if flow.contains("fd44") { 10 } else { 2 };

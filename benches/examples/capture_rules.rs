@@ -1,9 +1,9 @@
 //! Writes the bytes of `tests/data`: nat tables as a real kernel lays them out.
 //!
 //! ```text
-//! cargo build -p lab && cargo build -p bench --example capture
+//! cargo build -p lab && cargo build -p bench --example capture_rules
 //! for one in leftovers ways; do
-//!   target/debug/lab run -- target/debug/examples/capture benches/tests/data/$one.rules > benches/tests/data/$one.hex
+//!   target/debug/lab run -- target/debug/examples/capture_rules benches/tests/data/$one.rules > benches/tests/data/$one.hex
 //! done
 //! ```
 //! `iptables-legacy-restore` loads the rules. Each output line is one rule (`struct ipt_entry`) in
@@ -20,7 +20,7 @@ use proxy::IpFamily;
 const NEXT: std::ops::Range<usize> = 90..92;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let file = std::env::args_os().nth(1).ok_or("usage: capture RULES")?;
+    let file = std::env::args_os().nth(1).ok_or("usage: capture_rules RULES")?;
     let status = Command::new("iptables-legacy-restore")
         .stdin(File::open(file)?)
         .status()?;

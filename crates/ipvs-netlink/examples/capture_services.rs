@@ -1,8 +1,8 @@
 //! Prints the messages between the kernel and `ipvsadm` as hex: the data of `tests/bytes.rs`.
 //!
 //! ```sh
-//! capture replies  > tests/data/replies.hex   # the kernel's answers, after each ipvsadm command
-//! capture requests > tests/data/requests.hex  # ipvsadm's messages, as strace sees them
+//! capture_services replies  > tests/data/replies.hex   # the kernel's answers, after each ipvsadm command
+//! capture_services requests > tests/data/requests.hex  # ipvsadm's messages, as strace sees them
 //! ```
 //!
 //! Run the program as root on a node where IPVS may be flushed. It needs `ipvsadm`, `strace` and

@@ -1,8 +1,8 @@
 //! Writes the files of `tests/data`: bytes that a real kernel and the real `ipset` exchange.
 //!
 //! ```text
-//! cargo build -p ipset-netlink --example capture
-//! unshare --net target/debug/examples/capture crates/ipset-netlink/tests/data
+//! cargo build -p ipset-netlink --example capture_sets
+//! unshare --net target/debug/examples/capture_sets crates/ipset-netlink/tests/data
 //! ```
 //! Needs root, `ipset` and `strace`. `requests.hex` contains the messages that `ipset restore`
 //! sends for `SCRIPT`, and `replies.hex` the kernel's replies. A line is a command by ipset's
@@ -54,7 +54,9 @@ const HEADER: u16 = 12;
 const TYPE: u16 = 13;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = std::env::args_os().nth(1).ok_or("usage: capture FOLDER")?;
+    let folder = std::env::args_os()
+        .nth(1)
+        .ok_or("usage: capture_sets FOLDER")?;
     std::fs::write(Path::new(&folder).join("requests.hex"), requests()?)?;
     std::fs::write(Path::new(&folder).join("replies.hex"), replies()?)?;
     Ok(())
