@@ -12,8 +12,8 @@
 //! ```
 //!
 //! The same rules hold for rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
-//! [`Connection::transact`] is for nf\_tables, in which one send is one transaction. Subscriptions
-//! and the meaning of messages belong to other crates.
+//! [`Connection::transact`] is for nf\_tables, in which one send is one transaction. [`subscribe`]
+//! opens a socket for notifications. The meaning of messages belongs to other crates.
 //!
 //! Source: `include/uapi/linux/netlink.h`, `net/netlink/af_netlink.c` (`netlink_rcv_skb`,
 //! `netlink_ack`, `netlink_dump`).
@@ -29,6 +29,7 @@ mod lane;
 mod message;
 mod protocol;
 mod reply;
+mod subscribe;
 mod worker;
 
 pub use attributes::{Attribute, Attributes, Malformed};
@@ -42,6 +43,7 @@ pub use netlink_packet_core::{
 };
 pub use protocol::Protocol;
 pub use reply::{Dump, Replies, Reply};
+pub use subscribe::subscribe;
 pub use worker::{Job, JobQueue, Worker, WorkerEnded};
 
 #[cfg(doctest)]

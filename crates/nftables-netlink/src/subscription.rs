@@ -9,9 +9,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use netlink_batch::{Malformed, Message};
+use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_NETFILTER;
-use netlink_sys::{Socket, SocketAddr};
-use rustix::net::sockopt;
 use socket2::{SockFilter, SockRef};
 
 use crate::decode::{attributes, family, first, name};
@@ -65,15 +64,7 @@ impl Subscription {
     ///
     /// Fails if the socket or the multicast group does not exist.
     pub fn open(room: usize) -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_NETFILTER)?;
-        socket.set_non_blocking(true)?;
-        // Ignores a failure: with a smaller buffer, the subscription loses more messages, but
-        // reports each loss.
-        let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
-            .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
-        socket.bind(&SocketAddr::new(0, 0))?;
-        socket.add_membership(GROUP)?;
-        Ok(Self(socket))
+        netlink_batch::subscribe(NETLINK_NETFILTER, &[GROUP], room).map(Self)
     }
 
     /// Makes the kernel omit the changes of these sockets

@@ -8,9 +8,8 @@ use libc::{
     RTNLGRP_LINK,
 };
 use netlink_batch::{Malformed, Message};
+use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_ROUTE;
-use netlink_sys::{Socket, SocketAddr};
-use rustix::net::sockopt;
 use socket2::{SockFilter, SockRef};
 
 use crate::{Address, Link};
@@ -44,16 +43,8 @@ impl Subscription {
     ///
     /// Fails if the socket cannot be opened.
     pub fn open(room: usize) -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
-        socket.set_non_blocking(true)?;
-        // With a smaller buffer, more notifications are lost. The subscription reports each loss.
-        let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
-            .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
-        socket.bind(&SocketAddr::new(0, 0))?;
-        for group in [RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR] {
-            socket.add_membership(group)?;
-        }
-        Ok(Self(socket))
+        let groups = [RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR];
+        netlink_batch::subscribe(NETLINK_ROUTE, &groups, room).map(Self)
     }
 
     /// Makes the kernel skip notifications of addresses that are added to this link. Replaces an
@@ -241,19 +232,6 @@ mod tests {
         assert!(comes(&datagram(2, "192.168.0.1")));
         assert!(comes(&removed(7, "10.96.0.1")));
         assert!(comes(&link(RTM_DELLINK, 7, 0)));
-    }
-
-    #[test]
-    fn the_receive_buffer_has_room_for_many_messages() {
-        const ROOM: usize = 8 << 20;
-        let subscription = Subscription::open(ROOM).unwrap();
-        let usual = std::fs::read_to_string("/proc/sys/net/core/rmem_default").unwrap();
-        let room = sockopt::socket_recv_buffer_size(&subscription.0).unwrap();
-        assert!(room >= usual.trim().parse().unwrap(), "{room}");
-        // The kernel doubles the size, for its own bookkeeping.
-        let other = Socket::new(NETLINK_ROUTE).unwrap();
-        let may_force = sockopt::set_socket_recv_buffer_size_force(&other, ROOM).is_ok();
-        assert!(!may_force || room >= 2 * ROOM, "{room}");
     }
 
     proptest! {
