@@ -20,7 +20,9 @@ use proxy::IpFamily;
 const NEXT: std::ops::Range<usize> = 90..92;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let file = std::env::args_os().nth(1).ok_or("usage: capture_rules RULES")?;
+    let file = std::env::args_os()
+        .nth(1)
+        .ok_or("usage: capture_rules RULES")?;
     let status = Command::new("iptables-legacy-restore")
         .stdin(File::open(file)?)
         .status()?;

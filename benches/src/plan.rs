@@ -432,17 +432,14 @@ mod tests {
             name: name.to_owned(),
             kind,
         };
-        let ours = |mode, flags: &[&str]| SubjectKind::KubeProxy {
-            path: "kube-proxy".into(),
-            mode,
-            flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
-            is_ours: true,
+        let ours = |name: &str, mode, flags: &[&str]| {
+            Subject::kube_proxy(name, "kube-proxy", mode, flags, true)
         };
         vec![
-            subject("ipvs", ours(Mode::Ipvs, &[])),
-            subject("ipvs-route", ours(Mode::Ipvs, &[ROUTE])),
-            subject("ipvs-lean", ours(Mode::Ipvs, &[LEAN])),
-            subject("iptables", ours(Mode::Iptables, &[])),
+            ours("ipvs", Mode::Ipvs, &[]),
+            ours("ipvs-route", Mode::Ipvs, &[ROUTE]),
+            ours("ipvs-lean", Mode::Ipvs, &[LEAN]),
+            ours("iptables", Mode::Iptables, &[]),
             subject("floor", SubjectKind::Floor),
             subject("tools", SubjectKind::Tools),
             subject("bare-ipvs", SubjectKind::BareIpvs),
@@ -557,14 +554,9 @@ mod tests {
 
     /// Returns subjects of upstream's binary, as the command line names them.
     fn with_upstream() -> Vec<Subject> {
-        let other = |mode: Mode| Subject {
-            name: format!("upstream-{}", mode.name()),
-            kind: SubjectKind::KubeProxy {
-                path: "kube-proxy".into(),
-                mode,
-                flags: Vec::new(),
-                is_ours: false,
-            },
+        let other = |mode: Mode| {
+            let name = format!("upstream-{}", mode.name());
+            Subject::kube_proxy(&name, "kube-proxy", mode, &[], false)
         };
         let mut subjects = subjects();
         subjects.splice(4..4, [Mode::Ipvs, Mode::Iptables].map(other));

@@ -101,15 +101,8 @@ fn other(text: &str) -> Result<Subject, String> {
         "nftables" => Mode::Nftables,
         _ => return Err(wrong()),
     };
-    Ok(Subject {
-        name: format!("{name}-{}", mode.name()),
-        kind: SubjectKind::KubeProxy {
-            path: path.into(),
-            mode,
-            flags: Vec::new(),
-            is_ours: false,
-        },
-    })
+    let name = format!("{name}-{}", mode.name());
+    Ok(Subject::kube_proxy(&name, path, mode, &[], false))
 }
 
 impl Run {
@@ -250,15 +243,8 @@ impl Run {
 
     /// Chooses the subjects, with `daemon` as our binary.
     fn chosen_from(&self, daemon: &Path) -> Result<(Vec<Subject>, Vec<String>)> {
-        let ours = |name: &str, mode, flags: &[&str]| Subject {
-            name: name.to_owned(),
-            kind: SubjectKind::KubeProxy {
-                path: daemon.to_owned(),
-                mode,
-                flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
-                is_ours: true,
-            },
-        };
+        let ours =
+            |name: &str, mode, flags: &[&str]| Subject::kube_proxy(name, daemon, mode, flags, true);
         let plain = |name: &str, kind| Subject {
             name: name.to_owned(),
             kind,

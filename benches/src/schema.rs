@@ -122,6 +122,27 @@ pub(crate) struct Subject {
     pub(crate) kind: SubjectKind,
 }
 
+impl Subject {
+    /// Returns a kube-proxy in a mode, with additional flags.
+    pub(crate) fn kube_proxy(
+        name: &str,
+        path: impl Into<PathBuf>,
+        mode: Mode,
+        flags: &[&str],
+        is_ours: bool,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind: SubjectKind::KubeProxy {
+                path: path.into(),
+                mode,
+                flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+                is_ours,
+            },
+        }
+    }
+}
+
 /// Program or kernel state that a subject consists of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]

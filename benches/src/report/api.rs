@@ -132,7 +132,7 @@ pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{About, Cell, Measured, Measurement, Mode, Outcome, Subject, SubjectKind};
+    use crate::schema::{About, Cell, Measured, Measurement, Mode, Outcome, Subject};
 
     fn measurement(name: &str, is_ours: bool, bytes: u64) -> Measurement {
         let cost = ServerCost {
@@ -144,15 +144,7 @@ mod tests {
         Measurement {
             cell: Cell {
                 axis: Axis::Api,
-                subject: Subject {
-                    name: name.into(),
-                    kind: SubjectKind::KubeProxy {
-                        path: "kube-proxy".into(),
-                        mode: Mode::Ipvs,
-                        flags: Vec::new(),
-                        is_ours,
-                    },
-                },
+                subject: Subject::kube_proxy(name, "kube-proxy", Mode::Ipvs, &[], is_ours),
                 size: "100".parse().unwrap(),
                 repeat: 0,
                 is_counting: false,

@@ -289,15 +289,7 @@ mod tests {
     }
 
     fn subject(name: &str, is_ours: bool) -> Subject {
-        Subject {
-            name: name.into(),
-            kind: SubjectKind::KubeProxy {
-                path: "kube-proxy".into(),
-                mode: Mode::Ipvs,
-                flags: Vec::new(),
-                is_ours,
-            },
-        }
+        Subject::kube_proxy(name, "kube-proxy", Mode::Ipvs, &[], is_ours)
     }
 
     fn cold(subject: &Subject, size: &str, outcome: Outcome) -> Measurement {
