@@ -1,5 +1,6 @@
 //! Runs many event sequences one after another.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use proxy::IpFamily;
@@ -113,6 +114,13 @@ pub struct Failed {
     pub failure: Failure,
     /// Log of the shortened sequence, for people.
     pub log: Vec<String>,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seed, name, what) = (self.seed, self.form.name, &self.failure.what);
+        write!(f, "seed {seed} in {name}: {what}\n{}", self.log.join("\n"))
+    }
 }
 
 /// Returns the address family of a seed. One in seven is IPv6.

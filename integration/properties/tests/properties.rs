@@ -48,13 +48,7 @@ fn random_histories_hold_in_each_mode() {
     };
     let account = go(&campaign, &Threads::start());
     if let Some(failed) = account.failed {
-        let name = failed.form.name;
-        panic!(
-            "seed {} in {name}: {}\n{}",
-            failed.seed,
-            failed.failure.what,
-            failed.log.join("\n")
-        );
+        panic!("{failed}");
     }
     assert!(account.histories > 0);
 }
