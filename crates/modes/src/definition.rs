@@ -298,6 +298,17 @@ pub struct OwnFlag {
     pub differs: fn(&Flags, &Flags) -> bool,
 }
 
+/// Lists flags that only one mode reads: each name with its field of [`Flags`].
+macro_rules! own_flags {
+    ($($name:literal $field:ident),+ $(,)?) => {
+        &[$($crate::definition::OwnFlag {
+            name: $name,
+            differs: |one, other| one.$field != other.$field,
+        }),+]
+    };
+}
+pub(super) use own_flags;
+
 /// Periods of a mode's syncs, each with the name of its flag.
 #[derive(Debug, Clone, Copy)]
 pub struct Periods {

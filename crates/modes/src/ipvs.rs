@@ -18,7 +18,9 @@ use proxy::IpFamily;
 use proxy_ipvs::ShimStyle;
 use service_counters::ReadCounters;
 
-use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
+use super::definition::{
+    Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules, own_flags,
+};
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
@@ -77,24 +79,12 @@ impl Definition for IpvsMode {
     fn flags(&self) -> &'static [OwnFlag] {
         // `ipvs-drain-timeout` is not listed, because a mode that cleans up after this one also
         // reads it.
-        &[
-            OwnFlag {
-                name: "ipvs-shim",
-                differs: |one, other| one.ipvs_shim != other.ipvs_shim,
-            },
-            OwnFlag {
-                name: "ipvs-semantics",
-                differs: |one, other| one.ipvs_semantics != other.ipvs_semantics,
-            },
-            OwnFlag {
-                name: "ipvs-mark-bits",
-                differs: |one, other| one.ipvs_mark_bits != other.ipvs_mark_bits,
-            },
-            OwnFlag {
-                name: "ipvs-vip-mode",
-                differs: |one, other| one.ipvs_vip_mode != other.ipvs_vip_mode,
-            },
-        ]
+        own_flags! {
+            "ipvs-shim" ipvs_shim,
+            "ipvs-semantics" ipvs_semantics,
+            "ipvs-mark-bits" ipvs_mark_bits,
+            "ipvs-vip-mode" ipvs_vip_mode,
+        }
     }
 
     fn periods(&self, flags: &Flags) -> Periods {

@@ -13,7 +13,9 @@ use flags::Flags;
 use proxy::{IpFamily, NodePortAddresses};
 use source::ServiceCidrs;
 
-use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
+use super::definition::{
+    Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules, own_flags,
+};
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
@@ -58,10 +60,7 @@ impl Definition for NftablesMode {
     }
 
     fn flags(&self) -> &'static [OwnFlag] {
-        &[OwnFlag {
-            name: "nftables-layout",
-            differs: |one, other| one.nftables_layout != other.nftables_layout,
-        }]
+        own_flags! { "nftables-layout" nftables_layout }
     }
 
     fn take_flags(&self, flags: &mut Flags) {

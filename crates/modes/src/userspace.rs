@@ -11,7 +11,9 @@ use anyhow::Result;
 use flags::Flags;
 use proxy::IpFamily;
 
-use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
+use super::definition::{
+    Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules, own_flags,
+};
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
@@ -42,10 +44,7 @@ impl Definition for UserspaceMode {
     }
 
     fn flags(&self) -> &'static [OwnFlag] {
-        &[OwnFlag {
-            name: "udp-timeout",
-            differs: |one, other| one.udp_timeout != other.udp_timeout,
-        }]
+        own_flags! { "udp-timeout" udp_timeout }
     }
 
     fn periods(&self, flags: &Flags) -> Periods {
