@@ -1,7 +1,6 @@
 //! The types of a mode: its configuration, the parts that it reads, its kernel threads, and its
 //! plans.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 /// The types of a mode. The implementor is an enum without values, so code that needs only these
@@ -21,9 +20,6 @@ pub trait Kinds: 'static {
 pub trait Config: Send + Sync + 'static {
     /// Returns the longest pause between reads of an unreadable part.
     fn longest_pause(&self) -> Duration;
-
-    /// Returns the node's address from the flags. It precedes the Node object's addresses.
-    fn node_ip(&self) -> Option<IpAddr>;
 
     /// Reports whether localhost serves NodePorts.
     fn serves_localhost(&self) -> bool {

@@ -48,7 +48,7 @@ pub struct State<K: Kinds> {
 
 impl<K: Kinds> State<K> {
     pub(crate) fn new(config: K::Config, mut node: NodeFacts, now: Instant) -> Self {
-        node.ip = config.node_ip().or(node.ip);
+        node.ip = node.flag_ip.or(node.ip);
         let longest_pause = config.longest_pause();
         let unknown = |_| Knowledge {
             look: ReadSchedule::new(now, longest_pause),
@@ -205,8 +205,8 @@ impl<K: Kinds> State<K> {
         let family = self.node.family;
         let addresses = object.map(|node| node.addresses.as_slice());
         let mut addresses = addresses.into_iter().flatten().copied();
-        let ip = self.config.node_ip();
-        let ip = ip.or_else(|| addresses.find(|ip| IpFamily::of(*ip) == family));
+        let flag_ip = self.node.flag_ip;
+        let ip = flag_ip.or_else(|| addresses.find(|ip| IpFamily::of(*ip) == family));
         let ip = ip.or(self.node.ip);
         let zone = object.and_then(|node| node.zone.clone());
         let has_changed = (self.node.ip, &self.node.zone) != (ip, &zone);

@@ -256,6 +256,7 @@ impl Start<'_> {
     /// Returns the facts about the node with which a mode of this family starts.
     pub(super) fn node_facts(&self, family: IpFamily) -> NodeFacts {
         let mut facts = NodeFacts::new(family, self.node);
+        facts.flag_ip = self.settings.shared.node_ip(family);
         facts.node_port_addresses = self.settings.shared.node_port_addresses.clone();
         facts
     }

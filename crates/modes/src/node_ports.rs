@@ -17,8 +17,8 @@ pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
         let mut facts = start.node_facts(family);
         let node = start.model.node();
         let mut of_node = node.into_iter().flat_map(|node| &node.addresses).copied();
-        let ip = start.settings.shared.node_ip(family);
-        facts.ip = ip.or_else(|| of_node.find(|ip| IpFamily::of(*ip) == family));
+        let flag_ip = facts.flag_ip;
+        facts.ip = flag_ip.or_else(|| of_node.find(|ip| IpFamily::of(*ip) == family));
         if let Some(own) = own(family) {
             facts.interface_addresses = own;
             facts.has_addresses = true;

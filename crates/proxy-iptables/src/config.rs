@@ -1,6 +1,5 @@
 //! Settings of this mode from flags and the node, for one IP family.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use footprint::Footprints;
@@ -28,8 +27,6 @@ pub struct Config {
     pub lets_invalid_pass: bool,
     /// True if the kernel counts with nfacct. See [`Counter`](crate::Counter).
     pub has_counters: bool,
-    /// `--bind-address`, if the node has that address. It takes precedence over the Node object.
-    pub node_ip: Option<IpAddr>,
     /// `--iptables-sync-period`: period of the drift check.
     pub sync_period: Duration,
     /// Source port of masqueraded flows.
@@ -41,10 +38,6 @@ pub struct Config {
 impl engine::Config for Config {
     fn longest_pause(&self) -> Duration {
         self.sync_period
-    }
-
-    fn node_ip(&self) -> Option<IpAddr> {
-        self.node_ip
     }
 
     fn serves_localhost(&self) -> bool {
@@ -61,7 +54,6 @@ impl Default for Config {
             localhost_node_ports: false,
             lets_invalid_pass: false,
             has_counters: false,
-            node_ip: None,
             sync_period: Duration::from_secs(30),
             source_port: SourcePort::Random,
             modes: &[],

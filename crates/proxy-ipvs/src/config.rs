@@ -1,6 +1,5 @@
 //! Settings of the IPVS mode for one IP family, from command-line flags.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,8 +117,6 @@ pub struct Config {
     /// Networks in which virtual servers stay even if no Service wants them
     /// (`--ipvs-exclude-cidrs`).
     pub exclude_cidrs: Vec<IpNet>,
-    /// Node address given by `--bind-address`. It replaces the addresses of the Node object.
-    pub node_ip: Option<IpAddr>,
     /// Shortest interval between two reads of the shim (`--ipvs-sync-period`).
     pub sync_period: Duration,
     /// Interval of the cheap check that virtual servers still exist, or `None` for no check.
@@ -144,10 +141,6 @@ impl engine::Config for Config {
     fn longest_pause(&self) -> Duration {
         self.sync_period
     }
-
-    fn node_ip(&self) -> Option<IpAddr> {
-        self.node_ip
-    }
 }
 
 impl Default for Config {
@@ -159,7 +152,6 @@ impl Default for Config {
             masquerade_mark: 1 << 14,
             detector: LocalDetector::None,
             exclude_cidrs: Vec::new(),
-            node_ip: None,
             sync_period: Duration::from_secs(30),
             glance_period: None,
             drain_timeout: None,

@@ -25,13 +25,15 @@ mod takeover;
 
 use std::time::Duration;
 
-use proxy::{Endpoint, Event, IpFamily, Kind, Mode as _, Protocol, Service, ServicePort, Target};
+use proxy::{
+    Endpoint, Event, IpFamily, Kind, Mode as _, NodeFacts, Protocol, Service, ServicePort, Target,
+};
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
     Config, Member, Op, Part, Properties, RealServer, Rules, Set, ShimStyle, Snapshot,
     VirtualServer,
 };
-use support::{World, ip, name, server, service, slice};
+use support::{NODE, World, ip, name, server, service, slice};
 
 const PAIR: [&str; 2] = ["10.244.1.5@node1", "10.244.2.5@node2"];
 
@@ -746,12 +748,10 @@ fn balanced(ranges: &[&str]) -> Service {
 
 #[test]
 fn the_configured_node_address_is_used_without_a_node_object() {
-    let config = Config {
-        node_ip: Some(ip("192.168.99.10")),
-        ..Config::default()
-    };
-    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
-    let mut world = World::with(config, kernel);
+    let mut world = World::new();
+    let mut node = NodeFacts::new(IpFamily::V4, NODE);
+    node.flag_ip = Some(ip("192.168.99.10"));
+    world.restart_on(node);
     world.service(balanced(&["192.168.99.0/24"]));
     let mut world = world.listed();
     world.sync();

@@ -1,6 +1,5 @@
 //! Settings of the nftables mode for one IP family, from flags and from the node.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use proxy::LocalDetector;
@@ -33,8 +32,6 @@ pub struct Config {
     pub localhost: LocalhostNodePorts,
     /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// Address from `--bind-address`, if it is this node's. It replaces the Node object's address.
-    pub node_ip: Option<IpAddr>,
     /// Longest delay before a failed write is retried (`nftables.syncPeriod`).
     pub sync_period: Duration,
 }
@@ -42,10 +39,6 @@ pub struct Config {
 impl engine::Config for Config {
     fn longest_pause(&self) -> Duration {
         self.sync_period
-    }
-
-    fn node_ip(&self) -> Option<IpAddr> {
-        self.node_ip
     }
 }
 
@@ -57,7 +50,6 @@ impl Default for Config {
             layout: Layout::Upstream,
             localhost: LocalhostNodePorts::Off,
             detector: LocalDetector::None,
-            node_ip: None,
             sync_period: Duration::from_secs(30),
         }
     }

@@ -1,6 +1,5 @@
 //! Settings of this mode from flags and the node, for one IP family.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use footprint::Footprints;
@@ -13,8 +12,6 @@ pub struct Config {
     pub detector: LocalDetector,
     /// True if NodePorts on all addresses include localhost.
     pub localhost_node_ports: bool,
-    /// `--bind-address`, if the node has that address. It takes precedence over the Node object.
-    pub node_ip: Option<IpAddr>,
     /// Mark of the relay's own connections ([`Limits::mark`](relay::Limits::mark)). Marked packets
     /// are not redirected.
     pub own_mark: Option<u32>,
@@ -29,10 +26,6 @@ impl engine::Config for Config {
         self.sync_period
     }
 
-    fn node_ip(&self) -> Option<IpAddr> {
-        self.node_ip
-    }
-
     fn serves_localhost(&self) -> bool {
         self.localhost_node_ports
     }
@@ -43,7 +36,6 @@ impl Default for Config {
         Self {
             detector: LocalDetector::None,
             localhost_node_ports: true,
-            node_ip: None,
             own_mark: None,
             sync_period: Duration::from_secs(30),
             modes: &[],

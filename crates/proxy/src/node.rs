@@ -17,7 +17,9 @@ pub struct NodeFacts {
     pub name: Arc<str>,
     /// The node's zone, for hints.
     pub zone: Option<Arc<str>>,
-    /// The node's address of this family, from its Node object or `--bind-address`.
+    /// The node's address of this family from `--bind-address`. It precedes the Node object's.
+    pub flag_ip: Option<IpAddr>,
+    /// The node's address of this family, from `--bind-address` or its Node object.
     pub ip: Option<IpAddr>,
     /// Addresses of this family on every interface except `kube-ipvs0`. Excludes loopback and IPv6
     /// link-local addresses.
@@ -47,6 +49,7 @@ impl NodeFacts {
             family,
             name: name.into(),
             zone: None,
+            flag_ip: None,
             ip: None,
             interface_addresses: BTreeSet::new(),
             has_addresses: false,

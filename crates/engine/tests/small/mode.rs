@@ -42,10 +42,6 @@ impl engine::Config for NoFlags {
     fn longest_pause(&self) -> Duration {
         Duration::from_secs(30)
     }
-
-    fn node_ip(&self) -> Option<IpAddr> {
-        None
-    }
 }
 
 pub(crate) enum Kinds {}

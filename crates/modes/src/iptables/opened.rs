@@ -73,7 +73,6 @@ impl IntoProxiers for Rules {
                     && settings.iptables.serves_localhost(shared),
                 lets_invalid_pass,
                 has_counters: counting.contains(&family),
-                node_ip: shared.node_ip(family),
                 sync_period: shared.sync_period,
                 source_port: iptables.source_port(),
                 modes: footprints::ALL,

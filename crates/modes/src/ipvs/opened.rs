@@ -284,7 +284,6 @@ fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
         masquerade_mark: shared.masquerade_mark(),
         detector: shared.detect_local.detector(family, start.model.node()),
         exclude_cidrs: shared.exclude_cidrs.clone(),
-        node_ip: shared.node_ip(family),
         sync_period: shared.sync_period,
         glance_period: Some(GLANCE_PERIOD),
         vip_mode: own.vip_mode,

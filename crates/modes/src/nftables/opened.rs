@@ -118,7 +118,6 @@ impl IntoProxiers for OpenedNftables {
                 layout: own.layout,
                 localhost: own.localhost(shared, family),
                 detector: shared.detect_local.detector(family, start.model.node()),
-                node_ip: shared.node_ip(family),
                 sync_period: shared.sync_period,
             };
             let looks = thread("looks", family, move || {

@@ -154,7 +154,6 @@ impl IntoProxiers for Userspace {
             let config = Config {
                 detector: shared.detect_local.detector(family, start.model.node()),
                 localhost_node_ports: settings.userspace.serves_localhost(shared),
-                node_ip: shared.node_ip(family),
                 // kube-proxy owns this mark bit. The relay's packets have the node's address
                 // anyway.
                 own_mark: Some(shared.masquerade_mark()),

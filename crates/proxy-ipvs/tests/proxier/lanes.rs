@@ -319,12 +319,10 @@ fn node_port(world: &mut World) {
 }
 
 fn restarted_with(world: World, addresses: NodePortAddresses) -> World {
-    let kernel = world.kernel.clone();
-    let mut node = proxy::NodeFacts::new(IpFamily::V4, support::NODE);
+    let mut node = NodeFacts::new(IpFamily::V4, NODE);
     node.node_port_addresses = addresses;
-    let lanes = proxy_ipvs::Lanes::inline(|| kernel.clone());
     let mut world = world.restarted(Config::default());
-    world.proxier = proxy_ipvs::Proxier::new(Config::default(), node, lanes, world.now);
+    world.restart_on(node);
     node_port(&mut world);
     world.listed()
 }
@@ -356,7 +354,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
         assert_eq!(weights, ["10.244.2.9:8080=1"]);
         // Now the proxier knows the node's addresses.
         world.node(Node {
-            name: support::NODE.into(),
+            name: NODE.into(),
             addresses: vec![ip("192.168.99.10")],
             zone: None,
             pod_cidrs: Vec::new(),
@@ -370,16 +368,11 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
 /// Upstream also reads all addresses of the node in each sync.
 #[test]
 fn service_addresses_in_a_node_port_network_serve_node_ports() {
-    let mut world = World::with(
-        Config::default(),
-        FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]),
-    );
-    let mut node = proxy::NodeFacts::new(IpFamily::V4, support::NODE);
+    let mut world = World::new();
+    let mut node = NodeFacts::new(IpFamily::V4, NODE);
     let net = "10.96.0.0/16".parse().unwrap();
     node.node_port_addresses = NodePortAddresses::Within(vec![net]);
-    let kernel = world.kernel.clone();
-    let lanes = proxy_ipvs::Lanes::inline(|| kernel.clone());
-    world.proxier = proxy_ipvs::Proxier::new(Config::default(), node, lanes, world.now);
+    world.restart_on(node);
     node_port(&mut world);
     let mut world = world.listed();
     world.sync();

@@ -2,7 +2,6 @@
 
 use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS};
 use proxy::{EndpointSlice, ServiceOptions};
-use proxy_ipvs::{Lanes, Proxier};
 
 use super::*;
 
@@ -328,10 +327,7 @@ fn a_ceiling_of_connections_changes_each_destination_in_place() {
 /// got its endpoints.
 fn added_on(node: &str, scheduler: &str, endpoints: u8) -> (World, Vec<String>) {
     let mut world = World::new();
-    let kernel = world.kernel.clone();
-    let facts = proxy::NodeFacts::new(IpFamily::V4, node);
-    let lanes = Lanes::inline(|| kernel.clone());
-    world.proxier = Proxier::new(Config::default(), facts, lanes, world.now);
+    world.restart_on(NodeFacts::new(IpFamily::V4, node));
     world.service(with(scheduler));
     for part in 0..=endpoints / 100 {
         let hosts = (part * 100..endpoints).take(100);
@@ -369,10 +365,9 @@ fn each_node_adds_endpoints_in_an_order_of_its_own_unless_the_scheduler_hashes()
     // A daemon that finds the destinations writes none, also on a node of another name.
     let mut restarted = World::new();
     std::mem::swap(&mut restarted.model, &mut world.model);
-    let kernel = world.kernel.clone();
-    let facts = proxy::NodeFacts::new(IpFamily::V4, "renamed");
-    let lanes = Lanes::inline(|| kernel.clone());
-    restarted.proxier = Proxier::new(Config::default(), facts, lanes, world.now);
+    restarted.kernel = world.kernel.clone();
+    restarted.now = world.now;
+    restarted.restart_on(NodeFacts::new(IpFamily::V4, "renamed"));
     assert_eq!(restarted.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
 }

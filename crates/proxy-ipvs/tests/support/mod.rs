@@ -218,6 +218,13 @@ impl World {
         let handle = kernel.clone();
         Self::on(config, kernel, Lanes::inline(|| handle.clone()))
     }
+
+    /// Replaces the proxier by a new one on a node with these facts.
+    pub(crate) fn restart_on(&mut self, node: NodeFacts) {
+        let kernel = self.kernel.clone();
+        let lanes = Lanes::inline(|| kernel.clone());
+        self.proxier = Proxier::new(Config::default(), node, lanes, self.now);
+    }
 }
 
 impl World<Slow> {
