@@ -68,19 +68,19 @@ fn metric(axis: Axis, row: &'static str) -> Metric {
         axis,
         title,
         unit: Unit::named(unit).expect("a unit of axes.txt"),
-        of: Of::read(of),
+        of: FigureSource::read(of),
     }
 }
 
 /// Location of a figure in a cell.
 #[derive(Clone, Copy)]
-pub(super) struct Of {
+pub(super) struct FigureSource {
     statistic: &'static str,
     /// Names of the series or figure. The first existing name is used.
     names: &'static str,
 }
 
-impl Of {
+impl FigureSource {
     fn read(text: &'static str) -> Self {
         let (statistic, names) = text.split_once(' ').unwrap_or((text, ""));
         Self { statistic, names }

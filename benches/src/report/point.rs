@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::axes::Of;
+use super::axes::FigureSource;
 use crate::schema::{Axis, Measurement, Outcome, Report, Size, SubjectKind};
 
 /// A figure of an axis.
@@ -13,7 +13,7 @@ pub(super) struct Metric {
     pub(super) title: &'static str,
     pub(super) unit: Unit,
     /// Function that returns the figure of one cell.
-    pub(super) of: Of,
+    pub(super) of: FigureSource,
 }
 
 /// Unit of a figure. Implies whether more is better.

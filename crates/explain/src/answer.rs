@@ -19,7 +19,7 @@ use super::origin::NOT_OURS;
 use super::walk_text::{Surroundings, in_view, source};
 
 /// Access to the kernel's handling of endpoints' replies.
-pub(crate) trait Answers: Routing {
+pub(crate) trait EndpointReplies: Routing {
     /// Returns all paths of the reply to a delivered packet, if the reply passes this node.
     fn answers(&self, arrived: &packet_path::Walk) -> Vec<packet_path::Walk>;
 

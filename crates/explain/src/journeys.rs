@@ -15,7 +15,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use view::AddressKind;
 
 use proxy::Protocol;
-use senders::Cast;
+use senders::SenderChoice;
 
 use super::objects::{Objects, ServicePortAddress, is_asked};
 use super::trace_request::{From, To, TraceRequest};
@@ -110,7 +110,7 @@ pub(crate) fn plan<'a>(
     let mut journeys = Journeys::default();
     let mut notes = Vec::new();
     for (to, protocol, of) in targets(asked, objects, &mut notes) {
-        let cast = Cast {
+        let cast = SenderChoice {
             objects,
             routing,
             to,

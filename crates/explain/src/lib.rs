@@ -31,7 +31,7 @@ pub use text::{Style, render};
 pub use trace_request::{From, PortOf, To, TraceRequest, Unclear};
 pub use walk_text::Listening;
 
-use answer::Answers;
+use answer::EndpointReplies;
 use footprint::Footprints;
 use journeys::Planned;
 use view::{Explanation, Fate, Journey, Walk};
@@ -45,7 +45,7 @@ const LISTED_MAX: usize = 500;
 const WALKS_MAX: usize = 2_000;
 
 /// Traces packets through the kernel's state.
-pub(crate) trait Follow: Answers {
+pub(crate) trait Follow: EndpointReplies {
     /// Returns all paths of the first packet of a flow.
     fn follow(&self, planned: &Planned<'_>) -> Vec<packet_path::Walk>;
 

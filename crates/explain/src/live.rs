@@ -13,7 +13,7 @@ use packet_path::{
 use proxy::{IpFamily, Protocol};
 use view::Explanation;
 
-use super::answer::Answers;
+use super::answer::EndpointReplies;
 use super::journeys::{self, Hop, PacketOrigin, Planned, Routing};
 use super::listeners;
 use super::{Follow, Listening, Objects, Quotes, TraceRequest, explain};
@@ -195,7 +195,7 @@ impl Live {
     }
 }
 
-impl Answers for Live {
+impl EndpointReplies for Live {
     fn answers(&self, arrived: &Walk) -> Vec<Walk> {
         let rules = self.rules(arrived.packet.family());
         packet_path::answer(arrived, &rules.all(), &self.kernel)

@@ -18,7 +18,7 @@ const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTRO
 
 /// A step on a packet's path.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Met<'a> {
+pub(crate) struct PathStep<'a> {
     /// Location of the step: `nat KUBE-SERVICES`, `table ip kube-proxy, chain services`, `IPVS`,
     /// `routing`.
     pub(crate) place: &'a str,
@@ -31,7 +31,7 @@ pub(crate) struct Met<'a> {
 /// Returns the origin of a step, or an empty text if the step belongs to the kernel itself. `of` is
 /// the Service port of the destination. `modes` are the modes that may have written the entry.
 pub(crate) fn origin(
-    met: &Met<'_>,
+    met: &PathStep<'_>,
     of: Option<&ServicePortAddress<'_>>,
     modes: Footprints,
 ) -> String {
@@ -267,9 +267,9 @@ mod tests {
             ..Footprint::none("small")
         };
         let at = |place| {
-            let met = Met {
+            let met = PathStep {
                 place,
-                ..Met::default()
+                ..PathStep::default()
             };
             origin(&met, None, &[&SMALL])
         };
@@ -283,7 +283,7 @@ mod tests {
         let objects = objects();
         let of = objects.places().next();
         let members: Vec<String> = members.iter().map(ToString::to_string).collect();
-        let met = Met {
+        let met = PathStep {
             place,
             entry,
             members: &members,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     fn unknown(place: &str, entry: &str) -> String {
-        let met = Met {
+        let met = PathStep {
             place,
             entry,
             members: &[],
@@ -330,7 +330,7 @@ mod tests {
             // The mode ignored the annotation.
             ("TCP 10.96.0.10:80 rr", "--ipvs-scheduler"),
         ] {
-            let met = Met {
+            let met = PathStep {
                 place: "IPVS",
                 entry,
                 members: &[],
@@ -422,7 +422,7 @@ mod tests {
             member in ".{0,20}",
         ) {
             let members = [member];
-            let met = Met { place: &place, entry: &entry, members: &members };
+            let met = PathStep { place: &place, entry: &entry, members: &members };
             let objects = objects();
             let _ = origin(&met, objects.places().next().as_ref(), MODES);
             let _ = origin(&met, None, MODES);

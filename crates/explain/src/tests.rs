@@ -21,7 +21,7 @@ impl Routing for Fake {
     }
 }
 
-impl Answers for Fake {
+impl EndpointReplies for Fake {
     fn answers(&self, _: &packet_path::Walk) -> Vec<packet_path::Walk> {
         Vec::new()
     }

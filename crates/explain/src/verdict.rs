@@ -21,12 +21,12 @@ pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
     let mut parts: Vec<(f64, String)> = Vec::new();
     for (end, delivered) in delivered(walks) {
         let said = match end {
-            Back::Comes => reached(planned, &delivered),
-            Back::Unsure(why) => format!(
+            ReplyFate::Comes => reached(planned, &delivered),
+            ReplyFate::Unsure(why) => format!(
                 "{}; a reply is not certain: {why}",
                 reached(planned, &delivered)
             ),
-            Back::Lost(why) => format!(
+            ReplyFate::Lost(why) => format!(
                 "reaches {}, but gets no answer: {why}",
                 named(planned, &delivered)
             ),
@@ -60,20 +60,20 @@ pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
 
 /// Fate of the reply to a delivered packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Back<'a> {
+enum ReplyFate<'a> {
     Comes,
     Unsure(&'a str),
     Lost(&'a str),
 }
 
 /// Groups delivered paths by the fate of the reply. Paths whose reply arrives come first.
-fn delivered(walks: &[Walk]) -> BTreeMap<Back<'_>, Vec<&Walk>> {
-    let mut all: BTreeMap<Back<'_>, Vec<&Walk>> = BTreeMap::new();
+fn delivered(walks: &[Walk]) -> BTreeMap<ReplyFate<'_>, Vec<&Walk>> {
+    let mut all: BTreeMap<ReplyFate<'_>, Vec<&Walk>> = BTreeMap::new();
     for walk in walks.iter().filter(|walk| walk.fate == Fate::Delivered) {
         let back = match (&walk.unanswered, &walk.unsure) {
-            (Some(why), _) => Back::Lost(why),
-            (None, Some(why)) => Back::Unsure(why),
-            (None, None) => Back::Comes,
+            (Some(why), _) => ReplyFate::Lost(why),
+            (None, Some(why)) => ReplyFate::Unsure(why),
+            (None, None) => ReplyFate::Comes,
         };
         all.entry(back).or_default().push(walk);
     }

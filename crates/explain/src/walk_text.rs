@@ -9,9 +9,9 @@ use proxy::{IpFamily, Protocol};
 use service_counters::Relayed;
 use view::{AddressKind, Chance, Fate, Step, Walk};
 
-use super::answer::{self, Answers};
+use super::answer::{self, EndpointReplies};
 use super::journeys::Planned;
-use super::origin::{Met, origin};
+use super::origin::{PathStep, origin};
 
 /// Source address in userspace mode, as the endpoint sees it.
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
@@ -26,7 +26,7 @@ pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
 /// Inputs for converting a path into text.
 #[derive(Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
-    pub(crate) kernel: &'a dyn Answers,
+    pub(crate) kernel: &'a dyn EndpointReplies,
     pub(crate) listening: Listening<'a>,
     /// Modes that may have written the entries.
     pub(crate) modes: Footprints,
@@ -135,7 +135,7 @@ fn doubt(doubt: &Doubt) -> String {
 }
 
 pub(super) fn in_view(step: &packet_path::Step, planned: &Planned<'_>, modes: Footprints) -> Step {
-    let met = Met {
+    let met = PathStep {
         place: &step.place,
         entry: &step.entry,
         members: &step.members,

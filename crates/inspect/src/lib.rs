@@ -86,7 +86,7 @@ pub struct Inspect {
     counters: Counters,
     /// Counters for status requests, which have a separate reader.
     status_counters: Counters,
-    looks: top::Looks,
+    looks: top::SampleStore,
     health: Arc<dyn Health>,
     questions: mpsc::Sender<Question>,
     trims: Trims,
@@ -176,7 +176,7 @@ impl Inspect {
         let (questions, asked) = mpsc::channel(QUEUE);
         let trims = Trims::new(about.trim);
         let inspect = Self {
-            looks: top::Looks::new(about.trim),
+            looks: top::SampleStore::new(about.trim),
             about,
             source: OnceLock::new(),
             counters: counters.asked.clone(),

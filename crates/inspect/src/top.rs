@@ -21,7 +21,7 @@ use http::Uri;
 use tokio::task::spawn_blocking;
 
 use rank::{Sort, assemble, busiest};
-pub(super) use samples::Looks;
+pub(super) use samples::SampleStore;
 
 use super::owners::{Owner, Wanted};
 use super::{Inspect, Question, Unanswered, rendered};

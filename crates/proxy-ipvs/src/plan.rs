@@ -145,17 +145,17 @@ impl fmt::Display for Op {
             Self::SetServer(key, _) => write!(f, "change virtual server {key}"),
             Self::RemoveServer(key) => write!(f, "remove virtual server {key}"),
             Self::AddDestination(key, real) => {
-                write!(f, "add destination {} to {key}", Where(real.target))
+                write!(f, "add destination {} to {key}", TargetText(real.target))
             }
             Self::SetDestination(key, real) => {
                 write!(
                     f,
                     "set destination {} of {key} to {real}",
-                    Where(real.target),
+                    TargetText(real.target),
                 )
             }
             Self::RemoveDestination(key, target) => {
-                write!(f, "remove destination {} from {key}", Where(*target))
+                write!(f, "remove destination {} from {key}", TargetText(*target))
             }
             Self::BindAddress(address) => write!(f, "bind {address} to kube-ipvs0"),
             Self::UnbindAddress(address) => write!(f, "unbind {address} from kube-ipvs0"),
@@ -190,9 +190,9 @@ impl fmt::Display for Op {
     }
 }
 
-struct Where(Target);
+struct TargetText(Target);
 
-impl fmt::Display for Where {
+impl fmt::Display for TargetText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         std::net::SocketAddr::new(self.0.ip, self.0.port).fmt(f)
     }

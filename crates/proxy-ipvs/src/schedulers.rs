@@ -37,13 +37,13 @@ pub(crate) struct Schedulers {
 #[derive(Debug)]
 struct SchedulerEntry {
     name: Arc<str>,
-    state: State,
+    state: SchedulerState,
     /// True if the kernel must be queried.
     is_due: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum State {
+enum SchedulerState {
     /// The kernel has not responded to the query yet.
     Unknown,
     There,
@@ -55,7 +55,7 @@ impl SchedulerEntry {
     fn new(scheduler: Scheduler) -> Self {
         Self {
             name: scheduler.name().into(),
-            state: State::Unknown,
+            state: SchedulerState::Unknown,
             is_due: true,
         }
     }
@@ -86,7 +86,7 @@ impl Schedulers {
             Some(asked) => match self.ask(asked) {
                 SchedulerEntry {
                     name,
-                    state: State::There,
+                    state: SchedulerState::There,
                     ..
                 } => Arc::clone(name),
                 _ => Arc::clone(&config.scheduler),
@@ -96,7 +96,7 @@ impl Schedulers {
 
     /// Returns the schedulers for the virtual servers of a Service.
     pub(crate) fn all_of(&mut self, service: &Service, config: &Config) -> ServiceSchedulers {
-        let is_there = |entry: &&SchedulerEntry| entry.state == State::There;
+        let is_there = |entry: &&SchedulerEntry| entry.state == SchedulerState::There;
         let by_source = if *config.scheduler == *Scheduler::SOURCE_HASH.name() {
             Some(&config.scheduler)
         } else {
@@ -123,7 +123,7 @@ impl Schedulers {
             if last.replace(name) != Some(name)
                 && let Some(scheduler) = Scheduler::ALL.into_iter().find(|of| of.name() == name)
             {
-                self.put(scheduler, State::There);
+                self.put(scheduler, SchedulerState::There);
             }
         }
     }
@@ -140,28 +140,28 @@ impl Schedulers {
     pub(crate) fn take(&mut self, scheduler: Scheduler, answer: Result<(), String>, now: Instant) {
         let is_needed = self.is_source_hash_needed && scheduler == Scheduler::SOURCE_HASH;
         let state = match answer {
-            Ok(()) => State::There,
+            Ok(()) => SchedulerState::There,
             Err(reason) => {
-                if is_needed && self.ask(scheduler).state == State::Unknown {
+                if is_needed && self.ask(scheduler).state == SchedulerState::Unknown {
                     tracing::warn!(
                         "clients outside have no session affinity to Services with externalTrafficPolicy Local whose ports differ from \
                          those of their endpoints: {reason}"
                     );
                 }
-                State::Missing(reason, now)
+                SchedulerState::Missing(reason, now)
             }
         };
         self.put(scheduler, state);
         self.has_answers = true;
     }
 
-    fn put(&mut self, scheduler: Scheduler, state: State) {
+    fn put(&mut self, scheduler: Scheduler, state: SchedulerState) {
         let known = self.ask(scheduler);
         known.is_due = false;
         let before = std::mem::replace(&mut known.state, state);
         // Until the response, a Service is served as if the kernel lacked its scheduler.
-        let was_there = before == State::There;
-        self.has_changed |= was_there != (known.state == State::There);
+        let was_there = before == SchedulerState::There;
+        self.has_changed |= was_there != (known.state == SchedulerState::There);
     }
 
     /// Records that the kernel refused a virtual server because it lacks the scheduler.
@@ -176,7 +176,7 @@ impl Schedulers {
     /// sync period.
     pub(crate) fn check(&mut self, now: Instant) {
         for known in self.known.values_mut() {
-            if let State::Missing(_, since) = known.state {
+            if let SchedulerState::Missing(_, since) = known.state {
                 known.is_due |= now.saturating_duration_since(since) >= RETRY;
             }
         }
@@ -190,7 +190,8 @@ impl Schedulers {
     /// Returns true if Services with a scheduler of their own must be compiled again. Forgets
     /// missing schedulers that no Service names any more.
     pub(crate) fn take_changed(&mut self, is_named: impl Fn(Scheduler) -> bool) -> bool {
-        let is_missing = |known: &SchedulerEntry| matches!(known.state, State::Missing(..));
+        let is_missing =
+            |known: &SchedulerEntry| matches!(known.state, SchedulerState::Missing(..));
         self.known
             .retain(|of, known| !is_missing(known) || is_named(*of));
         self.has_answers = false;
@@ -203,12 +204,12 @@ impl Schedulers {
             .known
             .iter()
             .filter_map(|(scheduler, known)| match &known.state {
-                State::Missing(reason, _) => Some(UnavailableOption {
+                SchedulerState::Missing(reason, _) => Some(UnavailableOption {
                     annotation: options::SCHEDULER,
                     value: scheduler.to_string(),
                     reason: reason.clone(),
                 }),
-                State::Unknown | State::There => None,
+                SchedulerState::Unknown | SchedulerState::There => None,
             });
         missing.collect()
     }

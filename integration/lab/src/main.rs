@@ -23,7 +23,7 @@ enum Verb {
     /// to run it on.
     Run {
         #[command(flatten)]
-        place: Where,
+        place: GuestOptions,
         /// Time limit in seconds, boot included
         #[arg(long, value_name = "SECS", default_value_t = 600)]
         timeout: u64,
@@ -54,12 +54,12 @@ enum Verb {
     /// Say what is there, what is missing and which kernel would be used
     Doctor {
         #[command(flatten)]
-        place: Where,
+        place: GuestOptions,
     },
 }
 
 #[derive(Args)]
-struct Where {
+struct GuestOptions {
     /// host, A (Debian's packaged User Mode Linux; also `uml`) or B (the one of --kernel) [default:
     /// host if it has IPVS, else A]
     #[arg(long)]
@@ -69,7 +69,7 @@ struct Where {
     kernel: Option<PathBuf>,
 }
 
-impl Where {
+impl GuestOptions {
     fn options(self) -> Options {
         let given = Options::from_env();
         // A flag overrides all variables: `--lane A` must not use a LAB_KERNEL for B.

@@ -12,7 +12,9 @@ use proxy::{Event, Mode, Model, Notice};
 use crate::action::{Action, Verb};
 use crate::cluster::{self, Cluster};
 use crate::real;
-use crate::stepped_threads::{Ask, Blame, From, Front, Lane, LaneProgress, Permit, Threads, Write};
+use crate::stepped_threads::{
+    Blame, From, Front, Lane, LaneProgress, Permit, ThreadOperation, Threads, Write,
+};
 use crate::subject::{Fresh, Subject};
 use crate::watch::Watch;
 
@@ -328,11 +330,13 @@ impl<'a> World<'a> {
             self.subject.passes_over(which);
         }
         self.say(|| words);
-        if let (Ask::Write(write), Permit::Go | Permit::LoseDone) = (&ask, permit) {
+        if let (ThreadOperation::Write(write), Permit::Go | Permit::LoseDone) = (&ask, permit) {
             self.watch.may(write, heard)?;
             self.may_write(write)?;
         }
-        if let (Ask::Write(write), Permit::Refuse(_) | Permit::LoseUndone) = (&ask, permit) {
+        if let (ThreadOperation::Write(write), Permit::Refuse(_) | Permit::LoseUndone) =
+            (&ask, permit)
+        {
             self.watch.refused(write);
             // The kernel is unchanged. Clients with correct service now must keep it in the next
             // steps.
@@ -341,7 +345,7 @@ impl<'a> World<'a> {
             self.watch.note(verdicts, by_all);
         }
         let moved = self.lanes.get_mut(number).map(|lane| lane.permit(permit));
-        if let (Ask::Write(write), Permit::Go | Permit::LoseDone) = (&ask, permit) {
+        if let (ThreadOperation::Write(write), Permit::Go | Permit::LoseDone) = (&ask, permit) {
             self.subject.done(write);
             if self.watch.has_lost() {
                 self.watch.repaired(&self.subject.ours());
@@ -382,18 +386,20 @@ impl<'a> World<'a> {
         heard.unwrap_or(self.heard).min(self.heard)
     }
 
-    fn decide(&mut self, lane: usize, ask: &Ask) -> Permit {
+    fn decide(&mut self, lane: usize, ask: &ThreadOperation) -> Permit {
         match ask {
-            Ask::Read(_) if self.armed.unreadable == Some(lane) => Permit::Refuse(Blame::Node),
-            Ask::Read(_) => match self.armed.passes_over.take() {
+            ThreadOperation::Read(_) if self.armed.unreadable == Some(lane) => {
+                Permit::Refuse(Blame::Node)
+            }
+            ThreadOperation::Read(_) => match self.armed.passes_over.take() {
                 Some(which) => Permit::PassOver(which),
                 None => Permit::Go,
             },
-            Ask::Write(_) if self.armed.refusals > 0 => {
+            ThreadOperation::Write(_) if self.armed.refusals > 0 => {
                 self.armed.refusals -= 1;
                 Permit::Refuse(self.armed.blame.unwrap_or(Blame::Entry))
             }
-            Ask::Write(_) => match self.armed.lost.take() {
+            ThreadOperation::Write(_) => match self.armed.lost.take() {
                 Some(true) => Permit::LoseDone,
                 Some(false) => Permit::LoseUndone,
                 None => Permit::Go,

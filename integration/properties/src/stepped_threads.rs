@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   engine ─ job ─▶ Worker::handing_out ─▶ Lane::begin ─▶ a thread: Turnstile ─▶ kernel
-//!                                              ▲   Ask, Finished   │
+//!                                              ▲  Waits, Finished  │
 //!                                  the driver ─┘◀──────────────────┘
 //!                                              Permit ────────────▶
 //! ```
@@ -23,7 +23,7 @@ use proxy::{IpFamily, Protocol, Unreadable};
 
 /// Operation that a thread waits to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ask {
+pub enum ThreadOperation {
     /// Read of this part.
     Read(&'static str),
     /// Write of one step.
@@ -81,7 +81,7 @@ pub enum Blame {
     Belief,
 }
 
-impl fmt::Display for Ask {
+impl fmt::Display for ThreadOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read(part) => write!(f, "read {part}"),
@@ -91,7 +91,7 @@ impl fmt::Display for Ask {
 }
 
 enum LaneMessage {
-    Asks(Ask),
+    Asks(ThreadOperation),
     Finished,
 }
 
@@ -111,7 +111,7 @@ impl Gate {
     }
 
     /// Waits for the decision about an operation.
-    pub fn pass(&mut self, ask: Ask) -> Permit {
+    pub fn pass(&mut self, ask: ThreadOperation) -> Permit {
         if !self.is_dead {
             // Without a driver, no test waits for the result.
             let permit = self
@@ -143,7 +143,7 @@ impl<K> Turnstile<K> {
         part: &'static str,
         read: impl FnOnce(&mut K) -> Result<T, Unreadable>,
     ) -> Result<T, Unreadable> {
-        match self.gate.pass(Ask::Read(part)) {
+        match self.gate.pass(ThreadOperation::Read(part)) {
             Permit::Go | Permit::PassOver(_) => read(&mut self.kernel),
             _ => Err(Unreadable::new(part, "on purpose")),
         }
@@ -151,7 +151,7 @@ impl<K> Turnstile<K> {
 
     /// Waits for permission for a write that may affect all clients.
     pub fn pass_write(&mut self, what: String) -> Permit {
-        self.gate.pass(Ask::Write(Write {
+        self.gate.pass(ThreadOperation::Write(Write {
             what,
             serves: Serves::All,
             removes: None,
@@ -204,7 +204,7 @@ pub struct Lane {
     next: Box<dyn FnMut() -> Option<Run>>,
     told: Receiver<LaneMessage>,
     permits: Sender<Permit>,
-    asks: Option<Ask>,
+    asks: Option<ThreadOperation>,
     /// Number of the last event before its job began.
     pub heard: u64,
 }
@@ -264,7 +264,7 @@ impl Lane {
     }
 
     /// Returns the operation that the lane waits to do.
-    pub fn asks(&self) -> Option<&Ask> {
+    pub fn asks(&self) -> Option<&ThreadOperation> {
         self.asks.as_ref()
     }
 

@@ -26,14 +26,14 @@ const NOBODYS_V6: [Ipv6Addr; 3] = [
 const TRIED: u32 = 16;
 
 /// Data from which the senders to a destination are chosen.
-pub(super) struct Cast<'a, 'r> {
+pub(super) struct SenderChoice<'a, 'r> {
     pub(super) objects: &'a Objects,
     pub(super) routing: &'r dyn Routing,
     pub(super) to: SocketAddr,
     pub(super) of: Option<ServicePortAddress<'a>>,
 }
 
-impl Cast<'_, '_> {
+impl SenderChoice<'_, '_> {
     /// Returns the senders of a kind, or a note if the kind has none.
     pub(super) fn senders(&self, from: From) -> Result<Vec<Sender>, String> {
         match from {

@@ -24,7 +24,7 @@ impl Routing for Node {
     }
 }
 
-impl Answers for Node {
+impl EndpointReplies for Node {
     fn answers(&self, _: &packet_path::Walk) -> Vec<packet_path::Walk> {
         Vec::new()
     }

@@ -32,7 +32,7 @@ struct ReportedDrain<'a> {
 
 /// Owner of the connections: the kernel or the relay.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum By {
+enum ConnectionOwner {
     Kernel,
     Relay,
 }
@@ -101,10 +101,12 @@ impl<'a> HeldEndpoints<'a> {
         at: &[At],
     ) {
         let is_in = endpoint.cluster || endpoint.local_policy;
-        let found = self.known(socket, at).map(|drain| (drain, By::Kernel));
+        let found = self
+            .known(socket, at)
+            .map(|drain| (drain, ConnectionOwner::Kernel));
         let found = found.or_else(|| {
             let carried = self.relayed(socket, name).filter(|_| !is_in)?;
-            Some((carried, By::Relay))
+            Some((carried, ConnectionOwner::Relay))
         });
         if let Some((drain, by)) = found {
             let _ = write!(endpoint.why, "; {}", says(&drain, by));
@@ -125,8 +127,10 @@ impl<'a> HeldEndpoints<'a> {
                 .or_else(|| (endpoint.weight == Some(0)).then(|| self.unknown(socket, at)))
         };
         let drain = match kernel() {
-            Some(drain) => Some((drain, By::Kernel)),
-            None => self.relayed(socket, name).map(|drain| (drain, By::Relay)),
+            Some(drain) => Some((drain, ConnectionOwner::Kernel)),
+            None => self
+                .relayed(socket, name)
+                .map(|drain| (drain, ConnectionOwner::Relay)),
         };
         let Some((drain, by)) = drain else {
             endpoint.condition = Condition::Left;
@@ -209,7 +213,7 @@ fn seconds(time: Duration) -> f64 {
 }
 
 /// Describes a drain and its time limit.
-fn says(drain: &Drain, by: By) -> String {
+fn says(drain: &Drain, by: ConnectionOwner) -> String {
     let mut text = "drains".to_owned();
     // Writing to a String cannot fail.
     if let Some(seconds) = drain.seconds {
@@ -235,14 +239,14 @@ fn says(drain: &Drain, by: By) -> String {
     };
     text.push_str(&open);
     let until = match (by, drain.ends_within_seconds) {
-        (By::Relay, _) => "; kube-proxy carries them until they end".to_owned(),
-        (By::Kernel, Some(left)) => {
+        (ConnectionOwner::Relay, _) => "; kube-proxy carries them until they end".to_owned(),
+        (ConnectionOwner::Kernel, Some(left)) => {
             format!(
                 "; it is removed when they have ended, or in {left:.0} s \
                      (--ipvs-drain-timeout)"
             )
         }
-        (By::Kernel, None) => {
+        (ConnectionOwner::Kernel, None) => {
             "; it is removed when they have ended, without a limit (--ipvs-drain-timeout sets \
              one)"
                 .to_owned()

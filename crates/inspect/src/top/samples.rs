@@ -20,7 +20,7 @@ const KEPT: Duration = Duration::from_mins(1);
 
 /// A sample of the counters of all addresses.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) addresses: HashMap<At, Count>,
     /// Counters of Service ports, in userspace mode.
@@ -32,8 +32,8 @@ pub(super) struct Look {
 #[derive(Debug, Clone)]
 pub(super) struct Span {
     /// Previous sample, or `None` for the first.
-    pub(super) before: Option<Arc<Look>>,
-    pub(super) now: Arc<Look>,
+    pub(super) before: Option<Arc<Sample>>,
+    pub(super) now: Arc<Sample>,
 }
 
 impl Span {
@@ -74,9 +74,9 @@ pub(super) struct EndpointCounters {
 
 /// Store of the samples. Clones share it.
 #[derive(Debug, Clone)]
-pub(crate) struct Looks {
+pub(crate) struct SampleStore {
     /// Samples. The lock is held while the kernel is read, so only blocking threads may take it.
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<StoredSamples>>,
     /// Timer that drops the samples some time after the last request.
     forgetting: Arc<Mutex<Option<AbortHandle>>>,
     /// Function that returns free memory to the system.
@@ -84,13 +84,13 @@ pub(crate) struct Looks {
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct StoredSamples {
     last: Option<Span>,
     /// Samples by address, because requests may list different addresses.
     endpoints: HashMap<At, OfAddress>,
 }
 
-impl Looks {
+impl SampleStore {
     /// Creates an empty store. `trim` returns free memory to the system.
     pub(crate) fn new(trim: fn()) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Looks {
         {
             return Ok(last.clone());
         }
-        let mut look = Look {
+        let mut look = Sample {
             at: now,
             addresses: HashMap::new(),
             ports: HashMap::new(),
@@ -188,7 +188,7 @@ impl Looks {
             let forget = move || {
                 if let Some(kept) = kept.upgrade() {
                     let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                    *kept = Kept::default();
+                    *kept = StoredSamples::default();
                     drop(kept);
                     trim();
                 }
@@ -211,7 +211,7 @@ impl Looks {
         self.held().last.is_none()
     }
 
-    fn held(&self) -> MutexGuard<'_, Kept> {
+    fn held(&self) -> MutexGuard<'_, StoredSamples> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

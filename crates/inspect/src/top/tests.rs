@@ -8,7 +8,7 @@ use proxy::{Event, Model, NamespacedName, Protocol, Service, ServicePort, Servic
 use service_counters::{At, Count, CounterSample, Counters, ReadCounters, Which};
 
 use super::rank::{Sort, assemble, busiest};
-use super::samples::Looks;
+use super::samples::SampleStore;
 use super::*;
 use crate::owners::{LOOKED_AT_A_TURN, owners};
 
@@ -85,7 +85,7 @@ fn model(services: &[(&str, &str, Option<u16>)]) -> Model {
 
 /// Returns the response about two samples, two seconds apart. `between` runs between the samples.
 fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> view::Top {
-    let (counters, looks) = (fake.counters(), Looks::new(|| {}));
+    let (counters, looks) = (fake.counters(), SampleStore::new(|| {}));
     let began = Instant::now();
     looks.take(&counters, began).unwrap();
     let first: Vec<At> = fake.0.lock().unwrap().keys().copied().collect();
@@ -173,7 +173,7 @@ fn top_respects_its_limit_and_shows_no_negative_rate() {
 fn requests_within_a_second_share_a_counter_sample() {
     let fake = Fake::default();
     fake.set("10.96.0.1:80", 1);
-    let (counters, looks, began) = (fake.counters(), Looks::new(|| {}), Instant::now());
+    let (counters, looks, began) = (fake.counters(), SampleStore::new(|| {}), Instant::now());
     assert!(looks.take(&counters, began).unwrap().before.is_none());
     let after = |milliseconds| {
         looks
@@ -190,7 +190,7 @@ fn requests_within_a_second_share_a_counter_sample() {
 async fn counter_samples_are_dropped_after_a_minute() {
     let fake = Fake::default();
     fake.set("10.96.0.1:80", 1);
-    let looks = Looks::new(|| {});
+    let looks = SampleStore::new(|| {});
     looks.take(&fake.counters(), Instant::now()).unwrap();
     looks.forget_later();
     tokio::time::sleep(Duration::from_secs(50)).await;
@@ -261,7 +261,7 @@ fn clients_that_list_different_ports_see_the_same_rates() {
         fake.set(one, connections);
         fake.set(other, connections);
     };
-    let (counters, looks, began) = (fake.counters(), Looks::new(|| {}), Instant::now());
+    let (counters, looks, began) = (fake.counters(), SampleStore::new(|| {}), Instant::now());
     let both = [here(one), here(other)];
     let look = |of: &[At], milliseconds| {
         let now = began + Duration::from_millis(milliseconds);
@@ -304,7 +304,7 @@ async fn dropping_counter_samples_does_not_wait_for_a_read() {
     let (go_on, goes_on) = mpsc::channel();
     let counters = Counters::default();
     counters.set(Box::new(Waits(began, goes_on)));
-    let looks = Looks::new(|| {});
+    let looks = SampleStore::new(|| {});
     let other = looks.clone();
     let reading = spawn_blocking(move || other.take(&counters, Instant::now()).map(drop));
     begins.recv().unwrap();

@@ -12,7 +12,7 @@ use crate::packet::{Interface, Packet, SourceNat, Tracking};
 
 /// Result of matching a rule, and the set members that matched.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Fit {
+pub(super) struct RuleMatch {
     pub(super) how: MatchResult,
     pub(super) members: Vec<String>,
     /// True if a list of the match `recent` is assumed not to contain a new client.
@@ -31,8 +31,8 @@ pub(super) enum MatchResult {
 }
 
 /// Evaluates all tests of a rule. Tests that need only the packet come first, kernel queries last.
-pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> Fit {
-    let mut fit = Fit {
+pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> RuleMatch {
+    let mut fit = RuleMatch {
         how: MatchResult::Yes,
         members: Vec::new(),
         is_new_client: false,
@@ -80,7 +80,7 @@ fn ask(
     test: &Test,
     packet: &Packet,
     kernel: &dyn Kernel,
-    fit: &mut Fit,
+    fit: &mut RuleMatch,
 ) -> Result<TestResult, String> {
     let is = match &test.property {
         Property::Chance(chance) => {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use iptables::RuleLine;
 
-use super::matching::{self, Fit, MatchResult, source_words};
+use super::matching::{self, MatchResult, RuleMatch, source_words};
 use super::options;
 use super::rule::{ConnectionMark, Nat, Rule, Target};
 use super::targets::WORDLESS;
@@ -125,7 +125,7 @@ impl<'a> TableWalk<'a> {
         &mut self,
         mut at: Position<'a>,
         rule: &Rule,
-        fit: Fit,
+        fit: RuleMatch,
         mut step: Step,
     ) -> Option<Position<'a>> {
         step.members = fit.members;

@@ -119,7 +119,7 @@ impl Folder {
                 present.insert(name);
             }
         }
-        let mut look = Look::default();
+        let mut look = FolderRead::default();
         let gone: Vec<OsString> = self
             .files
             .keys()
@@ -136,7 +136,7 @@ impl Folder {
     }
 
     /// Reads a file, if it changed.
-    fn read(&mut self, look: &mut Look, name: &OsStr, touched: &ChangedFiles) {
+    fn read(&mut self, look: &mut FolderRead, name: &OsStr, touched: &ChangedFiles) {
         let path = self.path.join(name);
         let metadata = fs::metadata(&path);
         let stamp = metadata.as_ref().ok().map(Stamp::new);
@@ -187,7 +187,7 @@ impl Folder {
     }
 
     /// Stores the objects of a file.
-    fn take(&mut self, look: &mut Look, name: &OsStr, located: Vec<LocatedObject>) {
+    fn take(&mut self, look: &mut FolderRead, name: &OsStr, located: Vec<LocatedObject>) {
         let shown = self.path.join(name);
         let mut objects = HashMap::new();
         for LocatedObject { line, object } in located {
@@ -226,13 +226,13 @@ impl Folder {
         self.replace(look, name, objects);
     }
 
-    fn remove(&mut self, look: &mut Look, name: &OsStr) {
+    fn remove(&mut self, look: &mut FolderRead, name: &OsStr) {
         self.replace(look, name, HashMap::new());
         self.files.remove(name);
     }
 
     /// Replaces the objects that a file claims.
-    fn replace(&mut self, look: &mut Look, name: &OsStr, objects: HashMap<Key, Content>) {
+    fn replace(&mut self, look: &mut FolderRead, name: &OsStr, objects: HashMap<Key, Content>) {
         let before = self
             .files
             .get_mut(name)
@@ -279,7 +279,7 @@ impl Folder {
     }
 
     /// Compares the objects before and after the read, and returns the events.
-    fn conclude(&mut self, look: Look) -> FolderUpdate {
+    fn conclude(&mut self, look: FolderRead) -> FolderUpdate {
         let mut events = Vec::new();
         if self.progress == Progress::New {
             events.extend(Kind::ALL.map(Event::ListStarted));
@@ -327,7 +327,7 @@ impl Folder {
 
 /// The state of one read of the folder.
 #[derive(Debug, Default)]
-struct Look {
+struct FolderRead {
     /// Content that each object with changed claims had before the read.
     before: HashMap<Key, Option<Content>>,
     contested: Vec<Key>,

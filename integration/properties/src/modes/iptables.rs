@@ -18,7 +18,7 @@ use proxy_iptables::{Config, Iptables as Scheme, IptablesKernel, Kernel, Refusal
 use crate::cluster::at;
 use crate::packets;
 use crate::real::{add_bystanders, on_a_node, set_addresses};
-use crate::stepped_threads::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
+use crate::stepped_threads::{Blame, Front, Lane, Permit, ThreadOperation, Turnstile, Write};
 use crate::subject::{
     Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
     toggle_address,
@@ -392,7 +392,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), Unreadable> {
         const PART: &str = "the iptables rules";
-        match self.gate.pass(Ask::Read(PART)) {
+        match self.gate.pass(ThreadOperation::Read(PART)) {
             Permit::Go => self.kernel.save(table, line),
             // The program ends before it has printed all rules.
             Permit::PassOver(which) => {

@@ -21,7 +21,7 @@ use proxy_nftables::{
 use crate::cluster::SERVICES;
 use crate::packets;
 use crate::real::{add_bystanders, on_a_node, set_addresses};
-use crate::stepped_threads::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
+use crate::stepped_threads::{Blame, Front, Lane, Permit, ThreadOperation, Turnstile, Write};
 use crate::subject::{
     Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
     toggle_address,
@@ -446,7 +446,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
 
     fn table(&mut self, tell: &mut dyn FnMut(Object)) -> Result<(), Unreadable> {
         const PART: &str = "the nftables table kube-proxy";
-        match self.gate.pass(Ask::Read(PART)) {
+        match self.gate.pass(ThreadOperation::Read(PART)) {
             Permit::Go => self.kernel.table(tell),
             // Another write at the same time makes the read start again.
             Permit::PassOver(which) => {

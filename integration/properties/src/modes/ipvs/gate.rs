@@ -10,7 +10,7 @@ use proxy_ipvs::{
     VirtualServer, VirtualServerKey,
 };
 
-use crate::stepped_threads::{Ask, Blame, Permit, Serves, Turnstile, Write};
+use crate::stepped_threads::{Blame, Permit, Serves, ThreadOperation, Turnstile, Write};
 
 impl<K: Kernel> Kernel for Turnstile<K> {
     fn clock(&self) -> Instant {
@@ -19,7 +19,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
 
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
         const PART: &str = "the virtual servers";
-        match self.gate.pass(Ask::Read(PART)) {
+        match self.gate.pass(ThreadOperation::Read(PART)) {
             Permit::Go => self.kernel.read_servers(),
             Permit::PassOver(which) => {
                 let mut all = self.kernel.read_servers()?;
@@ -62,7 +62,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
                 });
                 done.into_iter().next().unwrap_or(Outcome::Unknown)
             };
-            outcomes.push(match self.gate.pass(Ask::Write(write(op))) {
+            outcomes.push(match self.gate.pass(ThreadOperation::Write(write(op))) {
                 Permit::Go => apply(),
                 Permit::Refuse(blame) => Outcome::Refused {
                     reason: "on purpose".to_owned(),
