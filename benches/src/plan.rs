@@ -311,8 +311,9 @@ fn often(axis: Axis) -> Often {
     }
 }
 
-/// Returns true if counting at a point adds information. The largest size does. For changes, the
-/// smallest size does too, as both counts must be equal.
+/// Returns true if counting at a point adds information. This is so at the largest size. For
+/// changes, this is so at the smallest size as well, because the counts at both sizes must be
+/// equal.
 fn is_worth(points: &[Point], point: &Point) -> bool {
     let of_axis = points
         .iter()

@@ -363,8 +363,8 @@ impl Run {
             "--into".into(),
             into.clone().into(),
         ];
-        // The limit covers the preparation and the measurement. It includes one more limit for a
-        // state that turns out wrong.
+        // The limit covers the preparation and the measurement. The limit is added once more, in
+        // case the state turns out wrong.
         let limit = Duration::from_secs(cell.limit_s * 2 + cell.idle_s) + AROUND;
         let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
         let is_cut = rest.is_some_and(|rest| rest < limit);

@@ -347,8 +347,8 @@ impl Family {
         }
         for service in &report.settled {
             let heard = self.heard.take(service);
-            // A Service without a write in this family does not measure the kernel's speed: both
-            // families receive every Service.
+            // A Service without a write in this family says nothing about the kernel's speed,
+            // because both families receive every Service.
             if let Some(since) = heard.filter(|_| report.written_for.contains(service)) {
                 let took = now.saturating_duration_since(since);
                 self.metrics.settled(family, took);
@@ -373,8 +373,8 @@ impl Family {
             .await;
     }
 
-    /// Records delays that the mode cannot see. `changed` is the number of waiting Services with
-    /// the time of the oldest. Removals may also be held back.
+    /// Records delays that the mode does not see: `changed`, the number of waiting Services with
+    /// the arrival time of the oldest, and removals that are held back.
     pub(crate) fn note_late(
         &mut self,
         changed: Option<(usize, Instant)>,

@@ -91,7 +91,7 @@ pub(crate) fn end_exemptions(
     ops
 }
 
-/// Sets about packets from outside: their members lead packets to the virtual server by mark, or
+/// Sets for packets from outside. Their members lead packets to the virtual server with a mark, or
 /// let packets keep their source.
 const OF_OUTSIDE: [Set; 6] = [
     Set::LoadBalancerLocal,

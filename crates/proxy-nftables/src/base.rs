@@ -50,7 +50,7 @@ pub(crate) enum Key {
 
 impl Key {
     /// Returns true for a chain that uses this set and may exist although it is unwanted. Such a
-    /// chain is of another layout, or is a chooser for a number of endpoints that no Service has.
+    /// chain belongs to another layout, or chooses among a number of endpoints that no Service has.
     /// Other chains of another layout use only sets that are deleted with them.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {

@@ -63,8 +63,8 @@ impl Stage {
     }
 }
 
-/// Key of the elements that form one change: the stage, the plan unit if grouped by unit, and the
-/// set.
+/// Key by which elements are grouped into one change: the stage, the set, and the plan unit if the
+/// grouping is by unit.
 type Group = (Stage, Option<PlanUnit>, &'static str);
 
 /// Changes that are being ordered.

@@ -40,8 +40,8 @@ pub struct State {
     pub addresses: BTreeSet<IpAddr>,
     /// Texts of changes that the fake refuses, like a kernel that lacks a feature.
     pub refused: Vec<String>,
-    /// Texts of changes that make the table invalid. The fake refuses them, and all further rules
-    /// and elements.
+    /// Texts of changes that make the table invalid. The fake refuses these changes, and all later
+    /// rules and elements.
     pub invalid: Vec<String>,
     /// Texts of changes that the fake refuses without naming them.
     pub refused_as_whole: Vec<String>,

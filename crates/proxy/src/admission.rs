@@ -326,8 +326,8 @@ impl Admission {
         self.doubted_names.extend(names.cloned());
     }
 
-    /// Sets the load-balancer addresses that serve a Service. Marks Services with an equal external
-    /// IP to be checked again.
+    /// Sets the load-balancer addresses that serve a Service. Marks the Services that have the same
+    /// address as an external IP to be checked again.
     fn balance(&mut self, name: &NamespacedName, now: Vec<ServiceAddress>) {
         let before = self.balanced.get(name).map_or(&[][..], Vec::as_slice);
         if before == now {

@@ -212,7 +212,7 @@ async fn connect_and_carry(
             () = shared.pump.run(client, &server, &carrying, &place) => {}
         }
     };
-    // The connection can also be ended while it connects to the endpoint.
+    // The connection may also be ended while it is being connected to the endpoint.
     tokio::select! {
         biased;
         () = carried => {}

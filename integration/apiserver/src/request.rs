@@ -35,7 +35,8 @@ pub struct Request {
     pub accept_encoding: String,
     /// Header `Authorization`. Empty without it.
     pub authorization: Credentials,
-    /// The response. `None` before it, or if the server closed the connection without a response.
+    /// The response. `None` until there is a response, or if the server closed the connection
+    /// without one.
     pub answer: Option<LoggedResponse>,
     /// Bytes sent in response so far, below TLS: headers and compressed body.
     pub sent_bytes: u64,

@@ -35,8 +35,8 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(15);
 const GLANCE: Duration = Duration::from_millis(50);
 /// A phase is over after this time without a change.
 const QUIET: Duration = Duration::from_millis(300);
-/// Like [`QUIET`] for upstream. Its shortest pause between two syncs is 1 s, and a sync postpones
-/// the removal of entries that are younger than another second.
+/// Like [`QUIET`] for upstream. Upstream's shortest pause between two syncs is 1 s, and a sync does
+/// not remove entries that are less than another second old.
 const UPSTREAMS_QUIET: Duration = Duration::from_millis(2500);
 /// Pause between upstream's list of `ServiceCIDR`s and its list of Services. Upstream does not wait
 /// for the former, but it had them when the dumps were made.

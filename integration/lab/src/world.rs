@@ -182,8 +182,9 @@ impl World {
         };
         node.netns().sysctl(&FORWARDING)?;
         node.netns().sysctl(&bridged_through_iptables("1"))?;
-        // Sets the bridge's MAC address. Without one, the bridge takes that of its lowest port, and
-        // changes it when a pod is added, while other pods still have the old one cached.
+        // Sets the bridge's MAC address. Otherwise, the bridge takes the MAC address of its lowest
+        // port. This address would change when a pod is added, while other pods still have the old
+        // address cached.
         let mut lines =
             vec!["link add cni0 address 02:00:00:00:00:01 type bridge mcast_snooping 0".to_owned()];
         lines.extend(

@@ -746,8 +746,8 @@ impl<'a> World<'a> {
         let wanted = fresh.verdicts(&self.fronts);
         for (front, made) in &wanted {
             let held = verdicts.get(front);
-            // An endpoint on this node has one element for all of its Services, which is written
-            // with one of them.
+            // An endpoint on this node has one element, which all of its Services share. The
+            // element is written with one of these Services.
             if front.from == From::Pod && !barred.is_empty() {
                 continue;
             }

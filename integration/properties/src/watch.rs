@@ -58,9 +58,9 @@ impl Period {
         self.good.iter().any(|good| good.target() == Some(target))
     }
 
-    /// Returns true if the verdict was wanted at some time. An endpoint may temporarily see the
-    /// node's address in three cases: other endpoints should, an endpoint did before, or no
-    /// endpoint got packets before. In all cases, replies reach the client.
+    /// Returns true if the verdict was wanted at some time. For some time, an endpoint may also see
+    /// the node's address in three cases: if other endpoints should see it, if an endpoint saw it
+    /// before, or if no endpoint got packets before. In all three cases, replies reach the client.
     fn allows(&self, verdict: &Verdict, before: &BTreeSet<Verdict>) -> bool {
         let sees_node = |one: &Verdict| matches!(one, Verdict::Accepted(_, SeenClient::Node));
         match verdict {
@@ -274,7 +274,7 @@ impl Watch {
         }
     }
 
-    /// Records that no work is left. The engine then knows all events.
+    /// Records that no work is left. The engine has then processed all events.
     pub fn rests(&mut self, event: u64) {
         self.has_refused = false;
         let periods = self.fronts.values_mut().map(|period| &mut period.since);

@@ -69,7 +69,7 @@ impl Tenant {
         ..Self::WIDE
     };
 
-    /// 200,000 claims for 2,000 addresses and ports.
+    /// Services with 200,000 claims for 2,000 addresses and ports.
     const CONTENDING: Self = Self {
         services: 100,
         ports: 10,

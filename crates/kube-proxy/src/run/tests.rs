@@ -83,8 +83,8 @@ async fn a_dead_kernel_thread_stops_the_daemon() {
     assert_eq!(error.to_string(), "IPv6: its thread has panicked");
 }
 
-/// The loop notices that short writes have finished only at its second look. The metric and the log
-/// line must include their duration, rather than end at the start of the turn.
+/// The loop notices the end of short writes only when it looks a second time. The metric and the
+/// log line must still include the time of these writes.
 #[tokio::test]
 async fn the_sync_duration_covers_writes_within_one_turn() {
     let (mode, script) = Scripted::mode(IpFamily::V4);

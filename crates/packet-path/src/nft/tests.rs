@@ -247,7 +247,7 @@ fn the_number_of_followed_paths_is_limited() {
     assert!(branches.iter().any(is_unknown));
     assert!(branches.len() < 2 * evaluate::BUDGET, "{}", branches.len());
 
-    // The chain leads to itself twice, which the kernel would refuse.
+    // Two rules of the chain lead to the chain itself. The kernel would refuse this.
     let jump = || rule(vec![Expression::Verdict(Verdict::Jump("input".into()))]);
     let branches = walk(&mut held(vec![jump(), jump()]));
     assert!(branches.iter().all(is_unknown));

@@ -159,7 +159,8 @@ impl<'a> TableWalk<'a> {
                 Some(at)
             }
             MatchResult::Unknown(why) if is_wordless(&rule.target) => {
-                // The effect is unknown too. Records this in the step, and goes on.
+                // The effect of the rule is unknown as well. The step says so, and the walk
+                // continues.
                 step.says = format!("is unknown: {why}; assumed not to match");
                 at.branch.step(step);
                 Some(at)

@@ -74,7 +74,7 @@ mod tests {
             Budget::after(64, Duration::from_micros(640), 0),
             Budget(1_000)
         );
-        // With very many pending entries, the planner examines them no longer than the kernel
+        // If very many entries are pending, the planner examines them for no longer than the kernel
         // writes.
         assert_eq!(
             Budget::after(1_000, Duration::from_millis(50), 20_000),

@@ -20,7 +20,8 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
     s.c.sh("ip link add lost0 type dummy; ip link set lost0 up")?;
     s.traffic()?;
     s.c.signal(Signal::STOP)?;
-    // More messages than a socket buffer holds, with a needed repair in the middle.
+    // The script sends more messages than a socket buffer holds. A change that needs repair is in
+    // the middle.
     let mut script = String::new();
     for number in 0..s.size.pick(1_500, 6_000) {
         let (high, low) = (number / 250, number % 250 + 1);

@@ -39,7 +39,8 @@ pub enum Failure {
     /// No listener: a TCP reset to the SYN, an SCTP abort, or an ICMP port unreachable.
     #[error("connection refused")]
     Refused,
-    /// An ICMP host unreachable, network unreachable or administratively prohibited, or no route.
+    /// An ICMP error (host unreachable, network unreachable or administratively prohibited), or no
+    /// route.
     #[error("unreachable")]
     Unreachable,
     /// No reply within the timeout.

@@ -134,7 +134,7 @@ impl Ipvs {
         state
     }
 
-    /// Applies changes of another program from the state to the kernel.
+    /// Applies to the kernel the changes that another program made in the state.
     fn follow(&self, before: Option<&Snapshot>) {
         if let (Some(real), Some(before)) = (&self.real, before) {
             let state = self.kernel.state();

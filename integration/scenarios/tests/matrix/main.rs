@@ -29,7 +29,7 @@ macro_rules! stories {
             story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
                 clients::has_nftables, $module::$name),
             story!("ipvs_exact::", ["--ipvs-semantics=exact"], clients::has_nftables, $module::$name),
-            // Redirects with nftables if available, and with iptables on lane A.
+            // Redirects with nftables where the kernel has it, and with iptables on lane A.
             story!("userspace::", ["--proxy-mode=userspace"], || true, $module::$name),
         )+)+]
     };
