@@ -199,6 +199,7 @@ pub(crate) fn shim(family: IpFamily, style: ShimStyle) -> Result<String> {
         family,
         filled,
         forbidden_to_node: std::collections::BTreeSet::new(),
+        ranges: proxy_ipvs::Ranges::default(),
     };
     let config = Config {
         detector,

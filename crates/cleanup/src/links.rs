@@ -71,7 +71,8 @@ impl LinkEntries {
     /// Returns the service addresses of the link, which are interface addresses or local routes.
     fn service_addresses(&self) -> BTreeSet<IpAddr> {
         let addresses = self.addresses.iter().map(|held| held.address);
-        let routes = self.routes.iter().map(|route| route.address);
+        let routes = self.routes.iter().filter(|route| route.is_host());
+        let routes = routes.map(|route| route.address);
         addresses.chain(routes).filter(|ip| counts(*ip)).collect()
     }
 }
@@ -160,8 +161,12 @@ fn keep(
         return Ok(());
     };
     let is_draining = |ip: IpAddr| draining.contains(&ip) && IpFamily::of(ip) == of.family;
-    let bound = held.service_addresses().into_iter();
-    let bound: Vec<IpAddr> = bound.filter(|ip| is_draining(*ip)).collect();
+    let mut bound = held.service_addresses();
+    bound.retain(|ip| is_draining(*ip));
+    // A draining address of a range gets a route of its own, before the range is removed.
+    let ranges = || held.routes.iter().filter(|route| !route.is_host());
+    let is_within = |ip: &&IpAddr| ranges().any(|range| range.contains(**ip));
+    bound.extend(draining.iter().filter(is_within));
     if !bound.is_empty() {
         prepare_for_routes(&mut rtnetlink, link, of.family, found.index)?;
     }
@@ -170,13 +175,12 @@ fn keep(
     let mut doomed = Vec::new();
     for address in bound {
         let route = LocalRoute {
-            link: found.index,
-            address,
-            protocol: link.route_protocol,
             source,
+            ..LocalRoute::host(found.index, address, link.route_protocol)
         };
         // Removing a route without a source could remove the new route instead.
-        let before = held.routes.iter().find(|held| held.address == address);
+        let mut hosts = held.routes.iter().filter(|route| route.is_host());
+        let before = hosts.find(|held| held.address == address);
         if let Some(before) = before.filter(|before| before.source != source) {
             before.push_del(&mut batch);
             doomed.push(address);
@@ -209,7 +213,14 @@ fn keep(
     for address in held.addresses.iter().filter(may_unbind) {
         address.push_del(&mut batch);
     }
-    let is_unused = |route: &&LocalRoute| counts(route.address) && !is_draining(route.address);
+    let is_unused = |route: &&LocalRoute| {
+        let is_needed = if route.is_host() {
+            is_draining(route.address)
+        } else {
+            without_route.iter().any(|ip| route.contains(*ip))
+        };
+        counts(route.address) && !is_needed
+    };
     for route in held.routes.iter().filter(is_unused) {
         route.push_del(&mut batch);
     }
@@ -253,8 +264,9 @@ pub(crate) fn release(
         };
         for family in IpFamily::ALL {
             let routes = rtnetlink.local_routes(family.into(), link.route_protocol)?;
-            let is_ended =
-                |route: &&LocalRoute| route.link == found.index && ended.contains(&route.address);
+            let is_ended = |route: &&LocalRoute| {
+                route.link == found.index && route.is_host() && ended.contains(&route.address)
+            };
             for route in routes.iter().filter(is_ended) {
                 route.push_del(&mut batch);
             }

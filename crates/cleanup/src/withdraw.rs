@@ -312,8 +312,9 @@ fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'sta
         address.push_del(&mut batch);
     }
     let routes = rtnetlink.local_routes(family.into(), link.route_protocol)?;
-    let is_it =
-        |route: &&route_netlink::LocalRoute| route.link == found.index && route.address == ip;
+    let is_it = |route: &&route_netlink::LocalRoute| {
+        route.link == found.index && route.is_host() && route.address == ip
+    };
     for route in routes.iter().filter(is_it) {
         route.push_del(&mut batch);
     }

@@ -169,8 +169,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
         let is_node_other = node == NodeObject::MayDiffer && {
             let is_other = self.state.learn_node(model.node());
-            // No Service depends on the service networks. Some entries do, and the scheme handles
-            // these entries.
+            // The scheme finds the entries that depend on these networks.
             self.state.node.service_cidrs = model.service_cidrs(self.state.node.family);
             self.scheme.node_changed(&mut self.state) | is_other
         };

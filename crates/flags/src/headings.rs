@@ -58,6 +58,7 @@ const HEADINGS: &[(&str, &[&str])] = &[
             "ipvs-shim",
             "ipvs-drain-timeout",
             "ipvs-vip-mode",
+            "ipvs-service-cidrs",
             "ipvs-semantics",
             "ipvs-mark-bits",
         ],

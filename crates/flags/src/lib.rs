@@ -389,15 +389,20 @@ pub struct Flags {
     #[arg(long = "ipvs-drain-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_drain_timeout: Duration,
 
-    /// Form of service addresses on kube-ipvs0: address, or route (cheaper for the kernel with
-    /// thousands of them); no effect in other modes
+    /// Form of service addresses on kube-ipvs0: address, route (cheaper for the kernel with
+    /// thousands of them), or range (one route for each ServiceCIDR); no effect in other modes
     #[arg(
         long,
-        value_name = "address|route",
+        value_name = "address|route|range",
         default_value = "address",
         allow_hyphen_values = true
     )]
     pub ipvs_vip_mode: String,
+
+    /// Networks of cluster IPs for --ipvs-vip-mode=range, if the API server has no ServiceCIDRs; no
+    /// effect in other modes
+    #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
+    pub ipvs_service_cidrs: Vec<String>,
 
     /// Endpoints and sources that packets get in IPVS mode: upstream, or exact (those of iptables
     /// mode; needs --ipvs-shim=nftables or auto); no effect in other modes

@@ -89,6 +89,7 @@ fn removing_the_shim_leaves_no_rule() {
             family,
             filled: Set::all().collect(),
             forbidden_to_node: BTreeSet::new(),
+            ranges: proxy_ipvs::Ranges::default(),
         };
         let rules = shim.rules(&Config::default());
         let saved = rules.restore_text(&Rules::default()).replace("-I ", "-A ");
@@ -103,6 +104,7 @@ fn the_shim_keeps_only_rules_it_shares_with_leftovers() {
         family: proxy::IpFamily::V4,
         filled: Set::all().collect(),
         forbidden_to_node: BTreeSet::new(),
+        ranges: proxy_ipvs::Ranges::default(),
     };
     let rules = shim.rules(&Config::default());
     let installed = Rules::parse(UPSTREAM);
@@ -194,6 +196,7 @@ fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
         family: proxy::IpFamily::V4,
         filled: Set::all().collect(),
         forbidden_to_node: BTreeSet::new(),
+        ranges: proxy_ipvs::Ranges::default(),
     };
     let rules = shim.rules(&Config::default());
     let saved = rules.restore_text(&Rules::default()).replace("-I ", "-A ");

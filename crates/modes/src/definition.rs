@@ -125,8 +125,8 @@ pub trait Definition: Sync {
         None
     }
 
-    /// Reports whether the mode needs the networks of the ClusterIPs.
-    fn service_cidrs(&self) -> ServiceCidrs {
+    /// Reports whether the mode with these flags needs the networks of the ClusterIPs.
+    fn service_cidrs(&self, _flags: &Flags) -> ServiceCidrs {
         ServiceCidrs::NotWatched
     }
 

@@ -17,6 +17,7 @@ use flags::gates::IPVS_MODE;
 use proxy::IpFamily;
 use proxy_ipvs::ShimStyle;
 use service_counters::ReadCounters;
+use source::ServiceCidrs;
 
 use super::definition::{
     Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules, own_flags,
@@ -84,6 +85,7 @@ impl Definition for IpvsMode {
             "ipvs-semantics" ipvs_semantics,
             "ipvs-mark-bits" ipvs_mark_bits,
             "ipvs-vip-mode" ipvs_vip_mode,
+            "ipvs-service-cidrs" ipvs_service_cidrs,
         }
     }
 
@@ -142,6 +144,14 @@ impl Definition for IpvsMode {
             .map(|row| row.stays(root))
             .collect();
         lines.unwrap_or_default()
+    }
+
+    fn service_cidrs(&self, flags: &Flags) -> ServiceCidrs {
+        if flags.ipvs_vip_mode == settings::RANGE {
+            ServiceCidrs::Watched
+        } else {
+            ServiceCidrs::NotWatched
+        }
     }
 
     fn modules(&self, settings: &Settings) -> Vec<Module> {

@@ -72,7 +72,7 @@ impl Definition for NftablesMode {
         NodePortAddresses::Primary
     }
 
-    fn service_cidrs(&self) -> ServiceCidrs {
+    fn service_cidrs(&self, _: &Flags) -> ServiceCidrs {
         ServiceCidrs::Watched
     }
 

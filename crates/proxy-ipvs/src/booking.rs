@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use crate::draft::Draft;
 use crate::part::Part;
 use crate::plan::{Fault, Op, Outcome, Plan};
+use crate::ranges::RangeSource;
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;
 
@@ -200,6 +201,8 @@ impl Tables {
             Op::BindAddress(address) => self.addresses.set_actual(address, Some(())),
             Op::UnbindAddress(address) => self.addresses.set_actual(address, None),
             Op::UnbindOtherwise(address) => self.bound_otherwise.set_actual(address, None),
+            Op::BindRange(net) => self.ranges.set_actual(net, Some(RangeSource::Current)),
+            Op::UnbindRange(net) => self.ranges.set_actual(net, None),
             // `settle_server` has recorded these writes.
             Op::AddServer(..)
             | Op::SetServer(..)
@@ -233,6 +236,9 @@ impl Tables {
                     fault,
                     now,
                 );
+            }
+            Op::BindRange(net) | Op::UnbindRange(net) => {
+                put_off(&mut self.ranges, net, WantedBy::All, fault, now);
             }
             // `settle_server` has recorded these writes.
             Op::AddServer(..)

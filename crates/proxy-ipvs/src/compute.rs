@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::slice;
 
 use hashbrown::HashSet;
-use proxy::{IpFamily, Model, NamespacedName, ServiceAddress};
+use proxy::{IpFamily, Model, NamespacedName, Rank, ServiceAddress};
 
 use crate::compile::{Fragment, NodePortAddresses, compile};
 use crate::kinds::State;
@@ -75,10 +75,17 @@ impl Ipvs {
             let semantics = state.config.semantics;
             compile(&view, &state.node, &self.node_ports, &of_service, semantics)
         });
-        let fragments: Vec<Fragment> = compiled.unwrap_or_default();
+        let mut fragments: Vec<Fragment> = compiled.unwrap_or_default();
         let mut outside = fragments.iter().filter_map(|of| of.outside.as_ref());
         if outside.any(|outside| outside.hashes_source) {
             schedulers.want_by_source();
+        }
+        for fragment in &mut fragments {
+            // The API server's Service and DNS need not wait for the whole range.
+            if fragment.owner.rank == Rank::Other {
+                let addresses = &mut fragment.addresses;
+                addresses.retain(|address| !self.ranges.contains(address));
+            }
         }
         self.claims.put(name, fragments, &mut self.tables);
         state.news.changed(name);

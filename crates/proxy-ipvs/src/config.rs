@@ -39,6 +39,15 @@ pub enum VipMode {
     /// A local route for each service address. A route costs the same, no matter how many routes
     /// exist.
     Route,
+    /// One local route for each ServiceCIDR, and local routes for all other service addresses.
+    Range,
+}
+
+impl VipMode {
+    /// Reports whether a single service address is a local route.
+    pub fn uses_routes(self) -> bool {
+        self != Self::Address
+    }
 }
 
 /// Rules for choosing a packet's endpoints and source address (`--ipvs-semantics`).
@@ -126,6 +135,9 @@ pub struct Config {
     pub drain_timeout: Option<Duration>,
     /// Means by which the link makes service addresses local (`--ipvs-vip-mode`).
     pub vip_mode: VipMode,
+    /// Networks of service addresses if the API server has no ServiceCIDRs
+    /// (`--ipvs-service-cidrs`).
+    pub service_cidrs: Vec<IpNet>,
     /// Form of the shim (`--ipvs-shim`).
     pub shim: ShimStyle,
     /// Rules for choosing endpoints and source addresses (`--ipvs-semantics`). Exact semantics need
@@ -156,6 +168,7 @@ impl Default for Config {
             glance_period: None,
             drain_timeout: None,
             vip_mode: VipMode::default(),
+            service_cidrs: Vec::new(),
             shim: ShimStyle::default(),
             semantics: Semantics::default(),
             mark_addresses: MarkAddresses::default(),

@@ -9,6 +9,7 @@ use proxy::IpFamily;
 
 use crate::claims::Claims;
 use crate::config::Config;
+use crate::ranges::Ranges;
 use crate::sets::Set;
 use crate::shim::Shim;
 use crate::tables::Tables;
@@ -23,6 +24,8 @@ struct Ground {
     filled: BTreeSet<Set>,
     /// Prefix lengths of source ranges.
     prefixes: BTreeSet<u8>,
+    /// Networks that are local as a whole.
+    ranges: Ranges,
     /// Version of the list of addresses that this node may not use.
     version: u64,
 }
@@ -72,7 +75,13 @@ impl Cover {
     /// Computes the wanted rules: rules for each set with wanted members. They precede the set's
     /// first member, and stay until its last is removed. A stale member that the kernel cannot
     /// remove does not bring rules back.
-    pub(crate) fn want_rules(&mut self, tables: &mut Tables, claims: &Claims, config: &Config) {
+    pub(crate) fn want_rules(
+        &mut self,
+        tables: &mut Tables,
+        claims: &Claims,
+        ranges: Ranges,
+        config: &Config,
+    ) {
         let had = self.made_from.as_ref();
         let keeps = |set: Set| had.is_none_or(|had| had.filled.contains(&set));
         let members = tables.all_members();
@@ -88,6 +97,7 @@ impl Cover {
         let ground = Ground {
             filled,
             prefixes,
+            ranges,
             version: claims.forbidden_version(),
         };
         if had == Some(&ground) {
@@ -98,6 +108,7 @@ impl Cover {
             family: self.family,
             filled: ground.filled.clone(),
             forbidden_to_node,
+            ranges: ground.ranges.clone(),
         }
         .rules_with(&ground.prefixes, config);
         tables.rules.claim(&(), [((), Arc::new(rules))]);

@@ -59,6 +59,8 @@ impl Ipvs {
                 let before = "as the other --ipvs-vip-mode has it".to_owned();
                 (format!("{address} on {LINK}"), Some(before), None)
             }
+            Op::BindRange(net) => (format!("{net} on {LINK}"), None, Some(none())),
+            Op::UnbindRange(net) => (format!("{net} on {LINK}"), Some(none()), None),
             Op::RemoveLeftovers(..) => {
                 let told = op.to_string();
                 let entry = told.strip_prefix("remove ").unwrap_or(&told);

@@ -129,7 +129,9 @@ impl Kernel for FakeKernel {
             has_link: snapshot.has_link,
             bound: snapshot.bound.clone(),
             bound_otherwise: snapshot.bound_otherwise.clone(),
+            ranges: snapshot.ranges.clone(),
             interface_addresses: snapshot.interface_addresses.clone(),
+            networks: snapshot.networks.clone(),
         })
     }
 

@@ -5,10 +5,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ipnet::IpNet;
 use proxy::{Protocol, ServiceAddress, Target, Unreadable};
 
 use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::plan::{Outcome, Plan};
+use crate::ranges::{Networks, RangeSource};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
@@ -104,8 +106,12 @@ pub struct FoundAddresses {
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on the link, in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
+    /// Networks that are local as a whole.
+    pub ranges: BTreeMap<IpNet, RangeSource>,
     /// Addresses of all other interfaces.
     pub interface_addresses: BTreeSet<IpAddr>,
+    /// Networks that no range may make local. Empty unless `--ipvs-vip-mode=range`.
+    pub networks: Networks,
 }
 
 /// The shim, and leftovers of other modes.
@@ -136,6 +142,10 @@ pub struct Snapshot {
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on the link in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
+    /// Networks that are local as a whole.
+    pub ranges: BTreeMap<IpNet, RangeSource>,
+    /// Networks that no range may make local.
+    pub networks: Networks,
     /// Addresses on every other interface, without loopback and IPv6 link-local ones.
     pub interface_addresses: BTreeSet<IpAddr>,
     /// Our existing sets, with their members.

@@ -37,9 +37,10 @@ struct RemovedAddress {
 /// Returns the address that a write removes, if the kernel sends an event about it. The kernel
 /// sends events for addresses, but not for routes.
 fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
-    match (op, vip_mode) {
-        (Op::UnbindAddress(address), VipMode::Address)
-        | (Op::UnbindOtherwise(address), VipMode::Route) => Some(*address),
+    match (op, vip_mode.uses_routes()) {
+        (Op::UnbindAddress(address), false) | (Op::UnbindOtherwise(address), true) => {
+            Some(*address)
+        }
         _ => None,
     }
 }

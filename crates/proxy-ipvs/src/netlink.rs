@@ -426,7 +426,11 @@ impl Kind {
             | Op::AddDestination(..)
             | Op::SetDestination(..)
             | Op::RemoveDestination(..) => Self::Server,
-            Op::BindAddress(_) | Op::UnbindAddress(_) | Op::UnbindOtherwise(_) => Self::Address,
+            Op::BindAddress(_)
+            | Op::UnbindAddress(_)
+            | Op::UnbindOtherwise(_)
+            | Op::BindRange(_)
+            | Op::UnbindRange(_) => Self::Address,
             Op::RemoveLeftovers(..) => Self::Leftovers,
         }
     }

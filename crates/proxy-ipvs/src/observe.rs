@@ -106,7 +106,13 @@ impl Ipvs {
                 .bound_otherwise
                 .observe(entries(found.bound_otherwise)),
         );
+        let other_ranges = tables.ranges.observe(found.ranges);
+        tables.networks = found.networks;
+        self.range_ground = None;
         if was_known {
+            for net in other_ranges {
+                state.news.drifted(state.now, "route", || net.to_string());
+            }
             if is_link_other {
                 let name = || "kube-ipvs0".to_owned();
                 state.news.drifted(state.now, "link", name);
@@ -159,7 +165,7 @@ impl Ipvs {
         let before = mem::replace(&mut state.node.interface_addresses, found);
         let is_first = !mem::replace(&mut state.node.has_addresses, true);
         let has_other_ports = self.refresh_node_ports(state);
-        if is_first {
+        if self.follow_ranges(state, model) || is_first {
             let claimed: Vec<NamespacedName> = self.claims.services().cloned().collect();
             return self.update_before_told(state, model, &claimed);
         }

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use engine::Part as _;
+use ipnet::IpNet;
 use proxy::{IpFamily, Subject, Target};
 
 use crate::leftovers::{LeftoverPlace, Leftovers};
@@ -56,6 +57,10 @@ pub enum Op {
     /// Unbind a service address from `kube-ipvs0`, in the form that `--ipvs-vip-mode` does not
     /// choose.
     UnbindOtherwise(IpAddr),
+    /// Make the addresses of a network local, by a route on `kube-ipvs0`.
+    BindRange(IpNet),
+    /// Remove the route of a network from `kube-ipvs0`.
+    UnbindRange(IpNet),
     /// Remove leftovers of another mode, or of the other iptables backend. Needs at most one
     /// `iptables-restore`.
     RemoveLeftovers(LeftoverPlace, Arc<Leftovers>),
@@ -69,7 +74,9 @@ impl Op {
             Self::CreateLink
             | Self::BindAddress(_)
             | Self::UnbindAddress(_)
-            | Self::UnbindOtherwise(_) => Part::Addresses,
+            | Self::UnbindOtherwise(_)
+            | Self::BindRange(_)
+            | Self::UnbindRange(_) => Part::Addresses,
             Self::WriteRules { .. } | Self::RemoveLeftovers(..) => Part::Rules,
             Self::AddServer(..)
             | Self::SetServer(..)
@@ -93,9 +100,11 @@ impl Op {
             Self::AddDestination(..) | Self::SetDestination(..) | Self::RemoveDestination(..) => {
                 Subject::Destinations
             }
-            Self::BindAddress(_) | Self::UnbindAddress(_) | Self::UnbindOtherwise(_) => {
-                Subject::Addresses
-            }
+            Self::BindAddress(_)
+            | Self::UnbindAddress(_)
+            | Self::UnbindOtherwise(_)
+            | Self::BindRange(_)
+            | Self::UnbindRange(_) => Subject::Addresses,
             Self::RemoveLeftovers(..) => Subject::Leftovers,
         }
     }
@@ -163,6 +172,8 @@ impl fmt::Display for Op {
                 f,
                 "unbind {address} from kube-ipvs0 as the other --ipvs-vip-mode has bound it"
             ),
+            Self::BindRange(net) => write!(f, "add local route to {net} on kube-ipvs0"),
+            Self::UnbindRange(net) => write!(f, "remove local route to {net} on kube-ipvs0"),
             Self::RemoveLeftovers(LeftoverPlace::Nftables, _) => {
                 f.write_str("remove the nftables mode's table kube-proxy")
             }

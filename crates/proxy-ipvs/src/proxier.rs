@@ -33,6 +33,7 @@ use crate::marks::Marks;
 use crate::pace::Pace;
 use crate::plan::{Op, Outcome, Plan};
 use crate::planner::{self, Room, Situation, Turns};
+use crate::ranges::{RangeGround, Ranges, SkippedRange};
 use crate::schedulers::Schedulers;
 use crate::server::{RealServer, VirtualServerKey};
 use crate::tables::Tables;
@@ -58,6 +59,12 @@ pub struct Ipvs {
     /// Virtual servers found at the start, until their owners are known.
     pub(crate) takeover: Option<TakeOver>,
     pub(crate) link: Link,
+    /// Networks that are local as a whole.
+    pub(crate) ranges: Ranges,
+    /// Input of the ranges, except the content of the tables. `None` once the tables have changed.
+    pub(crate) range_ground: Option<RangeGround>,
+    /// Ranges of which no route is wanted, as last logged.
+    pub(crate) skipped_ranges: Vec<SkippedRange>,
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
@@ -225,6 +232,9 @@ impl engine::Scheme for Ipvs {
             tables: Tables::new(config.semantics, now),
             takeover: Some(TakeOver::default()),
             link: Link::default(),
+            ranges: Ranges::default(),
+            range_ground: None,
+            skipped_ranges: Vec::new(),
             cover: Cover::new(state.node.family, now),
             turns: Turns::default(),
             drifts: Drifts::new(config.glance_period, now),
@@ -299,6 +309,14 @@ impl engine::Scheme for Ipvs {
         {
             self.reserve(model, state.node.family, names);
         }
+        let extent = match extent {
+            Extent::These(_) if self.follow_ranges(state, model) => Extent::All,
+            Extent::First | Extent::All => {
+                self.follow_ranges(state, model);
+                extent
+            }
+            Extent::These(_) => extent,
+        };
         let services = extent.services(model, self.claims.services());
         let had = self.compute(state, model, &services);
         // The next owner may change too, before the first change is reported.
@@ -355,8 +373,9 @@ impl engine::Scheme for Ipvs {
             self.claims.settle_leftovers(key, &mut self.tables);
         }
         if state.look(Part::Sets).is_tried() {
-            self.cover
-                .want_rules(&mut self.tables, &self.claims, &state.config);
+            let ranges = self.guarded_ranges();
+            let (tables, claims) = (&mut self.tables, &self.claims);
+            self.cover.want_rules(tables, claims, ranges, &state.config);
         }
         if state.knows(Part::Rules) && self.tables.rules.pending_len() == 0 {
             self.cover.is_complete();

@@ -269,6 +269,7 @@ mod tests {
             family,
             filled: filled.iter().copied().collect(),
             forbidden_to_node: BTreeSet::new(),
+            ranges: crate::ranges::Ranges::default(),
         }
     }
 
@@ -286,6 +287,7 @@ mod tests {
                     family,
                     filled,
                     forbidden_to_node,
+                    ranges: crate::ranges::Ranges::default(),
                 }
                 .rules(&shim);
                 let text = rules.restore_text(&Rules::default());

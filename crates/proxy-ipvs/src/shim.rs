@@ -26,6 +26,7 @@ use kube_rules::LOCALHOST;
 use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 
 use crate::config::{Config, ShimStyle};
+use crate::ranges::Ranges;
 use crate::rules::Rules;
 use crate::sets::Set;
 
@@ -45,6 +46,8 @@ pub struct Shim {
     /// Load-balancer addresses to which this node may not connect. See
     /// [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
     pub forbidden_to_node: BTreeSet<ServiceAddress>,
+    /// Networks that are local as a whole.
+    pub ranges: Ranges,
 }
 
 impl Shim {
@@ -87,6 +90,20 @@ impl Shim {
 
     fn not_in_set(&self, set: Set, fields: &'static [Field]) -> Match {
         Match::NotInSet(set.name(self.family).into(), fields)
+    }
+
+    /// Ends a chain of the access filter for packets to local networks, whose addresses no set has.
+    /// `exposed` matches packets to other ports than those of Services.
+    fn range_rules(&self, exposed: &[Match]) -> Vec<Rule> {
+        let Ranges { nets, except } = &self.ranges;
+        let except = except.iter();
+        let pass = except.map(|net| Rule::new([Match::Destination(*net)], Target::Return));
+        let refuse = nets.iter().map(|net| {
+            let to_range = [Match::Destination(*net), NEW];
+            let matches = to_range.into_iter().chain(exposed.iter().cloned());
+            Rule::new(matches, Target::Reject(self.family))
+        });
+        pass.chain(refuse).collect()
     }
 
     fn set_rule(&self, set: Set, fields: &'static [Field], target: impl Into<Target>) -> Rule {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::HashSet;
+use ipnet::IpNet;
 use proxy::Owner;
 use reconcile::{Removals, Rows, Table};
 
@@ -16,6 +17,7 @@ use crate::config::Semantics;
 use crate::foreign::Foreign;
 use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::part::Part;
+use crate::ranges::{Networks, RangeSource};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
@@ -38,6 +40,10 @@ pub(crate) struct Tables {
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
     /// Service addresses in the form that `--ipvs-vip-mode` does not choose. None is wanted.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
+    /// Networks that are local as a whole, by one route each.
+    pub(crate) ranges: Table<IpNet, RangeSource, ()>,
+    /// Networks that no range may make local.
+    pub(crate) networks: Networks,
     /// Virtual servers whose creation the kernel has not acknowledged.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
     pub(crate) foreign: Foreign,
@@ -50,6 +56,7 @@ macro_rules! each {
             (Part::Addresses, &$($mut)? $tables.link as &$($mut)? dyn Rows),
             (Part::Addresses, &$($mut)? $tables.addresses),
             (Part::Addresses, &$($mut)? $tables.bound_otherwise),
+            (Part::Addresses, &$($mut)? $tables.ranges),
             (Part::Servers, &$($mut)? $tables.servers),
             (Part::Sets, &$($mut)? $tables.sets),
             (Part::Rules, &$($mut)? $tables.rules),
@@ -73,6 +80,8 @@ impl Tables {
             servers: Table::new(),
             addresses: Table::new(),
             bound_otherwise: Table::new(),
+            ranges: Table::new(),
+            networks: Networks::default(),
             uncertain: HashSet::new(),
             foreign: Foreign::default(),
         };
@@ -134,9 +143,24 @@ impl Tables {
             !servers.is_pending(key) || (servers.is_excused(key) && servers.actual(key).is_some())
         };
         let mut addresses = self.addresses.keys_of(owner).iter();
-        self.servers.keys_of(owner).iter().all(serves)
+        let mut keys = self.servers.keys_of(owner).iter();
+        keys.all(|key| serves(key) && self.is_local(key))
             && addresses.all(|address| !self.addresses.is_pending(address))
             && self.all_members().all(is_settled)
+    }
+
+    /// True if the address of a virtual server waits for no range.
+    fn is_local(&self, key: &VirtualServerKey) -> bool {
+        let address = key.address().map(|at| at.address);
+        address.is_none_or(|address| {
+            self.is_covered(&address) || self.addresses.actual(&address).is_some()
+        })
+    }
+
+    /// True if no wanted range that contains the address is missing in the kernel.
+    pub(crate) fn is_covered(&self, address: &IpAddr) -> bool {
+        let mut missing = self.ranges.pending();
+        missing.all(|net| self.ranges.wanted(net).is_none() || !net.contains(address))
     }
 
     /// True if this proxy created or adopted a virtual server, or may have created it without

@@ -459,6 +459,7 @@ fn each_written_rule_reads_back_unchanged() {
                         forbidden_to_node: protocols
                             .map(|protocol| ServiceAddress::new(ip(address), 80, protocol))
                             .into(),
+                        ranges: proxy_ipvs::Ranges::default(),
                     };
                     let wanted = Arc::new(shim.rules(&Config {
                         detector: detector.clone(),
@@ -1316,6 +1317,7 @@ fn a_refused_rule_is_reported_with_its_line() {
             family: IpFamily::V4,
             filled: Set::all().collect(),
             forbidden_to_node: BTreeSet::new(),
+            ranges: proxy_ipvs::Ranges::default(),
         };
         let ops = [Op::WriteRules {
             wanted: Arc::new(shim.rules(&Config::default())),

@@ -153,6 +153,7 @@ fn written_rules_read_back_unchanged_with_each_iptables_backend() {
                         family,
                         filled: Set::all().collect(),
                         forbidden_to_node: BTreeSet::new(),
+                        ranges: proxy_ipvs::Ranges::default(),
                     };
                     let wanted = shim.rules(&Config {
                         detector,

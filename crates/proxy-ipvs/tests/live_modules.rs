@@ -109,6 +109,7 @@ fn errors_name_the_missing_kernel_modules() {
         family: IpFamily::V4,
         filled: [].into(),
         forbidden_to_node: [at].into(),
+        ranges: proxy_ipvs::Ranges::default(),
     };
     let rules = Op::WriteRules {
         wanted: Arc::new(shim.rules(&Config::default())),

@@ -10,7 +10,7 @@ use nftables_netlink::Nftables;
 use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 use proxy_ipvs::{
     Backend, Carrier, Config, Fault, Kernel as _, LeftoverPlace, Member, NetlinkKernel, Op,
-    Outcome, Plan, Rules, Set, Shim, ShimStyle, probe_nftables,
+    Outcome, Plan, Ranges, Rules, Set, Shim, ShimStyle, probe_nftables,
 };
 
 fn nft(arguments: &[&str]) -> String {
@@ -138,6 +138,17 @@ fn shim(family: IpFamily) -> Shim {
             Protocol::Tcp,
         )]
         .into(),
+        ranges: Ranges {
+            nets: [match family {
+                IpFamily::V4 => "10.96.0.0/12",
+                IpFamily::V6 => "fd00:96::/112",
+            }]
+            .map(|net| net.parse().unwrap())
+            .into(),
+            except: [address.parse().unwrap()]
+                .map(|ip: std::net::IpAddr| ip.into())
+                .into(),
+        },
     }
 }
 

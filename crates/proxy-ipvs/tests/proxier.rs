@@ -19,6 +19,8 @@ mod largest;
 mod nftables;
 #[path = "proxier/options.rs"]
 mod options;
+#[path = "proxier/ranges.rs"]
+mod ranges;
 mod support;
 #[path = "proxier/takeover.rs"]
 mod takeover;

@@ -82,13 +82,7 @@ fn addresses_by_hand() -> Batch {
 fn typed_routes() -> Batch {
     let mut batch = Batch::new();
     for address in all() {
-        let route = LocalRoute {
-            link: LOOPBACK,
-            address: address.into(),
-            protocol: PROTOCOL,
-            source: None,
-        };
-        route.push_new(&mut batch);
+        LocalRoute::host(LOOPBACK, address.into(), PROTOCOL).push_new(&mut batch);
     }
     batch
 }

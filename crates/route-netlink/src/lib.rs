@@ -3,7 +3,7 @@
 //! ```text
 //!  Address, LocalRoute ── push_new, push_del ──▶ Batch ──▶ Rtnetlink::execute ──▶ a Reply for each
 //!  Link ◀─────────────── Rtnetlink::{link, create_dummy, set_link_state, ..}, by its name
-//!  Address, LocalRoute ◀─ Rtnetlink::{addresses, local_routes}
+//!  Address, LocalRoute, MainRoute ◀─ Rtnetlink::{addresses, local_routes, main_routes}
 //!  Lookup ── Rtnetlink::way ──▶ PacketRoute, or why there is none: one question to the kernel's routing
 //!  Event of these ◀────── Subscription::receive
 //! ```
@@ -46,7 +46,7 @@ pub use address::Address;
 pub use link::{AddressGeneration, Link, LinkState};
 pub use lookup::{Lookup, PacketRoute, RouteRefusal, outward_source};
 pub use netlink_batch::{Batch, Error, Refusal, Reply};
-pub use route::LocalRoute;
+pub use route::{LocalRoute, MainRoute};
 pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
 

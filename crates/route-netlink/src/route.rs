@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use libc::{RT_TABLE_LOCAL, RTA_DST, RTA_OIF, RTA_PREFSRC};
-use netlink_batch::{Batch, Malformed, NLM_F_CREATE};
+use libc::{RT_TABLE_LOCAL, RT_TABLE_MAIN, RTA_DST, RTA_OIF, RTA_PREFSRC};
+use netlink_batch::{Batch, Malformed, NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_core::{Emitable, ParseableParametrized};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{
@@ -14,17 +14,20 @@ use netlink_packet_route::route::{
 use crate::Family;
 use crate::message::{attributes, push};
 
-/// A route of type local to one address, in the table `local`. The kernel creates one for each
-/// address of a link.
+/// A route of type local to an address or a network, in the table `local`. The kernel creates one
+/// for each address of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRoute {
     /// The index of the link.
     pub link: u32,
-    /// The address.
+    /// The address, or the first address of the network.
     pub address: IpAddr,
+    /// Prefix length of the destination.
+    pub prefix: u8,
     /// Origin of the route, `RTPROT_*` of linux/rtnetlink.h or another number.
     pub protocol: u8,
-    /// Source of the node's own packets to the destination, if not the kernel's choice.
+    /// Source of the node's own packets to the destination. With `None`, the kernel chooses: over
+    /// IPv4 the destination itself.
     pub source: Option<IpAddr>,
 }
 
@@ -32,14 +35,49 @@ impl LocalRoute {
     /// Origin of routes that the kernel creates for an address (`RTPROT_KERNEL`).
     pub const KERNEL: u8 = libc::RTPROT_KERNEL;
 
-    /// Appends `RTM_NEWROUTE`, which adds the route, even if another route to the address exists.
-    /// `EEXIST` if this route exists.
+    /// Returns the route to a single address, without a source.
+    pub fn host(link: u32, address: IpAddr, protocol: u8) -> Self {
+        Self {
+            link,
+            address,
+            prefix: Family::of(address).full_prefix(),
+            protocol,
+            source: None,
+        }
+    }
+
+    /// Reports whether the route leads to a single address.
+    pub fn is_host(&self) -> bool {
+        self.prefix == Family::of(self.address).full_prefix()
+    }
+
+    /// Reports whether the destination contains an address.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let (bits, differing) = match (self.address, address) {
+            (IpAddr::V4(to), IpAddr::V4(ip)) => (32, u128::from(u32::from(to) ^ u32::from(ip))),
+            (IpAddr::V6(to), IpAddr::V6(ip)) => (128, u128::from(to) ^ u128::from(ip)),
+            _ => return false,
+        };
+        let hosts = bits - u32::from(self.prefix).min(bits);
+        differing.checked_shr(hosts).unwrap_or(0) == 0
+    }
+
+    /// Appends `RTM_NEWROUTE`, which adds the route, even if another route to the destination
+    /// exists. `EEXIST` if this route exists.
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let message = RouteNetlinkMessage::NewRoute(self.message());
         push(batch, NLM_F_CREATE, &message)
     }
 
-    /// Appends `RTM_DELROUTE`, which removes the route. `ESRCH` if the route does not exist.
+    /// Appends `RTM_NEWROUTE`, which replaces a route to the same destination, for example one with
+    /// another source. Adds the route if the kernel has none.
+    pub fn push_replace(&self, batch: &mut Batch) -> usize {
+        let message = RouteNetlinkMessage::NewRoute(self.message());
+        push(batch, NLM_F_CREATE | NLM_F_REPLACE, &message)
+    }
+
+    /// Appends `RTM_DELROUTE`, which removes the route. `ESRCH` if the route does not exist. Without
+    /// a source, a route with any source is removed.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         push(batch, 0, &RouteNetlinkMessage::DelRoute(self.message()))
     }
@@ -47,7 +85,7 @@ impl LocalRoute {
     fn message(&self) -> RouteMessage {
         let family = Family::of(self.address);
         let mut message = request(family, self.protocol);
-        message.header.destination_prefix_length = family.full_prefix();
+        message.header.destination_prefix_length = self.prefix;
         if family == Family::Inet {
             // With scope host, the kernel accepts a route on a link that is down. IPv6 has no
             // scopes.
@@ -62,8 +100,8 @@ impl LocalRoute {
         message
     }
 
-    /// Parses a message after its `nlmsghdr`. Returns `None` unless the message is a route to a
-    /// single address of this family, with this origin.
+    /// Parses a message after its `nlmsghdr`. Returns `None` unless the message is a local route of
+    /// this family, with this origin.
     pub(crate) fn parse(
         payload: &[u8],
         family: Family,
@@ -72,7 +110,6 @@ impl LocalRoute {
         let header = RouteHeader::parse(payload)?;
         let wanted = RouteHeader {
             address_family: family.number(),
-            destination_prefix_length: family.full_prefix(),
             table: RT_TABLE_LOCAL,
             protocol: protocol.into(),
             kind: RouteType::Local,
@@ -83,24 +120,11 @@ impl LocalRoute {
         }
         let context = (header.address_family, header.kind, RouteLwEnCapType::None);
         let (mut address, mut link, mut source) = (None, None, None);
-        for attribute in attributes(
-            payload,
-            header.buffer_len(),
-            &[RTA_DST, RTA_OIF, RTA_PREFSRC],
-        ) {
+        let kinds = [RTA_DST, RTA_OIF, RTA_PREFSRC];
+        for attribute in attributes(payload, header.buffer_len(), &kinds) {
             match RouteAttribute::parse_with_param(&attribute?, context)? {
-                RouteAttribute::Destination(RouteAddress::Inet(four)) => {
-                    address = Some(IpAddr::V4(four));
-                }
-                RouteAttribute::Destination(RouteAddress::Inet6(six)) => {
-                    address = Some(IpAddr::V6(six));
-                }
-                RouteAttribute::PrefSource(RouteAddress::Inet(four)) => {
-                    source = Some(IpAddr::V4(four));
-                }
-                RouteAttribute::PrefSource(RouteAddress::Inet6(six)) => {
-                    source = Some(IpAddr::V6(six));
-                }
+                RouteAttribute::Destination(to) => address = ip(&to),
+                RouteAttribute::PrefSource(from) => source = ip(&from),
                 RouteAttribute::Oif(index) => link = Some(index),
                 _ => {}
             }
@@ -108,9 +132,62 @@ impl LocalRoute {
         Ok(address.zip(link).map(|(address, link)| Self {
             link,
             address,
+            prefix: header.destination_prefix_length,
             protocol,
             source,
         }))
+    }
+}
+
+/// The destination of a route of any type in the table `main`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MainRoute {
+    /// The index of the link, if the route has exactly one.
+    pub link: Option<u32>,
+    /// The first address of the destination.
+    pub address: IpAddr,
+    /// Prefix length of the destination.
+    pub prefix: u8,
+}
+
+impl MainRoute {
+    /// Parses a message after its `nlmsghdr`. Returns `None` for a route in another table, in
+    /// another family, or without a destination, as default routes.
+    pub(crate) fn parse(payload: &[u8], family: Family) -> Result<Option<Self>, Malformed> {
+        let header = RouteHeader::parse(payload)?;
+        if header.table != RT_TABLE_MAIN || header.address_family != family.number() {
+            return Ok(None);
+        }
+        let context = (header.address_family, header.kind, RouteLwEnCapType::None);
+        let (mut address, mut link) = (None, None);
+        for attribute in attributes(payload, header.buffer_len(), &[RTA_DST, RTA_OIF]) {
+            match RouteAttribute::parse_with_param(&attribute?, context)? {
+                RouteAttribute::Destination(to) => address = ip(&to),
+                RouteAttribute::Oif(index) => link = Some(index),
+                _ => {}
+            }
+        }
+        Ok(address.map(|address| Self {
+            link,
+            address,
+            prefix: header.destination_prefix_length,
+        }))
+    }
+
+    /// Returns the request for all routes in the table.
+    pub(crate) fn request(family: Family) -> RouteMessage {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family.number();
+        message.header.table = RT_TABLE_MAIN;
+        message
+    }
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(four) => Some(IpAddr::V4(*four)),
+        RouteAddress::Inet6(six) => Some(IpAddr::V6(*six)),
+        _ => None,
     }
 }
 
@@ -133,12 +210,7 @@ mod tests {
     /// Checks `struct rtmsg` and its attributes against the layout in linux/rtnetlink.h.
     #[test]
     fn route_requests_have_the_kernels_layout() {
-        let route = |address| LocalRoute {
-            link: 7,
-            address,
-            protocol: 107,
-            source: None,
-        };
+        let route = |address| LocalRoute::host(7, address, 107);
         let mut batch = Batch::new();
         route([10, 96, 0, 1].into()).push_new(&mut batch);
         route(IpAddr::from([0xfd; 16])).push_del(&mut batch);
@@ -152,25 +224,56 @@ mod tests {
         let six = [&six[..], &[20, 0, 1, 0], &[0xfd; 16], &link].concat();
         assert_eq!((message(1).kind, message(1).flags), (25, 1));
         assert_eq!(message(1).payload, six);
+        let range = LocalRoute {
+            prefix: 12,
+            source: Some([172, 35, 0, 100].into()),
+            ..route([10, 96, 0, 0].into())
+        };
+        let mut batch = Batch::new();
+        range.push_new(&mut batch);
+        let four = [2, 12, 0, 0, 255, 107, 254, 2, 0, 0, 0, 0];
+        let four = [&four[..], &[8, 0, 1, 0, 10, 96, 0, 0], &link].concat();
+        let four = [&four[..], &[8, 0, 7, 0, 172, 35, 0, 100]].concat();
+        assert_eq!(batch.get(0).unwrap().payload, four);
+    }
+
+    #[test]
+    fn a_route_contains_the_addresses_of_its_network() {
+        let range = |address: IpAddr, prefix| LocalRoute {
+            prefix,
+            ..LocalRoute::host(7, address, 107)
+        };
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let four = range(ip("10.96.0.0"), 12);
+        assert!(four.contains(ip("10.111.255.255")) && !four.contains(ip("10.112.0.0")));
+        assert!(!four.contains(ip("fd96::1")));
+        let six = range(ip("fd96::"), 112);
+        assert!(six.contains(ip("fd96::ffff")) && !six.contains(ip("fd96::1:0")));
+        let host = range(ip("10.96.0.1"), 32);
+        assert!(host.contains(ip("10.96.0.1")) && !host.contains(ip("10.96.0.0")));
+        assert!(range(ip("::"), 0).contains(ip("fd96::1")));
     }
 
     #[test]
     fn routes_of_another_protocol_or_family_are_ignored() {
-        let route = LocalRoute {
-            link: 7,
-            address: [10, 96, 0, 1].into(),
-            protocol: 107,
-            source: None,
+        let route = LocalRoute::host(7, [10, 96, 0, 1].into(), 107);
+        let range = LocalRoute {
+            address: [10, 96, 0, 0].into(),
+            prefix: 12,
+            source: Some([172, 35, 0, 100].into()),
+            ..route
         };
         let mut batch = Batch::new();
         route.push_new(&mut batch);
+        range.push_new(&mut batch);
         let payload = batch.get(0).unwrap().payload;
         let parse = |payload: &[u8]| LocalRoute::parse(payload, Family::Inet, 107);
         assert_eq!(parse(payload), Ok(Some(route)));
+        assert_eq!(parse(batch.get(1).unwrap().payload), Ok(Some(range)));
         assert_eq!(LocalRoute::parse(payload, Family::Inet, 2), Ok(None));
         assert_eq!(LocalRoute::parse(payload, Family::Inet6, 107), Ok(None));
-        // The route leads to a network, is in another table, or has another type.
-        for (at, value) in [(1, 24), (4, 254), (7, 1)] {
+        // The route is in another table, or has another type.
+        for (at, value) in [(4, 254), (7, 1)] {
             let mut other = payload.to_vec();
             other[at] = value;
             assert_eq!(parse(&other), Ok(None));

@@ -9,7 +9,7 @@ use crate::address::{self, Address};
 use crate::link::{self, AddressGeneration, Link, LinkState};
 use crate::lookup::{self, Lookup, PacketRoute, RouteRefusal};
 use crate::message::{push, write};
-use crate::route::{self, LocalRoute};
+use crate::route::{self, LocalRoute, MainRoute};
 
 /// A connection to rtnetlink, in the network namespace of the thread that opened it. Calls block
 /// while the kernel works.
@@ -162,6 +162,16 @@ impl Rtnetlink {
             // Kernels before Linux 4.20 do not filter.
             LocalRoute::parse(payload, family, protocol)
         })
+    }
+
+    /// Returns the destinations of routes in the table `main`, without default routes.
+    ///
+    /// # Errors
+    ///
+    /// See [`Rtnetlink::addresses`].
+    pub fn main_routes(&mut self, family: Family) -> Result<Vec<MainRoute>, Error> {
+        let request = RouteNetlinkMessage::GetRoute(MainRoute::request(family));
+        self.dump(&request, |payload| MainRoute::parse(payload, family))
     }
 
     /// Returns the route of a packet, by the kernel's routing decision.

@@ -140,12 +140,7 @@ fn routes_created_by_the_kernel_have_a_different_protocol() {
         let address = ip("10.96.0.1");
         let mut batch = Batch::new();
         Address::host(LOOPBACK, address).push_new(&mut batch);
-        let ours = LocalRoute {
-            link: LOOPBACK,
-            address,
-            protocol: OURS,
-            source: None,
-        };
+        let ours = LocalRoute::host(LOOPBACK, address, OURS);
         ours.push_new(&mut batch);
         ours.push_new(&mut batch);
         assert_eq!(execute(&mut rtnetlink, &batch), [None, None, Some(EEXIST)]);
@@ -233,12 +228,7 @@ fn thousands_of_addresses_and_routes_are_written_at_once() {
         Address::host(link, ip("127.107.0.1")).push_new(&mut batch);
         execute(&mut rtnetlink, &batch);
         for family in [Family::Inet, Family::Inet6] {
-            let route = |address| LocalRoute {
-                link,
-                address,
-                protocol: OURS,
-                source: None,
-            };
+            let route = |address| LocalRoute::host(link, address, OURS);
             let all: BTreeSet<_> = many(family, COUNT).collect();
             let mut batch = Batch::new();
             for address in many(family, COUNT) {

@@ -108,7 +108,7 @@ impl Options {
         let no_mode = modes::warning_of_default(flags);
         Ok(Self {
             log,
-            source: object_source::read(flags, &gates, chosen.definition().service_cidrs())?,
+            source: object_source::read(flags, &gates, chosen.definition().service_cidrs(flags))?,
             serve: servers::Settings::read(flags)?,
             modes: modes::settings::Settings::read(flags, chosen, &periods)?,
             kernel: sysctl::settings::Settings::read(flags)?,

@@ -226,8 +226,10 @@ impl OpenedKernel for Ipvs {
             ShimStyle::Nftables => "nftables",
         };
         let mut forms = vec![format!("scheduler {scheduler}"), format!("shim {style}")];
-        if settings.ipvs.vip_mode == VipMode::Route {
-            forms.push("service addresses as routes".to_owned());
+        match settings.ipvs.vip_mode {
+            VipMode::Address => {}
+            VipMode::Route => forms.push("service addresses as routes".to_owned()),
+            VipMode::Range => forms.push("service ranges as routes".to_owned()),
         }
         let mut parts = vec![KernelFeature::Ipvs { scheduler }];
         let mut backend = None;
@@ -287,6 +289,7 @@ fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
         sync_period: shared.sync_period,
         glance_period: Some(GLANCE_PERIOD),
         vip_mode: own.vip_mode,
+        service_cidrs: own.service_cidrs(family),
         shim: shim.style,
         semantics: own.semantics,
         drain_timeout: own.drain_timeout,
@@ -344,8 +347,10 @@ fn class(op: &Op) -> (&'static str, Action) {
         Op::AddDestination(..) => ("destinations", Add),
         Op::SetDestination(..) => ("destinations", Change),
         Op::RemoveDestination(..) => ("destinations", Remove),
-        Op::BindAddress(..) => ("addresses", Add),
-        Op::UnbindAddress(..) | Op::UnbindOtherwise(..) => ("addresses", Remove),
+        Op::BindAddress(..) | Op::BindRange(..) => ("addresses", Add),
+        Op::UnbindAddress(..) | Op::UnbindOtherwise(..) | Op::UnbindRange(..) => {
+            ("addresses", Remove)
+        }
         Op::RemoveLeftovers(..) => (OTHER_MODES, Remove),
     }
 }

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use flags::Flags;
+use flags::nets::nets;
 use flags::unusable_flag::UnusableFlag;
 use flags::words::word;
+use ipnet::IpNet;
+use proxy::IpFamily;
 use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VipMode};
 
 use super::shim::ShimChoice;
@@ -18,7 +21,14 @@ const SHIMS: [(&str, ShimChoice); 4] = [
 ];
 
 /// Values of `--ipvs-vip-mode`.
-const VIP_MODES: [(&str, VipMode); 2] = [("address", VipMode::Address), ("route", VipMode::Route)];
+const VIP_MODES: [(&str, VipMode); 3] = [
+    ("address", VipMode::Address),
+    ("route", VipMode::Route),
+    (RANGE, VipMode::Range),
+];
+
+/// Value of `--ipvs-vip-mode` that needs the ServiceCIDRs.
+pub(super) const RANGE: &str = "range";
 
 /// Values of `--ipvs-semantics`.
 const SEMANTICS: [(&str, bool); 2] = [("upstream", false), ("exact", true)];
@@ -36,6 +46,8 @@ pub struct Settings {
     pub drain_timeout: Option<Duration>,
     /// Means by which `kube-ipvs0` makes service addresses local.
     pub vip_mode: VipMode,
+    /// Networks of service addresses if the API server has no ServiceCIDRs.
+    pub service_cidrs: Vec<IpNet>,
     /// Rules for choosing a packet's endpoints and source address.
     pub semantics: Semantics,
 }
@@ -67,6 +79,7 @@ impl Settings {
             shim: shim(flags, is_exact)?,
             drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
                 .then_some(flags.ipvs_drain_timeout),
+            service_cidrs: nets("ipvs-service-cidrs", &flags.ipvs_service_cidrs)?,
             vip_mode: match word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)? {
                 // As an address of the node, a service address would also be the source of the
                 // node's own packets to it.
@@ -79,6 +92,13 @@ impl Settings {
                 Semantics::Upstream
             },
         })
+    }
+
+    /// Returns the networks of service addresses of one family.
+    pub(super) fn service_cidrs(&self, family: IpFamily) -> Vec<IpNet> {
+        let nets = self.service_cidrs.iter().copied();
+        nets.filter(|net| IpFamily::of(net.addr()) == family)
+            .collect()
     }
 }
 

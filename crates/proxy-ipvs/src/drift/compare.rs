@@ -11,6 +11,7 @@ use crate::kernel::{Evidence, FoundAddresses, FoundSets};
 use crate::kinds::State;
 use crate::part::Part;
 use crate::plan::Op;
+use crate::ranges::RangeSource;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
@@ -83,7 +84,7 @@ impl WrittenEntries {
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
                 self.members.insert((*set, *member));
             }
-            Op::CreateLink => self.link = true,
+            Op::CreateLink | Op::BindRange(_) | Op::UnbindRange(_) => self.link = true,
             Op::BindAddress(address)
             | Op::UnbindAddress(address)
             | Op::UnbindOtherwise(address) => self.note_address(*address),
@@ -128,7 +129,7 @@ impl Comparison {
         let is_other = |found: &mut FoundAddresses| {
             found.has_link != tables.link.actual(&()).is_some()
                 || found.interface_addresses != state.node.interface_addresses
-                || !is_otherwise(found, tables)
+                || !is_same_otherwise(found, tables)
         };
         if !touched.link && addresses.take_if(is_other).is_some() {
             state.ask(Part::Addresses);
@@ -294,10 +295,12 @@ fn adopted(
         .collect()
 }
 
-/// True if dump and tables differ in addresses of the other form (`--ipvs-vip-mode`), which are
-/// rare.
-fn is_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
+/// True if dump and tables agree in ranges, in networks that no range may cover, and in addresses of
+/// the other form.
+fn is_same_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
     let believed = tables.bound_otherwise.iter_actual();
     let believed: BTreeSet<IpAddr> = believed.map(|(address, ())| *address).collect();
-    believed == found.bound_otherwise
+    let ranges = tables.ranges.iter_actual();
+    let ranges: BTreeMap<IpNet, RangeSource> = ranges.map(|(net, of)| (*net, *of)).collect();
+    believed == found.bound_otherwise && ranges == found.ranges && tables.networks == found.networks
 }

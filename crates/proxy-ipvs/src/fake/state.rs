@@ -10,6 +10,7 @@ use crate::config::ShimStyle;
 use crate::kernel::Snapshot;
 use crate::leftovers::LeftoverPlace;
 use crate::plan::{Fault, Op, Outcome, Plan};
+use crate::ranges::RangeSource;
 use crate::rules::Rules;
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set, SetKind};
@@ -295,6 +296,18 @@ impl State {
             }
             Op::UnbindOtherwise(address) => {
                 self.snapshot.bound_otherwise.remove(address);
+            }
+            Op::BindRange(net) => {
+                if !own(&net.addr()) {
+                    return Err(("network of another family", Fault::Entry));
+                }
+                if !self.snapshot.has_link {
+                    return Err(("no such device", Fault::Belief));
+                }
+                self.snapshot.ranges.insert(*net, RangeSource::Current);
+            }
+            Op::UnbindRange(net) => {
+                self.snapshot.ranges.remove(net);
             }
             Op::RemoveLeftovers(place, leftovers) => {
                 let installed = self.snapshot.rules.as_ref();

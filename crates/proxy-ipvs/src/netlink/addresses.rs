@@ -4,9 +4,10 @@
 //! The link is a dummy that stays down. An address on it is still local to this node, and is not
 //! announced to other hosts. Like upstream, this proxy accepts a link of that name with another
 //! type. The kernel makes an address local by a route of type local. With [`VipMode::Route`], only
-//! that route exists, in the same table. Its protocol number distinguishes it from the kernel's
-//! routes. IPv6 routes need a link that is up. The kernel removes IPv4 routes together with the
-//! link's last IPv4 address, so the link keeps one address for this purpose ([`ANCHOR`]).
+//! that route exists, in the same table. With [`VipMode::Range`], one route leads to a whole
+//! network. The protocol number of our routes distinguishes them from the kernel's routes. IPv6
+//! routes need a link that is up. The kernel removes IPv4 routes together with the link's last IPv4
+//! address, so the link keeps one address for this purpose ([`ANCHOR`]).
 //!
 //! If the addresses are very many, the link gets one more local route ([`LANDMARK`]). It spares the
 //! kernel a search through a long chain of addresses for each incoming packet.
@@ -19,6 +20,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use proxy::IpFamily;
 use route_netlink::{
     Address, AddressGeneration, Batch, Error, Family, LinkState, LocalRoute, Refusal, Reply,
@@ -30,6 +32,7 @@ use crate::config::VipMode;
 use crate::footprint::{ANCHOR, LINK, ROUTE_PROTOCOL};
 use crate::kernel::FoundAddresses;
 use crate::plan::{Op, Outcome};
+use crate::ranges::RangeSource;
 
 /// Local route that changes how the kernel checks whether an incoming packet's source is an address
 /// of this node. With such a route, the kernel looks the source up. Without one, it walks through a
@@ -63,6 +66,8 @@ pub(super) struct Addresses {
     route_source: Option<IpAddr>,
     /// Our routes with another source address. They stay until they are replaced or unwanted.
     of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
+    /// Ranges whose route has another source address.
+    ranges_of_other_source: BTreeSet<IpNet>,
     /// Addresses on the link whose prefix length is not ours. Removing them requires that prefix
     /// length.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
@@ -101,6 +106,7 @@ impl Addresses {
             has_node_source: false,
             route_source: None,
             of_other_source: BTreeMap::new(),
+            ranges_of_other_source: BTreeSet::new(),
             foreign_prefixes: BTreeMap::new(),
             is_anchored: false,
             bound: 0,
@@ -130,6 +136,10 @@ impl Addresses {
             }
             if !is_on_link {
                 found.interface_addresses.insert(held.address);
+                if self.vip_mode == VipMode::Range {
+                    let networks = &mut found.networks.of_interfaces;
+                    networks.extend(network(held.address, held.prefix));
+                }
                 continue;
             }
             if held != Address::host(held.link, held.address) {
@@ -137,33 +147,27 @@ impl Addresses {
             }
             found.bound.insert(held.address);
         }
+        if self.vip_mode == VipMode::Range {
+            let routes = self.rtnetlink.main_routes(self.family.into())?.into_iter();
+            let others = routes.filter(|route| route.link.is_none() || route.link != index);
+            let others = others.filter_map(|route| network(route.address, route.prefix));
+            found.networks.routed = others.collect();
+        }
         self.choose_source(&found.interface_addresses);
         if let Some(link) = link {
-            found.has_link = match (self.vip_mode, self.family) {
-                (VipMode::Address, _) if link.state == LinkState::Down => true,
+            found.has_link = match (self.vip_mode.uses_routes(), self.family) {
+                (false, _) if link.state == LinkState::Down => true,
                 // Setting the link down removes its IPv6 addresses. So IPv6's lane sets it down,
                 // because that lane binds them again.
-                (VipMode::Address, IpFamily::V4) => {
+                (false, IpFamily::V4) => {
                     let ipv6 = self.ipv6_on(link.index)?;
                     ipv6.own.is_empty() || ipv6.of_services > 0
                 }
-                (VipMode::Address, IpFamily::V6) => !has_own_address,
-                (VipMode::Route, IpFamily::V4) => self.is_anchored,
-                (VipMode::Route, IpFamily::V6) => link.state == LinkState::Up,
+                (false, IpFamily::V6) => !has_own_address,
+                (true, IpFamily::V4) => self.is_anchored,
+                (true, IpFamily::V6) => link.state == LinkState::Up,
             };
-            let mut of_other_source = BTreeMap::new();
-            for route in self
-                .rtnetlink
-                .local_routes(self.family.into(), ROUTE_PROTOCOL)?
-            {
-                if route.link == link.index {
-                    found.bound_otherwise.insert(route.address);
-                    if route.source != self.route_source {
-                        of_other_source.insert(route.address, route.source);
-                    }
-                }
-            }
-            self.of_other_source = of_other_source;
+            self.sort_routes(link.index, &mut found)?;
         }
         self.bound = found.bound.len();
         let has_landmark = found.bound_otherwise.remove(&LANDMARK.into());
@@ -172,7 +176,7 @@ impl Addresses {
             Landmark::Refused => Landmark::Refused,
             _ => Landmark::Missing,
         };
-        if self.vip_mode == VipMode::Route {
+        if self.vip_mode.uses_routes() {
             std::mem::swap(&mut found.bound, &mut found.bound_otherwise);
             for address in self.of_other_source.keys() {
                 if *address != IpAddr::V4(LANDMARK) {
@@ -191,11 +195,47 @@ impl Addresses {
         self.route_source = self.has_node_source.then(source).flatten();
     }
 
-    /// Returns the destinations of the link's local routes that have this protocol number.
-    fn routes(&mut self, link: u32, protocol: u8) -> Result<BTreeSet<IpAddr>, Error> {
-        let routes = self.rtnetlink.local_routes(self.family.into(), protocol)?;
-        let on_link = routes.iter().filter(|route| route.link == link);
-        Ok(on_link.map(|route| route.address).collect())
+    /// Reads our routes: those to single addresses, and the ranges.
+    fn sort_routes(&mut self, link: u32, found: &mut FoundAddresses) -> Result<(), Error> {
+        self.of_other_source.clear();
+        self.ranges_of_other_source.clear();
+        for route in self.routes(link, ROUTE_PROTOCOL)? {
+            let has_source = route.source == self.route_source;
+            if route.is_host() {
+                found.bound_otherwise.insert(route.address);
+                if !has_source {
+                    self.of_other_source.insert(route.address, route.source);
+                }
+            } else if let Some(net) = network(route.address, route.prefix) {
+                let source = if has_source {
+                    RangeSource::Current
+                } else {
+                    self.ranges_of_other_source.insert(net);
+                    RangeSource::Former
+                };
+                found.ranges.insert(net, source);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the link's local routes that have this protocol number.
+    fn routes(&mut self, link: u32, protocol: u8) -> Result<Vec<LocalRoute>, Error> {
+        let mut routes = self.rtnetlink.local_routes(self.family.into(), protocol)?;
+        routes.retain(|route| route.link == link);
+        Ok(routes)
+    }
+
+    /// Returns the route that makes a network local. A route without a source keeps the source that
+    /// service addresses on the link have: over IPv4 the destination.
+    fn route(&self, link: u32, destination: IpNet) -> LocalRoute {
+        LocalRoute {
+            link,
+            address: destination.network(),
+            prefix: destination.prefix_len(),
+            protocol: ROUTE_PROTOCOL,
+            source: self.route_source,
+        }
     }
 
     /// Waits until the kernel has created its routes for IPv6 addresses, which happens shortly
@@ -206,9 +246,9 @@ impl Addresses {
         let mut deadline = Instant::now() + ROUTED_WITHIN;
         loop {
             let bound = self.dump()?.bound;
-            let left = bound
-                .difference(&self.routes(link, LocalRoute::KERNEL)?)
-                .count();
+            let routed = self.routes(link, LocalRoute::KERNEL)?;
+            let routed = routed.iter().map(|route| route.address).collect();
+            let left = bound.difference(&routed).count();
             if left < missing {
                 missing = left;
                 deadline = Instant::now() + ROUTED_WITHIN;
@@ -224,12 +264,12 @@ impl Addresses {
     pub(super) fn create_link(&mut self) -> Outcome {
         let mut outcome = self.try_create_link();
         if outcome == Outcome::Done {
-            outcome = match (self.vip_mode, self.family) {
-                (VipMode::Address, _) => judged(self.set_link_down(), |refusal| {
+            outcome = match (self.vip_mode.uses_routes(), self.family) {
+                (false, _) => judged(self.set_link_down(), |refusal| {
                     refused(said(refusal, "try `ip link set kube-ipvs0 down` by hand"))
                 }),
-                (VipMode::Route, IpFamily::V4) => self.anchor(),
-                (VipMode::Route, IpFamily::V6) => judged(self.set_link_up(), |refusal| {
+                (true, IpFamily::V4) => self.anchor(),
+                (true, IpFamily::V6) => judged(self.set_link_up(), |refusal| {
                     refused(said(refusal, "try `ip link set kube-ipvs0 up` by hand"))
                 }),
             };
@@ -334,22 +374,16 @@ impl Addresses {
             Ok(None) => return run.iter().map(|op| self.without_link(op)).collect(),
             Err(error) => return run.iter().map(|_| unsent(&error)).collect(),
         };
-        let is_route = self.vip_mode == VipMode::Route;
-        let gives_up_routes =
-            !is_route && run.iter().any(|op| matches!(op, Op::UnbindOtherwise(_)));
+        let is_route = self.vip_mode.uses_routes();
+        let is_of_routes = |op: &Op| matches!(op, Op::UnbindOtherwise(_) | Op::UnbindRange(_));
+        let gives_up_routes = !is_route && run.iter().any(is_of_routes);
         if gives_up_routes
             && self.family == IpFamily::V6
             && let Err(error) = self.await_kernel_routes(index)
         {
             return run.iter().map(|_| unsent(&error)).collect();
         }
-        let source = self.route_source;
-        let route = |address| LocalRoute {
-            link: index,
-            address,
-            protocol: ROUTE_PROTOCOL,
-            source,
-        };
+        let route = |address: IpAddr| self.route(index, address.into());
         let others = |address: &IpAddr| {
             let source = self.of_other_source.get(address)?;
             Some(LocalRoute {
@@ -377,6 +411,16 @@ impl Addresses {
                     other.push_del(&mut batch)
                 }
                 Op::BindAddress(address) => Address::host(index, *address).push_new(&mut batch),
+                Op::BindRange(net) if self.ranges_of_other_source.contains(net) => {
+                    self.route(index, *net).push_replace(&mut batch)
+                }
+                Op::BindRange(net) => self.route(index, *net).push_new(&mut batch),
+                // Without a source, the request removes the route with any source.
+                Op::UnbindRange(net) => LocalRoute {
+                    source: None,
+                    ..self.route(index, *net)
+                }
+                .push_del(&mut batch),
                 Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
                     let mut held = Address::host(index, *address);
                     if let Some(prefix) = self.foreign_prefixes.get(address) {
@@ -393,7 +437,8 @@ impl Addresses {
         self.count(run);
         let sets_landmark = self.wants_landmark();
         if sets_landmark {
-            route(LANDMARK.into()).push_new(&mut batch);
+            self.route(index, IpAddr::from(LANDMARK).into())
+                .push_new(&mut batch);
         }
         match self.rtnetlink.execute(&batch) {
             Ok(mut replies) => {
@@ -426,7 +471,7 @@ impl Addresses {
 
     fn without_link(&self, op: &Op) -> Outcome {
         match op {
-            Op::UnbindAddress(_) | Op::UnbindOtherwise(_) => Outcome::Done,
+            Op::UnbindAddress(_) | Op::UnbindOtherwise(_) | Op::UnbindRange(_) => Outcome::Done,
             _ if self.is_link_refused => {
                 refused("ENODEV, there is no link kube-ipvs0; it could not be made".to_owned())
             }
@@ -471,9 +516,9 @@ fn outcome(op: &Op, reply: Reply) -> Outcome {
         Reply::Refused(refusal) => refusal,
     };
     match (op, refusal.errno) {
-        (Op::BindAddress(_), libc::EEXIST)
+        (Op::BindAddress(_) | Op::BindRange(_), libc::EEXIST)
         | (
-            Op::UnbindAddress(_) | Op::UnbindOtherwise(_),
+            Op::UnbindAddress(_) | Op::UnbindOtherwise(_) | Op::UnbindRange(_),
             libc::EADDRNOTAVAIL | libc::ESRCH | libc::ENODEV,
         ) => Outcome::Done,
         (_, libc::ENETDOWN) => surprise(said(
@@ -492,12 +537,21 @@ fn outcome(op: &Op, reply: Reply) -> Outcome {
             &refusal,
             "the kernel has no IPv6: run `modprobe ipv6`, and look for ipv6.disable=1 in /proc/cmdline",
         )),
+        (Op::BindRange(_), libc::EINVAL) => refused(said(
+            &refusal,
+            "correct the ServiceCIDR, or --ipvs-service-cidrs",
+        )),
         (Op::BindAddress(_), libc::EINVAL | libc::EADDRNOTAVAIL) => wrong(said(
             &refusal,
             "it is no address that a node can have: correct the Service",
         )),
         _ => refused_or_wrong(&refusal, "try it with `ip address` on kube-ipvs0 by hand"),
     }
+}
+
+/// Returns the network of an address.
+fn network(address: IpAddr, prefix: u8) -> Option<IpNet> {
+    Some(IpNet::new(address, prefix).ok()?.trunc())
 }
 
 fn is_link_local(address: IpAddr) -> bool {

@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 
 use hashbrown::HashSet;
+use ipnet::IpNet;
 
-use super::situation::{Situation, rank};
+use super::situation::{Situation, are_rules_under_way, rank};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
@@ -27,20 +28,25 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     }
     let mut bound = Vec::new();
     let mut unbound = Vec::new();
+    let new_ranges = new_ranges(tables, of);
     for address in tables.addresses.due(of.now) {
         if tables.addresses.wanted(address).is_some() {
             bound.push((rank(&tables.addresses, address), *address));
-        } else if of.claims.may_delete {
+        } else if of.claims.may_delete && tables.is_covered(address) {
             unbound.push(*address);
         }
     }
-    let unserved = if bound.is_empty() {
+    let unserved = if bound.is_empty() && new_ranges.is_empty() {
         HashSet::new()
     } else {
         unserved(tables)
     };
     let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
+    // A client retries a lost first packet. It gives up if the connection is refused.
+    let serves = |net: &IpNet| !unserved.iter().any(|address| net.contains(address));
+    let new_ranges = new_ranges.into_iter().filter(serves);
+    ops.extend(new_ranges.map(Op::BindRange));
     // Additions precede removals. Taking turns would be fairer, but removals are few.
     if ops.is_empty() {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
@@ -49,11 +55,44 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
         // A wanted address always exists in at least one of the two forms.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {
-            tables.addresses.wanted(address).is_none() || tables.addresses.actual(address).is_some()
+            let addresses = &tables.addresses;
+            let is_unwanted = addresses.wanted(address).is_none() && tables.is_covered(address);
+            is_unwanted || addresses.actual(address).is_some()
         });
         ops.extend(otherwise.take(ADDRESSES_AT_ONCE).map(Op::UnbindOtherwise));
     }
+    if ops.is_empty() && of.claims.may_delete {
+        let ranges = sorted(tables.ranges.due(of.now)).into_iter();
+        let left = ranges.filter(|net| is_replaced(tables, net));
+        ops.extend(left.map(Op::UnbindRange));
+    }
     Plan { ops }
+}
+
+/// Returns the ranges that may become local: rules protect the node's processes at their addresses.
+/// While another mode's rules serve, these precede ours, as at single addresses.
+fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
+    let are_rules_first = of.are_rules_pending && are_rules_under_way(tables, of);
+    if !of.knows(Part::Rules) || are_rules_first {
+        return Vec::new();
+    }
+    let due = sorted(tables.ranges.due(of.now)).into_iter();
+    due.filter(|net| tables.ranges.wanted(net).is_some())
+        .collect()
+}
+
+/// True if a range is unwanted, and its wanted addresses are local by other routes.
+fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
+    let (ranges, addresses) = (&tables.ranges, &tables.addresses);
+    let mut missing_ranges = ranges.pending().filter(|other| {
+        let overlaps = net.contains(*other) || other.contains(net);
+        overlaps && ranges.wanted(other).is_some() && !ranges.is_failing(other)
+    });
+    let mut missing = addresses.pending().filter(|address| {
+        let is_missing = addresses.wanted(address).is_some() && !addresses.is_failing(address);
+        is_missing && net.contains(*address)
+    });
+    ranges.wanted(net).is_none() && missing_ranges.next().is_none() && missing.next().is_none()
 }
 
 /// Returns the first entries, in order, that may be written now. Returns at most one plan's worth.

@@ -74,6 +74,7 @@ fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
             tables.addresses.pending_len(),
             tables.addresses.failing_len(),
         )
+        && is_made(tables.ranges.pending_len(), tables.ranges.failing_len())
         && tables
             .all_members()
             .all(|(_, table)| is_made(table.pending_len(), table.failing_len()))

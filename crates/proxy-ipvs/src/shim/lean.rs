@@ -140,25 +140,28 @@ impl Shim {
     }
 
     fn lean_access_filter(&self) -> Vec<Rule> {
-        if !self.is_filled(Set::IpvsIps) {
-            return Vec::new();
-        }
         let others = [
             (Set::LoadBalancer, DST_DST),
             (Set::ExternalIp, DST_DST),
             (Set::ExternalIpLocal, DST_DST),
             (Set::HealthCheckNodePort, DST),
         ];
-        let matches = [NEW]
-            .into_iter()
-            .chain(self.unless(Set::ClusterIp, DST_DST))
-            .chain([self.in_set(Set::IpvsIps, DST)])
-            .chain(
-                others
-                    .into_iter()
-                    .filter_map(|(set, fields)| self.unless(set, fields)),
-            );
-        vec![Rule::new(matches, Target::Reject(self.family))]
+        let others = others.into_iter();
+        let others = others.filter_map(|(set, fields)| self.unless(set, fields));
+        let others: Vec<Match> = others.collect();
+        let of_cluster_ips = self.unless(Set::ClusterIp, DST_DST);
+        let mut chain = Vec::new();
+        if self.is_filled(Set::IpvsIps) {
+            let matches = [NEW]
+                .into_iter()
+                .chain(of_cluster_ips.clone())
+                .chain([self.in_set(Set::IpvsIps, DST)])
+                .chain(others.iter().cloned());
+            chain.push(Rule::new(matches, Target::Reject(self.family)));
+        }
+        let exposed: Vec<Match> = of_cluster_ips.into_iter().chain(others).collect();
+        chain.extend(self.range_rules(&exposed));
+        chain
     }
 
     /// Matches packets that are not in a set. Returns `None` for an empty set, which needs no
@@ -190,6 +193,7 @@ mod tests {
 
     use super::*;
     use crate::config::ShimStyle;
+    use crate::ranges::Ranges;
     use crate::rules::Rules;
 
     /// A packet with the fields that rules match.
@@ -271,6 +275,7 @@ mod tests {
                 family: IpFamily::V4,
                 filled: filled.clone(),
                 forbidden_to_node: [forbidden()].into(),
+                ranges: Ranges::default(),
             };
             let Chains { chains, jumps } = match config.shim {
                 ShimStyle::Lean => shim.lean(config),
@@ -502,6 +507,7 @@ mod tests {
             family: IpFamily::V4,
             filled: filled.iter().copied().collect(),
             forbidden_to_node: BTreeSet::new(),
+            ranges: Ranges::default(),
         };
         [ShimStyle::Upstream, ShimStyle::Lean].map(|style| {
             shim.rules(&Config {

@@ -29,13 +29,14 @@ use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 
 use super::early::{Clients, EarlyAction, EarlyHook, EarlyRule};
 use super::words::{
-    BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, flip_mark, in_set, in_set_by_prefix,
-    keep_destination, mark_by, marked, masquerade, new_flow, not_local, port_in_set,
-    port_not_in_set, reject, set_mark, source, to_local, verdict,
+    BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, destination, flip_mark, in_set,
+    in_set_by_prefix, keep_destination, mark_by, marked, masquerade, new_flow, not_local,
+    port_in_set, port_not_in_set, reject, set_mark, source, to_local, verdict,
 };
 use super::{Shim, loopback};
 use crate::config::{Config, MarkBits, Semantics};
 use crate::native::{Content, FORBIDDEN, HeldChain, definition, prefix_set};
+use crate::ranges::Ranges;
 use crate::sets::Set;
 
 const LOAD_BALANCER: &str = "KUBE-LOAD-BALANCER";
@@ -327,22 +328,29 @@ impl Shim {
     }
 
     fn access(&self) -> Vec<Rule> {
-        if !self.has(Set::IpvsIps) {
-            return Vec::new();
+        let to_chain = || verdict(Verdict::Goto(ACCESS.into()));
+        let why = "kubernetes ipvs access filter";
+        let mut rules = Vec::new();
+        if self.has(Set::IpvsIps) {
+            let name = self.set_name(Set::IpvsIps);
+            let to_service = address_in_set(self.family, name);
+            rules.push(rule([new_flow(), to_service, to_chain()], why));
         }
-        let name = self.set_name(Set::IpvsIps);
-        let to_service = address_in_set(self.family, name);
-        let to_chain = verdict(Verdict::Goto(ACCESS.into()));
-        vec![rule(
-            [new_flow(), to_service, to_chain],
-            "kubernetes ipvs access filter",
-        )]
+        rules.extend(self.ranges.except.iter().map(|net| {
+            let pass = [destination(self.family, net), verdict(Verdict::Return)];
+            rule(pass, "not a service address")
+        }));
+        rules.extend(self.ranges.nets.iter().map(|net| {
+            let to_range = destination(self.family, net);
+            rule([to_range, new_flow(), to_chain()], why)
+        }));
+        rules
     }
 
     /// Protects the node's own processes. Service addresses are local, so packets to a port without
     /// a Service would reach these processes (k/k#72236).
     fn native_access_filter(&self) -> Vec<Rule> {
-        if !self.has(Set::IpvsIps) {
+        if !self.has(Set::IpvsIps) && self.ranges.nets.is_empty() {
             return Vec::new();
         }
         let exposed = [
@@ -429,6 +437,7 @@ pub(crate) fn everything(family: IpFamily) -> Content {
         family,
         filled: Set::every().collect(),
         forbidden_to_node: [ServiceAddress::new(address, 1, Protocol::Tcp)].into(),
+        ranges: Ranges::default(),
     };
     let detector = LocalDetector::SourceNet(IpNet::new_assert(address, 31));
     let config = Config {

@@ -146,6 +146,7 @@ impl Shim {
             .collect();
         let rest = [NEW, self.in_set(Set::IpvsIps, DST)];
         chain.push(Rule::new(rest, Target::Reject(self.family)));
+        chain.extend(self.range_rules(&[]));
         chain
     }
 

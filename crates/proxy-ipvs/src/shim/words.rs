@@ -60,6 +60,13 @@ pub(super) fn source(family: IpFamily, sense: Sense, net: &IpNet) -> Clause {
     clause(family, |line| line.in_net(Side::Source, sense, *net))
 }
 
+/// Matches destination addresses in a network: `ip daddr NET`.
+pub(super) fn destination(family: IpFamily, net: &IpNet) -> Clause {
+    clause(family, |line| {
+        line.in_net(Side::Destination, Sense::Is, *net)
+    })
+}
+
 /// Matches packets that do not come from this node's pods.
 pub(super) fn not_local(family: IpFamily, detector: &LocalDetector) -> Clause {
     let line = Line::new(family).pod_traffic(Sense::IsNot, detector);

@@ -148,7 +148,9 @@ pub(crate) trait Whole: Kernel {
             has_link,
             bound,
             bound_otherwise,
+            ranges,
             interface_addresses,
+            networks,
         } = self.read_addresses()?;
         let FoundSets { members, sizes, .. } = self.read_sets()?;
         let servers = self.read_servers()?;
@@ -158,6 +160,8 @@ pub(crate) trait Whole: Kernel {
             has_link,
             bound,
             bound_otherwise,
+            ranges,
+            networks,
             interface_addresses,
             sets: members,
             set_sizes: sizes,

@@ -13,6 +13,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use chance::Chance;
+use ipnet::IpNet;
 use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Service, ServiceAddress};
 use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
@@ -56,10 +57,10 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
         _ if form.contains("nftables") => ShimStyle::Nftables,
         _ => ShimStyle::Upstream,
     };
-    let vip_mode = if form.contains("route") {
-        VipMode::Route
-    } else {
-        VipMode::Address
+    let vip_mode = match form {
+        _ if form.contains("route") => VipMode::Route,
+        _ if form.contains("range") => VipMode::Range,
+        _ => VipMode::Address,
     };
     let addresses = [at(family, NODE_ADDRESS), at(family, [10, 244, 1, 254])];
     let kernel = FakeKernel::new(family, &addresses);
@@ -70,6 +71,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
         config: Config {
             shim,
             vip_mode,
+            service_cidrs: vec![cluster_ips(family)],
             detector: detector(family),
             ..Config::default()
         },
@@ -78,10 +80,23 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
         former: Former::default(),
         on_link: BTreeSet::new(),
         had_link: false,
+        routed: match vip_mode {
+            VipMode::Range => VipMode::Range,
+            VipMode::Address | VipMode::Route => VipMode::Route,
+        },
         has_forbidden: false,
         asks_rules: true,
         real: None,
     }
+}
+
+/// Returns the network of the cluster IPs.
+fn cluster_ips(family: IpFamily) -> IpNet {
+    let prefix = match family {
+        IpFamily::V4 => 16,
+        IpFamily::V6 => 112,
+    };
+    IpNet::new_assert(at(family, [10, 96, 0, 0]), prefix).trunc()
 }
 
 struct Ipvs {
@@ -99,6 +114,8 @@ struct Ipvs {
     /// Addresses on the link that the kernel has reported.
     on_link: BTreeSet<IpAddr>,
     had_link: bool,
+    /// The mode that follows [`VipMode::Address`] at a switch.
+    routed: VipMode,
     /// True once the kernel rejects a destination forever.
     has_forbidden: bool,
     /// True if verdicts include rules and sets. False on a real kernel, whose rules are not read
@@ -176,6 +193,9 @@ impl Ipvs {
                 String::new(),
             );
         }
+        for (net, source) in &there.ranges {
+            ours.insert(format!("range {net}"), format!("{source:?}"));
+        }
         if let Some(rules) = &there.rules {
             ours.insert("rules".to_owned(), rules_text(rules));
         }
@@ -232,12 +252,16 @@ impl Subject for Ipvs {
         let is_real = self.is_real();
         let mut state = self.kernel.state();
         if chance.is_one_in(2) {
-            let there = &mut state.snapshot;
-            mem::swap(&mut there.bound, &mut there.bound_otherwise);
-            self.config.vip_mode = match self.config.vip_mode {
-                VipMode::Address => VipMode::Route,
-                VipMode::Route => VipMode::Address,
+            let before = self.config.vip_mode;
+            self.config.vip_mode = match before {
+                VipMode::Address => self.routed,
+                VipMode::Range if chance.is_one_in(2) => VipMode::Route,
+                VipMode::Route | VipMode::Range => VipMode::Address,
             };
+            if before.uses_routes() != self.config.vip_mode.uses_routes() {
+                let there = &mut state.snapshot;
+                mem::swap(&mut there.bound, &mut there.bound_otherwise);
+            }
             return Some(format!("--ipvs-vip-mode={:?}", self.config.vip_mode));
         }
         let styles = [ShimStyle::Upstream, ShimStyle::Lean, ShimStyle::Nftables];
@@ -286,7 +310,9 @@ impl Subject for Ipvs {
         }
         let there = &state.snapshot;
         let is_local = |address: &IpAddr| {
-            let is_bound = there.bound.contains(address) || there.bound_otherwise.contains(address);
+            let is_bound = there.bound.contains(address)
+                || there.bound_otherwise.contains(address)
+                || there.ranges.keys().any(|net| net.contains(address));
             (there.has_link && is_bound) || there.interface_addresses.contains(address)
         };
         let mut served = Verdicts::new();
@@ -382,7 +408,7 @@ impl Subject for Ipvs {
         // The kernel sends no notifications of routes.
         let on_link = match self.config.vip_mode {
             VipMode::Address => there.bound.clone(),
-            VipMode::Route => there.bound_otherwise.clone(),
+            VipMode::Route | VipMode::Range => there.bound_otherwise.clone(),
         };
         let has_link = there.has_link;
         drop(state);

@@ -5,6 +5,15 @@ use std::time::Duration;
 use scenarios::{Cluster, Outcome, Service, at, tcp};
 
 const ROUTES: &str = "--ipvs-vip-mode=route";
+const RANGES: &str = "--ipvs-vip-mode=range";
+
+/// Returns a ServiceCIDR object with these networks.
+fn service_cidr(nets: &str) -> String {
+    format!(
+        "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\n\
+         metadata: {{name: kubernetes}}\nspec: {{cidrs: [{nets}]}}\n"
+    )
+}
 
 fn web() -> Service {
     Service::new("web", "10.96.0.10 fd96::10")
@@ -43,15 +52,58 @@ pub(crate) fn the_vip_mode_changes_under_open_connections(c: &mut Cluster) -> Ou
     for (from, to) in ways {
         kept.push(from.open_tcp(at(to), scenarios::SOON)?);
     }
-    for (flags, wanted) in [(&[ROUTES][..], (0, 4)), (&[], (4, 0))] {
+    c.write("cidr.yaml", &service_cidr("10.96.0.0/12, \"fd96::/112\""))?;
+    let forms = [
+        (
+            &[ROUTES][..],
+            (0, 4),
+            ["bind 10.96.0.10 to kube-ipvs0", "unbind fd96::10 from"],
+        ),
+        (
+            &[],
+            (4, 0),
+            ["bind 10.96.0.10 to kube-ipvs0", "unbind fd96::10 from"],
+        ),
+        (
+            &[RANGES],
+            (0, 4),
+            ["add local route to 10.96.0.0/12", "unbind fd96::10 from"],
+        ),
+        (
+            &[ROUTES],
+            (0, 4),
+            [
+                "bind 10.96.0.10 to kube-ipvs0",
+                "remove local route to fd96::/112",
+            ],
+        ),
+        (
+            &[RANGES],
+            (0, 4),
+            ["add local route to fd96::/112", "unbind 10.96.0.10 from"],
+        ),
+        (
+            &[],
+            (4, 0),
+            [
+                "bind 10.96.0.10 to kube-ipvs0",
+                "remove local route to 10.96.0.0/12",
+            ],
+        ),
+    ];
+    for (flags, wanted, changes) in forms {
         c.stop()?;
         let foretold = c.check(flags)?;
-        for change in ["bind 10.96.0.10 to kube-ipvs0", "unbind fd96::10 from"] {
+        for change in changes {
             let found = foretold.lines().filter(|line| line.contains(change));
             assert_eq!(found.count(), 1, "{change}: {foretold}");
         }
         c.start(flags)?;
-        c.until("the other form is gone", || Ok(vips(c)? == wanted))?;
+        let is_range = |flags: &[&str]| flags.contains(&RANGES);
+        c.until("the other form is gone", || {
+            let has_range = c.addresses()?.contains("kube-ipvs0 local 10.96.0.0/12");
+            Ok(vips(c)? == wanted && has_range == is_range(flags))
+        })?;
         for connection in &mut kept {
             connection.ask()?;
         }
@@ -68,6 +120,88 @@ pub(crate) fn the_vip_mode_changes_under_open_connections(c: &mut Cluster) -> Ou
         let foretold = c.check(flags)?;
         assert!(!foretold.contains("kube-ipvs0"), "{foretold}");
     }
+    Ok(())
+}
+
+/// Networks of the node's other interfaces and routes keep their routes. Addresses outside of
+/// ServiceCIDRs have one each. The node's processes are protected at all addresses of a range.
+pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster) -> Outcome {
+    let inside = Service::new("inside", "10.108.0.10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.2.10");
+    c.apply(&web())?;
+    c.apply(&inside)?;
+    // A LAN of the node and a static route lie in the range.
+    c.sh("ip addr add 10.100.0.1/16 dev eth0; ip route add 10.108.0.0/16 dev eth0")?;
+    let lan = ["ip", "addr", "add", "10.100.0.7/16", "dev", "eth0"];
+    c.outside.read(lan)?;
+    // Only a packet that leaves by the LAN makes the kernel look for the host there.
+    let reaches_lan = "ip neigh flush to 10.100.0.7; \
+        timeout 3 bash -c '</dev/tcp/10.100.0.7/9' 2>/dev/null || true; \
+        ip neigh show 10.100.0.7 | grep -q lladdr; \
+        ip route get 10.108.0.99 | grep -q 'dev eth0'";
+    let mut shims = vec!["upstream", "lean"];
+    if crate::has_nft() {
+        shims = vec!["nftables"];
+    }
+    for has_rule in [false, true] {
+        if has_rule {
+            // With foreign rules, the kernel looks up the table local apart from main.
+            c.sh("ip rule add pref 100 from 198.51.100.1 lookup main")?;
+        }
+        for shim in &shims {
+            c.write("cidr.yaml", &service_cidr("10.96.0.0/12, \"fd96::/112\""))?;
+            let shim = format!("--ipvs-shim={shim}");
+            c.start(&[RANGES, &shim])?;
+            let has_ranges = |c: &Cluster| {
+                let routes = c.addresses()?;
+                let has = |net: &str| routes.contains(&format!("kube-ipvs0 local {net}"));
+                Ok(has("10.104.0.0/14") && has("fd96::/112") && has("192.0.2.20"))
+            };
+            c.until("the ranges are routes", || has_ranges(c))?;
+            assert!(!c.addresses()?.contains("kube-ipvs0 local 10.96.0.10"));
+            for (from, to) in [
+                (&c.client, "10.96.0.10:80"),
+                (&c.client, "[fd96::10]:80"),
+                (&*c.node1, "10.96.0.10:80"),
+                (&*c.node1, "[fd96::10]:80"),
+                (&c.outside, "10.96.0.10:80"),
+                (&c.outside, "192.0.2.20:80"),
+                (&c.client, "10.108.0.10:80"),
+            ] {
+                c.until_answered(from, to)?;
+            }
+            c.sh(reaches_lan)?;
+            // The daemon's own health port listens at all addresses.
+            for to in ["10.96.0.10:10256", "10.96.0.77:10256", "[fd96::77]:10256"] {
+                c.refuses(&c.client, to)?;
+                c.refuses(&c.outside, to)?;
+            }
+            // A restart finds all of it.
+            let before = c.state()?;
+            c.stop()?;
+            c.launch(&[RANGES, &shim])?;
+            for _family in 0..2 {
+                let line = c.await_line("first sync done")?;
+                assert!(line.contains("written=0"), "{line}");
+            }
+            assert_eq!(c.state()?, before);
+            // Without the range, addresses get their own routes.
+            c.write("cidr.yaml", &service_cidr("10.112.0.0/16, \"fd97::/112\""))?;
+            c.until("the addresses are routes", || {
+                let routes = c.addresses()?;
+                let has = |net: &str| routes.contains(&format!("kube-ipvs0 local {net}"));
+                Ok(has("10.96.0.10") && has("fd96::10") && !has("10.104.0.0/14"))
+            })?;
+            c.until_answered(&c.client, "10.96.0.10:80")?;
+            c.stop()?;
+        }
+    }
+    let program = scenarios::kube_proxy()?;
+    c.sh(&format!("{} --cleanup", program.display()))?;
+    let routes = c.sh("ip route show table local; ip -6 route show table local")?;
+    assert!(!routes.contains("kube-ipvs0"), "{routes}");
+    c.sh(reaches_lan)?;
     Ok(())
 }
 

@@ -99,6 +99,7 @@ fn defaults_without_flags_equal_upstreams() {
                     tcp_be_liberal: false,
                 },
                 ipvs: modes::ipvs::settings::Settings {
+                    service_cidrs: Vec::new(),
                     scheduler: "rr".into(),
                     timeouts: Timeouts::default(),
                     shim: ShimChoice::Auto,
@@ -247,6 +248,7 @@ fn each_flag_of_upstream_is_accepted_with_its_default() {
             "nftables-layout",
             "ipvs-drain-timeout",
             "ipvs-vip-mode",
+            "ipvs-service-cidrs",
             "ipvs-semantics",
             "ipvs-mark-bits"
         ]
@@ -726,6 +728,10 @@ fn each_flag_sets_its_option() {
             o.modes.ipvs.vip_mode == VipMode::Route
         }),
         (
+            &["--ipvs-vip-mode=range --ipvs-service-cidrs=10.96.0.0/12,fd00:96::/112"],
+            |o| o.modes.ipvs.vip_mode == VipMode::Range && o.modes.ipvs.service_cidrs.len() == 2,
+        ),
+        (
             &[
                 "--conntrack-max-per-core=0 --conntrack-min=0",
                 "--conntrack_max_per_core 0 --conntrack-min 0",
@@ -969,7 +975,7 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
         ),
         (
             "--ipvs-vip-mode=routes",
-            &["--ipvs-vip-mode", "'routes'", "address or route"],
+            &["--ipvs-vip-mode", "'routes'", "address, route or range"],
         ),
         (
             "--conntrack-max-per-core=-1",
@@ -1090,7 +1096,7 @@ fn flags_are_logged_like_upstream() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
-    assert_eq!(told.len(), UPSTREAM.len() + 12);
+    assert_eq!(told.len(), UPSTREAM.len() + 13);
     let names = told.iter().map(|line| line.split('=').next());
     assert!(names.is_sorted(), "{told:?}");
     for line in [

@@ -3,7 +3,7 @@
 use chance::Chance;
 use proxy::{Notice, Protocol, Target};
 use proxy_ipvs::{
-    Member, Properties, RealServer, Rules, Set, ShimStyle, VirtualServer, VirtualServerKey,
+    Member, Properties, RealServer, Rules, Set, ShimStyle, VipMode, VirtualServer, VirtualServerKey,
 };
 
 use super::Ipvs;
@@ -72,6 +72,10 @@ impl Ipvs {
                 server.destinations = all.into();
                 untold(format!("{key} gets a destination of somebody's"))
             }
+            5 if self.routed == VipMode::Range && chance.is_one_in(2) => {
+                let (net, _) = there.ranges.pop_first()?;
+                untold(format!("range {net} is removed"))
+            }
             5 => {
                 let at = chance.index(there.bound.len());
                 let address = there.bound.iter().nth(at).copied()?;
@@ -86,6 +90,7 @@ impl Ipvs {
                 there.has_link = false;
                 there.bound.clear();
                 there.bound_otherwise.clear();
+                there.ranges.clear();
                 self.orphans.extend(&ours);
                 untold("the link is removed".to_owned())
             }

@@ -110,6 +110,8 @@ impl Real {
         there.has_link = addresses.has_link;
         there.bound = addresses.bound;
         there.bound_otherwise = addresses.bound_otherwise;
+        there.ranges = addresses.ranges;
+        there.networks = addresses.networks;
         there.interface_addresses = addresses.interface_addresses;
         if takes_in_rules {
             let rules = eyes.read_rules().expect("the rules");
@@ -136,6 +138,9 @@ impl Real {
         } else {
             let gone = before.bound.difference(&after.bound);
             ops.extend(gone.map(|address| Op::UnbindAddress(*address)));
+            let gone = before.ranges.keys();
+            let gone = gone.filter(|net| !after.ranges.contains_key(*net));
+            ops.extend(gone.map(|net| Op::UnbindRange(*net)));
         }
         let eyes = self.eyes(config, false);
         let outcomes = eyes.apply(&Plan { ops: ops.clone() });

@@ -1,6 +1,7 @@
 //! Converts rules, sets and virtual servers of the IPVS mode's kernel into data for a packet walk.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use ipvs_netlink::{DestinationEntry, Flags, ServiceEntry, ServiceKey, Statistics};
@@ -43,7 +44,11 @@ fn node(state: &State) -> packet_path::Snapshot {
         index: Some(4),
         name: "kube-ipvs0".to_owned(),
     };
+    let is_within = |address: &IpAddr| there.ranges.keys().any(|net| net.contains(address));
+    let served = there.servers.keys().filter_map(VirtualServerKey::address);
+    let served: Vec<IpAddr> = served.map(|at| at.address).filter(is_within).collect();
     let bound = there.bound.iter().chain(&there.bound_otherwise);
+    let bound = bound.chain(&served);
     let bound = bound.filter(|_| there.has_link).copied();
     let bound = bound.map(|address| (link.clone(), IpNet::from(address)));
     node.addresses.extend(bound);
@@ -131,6 +136,7 @@ mod tests {
             family: IpFamily::V4,
             filled: BTreeSet::new(),
             forbidden_to_node: BTreeSet::new(),
+            ranges: proxy_ipvs::Ranges::default(),
         };
         let saved = saved(&shim.rules(&Config::default()));
         let at = |rule: &str| saved.lines().position(|line| line.contains(rule));
