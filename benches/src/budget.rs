@@ -154,7 +154,11 @@ fn start(cell: &Cell) -> f64 {
         } => (1.0, 4.0, 1.0, 1.0),
         SubjectKind::NftFloor => (0.5, 0.4, 0.4, 8.0),
         SubjectKind::NftFlatFloor => (0.5, 0.1, 0.1, 0.0),
-        SubjectKind::KubeProxy { .. } if subject.has(crate::schema::ROUTE) => (0.9, 2.6, 1.5, 0.0),
+        SubjectKind::KubeProxy { .. }
+            if subject.has(crate::schema::ROUTE) || subject.has(crate::schema::RANGE) =>
+        {
+            (0.9, 2.6, 1.5, 0.0)
+        }
         SubjectKind::KubeProxy { .. } => (0.9, 2.6, 1.4, 1.2),
         SubjectKind::Floor => (0.5, 0.4, 0.4, 1.1),
         SubjectKind::Tools => (0.6, 5.0, 4.0, 1.2),

@@ -346,7 +346,7 @@ impl Kernel {
     /// parts from `wanted`.
     pub(crate) fn snapshot(&mut self, wanted: &Snapshot) -> Result<Snapshot> {
         let servers = match self.mode {
-            Mode::Ipvs => return self.virtual_state(),
+            Mode::Ipvs => return self.virtual_state(wanted),
             Mode::Iptables => Rules::new(&self.nat()?.read()?.0).servers()?,
             Mode::Nftables => self.tables()?.servers(&wanted.servers)?,
             Mode::Userspace => {
@@ -367,10 +367,10 @@ impl Kernel {
     }
 
     /// Reads the whole state of IPVS mode.
-    fn virtual_state(&mut self) -> Result<Snapshot> {
+    fn virtual_state(&mut self, wanted: &Snapshot) -> Result<Snapshot> {
         let mut snapshot = Snapshot {
             servers: self.servers()?,
-            local: self.local_routes()?,
+            local: self.local_addresses(&wanted.local)?,
             ..Snapshot::default()
         };
         if let Some(tables) = &mut self.tables {
@@ -415,14 +415,20 @@ impl Kernel {
         Ok(snapshot)
     }
 
-    fn local_routes(&mut self) -> Result<BTreeSet<Ipv4Addr>> {
+    /// Returns the local addresses of Services: those with a route, and of `wanted` those in a range.
+    fn local_addresses(&mut self, wanted: &BTreeSet<Ipv4Addr>) -> Result<BTreeSet<Ipv4Addr>> {
         let mut found = BTreeSet::new();
         for protocol in [LocalRoute::KERNEL, OWN_ROUTES] {
-            let routes = self.route.local_routes(Family::Inet, protocol)?;
-            found.extend(routes.iter().filter_map(|route| match route.address {
-                IpAddr::V4(address) => Some(address),
-                IpAddr::V6(_) => None,
-            }));
+            for route in self.route.local_routes(Family::Inet, protocol)? {
+                let IpAddr::V4(first) = route.address else {
+                    continue;
+                };
+                let hosts = u32::MAX.checked_shr(route.prefix.into()).unwrap_or(0);
+                found.extend(wanted.range(first..=Ipv4Addr::from(u32::from(first) | hosts)));
+                if route.is_host() {
+                    found.insert(first);
+                }
+            }
         }
         found.retain(|address| is_service(*address));
         Ok(found)

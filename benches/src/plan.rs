@@ -13,7 +13,7 @@
 
 use std::str::FromStr;
 
-use crate::schema::{Axis, Cell, Mode, NATIVE, ROUTE, Size, Subject, SubjectKind};
+use crate::schema::{Axis, Cell, Mode, NATIVE, RANGE, ROUTE, Size, Subject, SubjectKind};
 
 /// Number of Services above which only sizes with two endpoints are measured.
 const MANY: u32 = 10_000;
@@ -368,6 +368,7 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
             !matches!(axis, Axis::Idle | Axis::Memory | Axis::Big | Axis::Api)
                 && axis <= Axis::First
         }
+        SubjectKind::KubeProxy { .. } if subject.has(RANGE) => axis == Axis::Cold,
         SubjectKind::KubeProxy { .. } => true,
         SubjectKind::Floor => {
             matches!(axis, Axis::Cold | Axis::Loaded | Axis::Change | Axis::Big)
@@ -412,6 +413,7 @@ fn counts(axis: Axis, subject: &SubjectKind) -> bool {
     matches!(subject, SubjectKind::KubeProxy { .. })
         && has(axis, subject)
         && !subject.is_lean()
+        && !subject.has(RANGE)
         && (!subject.has(ROUTE) || axis <= Axis::Restart)
         && matches!(
             axis,

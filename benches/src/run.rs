@@ -17,8 +17,8 @@ use crate::budget::{self, Budget};
 use crate::plan::{AxisChoice, Plan};
 use crate::report;
 use crate::schema::{
-    About, Axis, Cell, FLAT, LEAN, Measurement, Mode, NATIVE, NO_TIME, Other, Outcome, ROUTE,
-    Report, Size, Subject, SubjectKind,
+    About, Axis, Cell, FLAT, LEAN, Measurement, Mode, NATIVE, NO_TIME, Other, Outcome, RANGE,
+    ROUTE, Report, SERVICE_CIDRS, Size, Subject, SubjectKind,
 };
 use crate::stage::beside;
 
@@ -253,6 +253,7 @@ impl Run {
         let mut all = vec![
             ours("ipvs", Mode::Ipvs, &[]),
             ours("ipvs-route", Mode::Ipvs, &[ROUTE]),
+            ours("ipvs-range", Mode::Ipvs, &[RANGE, SERVICE_CIDRS]),
             ours("ipvs-lean", Mode::Ipvs, &[LEAN]),
             ours("ipvs-nftables", Mode::Ipvs, &[NATIVE]),
             ours("iptables", Mode::Iptables, &[]),
@@ -684,8 +685,8 @@ mod tests {
     fn an_unused_kube_proxy_argument_is_reported() {
         let given = "run --kube-proxy up=FILE:ipvs --kube-proxy up=FILE:iptables";
         let (all, not_named) = chosen(given).unwrap();
-        assert_eq!(all.get(8..10).unwrap(), ["up-ipvs", "up-iptables"]);
-        assert_eq!((all.len(), not_named.len()), (16, 0));
+        assert_eq!(all.get(9..11).unwrap(), ["up-ipvs", "up-iptables"]);
+        assert_eq!((all.len(), not_named.len()), (17, 0));
         let (some, not_named) = chosen(&format!("{given} --subjects ipvs,up-ipvs")).unwrap();
         assert_eq!(
             (some, not_named),

@@ -188,6 +188,10 @@ pub(crate) const NATIVE: &str = "--ipvs-shim=nftables";
 pub(crate) const FLAT: &str = "--nftables-layout=flat";
 /// The flag that makes service addresses local by routes.
 pub(crate) const ROUTE: &str = "--ipvs-vip-mode=route";
+/// The flag that makes a network of service addresses local by one route.
+pub(crate) const RANGE: &str = "--ipvs-vip-mode=range";
+/// The flag with that network, because the fixture has no ServiceCIDRs.
+pub(crate) const SERVICE_CIDRS: &str = "--ipvs-service-cidrs=10.96.0.0/12";
 
 impl Outcome {
     /// Returns the outcome of a cell that is skipped for this reason.
