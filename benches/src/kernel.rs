@@ -415,7 +415,8 @@ impl Kernel {
         Ok(snapshot)
     }
 
-    /// Returns the local addresses of Services: those with a route, and of `wanted` those in a range.
+    /// Returns the local addresses of Services: addresses with a route, and those addresses of
+    /// `wanted` that are in a range.
     fn local_addresses(&mut self, wanted: &BTreeSet<Ipv4Addr>) -> Result<BTreeSet<Ipv4Addr>> {
         let mut found = BTreeSet::new();
         for protocol in [LocalRoute::KERNEL, OWN_ROUTES] {

@@ -46,7 +46,7 @@ impl Inspect {
         .await
     }
 
-    /// Reads the objects of a request from the loop.
+    /// Requests the objects of a request from the daemon's loop.
     async fn known(&self, asked: &TraceRequest) -> Result<CopiedObjects, Unanswered> {
         let names = match &asked.to {
             To::Service(name, _) => vec![NamespacedName::new(&name.namespace, &name.name)],

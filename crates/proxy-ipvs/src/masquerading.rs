@@ -102,8 +102,8 @@ const OF_OUTSIDE: [Set; 6] = [
     Set::LocalMark,
 ];
 
-/// True if a member must wait for its virtual server by mark. Until then, the virtual server at the
-/// address serves packets from outside, masqueraded.
+/// True if a member must wait until its virtual server by mark exists. Until then, the virtual
+/// server at the address serves packets from outside and masquerades them.
 pub(crate) fn awaits_outside_server(
     tables: &Tables,
     marks: &Marks,

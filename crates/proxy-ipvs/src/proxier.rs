@@ -59,11 +59,11 @@ pub struct Ipvs {
     /// Virtual servers found at the start, until their owners are known.
     pub(crate) takeover: Option<TakeOver>,
     pub(crate) link: Link,
-    /// Networks that are local as a whole.
+    /// Networks whose addresses are all local, by one route each.
     pub(crate) ranges: Ranges,
     /// Input of the ranges, except the content of the tables. `None` once the tables have changed.
     pub(crate) range_ground: Option<RangeGround>,
-    /// Ranges of which no route is wanted, as last logged.
+    /// Networks that get no range, as last written to the log.
     pub(crate) skipped_ranges: Vec<SkippedRange>,
     pub(crate) cover: Cover,
     turns: Turns,

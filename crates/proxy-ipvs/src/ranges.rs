@@ -47,9 +47,9 @@ pub enum RangeSource {
 /// Networks whose addresses are local as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges {
-    /// The networks, without ones within others.
+    /// The networks. None lies within another one.
     pub nets: BTreeSet<IpNet>,
-    /// Networks within them that are not local by these routes.
+    /// Networks inside of `nets` that these routes do not make local.
     pub except: BTreeSet<IpNet>,
 }
 
@@ -73,7 +73,7 @@ enum Reason {
     Short,
     /// Another network contains it.
     Within(IpNet),
-    /// It would need too many routes around other networks.
+    /// The range would need too many routes around other networks.
     Scattered,
 }
 
@@ -143,7 +143,7 @@ impl Ranges {
         (ranges, skipped)
     }
 
-    /// True if an address needs no route of its own.
+    /// True if a range makes an address local, so that it needs no route of its own.
     pub fn contains(&self, address: &IpAddr) -> bool {
         let has = |nets: &BTreeSet<IpNet>| nets.iter().any(|net| net.contains(address));
         has(&self.nets) && !has(&self.except)

@@ -14,7 +14,7 @@ impl Ipvs {
     /// Follows the ServiceCIDRs, the node's networks and the API servers. Returns true if every
     /// Service must be compiled again. Without a change it costs O(ServiceCIDRs and API servers).
     pub(crate) fn follow_ranges(&mut self, state: &State, model: &Model) -> bool {
-        // Until the node's networks are known, no range is certain.
+        // No range is certain until the node's networks are known.
         if state.config.vip_mode != VipMode::Range || !state.node.has_addresses {
             return false;
         }

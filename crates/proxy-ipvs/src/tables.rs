@@ -149,7 +149,7 @@ impl Tables {
             && self.all_members().all(is_settled)
     }
 
-    /// True if the address of a virtual server waits for no range.
+    /// True if the address of a virtual server is local, or needs no range to become local.
     fn is_local(&self, key: &VirtualServerKey) -> bool {
         let address = key.address().map(|at| at.address);
         address.is_none_or(|address| {
@@ -157,7 +157,7 @@ impl Tables {
         })
     }
 
-    /// True if no wanted range that contains the address is missing in the kernel.
+    /// True if the kernel has every wanted range that contains the address.
     pub(crate) fn is_covered(&self, address: &IpAddr) -> bool {
         let mut missing = self.ranges.pending();
         missing.all(|net| self.ranges.wanted(net).is_none() || !net.contains(address))

@@ -81,7 +81,8 @@ fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
         .collect()
 }
 
-/// True if a range is unwanted, and its wanted addresses are local by other routes.
+/// True if the route of an unwanted range can be removed, because every wanted address in it is
+/// local by another route.
 fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     let (ranges, addresses) = (&tables.ranges, &tables.addresses);
     let mut missing_ranges = ranges.pending().filter(|other| {

@@ -89,7 +89,7 @@ fn a_range_follows_its_virtual_servers_and_rules() {
         assert!(position(&written, &format!("add virtual server {server}/TCP")) < range);
     }
     assert_eq!(bound(&world), ["192.0.2.20"], "outside of the range");
-    // A new Service in the range needs no address.
+    // A new Service in the range needs no address on the link.
     world.service(service("default/new", "10.97.0.1", 80));
     world.slice(slice("default/new", &PAIR));
     let report = world.sync();
@@ -108,7 +108,7 @@ fn a_restart_without_known_service_cidrs_writes_nothing() {
     let mut world = with_services(world.restarted(config()));
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
-    // Neither do the ServiceCIDRs once they are known.
+    // The ServiceCIDRs cause no write either, once they are known.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
@@ -125,7 +125,7 @@ fn a_removed_range_stays_until_its_addresses_are_local() {
     for address in ["10.96.0.10", "10.100.0.11"] {
         assert!(position(&written, &format!("bind {address}")) < removed);
     }
-    // And backwards: the addresses stay until the range is local.
+    // The opposite change: the addresses stay until the range is local.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     let written = world.written();

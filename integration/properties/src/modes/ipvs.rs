@@ -118,8 +118,8 @@ struct Ipvs {
     routed: VipMode,
     /// True once the kernel rejects a destination forever.
     has_forbidden: bool,
-    /// True if verdicts include rules and sets. False on a real kernel, whose rules are not read
-    /// after each step.
+    /// True if verdicts include rules and sets. This is false on a real kernel, whose rules are not
+    /// read after each step.
     asks_rules: bool,
     real: Option<RefCell<Real>>,
 }

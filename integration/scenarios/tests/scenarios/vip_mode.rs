@@ -177,7 +177,7 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
                 c.refuses(&c.client, to)?;
                 c.refuses(&c.outside, to)?;
             }
-            // A restart finds all of it.
+            // A restart finds the complete state and writes nothing.
             let before = c.state()?;
             c.stop()?;
             c.launch(&[RANGES, &shim])?;
