@@ -24,7 +24,7 @@ struct Ground {
     filled: BTreeSet<Set>,
     /// Prefix lengths of source ranges.
     prefixes: BTreeSet<u8>,
-    /// Networks whose addresses are all local, by one route each.
+    /// Networks whose addresses are all local, without a route for each address.
     ranges: Ranges,
     /// Version of the list of addresses that this node may not use.
     version: u64,

@@ -106,7 +106,7 @@ pub struct FoundAddresses {
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on the link, in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
-    /// Networks whose addresses are all local, by one route each.
+    /// Networks whose addresses are all local, without a route for each address.
     pub ranges: BTreeMap<IpNet, RangeSource>,
     /// Addresses of all other interfaces.
     pub interface_addresses: BTreeSet<IpAddr>,
@@ -142,7 +142,7 @@ pub struct Snapshot {
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on the link in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
-    /// Networks whose addresses are all local, by one route each.
+    /// Networks whose addresses are all local, without a route for each address.
     pub ranges: BTreeMap<IpNet, RangeSource>,
     /// Networks that no range may make local.
     pub networks: Networks,

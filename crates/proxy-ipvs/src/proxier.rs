@@ -59,7 +59,7 @@ pub struct Ipvs {
     /// Virtual servers found at the start, until their owners are known.
     pub(crate) takeover: Option<TakeOver>,
     pub(crate) link: Link,
-    /// Networks whose addresses are all local, by one route each.
+    /// Networks whose addresses are all local, without a route for each address.
     pub(crate) ranges: Ranges,
     /// Input of the ranges, except the content of the tables. `None` once the tables have changed.
     pub(crate) range_ground: Option<RangeGround>,

@@ -46,7 +46,7 @@ pub struct Shim {
     /// Load-balancer addresses to which this node may not connect. See
     /// [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
     pub forbidden_to_node: BTreeSet<ServiceAddress>,
-    /// Networks whose addresses are all local, by one route each.
+    /// Networks whose addresses are all local, without a route for each address.
     pub ranges: Ranges,
 }
 
