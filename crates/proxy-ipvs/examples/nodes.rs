@@ -21,11 +21,12 @@ mod support;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use iptables::Iptables;
-use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS};
-use proxy::{EndpointSlice, IpFamily, NodeFacts, Service, ServiceOptions};
+use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS, WEIGHTS};
+use proxy::{Endpoint, EndpointSlice, IpFamily, NodeFacts, Placement, Service, ServiceOptions};
 use proxy_ipvs::fake::FakeKernel;
 use proxy_ipvs::{Config, Kernel as _, Lanes, NetlinkKernel, Op, Outcome, Plan, Proxier};
 use rustix::io::Errno;
@@ -424,10 +425,61 @@ fn full(lab: &mut Lab) {
     );
 }
 
+/// Prints the connections that weights send to near endpoints.
+fn weights(lab: &mut Lab) {
+    const VALUE: &str = "local=4,zone=2";
+    println!(
+        "\n| scheduler | to 1 endpoint here | to 3 in the zone | to 6 elsewhere |\n|---|---|---|---|"
+    );
+    // One here, three in this zone, six elsewhere: weights 4, 6 and 6.
+    let placed = |host: u8| Endpoint {
+        address: [10, 244, 0, host].into(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        placement: Arc::new(Placement {
+            node: Some(if host == 0 { "node-0" } else { "other" }.into()),
+            zone: Some(if host < 4 { "a" } else { "b" }.into()),
+            ..Placement::default()
+        }),
+    };
+    for scheduler in ["wrr", "wlc", "sed", "nq", "mh"] {
+        let annotations = [(SCHEDULER, scheduler), (WEIGHTS, VALUE)];
+        let node = &mut lab.nodes_with(1, &annotations, None)[0];
+        node.world.node(proxy::Node {
+            name: "node-0".into(),
+            zone: Some("a".into()),
+            ..proxy::Node::default()
+        });
+        node.world.slice(EndpointSlice {
+            family: IpFamily::V4,
+            endpoints: (0..ENDPOINTS).map(placed).collect(),
+            ..slice("default/web", &[])
+        });
+        node.world.sync();
+        lab.write(node.writes());
+        let mut counts = [0; 3];
+        let mut open = Vec::new();
+        for number in 0..160 {
+            let client = Ipv4Addr::new(10, 1, 1, number);
+            let (endpoint, connection) = lab.open(client, node).expect("served");
+            counts[match endpoint {
+                0 => 0,
+                1..4 => 1,
+                _ => 2,
+            }] += 1;
+            open.push(connection);
+        }
+        let [local, zone, elsewhere] = counts.map(|count| percent(count, open.len()));
+        println!("| `{scheduler}` | {local} | {zone} | {elsewhere} |");
+    }
+}
+
 fn main() {
     let mut lab = Lab::new();
     spread(&mut lab);
     agreement(&mut lab);
     moves(&mut lab);
+    weights(&mut lab);
     full(&mut lab);
 }

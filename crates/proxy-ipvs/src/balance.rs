@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use proxy::options::MaxConnections;
-use proxy::{Service, Target};
+use proxy::options::{MaxConnections, Weights};
+use proxy::{Backends, Service, Target};
 
 use crate::server::{Destinations, Properties, RealServer};
 
@@ -23,6 +23,7 @@ pub(crate) struct Balance<'a> {
     /// Flags of the Service's scheduler, as bits.
     flags: u32,
     max_connections: u16,
+    weights: Option<Weights>,
 }
 
 impl<'a> Balance<'a> {
@@ -40,11 +41,13 @@ impl<'a> Balance<'a> {
             None if &**scheduler == "mh" => Properties::HASH_PORT,
             None => 0,
         };
+        let weights = options.and_then(|options| options.weights);
         let ceiling = options.and_then(|options| options.max_connections);
         Self {
             scheduler,
             flags,
             max_connections: ceiling.map_or(0, MaxConnections::get),
+            weights: weights.filter(|_| Weights::are_heeded_by(scheduler)),
         }
     }
 
@@ -63,9 +66,17 @@ impl<'a> Balance<'a> {
         }
     }
 
-    /// Returns the destinations for these endpoints.
-    pub(crate) fn destinations(&self, targets: &[Target]) -> Destinations {
+    /// Returns the destinations for these endpoints of `backends`.
+    pub(crate) fn destinations(&self, targets: &[Target], backends: &Backends) -> Destinations {
+        let is_in = |list: &[Target], target: &Target| list.binary_search(target).is_ok();
+        let weight = |target: &Target, weights: Weights| {
+            weights.of(
+                is_in(&backends.on_node, target),
+                is_in(&backends.in_zone, target),
+            )
+        };
         let real = |target: &Target| RealServer {
+            weight: self.weights.map_or(1, |weights| weight(target, weights)),
             max_connections: self.max_connections,
             ..RealServer::new(*target)
         };

@@ -124,13 +124,13 @@ impl<'a> Compiler<'a> {
         schedulers: &'a ServiceSchedulers,
     ) -> Self {
         let balance = Balance::of(service, &schedulers.own);
-        let cluster = balance.destinations(&backends.cluster);
+        let cluster = balance.destinations(&backends.cluster, &backends);
         // As in upstream since k/k#97081: without a local endpoint, policy Local falls back to all
         // endpoints.
         let local = if backends.local.is_empty() {
             cluster.clone()
         } else {
-            balance.destinations(&backends.local)
+            balance.destinations(&backends.local, &backends)
         };
         Self {
             service,
@@ -150,7 +150,9 @@ impl<'a> Compiler<'a> {
 
     fn with(mut self, semantics: Semantics) -> Self {
         if semantics.is_exact() {
-            self.local = self.balance.destinations(&self.backends.local);
+            self.local = self
+                .balance
+                .destinations(&self.backends.local, &self.backends);
         }
         self.semantics = semantics;
         self
@@ -348,17 +350,20 @@ impl<'a> Compiler<'a> {
             flags,
             ..self.properties.clone()
         };
+        let mut destinations = self.local.clone();
         let hashes_source = self.service.affinity_seconds.is_some() && !at.iter().all(is_same_port);
         if hashes_source {
             properties = match self.by_source {
                 Some(scheduler) => properties.by_source(scheduler),
                 None => properties.without_persistence(),
             };
+            // Scheduler sh has few places, and all endpoints here have one weight.
+            destinations = self.local.iter().map(|real| real.with_weight(1)).collect();
         }
         self.fragment.outside = Some(OutsideServer {
             server: VirtualServer {
                 properties,
-                destinations: self.local.clone(),
+                destinations,
             },
             at,
             hashes_source,

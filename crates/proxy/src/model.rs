@@ -8,6 +8,7 @@ mod shared;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
+use smallvec::SmallVec;
 
 use crate::admission::{AddressRules, Admission};
 use crate::changes::{Changes, MissingObjects, Trigger};
@@ -34,11 +35,8 @@ pub struct Model {
     service_of: HashMap<NamespacedName, NamespacedName>,
     /// Version of the list of Service names. It changes whenever a Service is added or deleted.
     names_version: u64,
-    /// Name of this node. The model does not keep the names of other nodes.
+    /// Name of this node. The model does not keep the names of other nodes, only their zones.
     own_node: Option<Box<str>>,
-    /// Placement of endpoints on other nodes without hints. All of them share this value, because
-    /// the model drops their details.
-    elsewhere: Arc<Placement>,
     node: Option<Node>,
     /// True if this node's Node exists, false if a list lacked it, `None` while unknown.
     has_node: Option<bool>,
@@ -340,11 +338,20 @@ impl Model {
     fn apply_slice(&mut self, mut slice: EndpointSlice) {
         self.slice_list.confirm(&slice.name);
         let own_node = self.own_node.as_deref();
+        // The endpoints of a slice may be on many nodes, but these are in few zones.
+        let mut zones = SmallVec::<[Arc<Placement>; 8]>::new();
         slice.endpoints = slice.endpoints.with_placements(|placement| {
-            if is_just_elsewhere(placement, own_node) {
-                return Arc::clone(&self.elsewhere);
+            let is_just_elsewhere = is_just_elsewhere(placement, own_node);
+            let mut known = zones.iter().filter(|_| is_just_elsewhere);
+            if let Some(known) = known.find(|known: &&Arc<Placement>| known.zone == placement.zone)
+            {
+                return Arc::clone(known);
             }
-            self.placements.one(&seen(placement, own_node))
+            let kept = self.placements.one(&seen(placement, own_node));
+            if is_just_elsewhere && zones.len() < zones.inline_size() {
+                zones.push(Arc::clone(&kept));
+            }
+            kept
         });
         let known = self.service_of.get(&slice.name).and_then(|service| {
             let slices = self.slices.get(service)?;

@@ -398,11 +398,13 @@ impl fmt::Debug for EndpointList {
     }
 }
 
-/// Node and hints of an endpoint. Equal placements share memory.
+/// Node, zone and hints of an endpoint. Equal placements share memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Placement {
     /// Name of the endpoint's node (`nodeName`).
     pub node: Option<Box<str>>,
+    /// Zone of the endpoint's node (`zone`).
+    pub zone: Option<Box<str>>,
     /// Nodes for which the endpoint is meant (`hints.forNodes[].name`).
     pub for_nodes: Box<[Box<str>]>,
     /// Zones for which the endpoint is meant (`hints.forZones[].name`).

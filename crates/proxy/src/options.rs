@@ -12,7 +12,7 @@ mod balancing;
 
 use std::fmt;
 
-pub use balancing::{MaxConnections, SchedulerFlags};
+pub use balancing::{MaxConnections, SchedulerFlags, Weights};
 
 /// Prefix of all options' annotations: the program's name. The prefix is no domain, because the
 /// project owns no domain and `kubernetes.io` is reserved.
@@ -26,6 +26,9 @@ pub const SCHEDULER_FLAGS: &str = "kube-proxy-ipvs/scheduler-flags";
 
 /// The annotation that limits the connections of each endpoint.
 pub const MAX_CONNECTIONS: &str = "kube-proxy-ipvs/max-connections";
+
+/// The annotation that weighs near endpoints.
+pub const WEIGHTS: &str = "kube-proxy-ipvs/weights";
 
 /// Limit of stored invalid annotations of one Service.
 const WRONG_MAX: usize = 4;
@@ -130,6 +133,12 @@ options! {
         default: "mh-port for mh, none for others",
         modes: &["ipvs"],
         doc: "Flags of the scheduler, as `ipvsadm -b` names them.",
+    };
+    weights: Weights = {
+        annotation: WEIGHTS,
+        default: "1 for each endpoint",
+        modes: &["ipvs"],
+        doc: "Weights of endpoints on this node and in its zone. All other endpoints have weight 1.",
     };
     max_connections: MaxConnections = {
         annotation: MAX_CONNECTIONS,

@@ -35,6 +35,8 @@ pub struct Backends {
     /// Every endpoint on this node in any state. These endpoints may connect to themselves
     /// (hairpin).
     pub on_node: Vec<Target>,
+    /// Endpoints in this node's zone, in any state. Empty unless the Service weighs them.
+    pub in_zone: Vec<Target>,
     /// True if an endpoint serves on some node. With hints and without a Local policy, only
     /// endpoints for this node count.
     pub any: bool,
@@ -165,7 +167,15 @@ impl<'a> Endpoints<'a> {
         let candidates = self.candidates(port);
         let node = self.node;
         let (uses_cluster, uses_local) = uses(self.service, port, node.family);
+        let options = self.service.options.as_deref();
+        let weights = options.and_then(|options| options.weights);
+        let zone = node.zone.as_deref().filter(|_| weights.is_some());
+        let in_zone = candidates.iter().filter(|c| {
+            let of = c.endpoint.placement.zone.as_deref();
+            zone.is_some() && of == zone
+        });
         let mut backends = Backends {
+            in_zone: in_zone.map(|c| c.target).collect(),
             on_node: candidates
                 .iter()
                 .filter(|c| c.is_local)

@@ -1,7 +1,7 @@
 //! Tests Services with a scheduler of their own.
 
-use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS};
-use proxy::{EndpointSlice, ServiceOptions};
+use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS, WEIGHTS};
+use proxy::{EndpointSlice, Node, ServiceOptions};
 
 use super::*;
 
@@ -369,5 +369,88 @@ fn each_node_adds_endpoints_in_an_order_of_its_own_unless_the_scheduler_hashes()
     restarted.now = world.now;
     restarted.restart_on(NodeFacts::new(IpFamily::V4, "renamed"));
     assert_eq!(restarted.sync().pending, 0);
+    assert_eq!(world.written(), [""; 0]);
+}
+
+/// Returns a slice with endpoints `ADDRESS@NODE@ZONE`.
+fn zoned(endpoints: &[&str]) -> EndpointSlice {
+    let split = endpoints.iter().map(|text| text.rsplit_once('@').unwrap());
+    let (placed, zones): (Vec<&str>, Vec<&str>) = split.unzip();
+    let plain = slice("default/web", &placed);
+    let all = plain.endpoints.iter().zip(zones).map(|(endpoint, zone)| {
+        let mut endpoint = Endpoint::from(endpoint);
+        let mut placement = proxy::Placement::clone(&endpoint.placement);
+        placement.zone = Some(zone.into());
+        endpoint.placement = std::sync::Arc::new(placement);
+        endpoint
+    });
+    EndpointSlice {
+        endpoints: all.collect(),
+        ..plain
+    }
+}
+
+#[test]
+fn weights_follow_node_and_zone_and_change_destinations_in_place() {
+    let mut world = named("wrr");
+    world.slice(zoned(&[
+        "10.244.1.5@node1@a",
+        "10.244.2.5@node2@a",
+        "10.244.3.5@node3@b",
+    ]));
+    let in_zone = |zone: &str| Node {
+        name: "node1".into(),
+        zone: Some(zone.into()),
+        ..Node::default()
+    };
+    world.node(in_zone("a"));
+    world.sync();
+    world.written();
+    let weights = |world: &mut World, scheduler: &str, value: &str| -> Vec<u16> {
+        world.service(annotated(&[(SCHEDULER, scheduler), (WEIGHTS, value)]));
+        world.sync();
+        world.sync();
+        let state = world.kernel.state();
+        let server = state
+            .snapshot
+            .servers
+            .get(&server("10.96.0.10:80"))
+            .unwrap();
+        server.destinations.iter().map(|real| real.weight).collect()
+    };
+    assert_eq!(weights(&mut world, "wrr", "local=4,zone=2"), [4, 2, 1]);
+    let set = |pod: &str, weight: u16| {
+        format!("set destination {pod}:8080 of 10.96.0.10:80/TCP to weight {weight}")
+    };
+    assert_eq!(
+        world.written(),
+        [set("10.244.1.5", 4), set("10.244.2.5", 2)]
+    );
+    assert_eq!(weights(&mut world, "wrr", "zone=2"), [2, 2, 1]);
+    assert_eq!(weights(&mut world, "wlc", "local=4"), [4, 1, 1]);
+    // rr ignores weights, and an invalid value counts as none.
+    assert_eq!(weights(&mut world, "rr", "local=4"), [1, 1, 1]);
+    assert_eq!(weights(&mut world, "wrr", "local=101"), [1, 1, 1]);
+
+    // The node's zone changes, and an endpoint drains at weight 0.
+    assert_eq!(weights(&mut world, "wrr", "zone=3"), [3, 3, 1]);
+    world.node(in_zone("b"));
+    world.slice(zoned(&["10.244.1.5@node1@b", "10.244.3.5@node3@b"]));
+    world.kernel.state().connections.insert(
+        (
+            server("10.96.0.10:80"),
+            Target {
+                ip: ip("10.244.2.5"),
+                port: 8080,
+            },
+        ),
+        1,
+    );
+    assert_eq!(weights(&mut world, "wrr", "zone=3"), [3, 0, 3]);
+
+    // A restart writes nothing.
+    world.written();
+    world.restart_on(NodeFacts::new(IpFamily::V4, "node1"));
+    assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
 }

@@ -42,11 +42,12 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
     }
 }
 
-/// Reports whether the model can drop a placement, because it has no hints and names another node.
-/// Nearly all placements are of this kind.
+/// Reports whether the model keeps at most the zone of a placement, because it has no hints and its
+/// node is another one. Nearly all placements are so.
 pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
     let Placement {
         node: Some(node),
+        zone: _,
         for_nodes,
         for_zones,
     } = placement

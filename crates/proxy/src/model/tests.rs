@@ -143,6 +143,33 @@ fn placements_of_deleted_nodes_are_dropped() {
 }
 
 #[test]
+fn endpoints_of_other_nodes_share_one_placement_per_zone() {
+    for (zones, kept) in [(1, 1), (3, 3), (20, 20)] {
+        let mut model = Model::of_node("own");
+        let endpoints = (0..100_u8).map(|number| Endpoint {
+            address: [10, 244, 0, number].into(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            placement: Arc::new(Placement {
+                node: Some(format!("node-{number}").into()),
+                zone: Some(format!("zone-{}", number % zones).into()),
+                ..Placement::default()
+            }),
+        });
+        model.apply(Event::SliceApplied(EndpointSlice {
+            name: name("web-a"),
+            service: name("web"),
+            family: IpFamily::V4,
+            ports: [].into_iter().collect(),
+            endpoints: endpoints.collect(),
+            change_trigger: None,
+        }));
+        assert_eq!(model.placements.known.len(), kept);
+    }
+}
+
+#[test]
 fn endpoints_of_other_nodes_keep_no_node_name() {
     let placed = |node: &str, hints: &[&str]| Endpoint {
         address: [10, 244, 0, 1].into(),
@@ -151,6 +178,7 @@ fn endpoints_of_other_nodes_keep_no_node_name() {
         terminating: false,
         placement: Arc::new(Placement {
             node: Some(node.into()),
+            zone: Some("z".into()),
             for_nodes: hints.iter().map(|hint| (*hint).into()).collect(),
             for_zones: ["a".into()].into(),
         }),
@@ -180,9 +208,11 @@ fn endpoints_of_other_nodes_keep_no_node_name() {
         .map(|endpoint| {
             let Placement {
                 node,
+                zone,
                 for_nodes,
                 for_zones,
             } = &**endpoint.placement;
+            assert_eq!(zone.as_deref(), Some("z"));
             assert_eq!(**for_zones, ["a".into()]);
             let for_nodes: Vec<&str> = for_nodes.iter().map(|node| &**node).collect();
             (node.as_deref(), for_nodes)

@@ -99,6 +99,75 @@ impl OptionValue for MaxConnections {
     }
 }
 
+/// Weights of endpoints that are near this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weights {
+    local: Option<u8>,
+    zone: Option<u8>,
+}
+
+impl Weights {
+    /// Largest weight. The scheduler `mh` can place this ratio in its table, and no endpoint is
+    /// without clients.
+    const MAX: u8 = 100;
+    /// Schedulers that divide connections in the ratio of weights. `rr`, `lc` and `dh` ignore
+    /// weights, `sh` leaves endpoints without clients if the sum of weights exceeds its 256 places,
+    /// and `fo` and `ovf` prefer the largest weight.
+    const SCHEDULERS: [&'static str; 5] = ["wrr", "wlc", "sed", "nq", "mh"];
+
+    /// Reports whether a scheduler divides connections by weights.
+    pub fn are_heeded_by(scheduler: &str) -> bool {
+        Self::SCHEDULERS.contains(&scheduler)
+    }
+
+    /// Returns the weight of an endpoint.
+    pub fn of(self, is_local: bool, is_in_zone: bool) -> u16 {
+        let local = self.local.filter(|_| is_local);
+        let zone = self.zone.filter(|_| is_in_zone);
+        local.or(zone).unwrap_or(1).into()
+    }
+}
+
+impl OptionValue for Weights {
+    fn parse(text: &str) -> Option<Self> {
+        let mut weights = Self {
+            local: None,
+            zone: None,
+        };
+        for word in text.split(',') {
+            let (place, number) = word.split_once('=')?;
+            let weight: u8 = number.parse().ok()?;
+            let is_canonical = weight.to_string() == number;
+            let of = match place {
+                "local" => &mut weights.local,
+                "zone" => &mut weights.zone,
+                _ => return None,
+            };
+            if !is_canonical || !(1..=Self::MAX).contains(&weight) || of.replace(weight).is_some() {
+                return None;
+            }
+        }
+        Some(weights)
+    }
+
+    fn allowed() -> String {
+        "local=N or zone=N, or both with a comma between; N is a number from 1 to 100".to_owned()
+    }
+
+    fn text(&self) -> String {
+        let weights = [("local", self.local), ("zone", self.zone)].into_iter();
+        let words = weights.filter_map(|(place, weight)| Some(format!("{place}={}", weight?)));
+        words.collect::<Vec<_>>().join(",")
+    }
+
+    fn objection(&self, scheduler: &str) -> Option<String> {
+        (!Self::are_heeded_by(scheduler)).then(|| {
+            let schedulers = Self::SCHEDULERS.join(", ");
+            format!("scheduler {scheduler} has no weights, only {schedulers} have")
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,5 +213,50 @@ mod tests {
         for text in ["0", "-1", "65536", "+5", "05", "many", "1.5"] {
             assert_eq!(MaxConnections::parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn an_endpoint_has_the_weight_of_its_nearest_place() {
+        for (text, local, in_zone) in [
+            ("local=4", 4, 1),
+            ("zone=2", 2, 2),
+            ("local=4,zone=2", 4, 2),
+            ("local=1,zone=100", 1, 100),
+        ] {
+            let weights = Weights::parse(text).unwrap();
+            let of = |is_local, is_in_zone| weights.of(is_local, is_in_zone);
+            assert_eq!(
+                (of(true, true), of(false, true)),
+                (local, in_zone),
+                "{text}"
+            );
+            assert_eq!(of(false, false), 1);
+            assert_eq!(weights.text(), text);
+        }
+        // An endpoint on a node without a zone.
+        assert_eq!(Weights::parse("local=4").unwrap().of(true, false), 4);
+        for text in [
+            "",
+            "4",
+            "local",
+            "local=",
+            "local=0",
+            "local=101",
+            "local=04",
+            "local=+4",
+            "node=4",
+            "local=4,",
+            "local=4,local=4",
+            "zone=2;local=4",
+            "local=-1",
+        ] {
+            assert_eq!(Weights::parse(text), None, "{text}");
+        }
+        let weights = Weights::parse("zone=2").unwrap();
+        assert_eq!(weights.objection("wrr"), None);
+        assert_eq!(
+            weights.objection("rr").unwrap(),
+            "scheduler rr has no weights, only wrr, wlc, sed, nq, mh have"
+        );
     }
 }

@@ -92,8 +92,10 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<DecodedObj
     Ok(findings.proxied(Object::EndpointSlice(slice)))
 }
 
-/// Placements by the node, and by the nodes and zones in the hints.
-type Placements<'a> = HashMap<(&'a str, &'a [Named<'a>], &'a [Named<'a>]), Arc<Placement>>;
+/// Placements by the node, its zone, and the nodes and zones in the hints.
+type Placements<'a> = HashMap<PlacementKey<'a>, Arc<Placement>>;
+
+type PlacementKey<'a> = (&'a str, &'a str, &'a [Named<'a>], &'a [Named<'a>]);
 
 fn endpoint<'a>(
     findings: &mut Findings,
@@ -134,11 +136,14 @@ fn endpoint<'a>(
         None => Default::default(),
     };
     let node = wire.node_name.as_deref().unwrap_or_default();
+    // A node's zone is a label. So no node has a zone with a longer name.
+    let zone = wire.zone.as_deref().filter(|zone| zone.len() <= 63);
+    let zone = zone.unwrap_or_default();
     let placement = if for_nodes.is_empty() && for_zones.is_empty() {
-        on_node(node)
+        on_node(node, zone)
     } else {
-        let place = || placement(node, for_nodes, for_zones);
-        let key = (node, for_nodes, for_zones);
+        let place = || placement(node, zone, for_nodes, for_zones);
+        let key = (node, zone, for_nodes, for_zones);
         Arc::clone(placements.entry(key).or_insert_with(place))
     };
     let conditions = wire.conditions.as_ref();
@@ -152,10 +157,17 @@ fn endpoint<'a>(
     })
 }
 
-fn placement(node: &str, for_nodes: &[Named<'_>], for_zones: &[Named<'_>]) -> Arc<Placement> {
+fn placement(
+    node: &str,
+    zone: &str,
+    for_nodes: &[Named<'_>],
+    for_zones: &[Named<'_>],
+) -> Arc<Placement> {
+    let given = |name: &str| (!name.is_empty()).then(|| name.into());
     let names = |named: &[Named<'_>]| named.iter().map(|named| (*named.name).into()).collect();
     Arc::new(Placement {
-        node: (!node.is_empty()).then(|| node.into()),
+        node: given(node),
+        zone: given(zone),
         for_nodes: names(for_nodes),
         for_zones: names(for_zones),
     })
@@ -164,20 +176,23 @@ fn placement(node: &str, for_nodes: &[Named<'_>], for_zones: &[Named<'_>]) -> Ar
 /// Returns the placement of an endpoint on this node, without hints. Slices repeat the same few
 /// thousand placements, so each is allocated once. Separate allocations would take a third of the
 /// time of decoding a list.
-fn on_node(node: &str) -> Arc<Placement> {
+fn on_node(node: &str, zone: &str) -> Arc<Placement> {
     /// Number of placements at which the cache is cleared. Kubernetes supports fewer nodes.
     const MOST: usize = 8192;
     thread_local! {
         static KNOWN: RefCell<HashMap<Box<str>, Arc<Placement>>> = RefCell::default();
     }
     KNOWN.with_borrow_mut(|known| {
-        if let Some(placement) = known.get(node) {
+        // A node is in one zone.
+        let is_in_zone =
+            |known: &&Arc<Placement>| known.zone.as_deref().unwrap_or_default() == zone;
+        if let Some(placement) = known.get(node).filter(is_in_zone) {
             return Arc::clone(placement);
         }
         if known.len() >= MOST {
             known.clear();
         }
-        let new = placement(node, &[], &[]);
+        let new = placement(node, zone, &[], &[]);
         known.insert(node.into(), Arc::clone(&new));
         new
     })

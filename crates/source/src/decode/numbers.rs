@@ -125,6 +125,7 @@ numbers! {
         };
         2 => v.merge(&mut m.conditions)?;
         6 => m.node_name = Some(v.text()?);
+        7 => m.zone = Some(v.text()?);
         8 => v.merge(&mut m.hints)?;
     }
     Conditions |m, v| {

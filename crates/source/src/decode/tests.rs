@@ -526,12 +526,29 @@ fn a_slice_with_all_fields_is_decoded() {
         **placements[0],
         Placement {
             node: Some("node1".into()),
+            zone: Some("a".into()),
             for_nodes: ["node1".into()].into(),
             for_zones: ["a".into()].into(),
         }
     );
     assert!(Arc::ptr_eq(placements[1], placements[2]));
     assert_eq!(**placements[3], Placement::default());
+}
+
+#[test]
+fn an_endpoint_has_the_zone_of_its_slice_even_if_another_slice_disagrees() {
+    let long = "z".repeat(64);
+    for zone in ["a", "b", &long] {
+        let (slice, problems) = read_slice(json!({
+            "metadata": {"name": "a", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.244.1.5"], "nodeName": "node1", "zone": zone}],
+        }));
+        assert_eq!(problems, [""; 0]);
+        let endpoint = slice.endpoints.iter().next().unwrap();
+        let kept = Some(zone).filter(|zone| zone.len() < 64);
+        assert_eq!(endpoint.placement.zone.as_deref(), kept);
+    }
 }
 
 #[test]

@@ -224,6 +224,7 @@ pub(crate) struct Endpoint<'a> {
     pub(crate) conditions: Option<Conditions>,
     #[serde(borrow)]
     pub(crate) node_name: Option<Text<'a>>,
+    pub(crate) zone: Option<Text<'a>>,
     pub(crate) hints: Option<Hints<'a>>,
 }
 

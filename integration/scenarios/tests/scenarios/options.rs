@@ -120,6 +120,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     ensure!(way.contains(origin), "{way}");
 
     flags_and_a_ceiling_hold(c, &mut api)?;
+    weights_divide_connections(c, &mut api)?;
 
     // A restart finds the module loaded, and writes nothing.
     let before = c.state()?;
@@ -164,6 +165,26 @@ fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outc
     ensure!(held.len() > CEILING, "{}", held.len());
     api.apply(&full)?;
     c.until("no ceiling", || Ok(open().is_ok())).map(drop)
+}
+
+/// Checks with packets that the pod on this node gets its share.
+fn weights_divide_connections(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
+    let weighted = Service::new("weighted", "10.96.0.13")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 10.244.2.10");
+    api.apply(&weighted)?;
+    c.until_served(&weighted)?;
+    let annotations =
+        "annotations: {kube-proxy-ipvs/scheduler: wrr, kube-proxy-ipvs/weights: local=3}";
+    api.apply(&weighted.metadata(annotations))?;
+    c.until("weights", || {
+        let turns = tally(&c.client, Transport::Tcp, at("10.96.0.13:80"), 8)?;
+        let mut shares: Vec<usize> = turns.into_values().collect();
+        shares.sort_unstable();
+        println!("    wrr with local=3: {shares:?} of 8 connections");
+        Ok(shares == [2, 6])
+    })
+    .map(drop)
 }
 
 pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome {
