@@ -3,6 +3,8 @@
 //! `nft` and `iptables-save`.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
+mod shell;
+
 use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -12,6 +14,7 @@ use cleanup::{Cleanup, Serving, clean_up_beside, disarm_ended, foresee_beside};
 use footprint::{Footprint, Footprints, NFTABLES};
 use iptables::{Backend, Iptables};
 use namespace::in_namespace;
+use shell::feed_sh as sh;
 
 const MODES: Footprints = &[
     &proxy_ipvs::FOOTPRINT,
@@ -52,22 +55,6 @@ fn on_a_node<T: Send>(story: impl FnOnce() -> T + Send) -> Option<T> {
         );
         Some(story())
     })
-}
-
-fn sh(script: &str, input: &str) -> String {
-    let mut child = Command::new("sh")
-        .args(["-ec", script])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    // The script may end before it has read its input.
-    let _ = stdin.write_all(input.as_bytes());
-    drop(stdin);
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{script}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 fn kept() -> [bool; 4] {

@@ -5,13 +5,13 @@
 //! kube-proxy 1.36.2.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
-use std::io::Write as _;
-use std::process::{Command, Stdio};
+mod shell;
 
 use cleanup::Cleanup;
 use ipnet::IpNet;
 use ipvs_netlink::{Flags, IpFamily, Ipvs, Service, ServiceKey};
 use namespace::in_namespace;
+use shell::{backend, feed_sh};
 
 /// Removes the entries of all modes.
 fn clean_up(excluded: &[IpNet]) -> Cleanup {
@@ -46,14 +46,6 @@ fn on_a_node(story: impl FnOnce() + Send) {
     });
 }
 
-/// Returns the iptables backend of the lab's test lane. Scripts read it as `$backend`.
-fn backend() -> &'static str {
-    match std::env::var("LAB_LANE").as_deref() {
-        Ok("B") => "nft",
-        _ => "legacy",
-    }
-}
-
 fn sh(script: &str) -> String {
     feed_sh(script, "")
 }
@@ -61,25 +53,6 @@ fn sh(script: &str) -> String {
 /// Runs a command line with this input.
 fn feed(command: &str, input: &str) {
     feed_sh(&format!("exec {command}"), input);
-}
-
-fn feed_sh(script: &str, input: &str) -> String {
-    let mut child = Command::new("sh")
-        .args(["-ec", script])
-        .env("backend", backend())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    // The script may end before it has read its input.
-    let _ = stdin.write_all(input.as_bytes());
-    drop(stdin);
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}: {said}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Creates the leftovers of a kube-proxy in IPVS mode.
