@@ -35,7 +35,7 @@ use proxy_ipvs::{
     Config, Member, Op, Part, Properties, RealServer, Rules, Set, ShimStyle, Snapshot,
     VirtualServer,
 };
-use support::{NODE, World, ip, name, server, service, slice};
+use support::{NODE, World, ip, name, server, service, slice, target};
 
 const PAIR: [&str; 2] = ["10.244.1.5@node1", "10.244.2.5@node2"];
 
@@ -445,16 +445,8 @@ fn foreign_entries_stay_unchanged() {
     world.sync();
     world.delete_service("default/web");
     world.sync();
-    let left: Vec<_> = world
-        .kernel
-        .state()
-        .snapshot
-        .servers
-        .keys()
-        .map(ToString::to_string)
-        .collect();
     assert_eq!(
-        left,
+        world.servers(),
         [
             "9.9.9.9:9/TCP",
             "10.96.0.10:81/TCP",
@@ -508,18 +500,12 @@ fn leftovers_are_adopted_by_address_set_or_node_port() {
     };
     let mut world = World::with(config, kernel).listed();
     assert_eq!(world.sync().pending, 0);
-    let state = world.kernel.state();
-    let left: Vec<_> = state
-        .snapshot
-        .servers
-        .keys()
-        .map(ToString::to_string)
-        .collect();
     assert_eq!(
-        left,
+        world.servers(),
         ["10.52.0.1:80/TCP"],
         "excluded networks keep their virtual servers"
     );
+    let state = world.kernel.state();
     assert!(state.snapshot.bound.is_empty());
     assert!(
         state
@@ -940,15 +926,7 @@ fn an_unreadable_kernel_causes_an_error_and_no_write() {
 #[test]
 fn a_draining_endpoint_that_returns_keeps_its_connections() {
     let mut world = web();
-    let target = Target {
-        ip: ip("10.244.2.5"),
-        port: 8080,
-    };
-    world
-        .kernel
-        .state()
-        .connections
-        .insert((server("10.96.0.10:80"), target), 3);
+    world.open("10.96.0.10:80", "10.244.2.5", 3);
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     assert_eq!(
@@ -959,7 +937,7 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
     let [draining] = &*drains.first else {
         panic!("{drains:?}");
     };
-    assert_eq!((drains.count, draining.target), (1, target));
+    assert_eq!((drains.count, draining.target), (1, target("10.244.2.5")));
     assert_eq!(draining.at.to_string(), "10.96.0.10:80/TCP");
     let unnamed = world.proxier.drains(0);
     assert_eq!((unnamed.count, unnamed.first.len()), (1, 0));
@@ -989,15 +967,7 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
 #[test]
 fn drains_continue_after_a_restart() {
     let mut world = web();
-    let target = Target {
-        ip: ip("10.244.2.5"),
-        port: 8080,
-    };
-    world
-        .kernel
-        .state()
-        .connections
-        .insert((server("10.96.0.10:80"), target), 1);
+    world.open("10.96.0.10:80", "10.244.2.5", 1);
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     let mut world = world.restarted(Config::default());
@@ -1020,11 +990,7 @@ fn drains_continue_after_a_restart() {
 fn stubborn(timeout: Option<Duration>) -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     for pod in ["10.244.2.5", "10.244.3.5"] {
-        let target = Target {
-            ip: ip(pod),
-            port: 8080,
-        };
-        let at = (server("10.96.0.10:80"), target);
+        let at = (server("10.96.0.10:80"), target(pod));
         kernel.state().connections.insert(at, 1);
     }
     let config = Config {

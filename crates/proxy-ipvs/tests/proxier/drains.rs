@@ -13,30 +13,17 @@ use proxy::{Event, IpFamily, Kind, Mode as _, Protocol, ServiceAddress, Target};
 use proxy_ipvs::fake::FakeKernel;
 use proxy_ipvs::{Config, Op, RealServer, VirtualServerKey};
 
-use super::support::{World, ip, server, service, slice};
+use super::support::{World, ip, server, service, slice, target};
 
 const WEB: &str = "10.96.0.10:80";
 /// External address that two Services claim.
 const SHARED: &str = "198.51.100.7:80";
-
-fn at(pod: &str) -> Target {
-    Target {
-        ip: ip(pod),
-        port: 8080,
-    }
-}
 
 /// Gives a Service these endpoints, all on another node.
 fn endpoints(world: &mut World, of: &str, pods: &[&str]) {
     let pods: Vec<String> = pods.iter().map(|pod| format!("{pod}@node2")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     world.slice(slice(of, &pods));
-}
-
-/// Sets the number of open connections of a pod at a virtual server.
-fn open(world: &World, of: &str, pod: &str, count: u32) {
-    let mut state = world.kernel.state();
-    state.connections.insert((server(of), at(pod)), count);
 }
 
 /// Writes the destinations of a virtual server as another program would.
@@ -132,7 +119,7 @@ fn a_drain_is_queried_soon_and_then_less_often() {
     world.sync();
     world.work();
     for pod in ["10.244.2.2", "10.244.2.3", "10.244.2.4"] {
-        open(&world, WEB, pod, 5);
+        world.open(WEB, pod, 5);
     }
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     let times = looks(&mut world, Duration::from_mins(10));
@@ -158,8 +145,8 @@ fn a_drain_is_queried_soon_and_then_less_often() {
 #[test]
 fn a_later_drain_is_queried_soon_too() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
-    open(&world, WEB, "10.244.2.2", 1);
-    open(&world, WEB, "10.244.2.3", 1);
+    world.open(WEB, "10.244.2.2", 1);
+    world.open(WEB, "10.244.2.3", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     looks(&mut world, Duration::from_mins(1));
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
@@ -199,7 +186,7 @@ fn a_service_that_lost_an_address_conflict_drains_no_endpoint() {
 #[test]
 fn the_next_owner_of_an_address_drains_the_old_destinations() {
     let mut world = conflict();
-    open(&world, SHARED, "10.244.2.1", 1);
+    world.open(SHARED, "10.244.2.1", 1);
     world.delete_service("default/old");
     world.sync();
     assert_eq!(
@@ -208,7 +195,7 @@ fn the_next_owner_of_an_address_drains_the_old_destinations() {
     );
     // The older Service returns. The other Service's endpoint is removed, and the older one's
     // endpoint gets its weight back.
-    open(&world, SHARED, "10.244.2.2", 1);
+    world.open(SHARED, "10.244.2.2", 1);
     claimant(&mut world, "default/old", "10.96.0.1");
     world.sync();
     assert_eq!(
@@ -225,7 +212,7 @@ fn a_draining_endpoint_serves_again_under_the_next_address_owner() {
     let mut world = conflict();
     endpoints(&mut world, "default/new", &["10.244.2.1", "10.244.2.2"]);
     endpoints(&mut world, "default/old", &["10.244.2.3"]);
-    open(&world, SHARED, "10.244.2.1", 1);
+    world.open(SHARED, "10.244.2.1", 1);
     world.sync();
     assert_eq!(
         world.destinations(SHARED).unwrap(),
@@ -242,7 +229,7 @@ fn a_draining_endpoint_serves_again_under_the_next_address_owner() {
 #[test]
 fn a_deleted_service_does_not_drain() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
-    open(&world, WEB, "10.244.2.2", 1);
+    world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     world.sync();
     world.work();
@@ -259,7 +246,7 @@ fn a_deleted_service_does_not_drain() {
 #[test]
 fn a_changed_service_keeps_its_drains() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
-    open(&world, WEB, "10.244.2.2", 1);
+    world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     world.sync();
     world.work();
@@ -284,8 +271,8 @@ fn a_changed_service_keeps_its_drains() {
 #[test]
 fn foreign_changes_of_draining_destinations_are_repaired() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
-    open(&world, WEB, "10.244.2.2", 1);
-    open(&world, WEB, "10.244.2.3", 1);
+    world.open(WEB, "10.244.2.2", 1);
+    world.open(WEB, "10.244.2.3", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     world.sync();
     world.work();
@@ -295,14 +282,14 @@ fn foreign_changes_of_draining_destinations_are_repaired() {
 
     // Another program changes a weight, removes a destination and adds an unwanted one.
     edit(&world, WEB, |destinations| {
-        let real = |pod, weight| RealServer::new(at(pod)).with_weight(weight);
+        let real = |pod, weight| RealServer::new(target(pod)).with_weight(weight);
         *destinations = vec![
             real("10.244.2.1", 1),
             real("10.244.2.2", 7),
             real("10.244.2.9", 1),
         ];
     });
-    open(&world, WEB, "10.244.2.9", 1);
+    world.open(WEB, "10.244.2.9", 1);
     world.check();
     world.sync();
     assert_eq!(
@@ -324,13 +311,13 @@ fn a_removed_destination_is_not_recreated_to_drain() {
         &world,
         "add destination 10.244.2.66:8080 to 10.96.0.10:80/TCP",
     );
-    open(&world, WEB, "10.244.2.2", 1);
+    world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.66"]);
     // The virtual server has failed and waits for its retry when the draining destination is
     // removed.
     world.sync();
     edit(&world, WEB, |destinations| {
-        destinations.retain(|real| real.target != at("10.244.2.2"));
+        destinations.retain(|real| real.target != target("10.244.2.2"));
     });
     world.check();
     world.settle();
@@ -410,7 +397,7 @@ fn a_refused_destination_does_not_stop_removals_of_udp_destinations() {
     let key = ServiceAddress::new(web.address, web.port, Protocol::Udp).into();
     let there = world.kernel.state().snapshot.servers[&key].clone();
     let there: Vec<Target> = there.destinations.iter().map(|real| real.target).collect();
-    assert_eq!(there, [at("10.244.2.1")]);
+    assert_eq!(there, [target("10.244.2.1")]);
 }
 
 #[test]
@@ -435,7 +422,7 @@ fn a_destination_whose_weight_write_fails_is_not_removed() {
 #[test]
 fn after_a_restart_drains_wait_for_complete_lists() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
-    open(&world, WEB, "10.244.2.2", 1);
+    world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     world.sync();
     let mut world = world.restarted(Config::default());
@@ -560,13 +547,13 @@ impl Story {
                 self.exists[of] = matches!(step, Step::Create(_));
                 self.tell(of);
             }
-            Step::Connections(of, pod, count) => open(&self.world, SERVERS[of], PODS[pod], count),
+            Step::Connections(of, pod, count) => self.world.open(SERVERS[of], PODS[pod], count),
             Step::Wait(millis) => self.world.wait(Duration::from_millis(millis)),
             Step::Resync => self.world.check(),
             Step::Weigh(of, pod, weight) => {
                 edit(&self.world, SERVERS[of], |destinations| {
                     for real in destinations {
-                        if real.target == at(PODS[pod]) {
+                        if real.target == target(PODS[pod]) {
                             *real = real.with_weight(weight);
                         }
                     }
@@ -575,7 +562,7 @@ impl Story {
             }
             Step::Remove(of, pod) => {
                 edit(&self.world, SERVERS[of], |destinations| {
-                    destinations.retain(|real| real.target != at(PODS[pod]));
+                    destinations.retain(|real| real.target != target(PODS[pod]));
                 });
                 self.world.check();
             }
@@ -610,7 +597,7 @@ impl Story {
         let mut wanted = BTreeMap::new();
         // The older Service comes last and wins the shared address.
         for of in [1, 0].into_iter().filter(|of| self.exists[*of]) {
-            let endpoints: BTreeSet<Target> = self.pods(of).into_iter().map(at).collect();
+            let endpoints: BTreeSet<Target> = self.pods(of).into_iter().map(target).collect();
             wanted.insert(server(SERVERS[of]), endpoints.clone());
             wanted.insert(server(SHARED), endpoints);
         }

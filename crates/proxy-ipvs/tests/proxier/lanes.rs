@@ -168,18 +168,12 @@ fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
         world.wait(Duration::from_secs(1));
         let synced = world.settle();
         assert_eq!((synced.pending, synced.stuck), (0, None), "{part:?}");
-        let state = world.kernel.state();
-        let left: Vec<_> = state
-            .snapshot
-            .servers
-            .keys()
-            .map(ToString::to_string)
-            .collect();
         assert_eq!(
-            left,
+            world.servers(),
             ["10.96.0.10:80/TCP", "10.96.0.11:80/TCP", "192.0.2.1:80/TCP"],
             "{part:?}"
         );
+        let state = world.kernel.state();
         assert_eq!(state.snapshot.bound.len(), 2);
         assert_eq!(state.snapshot.sets[&Set::ClusterIp].len(), 2);
     }

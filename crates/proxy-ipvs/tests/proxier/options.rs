@@ -287,20 +287,7 @@ fn a_ceiling_of_connections_changes_each_destination_in_place() {
         [set("10.244.1.5", limit), set("10.244.2.5", limit)]
     );
     // An endpoint that drains and then returns has the ceiling again.
-    let targets: Vec<Target> = {
-        let state = world.kernel.state();
-        let server = state
-            .snapshot
-            .servers
-            .get(&server("10.96.0.10:80"))
-            .unwrap();
-        server.destinations.iter().map(|real| real.target).collect()
-    };
-    world
-        .kernel
-        .state()
-        .connections
-        .insert((server("10.96.0.10:80"), targets[1]), 1);
+    world.open("10.96.0.10:80", "10.244.2.5", 1);
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     assert_eq!(

@@ -189,6 +189,14 @@ pub(crate) fn server(text: &str) -> VirtualServerKey {
     ServiceAddress::new(address.ip(), address.port(), Protocol::Tcp).into()
 }
 
+/// Returns port 8080 of a pod.
+pub(crate) fn target(pod: &str) -> Target {
+    Target {
+        ip: ip(pod),
+        port: 8080,
+    }
+}
+
 pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {
     Service {
         ports: [fixtures::port(Protocol::Tcp, port)].into_iter().collect(),
@@ -446,6 +454,19 @@ impl<K: Kernel> World<K> {
 
     pub(crate) fn work(&self) -> (Work, Vec<Op>) {
         self.kernel.take_work()
+    }
+
+    /// Sets the number of open connections of a pod at a virtual server.
+    pub(crate) fn open(&self, of: &str, pod: &str, count: u32) {
+        let mut state = self.kernel.state();
+        state.connections.insert((server(of), target(pod)), count);
+    }
+
+    /// Returns the virtual servers as text.
+    pub(crate) fn servers(&self) -> Vec<String> {
+        let state = self.kernel.state();
+        let keys = state.snapshot.servers.keys();
+        keys.map(ToString::to_string).collect()
     }
 
     /// Returns the destinations of a virtual server with their weights: `10.244.1.5:8080=1`.
