@@ -223,6 +223,15 @@ impl Browser {
         self.until(&format!("the text {quoted}"), &script).map(drop)
     }
 
+    /// Waits until the page shows each of the texts.
+    ///
+    /// # Errors
+    ///
+    /// Fails like [`until`](Self::until).
+    pub fn sees_all(&self, texts: &[&str]) -> Result<()> {
+        texts.iter().try_for_each(|text| self.sees(text))
+    }
+
     /// Sets the size of the window in pixels.
     ///
     /// # Errors

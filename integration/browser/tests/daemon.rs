@@ -43,14 +43,12 @@ fn on_the_node(c: &Cluster) -> Result<()> {
     let mut daemon = c.start_apart(&[])?;
     let browser = Browser::start(&c.folder().join("profile"))?;
     browser.go(&format!("http://{METRICS}/"))?;
-    for text in [
+    browser.sees_all(&[
         "All Services are programmed.",
         "node1 · ipvs",
         "10,001",
         "synced",
-    ] {
-        browser.sees(text)?;
-    }
+    ])?;
     browser.picture("daemon-overview")?;
     a_service_is_found(&browser)?;
     its_traffic_is_seen(c, &browser)?;
@@ -99,16 +97,14 @@ fn a_service_is_found(browser: &Browser) -> Result<()> {
     ensure!(took < Duration::from_secs(5), "a search took {took:?}");
     browser.press(Key::Down)?;
     browser.press(Key::Enter)?;
-    for text in [
+    browser.sees_all(&[
         "10.96.0.10:80",
         "10.244.1.10:8080",
         "10.244.2.10:8080",
         "3 in",
         "this node",
         "Weight",
-    ] {
-        browser.sees(text)?;
-    }
+    ])?;
     browser.picture("daemon-service")?;
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
@@ -166,14 +162,12 @@ fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()>
     c.apply(&web().endpoints("10.244.1.10 fd44:1::10"))?;
     c.until_reals("TCP 10.96.0.10:80", "10.244.1.10:8080*1 10.244.2.10:8080*0")?;
     browser.run("location.hash = '#/services/default/web'", &[])?;
-    for text in [
+    browser.sees_all(&[
         "no EndpointSlice has it any more; drains",
         "draining for",
         "1 open",
         "2 in, 1 draining",
-    ] {
-        browser.sees(text)?;
-    }
+    ])?;
     browser.picture("daemon-draining")?;
     ensure!(kept.ask()?.who == "far", "the connection ended");
     Ok(())

@@ -36,7 +36,7 @@ fn the_overview_shows_problems_first() -> Result<()> {
     let browser = browser("overview")?;
     browser.go(&fixture.page(""))?;
     browser.sees("IPv4 is programmed except for 1 entry that the kernel refused.")?;
-    for text in [
+    browser.sees_all(&[
         "node-1 · ipvs",
         "failing",
         "synced",
@@ -46,9 +46,7 @@ fn the_overview_shows_problems_first() -> Result<()> {
         "KUBE-CLUSTER-IP 10.96.0.1,tcp:80",
         "connection tracking entries",
         "scheduler mh",
-    ] {
-        browser.sees(text)?;
-    }
+    ])?;
     browser.picture("overview")?;
     browser.scheme("dark")?;
     browser.picture("overview-dark")?;
@@ -84,16 +82,14 @@ fn ten_thousand_services_are_searched_by_keyboard() -> Result<()> {
         "return document.activeElement.textContent === 'web-04321'",
     )?;
     browser.press(Key::Enter)?;
-    for text in [
+    browser.sees_all(&[
         "ready, on this node",
         "terminating, and others are ready",
         "web-04321-3",
         "2 in, 1 out, 1 draining",
         "draining for 1 min 15 s, 2 open",
         "Weight",
-    ] {
-        browser.sees(text)?;
-    }
+    ])?;
     ensure!(hash(&browser)? == "#/services/team-1/web-04321");
     // The second response has the rates.
     browser.until(
@@ -133,7 +129,7 @@ fn a_packets_path_is_drawn_and_readable_as_a_list() -> Result<()> {
         "[...document.querySelectorAll('a')].find((a) => a.textContent === 'a pod on this node').click()",
         &[],
     )?;
-    for text in [
+    browser.sees_all(&[
         "pod 10.244.0.5 on this node",
         "Reaches one of 2 endpoints, with its own source address.",
         "TCP 10.96.0.1:80 rr",
@@ -143,9 +139,7 @@ fn a_packets_path_is_drawn_and_readable_as_a_list() -> Result<()> {
         "50 %",
         "delivered to 10.244.0.3:8080",
         "Is refused: the Service port has no endpoints.",
-    ] {
-        browser.sees(text)?;
-    }
+    ])?;
     // Steps that all paths share are drawn once, in the order of the packet.
     let places = browser.run(
         "return [...document.querySelector('article').querySelectorAll('ol .place')].map((place) => place.textContent)",
@@ -219,9 +213,7 @@ fn empty_views_have_a_hint() -> Result<()> {
         ("#/nowhere", ["This address has no view.", "Overview"]),
     ] {
         browser.go(&fixture.page(at))?;
-        for text in texts {
-            browser.sees(text)?;
-        }
+        browser.sees_all(&texts)?;
     }
     has_no_complaints(&browser)
 }
@@ -258,14 +250,12 @@ fn a_starting_daemon_shows_awaited_parts() -> Result<()> {
     let fixture = Fixture::start(World::starting(), 0)?;
     let browser = browser("starting")?;
     browser.go(&fixture.page(""))?;
-    for text in [
+    browser.sees_all(&[
         "kube-proxy is starting: it writes nothing before the initial lists are complete.",
         "awaited: the first lists of Services and EndpointSlices, for 12 s now",
         "cannot be reached: <img",
         "not yet",
-    ] {
-        browser.sees(text)?;
-    }
+    ])?;
     browser.picture("starting")?;
     has_no_complaints(&browser)
 }
