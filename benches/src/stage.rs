@@ -7,7 +7,6 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -25,17 +24,6 @@ use crate::wait::{self, WaitEnd};
 pub(crate) const API: &str = "127.0.0.1:18080";
 /// Timeout for the start of the fixture. It allows more than a second per thousand objects.
 const FIXTURE_LIMIT: Duration = Duration::from_mins(5);
-/// Legacy programs of iptables. They have separate names if iptables-nft is the default. The VM's
-/// kernel may lack nftables.
-const IPTABLES: [&str; 6] = [
-    "iptables",
-    "iptables-save",
-    "iptables-restore",
-    "ip6tables",
-    "ip6tables-save",
-    "ip6tables-restore",
-];
-
 /// The environment of a subject.
 pub(crate) struct Stage {
     pub(crate) cell: Cell,
@@ -204,27 +192,16 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Puts links to the legacy iptables programs first into this process's search path. Returns false
-/// if there are none.
+/// Puts links to the legacy iptables programs first into this process's search path. They have
+/// separate names if iptables-nft is the default, and the VM's kernel may lack nftables. Returns
+/// false if `iptables-legacy` is not installed.
 #[allow(unsafe_code, reason = "set_var is unsafe")]
 fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {
     let bin = folder.join("bin");
-    fs::create_dir_all(&bin)?;
+    let missing = lab::link_iptables("legacy", &bin)?;
     let path = std::env::var("PATH").unwrap_or_default();
-    let mut has_legacy = false;
-    for program in IPTABLES {
-        let legacy = program.replacen("tables", "tables-legacy", 1);
-        let found = path
-            .split(':')
-            .map(|folder| Path::new(folder).join(&legacy))
-            .find(|file| file.is_file());
-        if let Some(file) = found {
-            symlink(file, bin.join(program))?;
-            has_legacy = true;
-        }
-    }
     // SAFETY: this process still has one thread. A cell runs in a separate process, and this call
     // comes first.
     unsafe { std::env::set_var("PATH", format!("{}:{path}", bin.display())) };
-    Ok(has_legacy)
+    Ok(!missing.iter().any(|name| name == "iptables-legacy"))
 }

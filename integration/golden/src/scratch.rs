@@ -1,8 +1,6 @@
 //! Scratch space of a case: commands, a separate folder, and the network namespace of the peer.
 
-use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -18,17 +16,6 @@ const NETWORK: [&str; 7] = [
     "route add default via 192.168.99.1",
     "route add default via fd00:99::1",
 ];
-/// Commands that a `pre.sh` calls by plain names. The distribution chooses the backend behind these
-/// names.
-const PLAIN: [&str; 6] = [
-    "iptables",
-    "iptables-save",
-    "iptables-restore",
-    "ip6tables",
-    "ip6tables-save",
-    "ip6tables-restore",
-];
-
 /// Returns the standard output of a command that must succeed.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let (is_success, stdout, stderr) = finished(command)?;
@@ -102,21 +89,13 @@ impl Scratch {
         Ok(fs::File::open(&file)?)
     }
 
-    /// Returns a folder in which `iptables` is the program of the lab's backend.
+    /// Returns a folder in which `iptables` is the program of the lab's backend. A `pre.sh` calls
+    /// the programs by plain names.
     pub(crate) fn tools(&self) -> Result<PathBuf> {
         let folder = self.0.join("bin");
-        fs::create_dir_all(&folder)?;
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let backend = format!("tables-{}", lab::iptables_backend());
-        for tool in PLAIN {
-            let named = tool.replacen("tables", &backend, 1);
-            let Some(file) = std::env::split_paths(&path)
-                .map(|folder| folder.join(&named))
-                .find(|file| file.is_file())
-            else {
-                bail!("{named} is not installed");
-            };
-            symlink(file, folder.join(OsStr::new(tool)))?;
+        let missing = lab::link_iptables(lab::iptables_backend(), &folder)?;
+        if let Some(name) = missing.first() {
+            bail!("{name} is not installed");
         }
         Ok(folder)
     }

@@ -46,8 +46,11 @@ pub mod traffic;
 mod world;
 
 use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
+use std::{fs, io};
 
 pub use init::maybe_init;
 pub use lane::{Lane, Missing};
@@ -78,6 +81,29 @@ pub fn iptables_backend() -> &'static str {
                 && lane::succeeds("iptables-nft", &["-t", "nat", "-S"]);
         if has_nft { "nft" } else { "legacy" }
     })
+}
+
+/// Links the plain names of the iptables programs to the programs of a backend, in this folder.
+/// Returns the names of programs that are not installed.
+///
+/// # Errors
+///
+/// Fails if the folder cannot be written.
+pub fn link_iptables(backend: &str, folder: &Path) -> io::Result<Vec<String>> {
+    fs::create_dir_all(folder)?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut missing = Vec::new();
+    for plain in ["iptables", "ip6tables"] {
+        for verb in ["", "-save", "-restore"] {
+            let name = format!("{plain}-{backend}{verb}");
+            let mut files = std::env::split_paths(&path).map(|folder| folder.join(&name));
+            match files.find(|file| file.is_file()) {
+                Some(file) => symlink(file, folder.join(format!("{plain}{verb}")))?,
+                None => missing.push(name),
+            }
+        }
+    }
+    Ok(missing)
 }
 
 /// Runs this test binary in the lab, with the same arguments. Call first in a test binary's `main`.
