@@ -41,6 +41,11 @@ add except 10.0.0.1,tcp:80,10.1.2.128/25 nomatch
 create ports bitmap:port range 30000-32767
 add ports 30000
 add ports 30001
+create marks4 hash:ip,port family inet hashsize 1024 maxelem 65536 skbinfo
+add marks4 10.0.0.1,tcp:80 skbmark 0x1001
+add marks4 10.0.0.1,udp:53 skbmark 0x7/0xff
+create marks6 hash:ip,port family inet6 hashsize 1024 maxelem 65536 skbinfo
+add marks6 fd00::1,sctp:9999 skbmark 0x1001
 create timed hash:ip family inet hashsize 1024 maxelem 65536 netmask 24 timeout 300 forceadd
 add timed 10.0.1.0 timeout 100
 create nets hash:net family inet hashsize 1024 maxelem 65536

@@ -30,6 +30,19 @@ pub enum Entry {
         /// Port. For ICMP, type × 256 + code.
         port: u16,
     },
+    /// An entry of `hash:ip,port` with a mark, in a set with marks
+    /// ([`Definition::with_marks`](crate::Definition::with_marks)). Adding it replaces the mark of
+    /// an entry with the same address and port. Deleting it ignores the mark.
+    IpPortMark {
+        /// Address of the entry.
+        ip: IpAddr,
+        /// Protocol of the port.
+        protocol: IpProtocol,
+        /// Port of the entry.
+        port: u16,
+        /// Mark for packets. Not [`Mark::NONE`], which the kernel does not list.
+        mark: Mark,
+    },
     /// An entry of `hash:ip,port,ip`.
     IpPortIp {
         /// First address of the entry.
@@ -56,6 +69,73 @@ pub enum Entry {
     /// An entry of `bitmap:port`.
     Port(u16),
 }
+
+/// A mark for packets that match an entry (`skbmark`). The iptables target `SET --map-mark` clears
+/// the bits of the mask in the packet's mark, then flips the bits of the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mark {
+    /// Bits to flip.
+    pub value: u32,
+    /// Bits to clear before the flip.
+    pub mask: u32,
+}
+
+impl Mark {
+    /// A mark that changes no packet.
+    pub const NONE: Mark = Mark { value: 0, mask: 0 };
+
+    /// Creates a mark that replaces the whole mark of a packet.
+    pub const fn whole(value: u32) -> Mark {
+        let mask = u32::MAX;
+        Mark { value, mask }
+    }
+
+    /// Decodes the kernel's number of 64 bits: the value before the mask.
+    fn from_be_bytes(bytes: [u8; 8]) -> Mark {
+        let both = u64::from_be_bytes(bytes);
+        let low = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or_default();
+        Mark {
+            value: low(both >> 32),
+            mask: low(both),
+        }
+    }
+
+    fn to_be_bytes(self) -> [u8; 8] {
+        (u64::from(self.value) << 32 | u64::from(self.mask)).to_be_bytes()
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.value)?;
+        match self.mask {
+            u32::MAX => Ok(()),
+            mask => write!(f, "/{mask:#x}"),
+        }
+    }
+}
+
+impl FromStr for Mark {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Mark, ParseError> {
+        let wrong = || ParseError::new(text, "a mark, as in 0x1001 or 0x1/0xff");
+        let number = |text: &str| match text.strip_prefix("0x") {
+            Some(digits) => u32::from_str_radix(digits, 16).map_err(|_| wrong()),
+            None => text.parse().map_err(|_| wrong()),
+        };
+        Ok(match text.split_once('/') {
+            None => Mark::whole(number(text)?),
+            Some((value, mask)) => Mark {
+                value: number(value)?,
+                mask: number(mask)?,
+            },
+        })
+    }
+}
+
+/// Option before the mark in an entry's text.
+const SKBMARK: &str = " skbmark ";
 
 /// An IP protocol number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,8 +214,23 @@ impl Entry {
     /// Names the malformed part, and the form that the type wants.
     pub fn parse(text: &str, set_type: SetType) -> Result<Entry, ParseError> {
         let wrong = || ParseError::new(text, set_type.notation());
+        let (text, mark) = match text.split_once(SKBMARK) {
+            None => (text, None),
+            Some((text, mark)) => (text, Some(mark.parse::<Mark>()?)),
+        };
         let fields: Vec<&str> = text.split(',').collect();
         let ip = |field: &str| field.parse::<IpAddr>().map_err(|_| wrong());
+        if let Some(mark) = mark {
+            return match Entry::parse(text, set_type)? {
+                Entry::IpPort { ip, protocol, port } => Ok(Entry::IpPortMark {
+                    ip,
+                    protocol,
+                    port,
+                    mark,
+                }),
+                _ => Err(wrong()),
+            };
+        }
         let entry = match (set_type, fields.as_slice()) {
             (SetType::BitmapPort, [port]) => Entry::Port(port.parse().map_err(|_| wrong())?),
             (SetType::HashIp, [first]) => Entry::Ip(ip(first)?),
@@ -178,7 +273,7 @@ impl Entry {
     pub const fn set_type(&self) -> SetType {
         match self {
             Entry::Ip(_) => SetType::HashIp,
-            Entry::IpPort { .. } => SetType::HashIpPort,
+            Entry::IpPort { .. } | Entry::IpPortMark { .. } => SetType::HashIpPort,
             Entry::IpPortIp { .. } => SetType::HashIpPortIp,
             Entry::IpPortNet { .. } => SetType::HashIpPortNet,
             Entry::Port(_) => SetType::BitmapPort,
@@ -205,6 +300,18 @@ impl Entry {
                 port: Some(port),
                 ..EntryParts::default()
             },
+            Entry::IpPortMark {
+                ip,
+                protocol,
+                port,
+                mark,
+            } => EntryParts {
+                ip: Some(ip),
+                protocol: Some(protocol.0),
+                port: Some(port),
+                mark: Some(mark),
+                ..EntryParts::default()
+            },
             Entry::IpPortIp {
                 ip,
                 protocol,
@@ -215,7 +322,7 @@ impl Entry {
                 protocol: Some(protocol.0),
                 port: Some(port),
                 ip2: Some(ip2),
-                prefix2: None,
+                ..EntryParts::default()
             },
             Entry::IpPortNet {
                 ip,
@@ -229,6 +336,7 @@ impl Entry {
                 ip2: Some(net.addr()),
                 // Writes the address of a single host without a prefix length, like `ipset`.
                 prefix2: (net.prefix_len() < net.max_prefix_len()).then(|| net.prefix_len()),
+                ..EntryParts::default()
             },
             Entry::Port(port) => EntryParts {
                 port: Some(port),
@@ -261,6 +369,7 @@ impl Entry {
                 data::PROTO => parts.protocol = Some(attribute.u8()?),
                 data::IP2 => parts.ip2 = decode_ip(&attribute)?,
                 data::CIDR2 => parts.prefix2 = Some(attribute.u8()?),
+                data::SKBMARK => parts.mark = Some(Mark::from_be_bytes(attribute.array()?)),
                 data::CADT_FLAGS if attribute.be32()? & NOMATCH != 0 => return Ok(None),
                 _ => {}
             }
@@ -274,6 +383,12 @@ impl fmt::Display for Entry {
         match self {
             Entry::Ip(ip) => ip.fmt(f),
             Entry::IpPort { ip, protocol, port } => write!(f, "{ip},{}", Port(*protocol, *port)),
+            Entry::IpPortMark {
+                ip,
+                protocol,
+                port,
+                mark,
+            } => write!(f, "{ip},{}{SKBMARK}{mark}", Port(*protocol, *port)),
             Entry::IpPortIp {
                 ip,
                 protocol,
@@ -322,7 +437,7 @@ impl Key {
             protocol: self.protocol.map(|protocol| protocol.0),
             port: self.port,
             ip2: self.ip2,
-            prefix2: None,
+            ..EntryParts::default()
         };
         w.nest(attr::DATA, |w| parts.encode(w));
     }
@@ -336,6 +451,7 @@ struct EntryParts {
     port: Option<u16>,
     ip2: Option<IpAddr>,
     prefix2: Option<u8>,
+    mark: Option<Mark>,
 }
 
 impl EntryParts {
@@ -355,6 +471,9 @@ impl EntryParts {
         if let Some(prefix) = self.prefix2 {
             w.attr_u8(data::CIDR2, prefix);
         }
+        if let Some(mark) = self.mark {
+            w.attr(data::SKBMARK | NET_BYTEORDER, &mark.to_be_bytes());
+        }
     }
 
     /// Returns the entry of this type, or `None` if a part is missing.
@@ -368,7 +487,15 @@ impl EntryParts {
         }
         let (protocol, port) = (IpProtocol(self.protocol?), self.port?);
         if set_type == SetType::HashIpPort {
-            return Some(Entry::IpPort { ip, protocol, port });
+            return Some(match self.mark {
+                None | Some(Mark::NONE) => Entry::IpPort { ip, protocol, port },
+                Some(mark) => Entry::IpPortMark {
+                    ip,
+                    protocol,
+                    port,
+                    mark,
+                },
+            });
         }
         let ip2 = self.ip2?;
         if set_type == SetType::HashIpPortIp {

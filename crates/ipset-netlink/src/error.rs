@@ -40,6 +40,18 @@ pub enum Error {
         /// Newest revision that this crate speaks.
         ours: u8,
     },
+    /// The kernel's sets of this type have no room for marks.
+    #[error(
+        "the kernel's {type_name} has no marks (skbinfo): it has revision {max}, and {since} is needed (Linux 3.18)"
+    )]
+    NoMarks {
+        /// Type name, such as `hash:ip,port`.
+        type_name: &'static str,
+        /// Newest revision of the kernel.
+        max: u8,
+        /// First revision with marks.
+        since: u8,
+    },
     /// Kernel and program share no protocol version.
     #[error("the kernel speaks ipset protocol {min} to {max}, this program 6 and 7")]
     Version {
@@ -179,6 +191,7 @@ impl Reason {
             errno::EXIST => Reason::Exists,
             errno::INVALID_CIDR => Reason::InvalidPrefix,
             errno::TYPE_MISMATCH
+            | errno::SKBINFO
             | errno::INVALID_FAMILY
             | errno::IPADDR_IPV4
             | errno::IPADDR_IPV6 => Reason::TypeMismatch,

@@ -102,8 +102,8 @@ impl Ipset {
     /// # Errors
     ///
     /// [`Error::Mismatch`] for a set of that name with another type, family, maxelem, range of
-    /// ports or option; [`Error::NoType`], [`Error::Revision`], [`Error::Name`], or the kernel
-    /// refused.
+    /// ports or option; [`Error::NoType`], [`Error::Revision`], [`Error::NoMarks`],
+    /// [`Error::Name`], or the kernel refused.
     pub fn create(&mut self, name: &str, wanted: &Definition) -> Result<bool, Error> {
         valid_name(name)?;
         let revision = self.revision(wanted)?;
@@ -131,6 +131,15 @@ impl Ipset {
                 wanted: *wanted,
             })
         }
+    }
+
+    /// Checks that the kernel has the type and the options of a definition. Creates no set.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoType`], [`Error::Revision`], [`Error::NoMarks`], or the socket failed.
+    pub fn check(&mut self, wanted: &Definition) -> Result<(), Error> {
+        self.revision(wanted).map(drop)
     }
 
     /// Removes a set without references from rules or other sets ([`Reason::InUse`]).
@@ -456,15 +465,7 @@ impl Ipset {
             });
         };
         let min = attributes.protocol_min.unwrap_or(max);
-        let ours = set_type.revision();
-        if min > ours {
-            return Err(Error::Revision {
-                type_name: set_type.name(),
-                min,
-                ours,
-            });
-        }
-        Ok(max.min(ours))
+        wanted.revision_between(min, max)
     }
 
     fn dump(&mut self, name: Option<&str>, headers: bool) -> Result<Vec<Set>, Error> {

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use netlink_batch::{Attribute, Attributes, Malformed, Writer};
 
-use crate::wire::{NET_BYTEORDER, WITH_FORCEADD, attr, data};
+use crate::wire::{NET_BYTEORDER, WITH_FORCEADD, WITH_SKBINFO, attr, data};
 use crate::{Entry, Error};
 
 /// Bytes of `struct nfgenmsg`, the start of every message.
@@ -75,6 +75,16 @@ impl SetType {
             SetType::HashIpPort => 7,
             SetType::HashIpPortNet => 8,
             SetType::BitmapPort => 3,
+        }
+    }
+
+    /// Returns the first revision whose entries may have marks.
+    pub(crate) const fn marks_since(self) -> u8 {
+        match self {
+            SetType::BitmapPort => 3,
+            SetType::HashIp => 4,
+            SetType::HashIpPort | SetType::HashIpPortIp => 5,
+            SetType::HashIpPortNet => 7,
         }
     }
 
@@ -151,6 +161,8 @@ impl fmt::Display for Family {
 pub struct Definition {
     set_type: SetType,
     size: Size,
+    /// True if entries have marks (`skbinfo`).
+    has_marks: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -181,7 +193,11 @@ impl Definition {
                 maxelem: 65536,
             },
         };
-        Definition { set_type, size }
+        Definition {
+            set_type,
+            size,
+            has_marks: false,
+        }
     }
 
     /// Sets the initial number of a hash's buckets. The kernel rounds it up to a power of two, at
@@ -214,6 +230,18 @@ impl Definition {
         self
     }
 
+    /// Gives each entry room for a mark (`skbinfo`, since Linux 3.18).
+    #[must_use]
+    pub const fn with_marks(mut self) -> Definition {
+        self.has_marks = true;
+        self
+    }
+
+    /// Reports whether entries have room for a mark.
+    pub const fn has_marks(&self) -> bool {
+        self.has_marks
+    }
+
     /// Returns the type.
     pub const fn set_type(&self) -> SetType {
         self.set_type
@@ -243,11 +271,36 @@ impl Definition {
         }
     }
 
-    /// Reports whether both definitions are equal except in the hashsize, which the kernel changes
-    /// by itself.
-    fn holds_the_same(self, other: Definition) -> bool {
-        let without_hashsize = |definition: Definition| definition.with_hashsize(0);
-        without_hashsize(self) == without_hashsize(other)
+    /// Reports whether this set can serve as the other one. The kernel changes the hashsize itself,
+    /// and unneeded room for marks does not matter.
+    fn serves_as(self, wanted: Definition) -> bool {
+        let comparable = |definition: Definition| Definition {
+            has_marks: wanted.has_marks && definition.has_marks,
+            ..definition.with_hashsize(0)
+        };
+        comparable(self) == comparable(wanted)
+    }
+
+    /// Returns the newest revision that this crate and a kernel with these revisions share.
+    pub(crate) fn revision_between(&self, min: u8, max: u8) -> Result<u8, Error> {
+        let type_name = self.set_type.name();
+        let (ours, since) = (self.set_type.revision(), self.set_type.marks_since());
+        if min > ours {
+            return Err(Error::Revision {
+                type_name,
+                min,
+                ours,
+            });
+        }
+        if self.has_marks && max < since {
+            // This kernel would create the set without marks.
+            return Err(Error::NoMarks {
+                type_name,
+                max,
+                since,
+            });
+        }
+        Ok(max.min(ours))
     }
 
     /// Writes the attributes of a `TYPE` request.
@@ -261,16 +314,27 @@ impl Definition {
         w.attr_str(attr::TYPENAME, self.set_type.name());
         w.attr_u8(attr::REVISION, revision);
         w.attr_u8(attr::FAMILY, self.family().map_or(0, Family::number));
-        w.nest(attr::DATA, |w| match self.size {
-            Size::Hash {
-                hashsize, maxelem, ..
-            } => {
-                w.attr_be32(data::HASHSIZE | NET_BYTEORDER, hashsize);
-                w.attr_be32(data::MAXELEM | NET_BYTEORDER, maxelem);
-            }
-            Size::Ports { first, last } => {
-                w.attr_be16(data::PORT | NET_BYTEORDER, first);
-                w.attr_be16(data::PORT_TO | NET_BYTEORDER, last);
+        let flags = if self.has_marks { WITH_SKBINFO } else { 0 };
+        w.nest(attr::DATA, |w| {
+            let encode_flags = |w: &mut Writer<'_>| {
+                if flags != 0 {
+                    w.attr_be32(data::CADT_FLAGS | NET_BYTEORDER, flags);
+                }
+            };
+            // In the order of the attributes' numbers, as `ipset`.
+            match self.size {
+                Size::Hash {
+                    hashsize, maxelem, ..
+                } => {
+                    encode_flags(w);
+                    w.attr_be32(data::HASHSIZE | NET_BYTEORDER, hashsize);
+                    w.attr_be32(data::MAXELEM | NET_BYTEORDER, maxelem);
+                }
+                Size::Ports { first, last } => {
+                    w.attr_be16(data::PORT | NET_BYTEORDER, first);
+                    w.attr_be16(data::PORT_TO | NET_BYTEORDER, last);
+                    encode_flags(w);
+                }
             }
         });
     }
@@ -285,10 +349,11 @@ impl fmt::Display for Definition {
                 hashsize,
                 maxelem,
             } => {
-                write!(f, " family {family} hashsize {hashsize} maxelem {maxelem}")
+                write!(f, " family {family} hashsize {hashsize} maxelem {maxelem}")?;
             }
-            Size::Ports { first, last } => write!(f, " range {first}-{last}"),
+            Size::Ports { first, last } => write!(f, " range {first}-{last}")?,
         }
+        f.write_str(if self.has_marks { " skbinfo" } else { "" })
     }
 }
 
@@ -305,7 +370,7 @@ pub struct Header {
     pub definition: Option<Definition>,
     /// Options that change the set's entries or their lifetime, in `ipset`'s words: `timeout 300`,
     /// `netmask 24`, `forceadd`. This crate creates sets without options. Counters and comments are
-    /// not listed.
+    /// not listed, and marks are part of the definition.
     pub options: Vec<String>,
     /// Number of rules and sets that refer to the set.
     pub references: u32,
@@ -321,7 +386,7 @@ impl Header {
         self.options.is_empty()
             && self
                 .definition
-                .is_some_and(|there| there.holds_the_same(*wanted))
+                .is_some_and(|there| there.serves_as(*wanted))
     }
 
     fn decode(attributes: &CommandAttributes<'_>) -> Result<Header, Error> {
@@ -337,6 +402,7 @@ impl Header {
             memory: 0,
         };
         let (mut hashsize, mut maxelem, mut first, mut last) = (None, None, None, None);
+        let mut has_marks = false;
         for attribute in attributes.data.iter().flat_map(Attribute::nested) {
             let attribute = attribute?;
             match attribute.kind {
@@ -349,8 +415,12 @@ impl Header {
                     .push(format!("timeout {}", attribute.be32()?)),
                 data::NETMASK => header.options.push(format!("netmask {}", attribute.u8()?)),
                 data::BITMASK => header.options.push("bitmask".to_owned()),
-                data::CADT_FLAGS if attribute.be32()? & WITH_FORCEADD != 0 => {
-                    header.options.push("forceadd".to_owned());
+                data::CADT_FLAGS => {
+                    let flags = attribute.be32()?;
+                    has_marks = flags & WITH_SKBINFO != 0;
+                    if flags & WITH_FORCEADD != 0 {
+                        header.options.push("forceadd".to_owned());
+                    }
                 }
                 data::ELEMENTS => header.entries = Some(attribute.be32()?),
                 data::REFERENCES => header.references = attribute.be32()?,
@@ -371,7 +441,11 @@ impl Header {
                     maxelem,
                 }
             };
-            Some(Definition { set_type, size })
+            Some(Definition {
+                set_type,
+                size,
+                has_marks,
+            })
         });
         Ok(header)
     }

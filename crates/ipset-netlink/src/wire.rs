@@ -62,6 +62,7 @@ pub(crate) mod data {
     // Attributes of an entry.
     pub(crate) const IP2: u16 = 20;
     pub(crate) const CIDR2: u16 = 21;
+    pub(crate) const SKBMARK: u16 = 27;
 }
 
 /// Attributes inside an address.
@@ -74,6 +75,9 @@ pub(crate) mod address {
 pub(crate) const LIST_HEADER: u32 = 1 << 2;
 /// Flag in an entry's `data::CADT_FLAGS` for an exception from the set (`IPSET_FLAG_NOMATCH`).
 pub(crate) const NOMATCH: u32 = 1 << 2;
+/// Flag in a header's `data::CADT_FLAGS` for a set whose entries have marks
+/// (`IPSET_FLAG_WITH_SKBINFO`).
+pub(crate) const WITH_SKBINFO: u32 = 1 << 6;
 /// Flag in a header's `data::CADT_FLAGS` for a set that evicts at random when full
 /// (`IPSET_FLAG_WITH_FORCEADD`).
 pub(crate) const WITH_FORCEADD: u32 = 1 << 5;
@@ -101,6 +105,7 @@ pub(crate) mod errno {
     pub(crate) const REFERENCED: i32 = 4108;
     pub(crate) const IPADDR_IPV4: i32 = 4109;
     pub(crate) const IPADDR_IPV6: i32 = 4110;
+    pub(crate) const SKBINFO: i32 = 4114;
     /// Errors from 4352 on have a meaning for each set type. This error means "full" for a hash,
     /// and "out of range" for a bitmap.
     pub(crate) const HASH_FULL: i32 = 4352;

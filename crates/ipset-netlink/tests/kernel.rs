@@ -537,6 +537,37 @@ fn sets_are_renamed_swapped_and_refused_removal_while_used() {
 }
 
 #[test]
+fn the_mark_of_an_entry_is_replaced_and_ignored_by_a_deletion() {
+    let mut ipset = new_namespace();
+    let plain = Definition::new(SetType::HashIpPort, FOUR);
+    let marks = plain.with_marks();
+    ipset.check(&marks).unwrap();
+    assert!(ipset.create("m", &marks).unwrap());
+    assert!(!ipset.create("m", &marks).unwrap());
+    let entry = |text| Entry::parse(text, SetType::HashIpPort).unwrap();
+    let [one, other, bare] = [
+        "10.0.0.1,tcp:80 skbmark 0x1001",
+        "10.0.0.1,tcp:80 skbmark 0x7/0xff",
+        "10.0.0.1,tcp:80",
+    ]
+    .map(entry);
+    for entry in [one, other, bare, one] {
+        assert_eq!(ipset.add("m", &[entry]).unwrap(), [Outcome::Done]);
+        assert_eq!(saved("m").0, marks.to_string());
+        assert_eq!(saved("m").1, texts(&[entry]));
+        assert_eq!(ipset.list("m").unwrap().entries, [entry]);
+    }
+    assert_eq!(ipset.delete("m", &[other]).unwrap(), [Outcome::Done]);
+    assert!(ipset.list("m").unwrap().entries.is_empty());
+    // A set without marks refuses them, and does not serve as a set with marks.
+    ipset.create("plain", &plain).unwrap();
+    let refused = Outcome::Refused(Reason::TypeMismatch);
+    assert_eq!(ipset.add("plain", &[one]).unwrap(), [refused]);
+    let made = ipset.create("plain", &marks);
+    assert!(matches!(made, Err(Error::Mismatch { .. })), "{made:?}");
+}
+
+#[test]
 fn a_change_is_one_message_even_for_a_recreated_set() {
     let mut ipset = new_namespace();
     let set = Definition::new(SetType::HashIpPort, FOUR);

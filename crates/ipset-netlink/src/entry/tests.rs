@@ -10,6 +10,10 @@ fn entries() -> impl Strategy<Value = Entry> {
         let most = if ip.is_ipv4() { 32 } else { 128 };
         IpNet::new(ip, prefix.min(most)).unwrap().trunc()
     });
+    let mark = || {
+        let mark = any::<(u32, u32)>().prop_map(|(value, mask)| Mark { value, mask });
+        mark.prop_filter("the kernel lists no empty mark", |mark| *mark != Mark::NONE)
+    };
     let port = || (any::<u8>().prop_map(IpProtocol), any::<u16>());
     prop_oneof![
         ip().prop_map(Entry::Ip),
@@ -25,6 +29,12 @@ fn entries() -> impl Strategy<Value = Entry> {
             protocol,
             port,
             net
+        }),
+        (ip(), port(), mark()).prop_map(|(ip, (protocol, port), mark)| Entry::IpPortMark {
+            ip,
+            protocol,
+            port,
+            mark
         }),
         any::<u16>().prop_map(Entry::Port),
     ]
@@ -77,6 +87,8 @@ fn entries_are_written_in_ipset_notation() {
         ("fd00::1,sctp:9999", SetType::HashIpPort),
         ("10.0.0.1,icmp:3/1", SetType::HashIpPort),
         ("10.0.0.1,89:0", SetType::HashIpPort),
+        ("10.0.0.1,tcp:80 skbmark 0x1001", SetType::HashIpPort),
+        ("10.0.0.1,tcp:80 skbmark 0x1/0xff", SetType::HashIpPort),
         ("10.0.0.1,tcp:80,10.0.0.1", SetType::HashIpPortIp),
         ("10.0.0.1,udp:53,10.1.2.7", SetType::HashIpPortNet),
         ("10.0.0.1,udp:53,10.1.0.0/16", SetType::HashIpPortNet),
@@ -100,6 +112,11 @@ fn entries_are_written_in_ipset_notation() {
             "10.0.0.1,tcpp:80",
             SetType::HashIpPort,
             r#""tcpp" is not an IP protocol"#,
+        ),
+        (
+            "10.0.0.1,tcp:80 skbmark x",
+            SetType::HashIpPort,
+            r#""x" is not a mark, as in 0x1001 or 0x1/0xff"#,
         ),
         ("65536", SetType::BitmapPort, r#""65536" is not a port"#),
         (

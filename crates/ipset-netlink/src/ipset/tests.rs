@@ -9,7 +9,7 @@ use crate::test_data::{self, comparable};
 use crate::{Family, SetType};
 
 /// The sets of the test script that this crate can express.
-const PLAIN: [(&str, SetType, Family); 8] = [
+const PLAIN: [(&str, SetType, Family); 10] = [
     ("ip4", SetType::HashIp, Family::Inet),
     ("ip6", SetType::HashIp, Family::Inet6),
     ("port6", SetType::HashIpPort, Family::Inet6),
@@ -18,6 +18,8 @@ const PLAIN: [(&str, SetType, Family); 8] = [
     ("portnet4", SetType::HashIpPortNet, Family::Inet),
     ("portnet6", SetType::HashIpPortNet, Family::Inet6),
     ("ports", SetType::BitmapPort, Family::Inet),
+    ("marks4", SetType::HashIpPort, Family::Inet),
+    ("marks6", SetType::HashIpPort, Family::Inet6),
 ];
 
 /// Returns the message of `ipset restore` with this command and set.
@@ -41,6 +43,8 @@ fn create_requests_equal_those_of_the_ipset_tool() {
         let mut definition = Definition::new(set_type, family);
         if name == "ports" {
             definition = definition.with_ports(30000, 32767);
+        } else if name.starts_with("marks") {
+            definition = definition.with_marks();
         }
         let mut batch = Batch::new();
         batch.push(message(command::CREATE), NLM_F_EXCL, |w| {

@@ -38,6 +38,11 @@ fn a_listed_set_decodes_to_its_definition() {
         "ports: bitmap:port range 30000-32767",
         "30000",
         "30001",
+        "marks4: hash:ip,port family inet hashsize 1024 maxelem 65536 skbinfo",
+        "10.0.0.1,tcp:80 skbmark 0x1001",
+        "10.0.0.1,udp:53 skbmark 0x7/0xff",
+        "marks6: hash:ip,port family inet6 hashsize 1024 maxelem 65536 skbinfo",
+        "fd00::1,sctp:9999 skbmark 0x1001",
         "timed: hash:ip family inet hashsize 1024 maxelem 65536 netmask 24 timeout 300 forceadd",
         "10.0.1.0",
         "nets: hash:net",
@@ -145,6 +150,11 @@ fn only_membership_settings_must_match_a_definition() {
     assert!(!header("port4").matches(&plain));
     assert!(!header("timed").matches(&plain));
     assert!(!header("nets").matches(&plain));
+    // A set for marks needs room for them. Unneeded room does not matter.
+    let ports = Definition::new(SetType::HashIpPort, Family::Inet);
+    assert!(header("marks4").matches(&ports.with_marks()));
+    assert!(header("marks4").matches(&ports));
+    assert!(!header("port4").matches(&ports.with_maxelem(10).with_marks()));
     // Counters and comments make no difference.
     assert!(
         header("port4")
@@ -154,6 +164,21 @@ fn only_membership_settings_must_match_a_definition() {
     let ports = Definition::new(SetType::BitmapPort, Family::Inet6).with_ports(32767, 30000);
     assert!(header("ports").matches(&ports));
     assert!(!header("ports").matches(&Definition::new(SetType::BitmapPort, Family::Inet)));
+}
+
+#[test]
+fn a_kernel_without_marks_is_refused_by_name() {
+    let plain = Definition::new(SetType::HashIpPort, Family::Inet);
+    let revision = |of: Definition, min, max| {
+        let found = of.revision_between(min, max);
+        found.map_err(|error| error.to_string())
+    };
+    assert_eq!(revision(plain, 0, 4), Ok(4));
+    assert_eq!(revision(plain.with_marks(), 0, 5), Ok(5));
+    assert_eq!(revision(plain.with_marks(), 0, 9), Ok(7));
+    let refusal = "the kernel's hash:ip,port has no marks (skbinfo): it has revision 4, and 5 is needed (Linux 3.18)";
+    assert_eq!(revision(plain.with_marks(), 0, 4), Err(refusal.to_owned()));
+    assert!(revision(plain, 8, 9).is_err());
 }
 
 #[test]
