@@ -213,7 +213,7 @@ impl Kind {
 /// row counts.
 ///
 /// Source: iptables 1.8.9, by file.
-const SIGNS: [(Kind, &[&str]); 16] = [
+const SIGNS: [(Kind, &[&str]); 17] = [
     // iptables/xshared.c: "Another app is currently holding the xtables lock."
     (Kind::LockHeld, &["xtables lock"]),
     // The same: "Can't lock /run/xtables.lock: Resource temporarily unavailable".
@@ -243,6 +243,9 @@ const SIGNS: [(Kind, &[&str]); 16] = [
     (Kind::ChainTaken, &["CHAIN_ADD failed (File exists)"]),
     // libxtables/xtables.c: "Couldn't load match `x':No such file or directory".
     (Kind::NoModule, &["Couldn't load"]),
+    // iptables/xshared.c: `unknown option "--map-mark"`, of a revision that the program or the
+    // kernel lacks.
+    (Kind::NoModule, &["unknown option"]),
     // iptables/nft-shared.c: "Parsing nftables rule failed".
     (Kind::Unreadable, &["Parsing nftables rule failed"]),
     // iptables/xtables-save.c, xtables-restore.c: "Failed to initialize nft: Protocol not
@@ -533,6 +536,12 @@ mod tests {
                 3,
             ),
             ("iptables-restore: line 4 failed", Kind::NoModule, 4),
+            (
+                "iptables-restore v1.8.9 (legacy): unknown option \"--map-set\"\n\
+                 Error occurred at line: 3",
+                Kind::NoModule,
+                3,
+            ),
             (
                 "Error: meta sreg key not supported\niptables-nft-restore v1.8.9 (nf_tables): \
                  Parsing nftables rule failed\n\

@@ -127,6 +127,9 @@ pub enum Target {
         /// Bits to clear before the flip.
         mask: u32,
     },
+    /// Changes the packet's mark by the mark of the ipset's member with these fields. Does nothing
+    /// without such a member. The kernel accepts it only in table mangle.
+    MapMark(&'static str, &'static [Field]),
     /// Replaces the source with this node's address.
     Masquerade(SourcePort),
     /// Replaces the destination with this address and port.
@@ -385,6 +388,11 @@ impl fmt::Display for Target {
                 f.write_str("REJECT --reject-with icmp6-port-unreachable")
             }
             Self::Mark { value, mask } => write!(f, "MARK --set-xmark {value:#x}/{mask:#x}"),
+            Self::MapMark(set, fields) => {
+                write!(f, "SET --map-set {set} ")?;
+                joined(names(fields), f)?;
+                f.write_str(" --map-mark")
+            }
             Self::Masquerade(SourcePort::Kept) => f.write_str("MASQUERADE"),
             Self::Masquerade(SourcePort::Random) => f.write_str("MASQUERADE --random-fully"),
             Self::Dnat(to) => write!(f, "DNAT --to-destination {to}"),
@@ -496,6 +504,8 @@ mod tests {
         );
         let set = Match::InSet("S".into(), &[Field::Destination, Field::Source]);
         assert_eq!(set.to_string(), "-m set --match-set S dst,src");
+        let map = Target::MapMark("S", &[Field::Destination, Field::Destination]);
+        assert_eq!(map.to_string(), "SET --map-set S dst,dst --map-mark");
     }
 
     #[test]

@@ -115,10 +115,10 @@ impl<'a> RuleLine<'a> {
         words.next()
     }
 
-    /// Reports whether the rule refers to this ipset.
+    /// Reports whether the rule looks a packet up in this ipset.
     pub fn asks_set(&self, name: &str) -> bool {
         let mut options = self.options();
-        while options.any(|word| word == "--match-set") {
+        while options.any(|word| word == "--match-set" || word == "--map-set") {
             if options.next().is_some_and(|set| set == name) {
                 return true;
             }
@@ -275,6 +275,8 @@ mod tests {
         assert_eq!(rule.target().as_deref(), Some("Z"));
         assert_eq!(rule.comment().as_deref(), Some("-j"));
         assert!(rule.asks_set("A") && !rule.asks_set("B"));
+        let rule = RuleLine::parse("-A X -m set --match-set A dst -j SET --map-set B dst").unwrap();
+        assert!(rule.asks_set("A") && rule.asks_set("B") && !rule.asks_set("dst"));
     }
 
     #[test]
