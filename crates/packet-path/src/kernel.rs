@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use ipset_netlink::Mark;
 use ipvs_netlink::{DestinationEntry, ServiceEntry, ServiceKey};
 
 use crate::packet::Interface;
@@ -60,6 +61,15 @@ pub trait Kernel {
     ///
     /// Fails if the query cannot be sent, or its response cannot be read.
     fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure>;
+
+    /// Returns the mark of the ipset's member that matches this key (`skbmark`). Returns `None`
+    /// without a match, and [`Mark::NONE`] for a member without a mark.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the query cannot be sent, or its response cannot be read. Also if the set has too
+    /// many members to list them.
+    fn mark(&self, set: &str, key: &SetKey) -> Result<Option<Mark>, ReadFailure>;
 
     /// Returns the IPVS virtual server with this key, if it exists.
     ///

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use inet::IpFamily;
-use ipset_netlink::{Entry, IpProtocol, Ipset, Key, Reason};
+use ipset_netlink::{Entry, IpProtocol, Ipset, Key, Mark, Reason};
 use iptables::{Backend, DormantTable, Iptables};
 use ipvs_netlink::{Ipvs, ServiceKey};
 use route_netlink::{Address, Family, Lookup, RouteRefusal, Rtnetlink};
@@ -99,6 +99,7 @@ pub struct Live {
     kinds: Cache<String, String>,
     set_types: Cache<String, Option<String>>,
     members: Cache<(String, SetKey), Option<String>>,
+    marks: Cache<(String, SetKey), Option<Mark>>,
     servers: Cache<ServiceKey, Option<Server>>,
     settings: Cache<String, Option<String>>,
 }
@@ -147,6 +148,7 @@ impl Live {
             kinds: Cache::default(),
             set_types: Cache::default(),
             members: Cache::default(),
+            marks: Cache::default(),
             servers: Cache::default(),
             settings: Cache::default(),
         })
@@ -346,18 +348,46 @@ impl Live {
 
     /// Returns the network of a set that contains a key, unless the set is too large to list.
     fn network(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
+        let entries = self.listed(set)?.unwrap_or_default();
+        let found = entries.into_iter().find(|entry| holds(entry, key));
+        Ok(found.map(|entry| entry.to_string()))
+    }
+
+    /// Returns the entries of a set, or `None` if the set is missing or too large to list.
+    fn listed(&self, set: &str) -> Result<Option<Vec<Entry>>, ReadFailure> {
         let found = self.with_ipset(set, |ipset| {
-            if ipset
-                .header(set)?
-                .entries
-                .is_none_or(|count| count > MOST_LISTED)
-            {
+            let count = ipset.header(set)?.entries;
+            if count.is_none_or(|count| count > MOST_LISTED) {
                 return Ok(None);
             }
-            let entries = ipset.list(set)?.entries;
-            Ok(entries.into_iter().find(|entry| holds(entry, key)))
+            Ok(Some(ipset.list(set)?.entries))
         })?;
-        Ok(found.flatten().map(|entry| entry.to_string()))
+        Ok(found.flatten())
+    }
+
+    fn ask_mark(&self, set: &str, key: &SetKey) -> Result<Option<Mark>, ReadFailure> {
+        if self.member(set, key)?.is_none() {
+            return Ok(None);
+        }
+        let Some(entries) = self.listed(set)? else {
+            return Err(ReadFailure {
+                part: format!("the marks of ipset {set}"),
+                reason: format!(
+                    "it has more than {MOST_LISTED} members: `ipset list {set}` shows them"
+                ),
+            });
+        };
+        let of_key = |entry: Entry| match entry {
+            Entry::IpPortMark {
+                ip,
+                protocol,
+                port,
+                mark,
+            } if key.ip == Some(ip) && key.port == Some((protocol.0, port)) => Some(mark),
+            _ => None,
+        };
+        let mark = entries.into_iter().find_map(of_key);
+        Ok(Some(mark.unwrap_or(Mark::NONE)))
     }
 
     fn ask_server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
@@ -447,6 +477,11 @@ impl Kernel for Live {
     fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let question = (set.to_owned(), key.clone());
         self.members.or_ask(&question, || self.ask_member(set, key))
+    }
+
+    fn mark(&self, set: &str, key: &SetKey) -> Result<Option<Mark>, ReadFailure> {
+        let question = (set.to_owned(), key.clone());
+        self.marks.or_ask(&question, || self.ask_mark(set, key))
     }
 
     fn server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use ipset_netlink::Mark;
 use ipvs_netlink::ServiceKey;
 
 use crate::kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Server, SetKey};
@@ -35,6 +36,15 @@ impl Snapshot {
 
     fn is_own(&self, address: IpAddr) -> bool {
         address.is_loopback() || self.addresses.iter().any(|(_, net)| net.addr() == address)
+    }
+
+    /// Returns the member of a set that matches a key, and its options.
+    fn find(&self, set: &str, key: &SetKey) -> Option<(&str, &str)> {
+        let (type_name, members) = self.sets.get(set)?;
+        let mut members = members
+            .iter()
+            .map(|member| member.split_once(' ').unwrap_or((member, "")));
+        members.find(|(member, _)| is_member(type_name, member, key))
     }
 
     fn first_address(&self, interface: &Interface, to: IpAddr) -> Option<IpAddr> {
@@ -133,13 +143,16 @@ impl Kernel for Snapshot {
     }
 
     fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
-        let Some((type_name, members)) = self.sets.get(set) else {
-            return Ok(None);
-        };
-        let found = members
-            .iter()
-            .find(|member| is_member(type_name, member, key));
-        Ok(found.cloned())
+        Ok(self.find(set, key).map(|(member, _)| member.to_owned()))
+    }
+
+    fn mark(&self, set: &str, key: &SetKey) -> Result<Option<Mark>, ReadFailure> {
+        let marked = |options: &str| options.split_once("skbmark ").map(|(_, mark)| mark.parse());
+        let found = self.find(set, key);
+        Ok(found.map(|(_, options)| match marked(options) {
+            Some(Ok(mark)) => mark,
+            Some(Err(_)) | None => Mark::NONE,
+        }))
     }
 
     fn server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {

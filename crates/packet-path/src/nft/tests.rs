@@ -46,6 +46,10 @@ impl Kernel for Nowhere {
         Err(unread())
     }
 
+    fn mark(&self, _: &str, _: &SetKey) -> Result<Option<ipset_netlink::Mark>, ReadFailure> {
+        Err(unread())
+    }
+
     fn server(&self, _: &ipvs_netlink::ServiceKey) -> Result<Option<Server>, ReadFailure> {
         Err(unread())
     }

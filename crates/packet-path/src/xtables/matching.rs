@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use ipset_netlink::Mark;
 use ipvs_netlink::ServiceKey;
 
 use super::rule::{Bridge, Ipvs, PortSide, Property, Rule, Side, State, Test};
@@ -247,6 +248,24 @@ fn member(
         return Ok(None);
     };
     kernel.member(set, &key).map_err(|unread| told(&unread))
+}
+
+/// Returns the set member that matches these sides of the packet, and its mark.
+pub(super) fn marked_member(
+    set: &str,
+    sides: &[Side],
+    packet: &Packet,
+    kernel: &dyn Kernel,
+) -> Result<Option<(String, Mark)>, String> {
+    let Some(member) = member(set, sides, packet, kernel)? else {
+        return Ok(None);
+    };
+    let type_name = kernel.set_type(set).map_err(|unread| told(&unread))?;
+    let Some(key) = key(&type_name.unwrap_or_default(), sides, packet)? else {
+        return Ok(None);
+    };
+    let mark = kernel.mark(set, &key).map_err(|unread| told(&unread))?;
+    Ok(mark.map(|mark| (member, mark)))
 }
 
 /// Returns the key for a set of this type, or `None` if the packet cannot be a member.

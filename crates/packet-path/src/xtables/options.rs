@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use iptables::Words;
 
 use super::rule::{Bridge, Ipvs, PortSide, Property, Rule, Side, State, Target, Test};
-use super::targets::{self, RemainingWords, masked};
+use super::targets::{self, RemainingWords, masked, sides};
 
 /// Supported matches. All options of any other match together form one unsupported test.
 const MODULES: [&str; 17] = [
@@ -294,14 +294,8 @@ impl RuleParser {
 #[allow(clippy::option_option, reason = "as of `RuleParser::known`")]
 fn set(words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
     let name = words.next()?.into_owned();
-    let sides = words.next()?;
-    let side = |side: &str| match side {
-        "src" => Some(Side::Source),
-        "dst" => Some(Side::Destination),
-        _ => None,
-    };
-    let sides: Option<Vec<Side>> = sides.split(',').map(side).collect();
-    Some(Some(Property::Set(name, sides?)))
+    let sides = sides(&words.next()?)?;
+    Some(Some(Property::Set(name, sides)))
 }
 
 #[allow(clippy::option_option, reason = "as of `RuleParser::known`")]

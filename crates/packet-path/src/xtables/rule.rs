@@ -128,6 +128,8 @@ pub(super) enum Target {
         value: u32,
         mask: u32,
     },
+    /// Changes the mark by that of the ipset's member with these sides of the packet.
+    MapMark(String, Vec<Side>),
     ConnectionMark(ConnectionMark),
     Masquerade,
     Snat(Nat),

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use iptables::Words;
 
-use super::rule::{ConnectionMark, Nat, Target};
+use super::rule::{ConnectionMark, Nat, Side, Target};
 
 /// Targets that do not affect a packet's path.
 const HARMLESS: [&str; 17] = [
@@ -77,6 +77,7 @@ pub(super) fn read(name: &str, words: &mut RemainingWords<'_>) -> Target {
             Some(Target::Reject(message(with)))
         }
         "MARK" => mark(&value),
+        "SET" if options.iter().any(|option| option == "--map-mark") => map_mark(&options),
         "CONNMARK" => connection_mark(&options, &value),
         "DNAT" => value("--to-destination").and_then(nat).map(Target::Dnat),
         "SNAT" => value("--to-source").and_then(nat).map(Target::Snat),
@@ -122,6 +123,23 @@ fn mark<'a>(value: &impl Fn(&str) -> Option<&'a str>) -> Option<Target> {
         (number(value("--xor-mark")?)?, 0)
     };
     Some(Target::Mark { value, mask })
+}
+
+/// Parses `--map-set SET dst,dst --map-mark`. Other options of the target do not affect the path.
+fn map_mark(options: &[Cow<'_, str>]) -> Option<Target> {
+    let at = options.iter().position(|option| option == "--map-set")?;
+    let sides = sides(options.get(at + 2)?)?;
+    Some(Target::MapMark(options.get(at + 1)?.to_string(), sides))
+}
+
+/// Parses the sides of a packet for the parts of a set's members, such as `dst,src`.
+pub(super) fn sides(text: &str) -> Option<Vec<Side>> {
+    let side = |side: &str| match side {
+        "src" => Some(Side::Source),
+        "dst" => Some(Side::Destination),
+        _ => None,
+    };
+    text.split(',').map(side).collect()
 }
 
 fn connection_mark<'a>(

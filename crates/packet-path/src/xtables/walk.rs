@@ -247,6 +247,26 @@ impl<'a> TableWalk<'a> {
                 packet.mark = (packet.mark & !mask) ^ value;
                 (format!("its mark becomes {:#x}", packet.mark), Next::On)
             }
+            Target::MapMark(set, sides) => {
+                match matching::marked_member(set, sides, packet, self.kernel) {
+                    Ok(None) => {
+                        at.branch.passed += 1;
+                        return Next::On;
+                    }
+                    Ok(Some((member, mark))) => {
+                        packet.mark = (packet.mark & !mark.mask) ^ mark.value;
+                        step.members.push(format!("{set} {member}"));
+                        let says =
+                            format!("its mark becomes {:#x}, that of the member", packet.mark);
+                        (says, Next::On)
+                    }
+                    Err(why) => {
+                        let says = format!("its mark is unknown: {why}");
+                        at.branch.end = Some(End::Unknown(why));
+                        (says, Next::Leave)
+                    }
+                }
+            }
             Target::ConnectionMark(what) => (connection_mark(packet, *what), Next::On),
             Target::NoTrack => {
                 packet.tracking = Tracking::Untracked;

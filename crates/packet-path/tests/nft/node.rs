@@ -102,6 +102,10 @@ impl Kernel for Node {
         Ok(None)
     }
 
+    fn mark(&self, _: &str, _: &SetKey) -> Result<Option<ipset_netlink::Mark>, ReadFailure> {
+        Ok(None)
+    }
+
     fn server(&self, _: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
         Ok(None)
     }

@@ -120,6 +120,34 @@ fn unsupported_rules_are_reported_only_if_relevant() {
     assert_eq!(other.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
 }
 
+#[test]
+fn the_mark_of_a_set_member_selects_the_virtual_server() {
+    let mut world = World::bare(
+        "*mangle\n:INPUT ACCEPT [0:0]\n\
+         -A INPUT -m conntrack --ctstate NEW -j SET --map-set MARKS dst,dst --map-mark\nCOMMIT\n",
+    );
+    world.set("create MARKS hash:ip,port family inet hashsize 1024 maxelem 65536 skbinfo");
+    let to = "192.168.99.10:80";
+    let [by_address, by_mark] = ["10.244.1.5:8080", "10.244.2.5:8080"];
+    for line in [
+        "-A -t 192.168.99.10:80 -s rr".to_owned(),
+        format!("-a -t {to} -r {by_address} -m -w 1"),
+        "-A -f 77 -s rr".to_owned(),
+        format!("-a -f 77 -r {by_mark} -m -w 1"),
+    ] {
+        world.server(&line);
+    }
+    let reached = |world: &World| world.comes_to(POD, to);
+    assert_eq!(reached(&world), [format!("{by_address} kept")]);
+    world.set("add MARKS 192.168.99.10,tcp:80 skbmark 0x4d");
+    assert_eq!(reached(&world), [format!("{by_mark} kept")]);
+    let step = world.ask(POD, to).remove(0).steps;
+    let step = step.iter().find(|step| step.entry.contains("--map-mark"));
+    let step = step.unwrap();
+    assert_eq!(step.members, ["MARKS 192.168.99.10,tcp:80"]);
+    assert_eq!(step.says, "its mark becomes 0x4d, that of the member");
+}
+
 /// The matches and target of such a rule are unknown, and a step notes it.
 #[test]
 fn a_native_nft_rule_in_iptables_is_skipped_and_noted() {

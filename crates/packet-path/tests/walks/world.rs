@@ -137,9 +137,9 @@ impl World {
                 let (type_name, _) = sets.entry(name.to_owned()).or_default();
                 kind.clone_into(type_name);
             }
-            ["add", name, member, ..] => {
+            ["add", name, ref member @ ..] => {
                 let (_, members) = sets.entry(name.to_owned()).or_default();
-                members.push(member.to_owned());
+                members.push(member.join(" "));
             }
             _ => panic!("{line}"),
         }
