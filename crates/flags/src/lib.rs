@@ -405,7 +405,7 @@ pub struct Flags {
     pub ipvs_service_cidrs: Vec<String>,
 
     /// Endpoints and sources that packets get in IPVS mode: upstream, or exact (those of iptables
-    /// mode; needs --ipvs-shim=nftables or auto); no effect in other modes
+    /// mode); no effect in other modes
     #[arg(
         long,
         value_name = "upstream|exact",

@@ -15,7 +15,6 @@ use anyhow::Result;
 use flags::Flags;
 use flags::gates::IPVS_MODE;
 use proxy::IpFamily;
-use proxy_ipvs::ShimStyle;
 use service_counters::ReadCounters;
 use source::ServiceCidrs;
 
@@ -33,7 +32,7 @@ use metrics::IpvsMetrics;
 use opened::Ipvs;
 pub use opened::foresee_scheduler;
 use settings::Timeouts;
-use shim::{ChosenShim, ShimChoice};
+use shim::ChosenShim;
 
 /// Prefix of the line in /proc/net/dev for the link that holds the service addresses.
 const LINK: &str = "kube-ipvs0:";
@@ -48,6 +47,9 @@ const OF_SETS: &[&str] = &[
     "ip_set_bitmap_port",
     "xt_set",
 ];
+
+/// Modules of the rules that exact semantics add to these shims.
+const OF_MARKS: &[&str] = &["iptable_mangle", "ip6table_mangle"];
 
 /// Definition of IPVS mode.
 pub(super) struct IpvsMode;
@@ -160,16 +162,19 @@ impl Definition for IpvsMode {
             name: format!("ip_vs_{}", settings.ipvs.scheduler).into(),
             need: ModuleNeed::All,
         });
-        if settings.ipvs.shim == ShimChoice::Fixed(ShimStyle::Nftables) {
+        if shim::is_in_nftables(settings) {
             all.extend(modules(&["nf_tables"], ModuleNeed::All));
         } else {
             all.extend(modules(OF_SETS, ModuleNeed::Some));
+            if settings.ipvs.semantics.is_exact() {
+                all.extend(modules(OF_MARKS, ModuleNeed::Some));
+            }
         }
         all
     }
 
     fn uses_iptables(&self, settings: &Settings) -> bool {
-        settings.ipvs.shim != ShimChoice::Fixed(ShimStyle::Nftables)
+        !shim::is_in_nftables(settings)
     }
 
     fn metrics(&self) -> Option<Arc<dyn OfMode>> {

@@ -140,8 +140,7 @@ pub struct Config {
     pub service_cidrs: Vec<IpNet>,
     /// Form of the shim (`--ipvs-shim`).
     pub shim: ShimStyle,
-    /// Rules for choosing endpoints and source addresses (`--ipvs-semantics`). Exact semantics need
-    /// the shim in nftables.
+    /// Rules for choosing endpoints and source addresses (`--ipvs-semantics`).
     pub semantics: Semantics,
     /// Addresses of the marks in use. This mode writes them, for readers of counters.
     pub mark_addresses: MarkAddresses,

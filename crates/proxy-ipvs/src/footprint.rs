@@ -8,7 +8,7 @@ use footprint::{Footprint, Link, OwnSet, Says, VirtualServers};
 use proxy::{IpFamily, Protocol, ServiceAddress};
 
 use crate::native::TABLE;
-use crate::rules::{CHAINS, JUMPS};
+use crate::rules::{ALL_CHAINS, JUMPS};
 use crate::server::Properties;
 use crate::sets::Set;
 
@@ -34,7 +34,7 @@ pub(crate) const PROBE: ServiceAddress = ServiceAddress::new(
 
 /// Footprint of this mode in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
-    chains: &CHAINS,
+    chains: &ALL_CHAINS,
     jumps: &JUMPS,
     nft_tables: &[TABLE],
     sets,

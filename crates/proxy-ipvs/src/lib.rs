@@ -65,7 +65,7 @@ pub use kinds::IpvsKinds;
 pub use leftovers::{LeftoverPlace, Leftovers, beside_the_shim};
 pub use mark_addresses::MarkAddresses;
 pub use netlink::{
-    Carrier, MODULES, NetlinkKernel, OpenError, ProbeError, SetInTheWay, check_ipset,
+    Carrier, MODULES, NetlinkKernel, OpenError, ProbeError, SetInTheWay, check_ipset, check_marks,
     check_nftables, foresee_scheduler, prepare, probe, probe_nftables, probe_scheduler,
 };
 pub use part::{Lane, Part};

@@ -55,7 +55,7 @@ use former::{Former, until_known};
 use native::Native;
 pub use open::{check_ipset, check_nftables, prepare, probe_nftables};
 use open::{nftables_missing, open_loading};
-pub use probe::{ProbeError, probe};
+pub use probe::{ProbeError, check_marks, probe};
 use reason::{refused, unsent};
 pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;

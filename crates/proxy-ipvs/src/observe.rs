@@ -243,13 +243,19 @@ impl Ipvs {
             return;
         }
         if let Some(takeover) = self.takeover.take() {
+            let former_marks = takeover.former_marks();
             let excluded = &state.config.exclude_cidrs;
             let adopted = takeover.judge(excluded, &mut self.tables.foreign);
             self.adopt(adopted);
             self.refresh_node_ports(state);
             self.recognize(state);
             let marked = self.tables.members(Set::LocalMark).iter_actual();
-            self.claims.marks.open(marked.map(|(member, ())| *member));
+            let marked = marked.map(|(member, ())| *member);
+            // The marks of the shim in use count more.
+            let all = former_marks.into_iter().chain(marked);
+            let all = all.filter_map(|of| Some((Set::LocalMark.service_address(&of)?, of)));
+            let all: HashMap<_, _> = all.collect();
+            self.claims.marks.open(all.into_values());
         }
     }
 

@@ -15,7 +15,32 @@ use crate::sets::Set;
 pub use iptables::Table;
 
 /// Tables that the shim uses, in the order of writing.
-const TABLES: [Table; 2] = [Table::Nat, Table::Filter];
+const TABLES: [Table; 3] = [Table::Nat, Table::Filter, Table::Mangle];
+
+/// Chains of `--ipvs-semantics=exact`. They come before IPVS, which sees packets at hook input
+/// behind table filter, but at hook output before it.
+pub(crate) const BEFORE_IPVS: &str = "KUBE-IPVS-BEFORE";
+pub(crate) const OUT_BEFORE_IPVS: &str = "KUBE-IPVS-OUT-BEFORE";
+pub(crate) const EARLY_CHAINS: [(Table, &str); 2] = [
+    (Table::Mangle, BEFORE_IPVS),
+    (Table::Mangle, OUT_BEFORE_IPVS),
+];
+
+/// All chains that a shim may have.
+#[allow(
+    clippy::indexing_slicing,
+    reason = "the compiler evaluates the constant"
+)]
+pub(crate) const ALL_CHAINS: [(Table, &str); 13] = {
+    let mut all = [EARLY_CHAINS[0]; 13];
+    let mut at = 0;
+    while at < CHAINS.len() {
+        all[at] = CHAINS[at];
+        at += 1;
+    }
+    [all[11], all[12]] = EARLY_CHAINS;
+    all
+};
 
 /// Our chains, in the order in which upstream creates them.
 pub(crate) const CHAINS: [(Table, &str); 11] = [
@@ -32,16 +57,16 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// Jumps from the built-in chains, of all shims or of the lean one only. Each missing jump is
-/// inserted at the head of its chain, in this order. In a fresh table, the last jump therefore
+/// Jumps from the built-in chains, some of them only on demand. Each missing jump is inserted at the head of its chain, in this order. In a fresh table, the last jump therefore
 /// comes first.
-pub(crate) const JUMPS: [Jump; 9] = {
+pub(crate) const JUMPS: [Jump; 11] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
     }
     const HEALTH: &str = "kubernetes health check rules";
     const FIREWALL: &str = "kube-proxy firewall rules";
     const ACCESS: &str = "kubernetes ipvs access filter";
+    const EARLY: &str = "kubernetes ipvs exact semantics";
     [
         FROM_OUTPUT,
         FROM_PREROUTING,
@@ -52,6 +77,8 @@ pub(crate) const JUMPS: [Jump; 9] = {
         jump("FORWARD", "KUBE-PROXY-FIREWALL", FIREWALL),
         jump("INPUT", "KUBE-IPVS-FILTER", ACCESS),
         jump("OUTPUT", "KUBE-IPVS-OUT-FILTER", ACCESS),
+        Jump::new(Table::Mangle, "INPUT", BEFORE_IPVS, EARLY),
+        Jump::new(Table::Mangle, "OUTPUT", OUT_BEFORE_IPVS, EARLY),
     ]
 };
 
@@ -136,7 +163,7 @@ impl Rules {
                 Entry::Chain(name) => name,
                 Entry::Rule(rule) => rule.chain,
             };
-            if CHAINS.contains(&(table, chain)) {
+            if ALL_CHAINS.contains(&(table, chain)) {
                 let lines = rules.chains.entry((table, chain.to_owned())).or_default();
                 if let Entry::Rule(rule) = entry {
                     lines.push(rule.text.to_owned());
@@ -161,11 +188,23 @@ impl Rules {
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
+                // Table mangle has chains only while they have rules.
+                let is_on_demand = table == Table::Mangle;
+                if is_on_demand && !self.has_chain_in(table) && !installed.has_chain_in(table) {
+                    continue;
+                }
+                let is_in = |rules: &Self, name: &str| {
+                    let mut chains = rules.chains.keys();
+                    chains.any(|(of, chain)| *of == table && chain == name)
+                };
                 restore.begin(table)?;
                 // A line with a chain's name empties the chain; the same transaction fills it
                 // again.
-                for (_, name) in CHAINS.iter().filter(|chain| chain.0 == table) {
-                    restore.declare(name)?;
+                let chains = ALL_CHAINS.iter().filter(|chain| chain.0 == table);
+                for (_, name) in chains.clone() {
+                    if !is_on_demand || is_in(self, name) || is_in(installed, name) {
+                        restore.declare(name)?;
+                    }
                 }
                 for jump in JUMPS.iter().filter(|jump| jump.table == table) {
                     let jump = (table, jump.line());
@@ -175,14 +214,23 @@ impl Rules {
                         _ => {}
                     }
                 }
-                let chains = self.chains.iter().filter(|((of, _), _)| *of == table);
-                for line in chains.flat_map(|(_, lines)| lines) {
+                let own = self.chains.iter().filter(|((of, _), _)| *of == table);
+                for line in own.flat_map(|(_, lines)| lines) {
                     restore.append(line)?;
+                }
+                for (_, name) in chains.filter(|_| is_on_demand) {
+                    if !is_in(self, name) && is_in(installed, name) {
+                        restore.remove(name)?;
+                    }
                 }
                 restore.commit()?;
             }
             Ok(())
         })
+    }
+
+    fn has_chain_in(&self, table: Table) -> bool {
+        self.chains.keys().any(|(of, _)| *of == table)
     }
 
     /// Lists the writes from `installed` to these rules, for operators, one per line.
@@ -261,7 +309,7 @@ mod tests {
     use proxy::LocalDetector;
 
     use super::*;
-    use crate::config::{Config, ShimStyle};
+    use crate::config::{Config, MarkBits, Semantics, ShimStyle};
     use crate::shim::Shim;
 
     fn shim(family: IpFamily, filled: &[Set]) -> Shim {
@@ -277,11 +325,8 @@ mod tests {
     fn each_shim_rule_has_a_known_kernel_module() {
         for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
             for family in IpFamily::ALL {
-                let shim = Config {
-                    shim,
-                    ..Config::default()
-                };
-                let filled = Set::all().collect();
+                let shim = Config { shim, ..exact() };
+                let filled = Set::every().collect();
                 let forbidden_to_node = BTreeSet::new();
                 let rules = Shim {
                     family,
@@ -303,8 +348,9 @@ mod tests {
                 };
                 let mut seen = 0;
                 for name in of("-m").chain(of("-j")).filter(known) {
-                    // The module xt_mark provides both a match and a target.
-                    let alias = format!("ipt_{}", name.replace("MARK", "mark"));
+                    // The modules xt_mark and xt_set provide both a match and a target.
+                    let name = name.replace("MARK", "mark").replace("SET", "set");
+                    let alias = format!("ipt_{name}");
                     let mut loaded = iptables::MODULES.iter().chain(&crate::MODULES);
                     assert!(loaded.any(|module| *module == alias), "{alias}");
                     seen += 1;
@@ -326,6 +372,77 @@ mod tests {
                 "jumps that exist are not added again"
             );
         }
+    }
+
+    fn exact() -> Config {
+        Config {
+            semantics: Semantics::Exact(MarkBits::DEFAULT),
+            detector: LocalDetector::SourceNet("10.244.0.0/16".parse().unwrap()),
+            ..Config::default()
+        }
+    }
+
+    #[test]
+    fn exact_semantics_need_table_mangle_only_while_it_has_rules() {
+        let all: Vec<_> = Set::every().collect();
+        for style in [ShimStyle::Upstream, ShimStyle::Lean] {
+            let shim_of = |filled: &[Set], of: &Config| {
+                let config = Config {
+                    shim: style,
+                    ..of.clone()
+                };
+                shim(IpFamily::V4, filled).rules(&config)
+            };
+            let (full, none) = (shim_of(&all, &exact()), shim_of(&[], &exact()));
+            let upstream = shim_of(&all, &Config::default());
+            let mangle = |from: &Rules, to: &Rules| {
+                let text = to.restore_text(from);
+                let part = text
+                    .split_once("*mangle\n")
+                    .map(|(_, part)| part.to_owned());
+                part.unwrap_or_default()
+            };
+            assert_eq!(mangle(&none, &none) + &mangle(&upstream, &upstream), "");
+            let comment = |text| match style {
+                ShimStyle::Lean => String::new(),
+                _ => format!("-m comment --comment \"{text}\" "),
+            };
+            let [unserved, outside, mark] = [Set::Unserved, Set::UnservedOutside, Set::LocalMark]
+                .map(|set| comment(set.comment()));
+            let new = "-m conntrack --ctstate NEW";
+            let jump = "-m comment --comment \"kubernetes ipvs exact semantics\" -j";
+            let written = format!(
+                ":KUBE-IPVS-BEFORE - [0:0]\n:KUBE-IPVS-OUT-BEFORE - [0:0]\n\
+                 -I INPUT {jump} KUBE-IPVS-BEFORE\n-I OUTPUT {jump} KUBE-IPVS-OUT-BEFORE\n\
+                 -A KUBE-IPVS-BEFORE {new} {unserved}-m set --match-set KUBE-UNSERVED dst,dst -j DROP\n\
+                 -A KUBE-IPVS-BEFORE ! -s 10.244.0.0/16 {new} {outside}-m set --match-set KUBE-UNSERVED-OUTSIDE dst,dst -j DROP\n\
+                 -A KUBE-IPVS-BEFORE ! -s 10.244.0.0/16 {new} {mark}-j SET --map-set KUBE-LOCAL-MARK dst,dst --map-mark\n\
+                 -A KUBE-IPVS-OUT-BEFORE -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst \
+                 -m set ! --match-set KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src \
+                 -m set ! --match-set KUBE-LOAD-BALANCER-SOURCE-IP dst,dst,src -j DROP\n\
+                 -A KUBE-IPVS-OUT-BEFORE {new} {unserved}-m set --match-set KUBE-UNSERVED dst,dst -j DROP\nCOMMIT\n"
+            );
+            assert_eq!(mangle(&none, &full), written);
+            let text = full.restore_text(&Rules::default());
+            assert_eq!(Rules::parse(&text.replace("-I ", "-A ")), full);
+            let removed = format!(
+                ":KUBE-IPVS-BEFORE - [0:0]\n:KUBE-IPVS-OUT-BEFORE - [0:0]\n\
+                 -D INPUT {jump} KUBE-IPVS-BEFORE\n-D OUTPUT {jump} KUBE-IPVS-OUT-BEFORE\n\
+                 -X KUBE-IPVS-BEFORE\n-X KUBE-IPVS-OUT-BEFORE\nCOMMIT\n"
+            );
+            for without in [&none, &upstream] {
+                assert_eq!(mangle(&full, without), removed);
+            }
+        }
+    }
+
+    #[test]
+    fn an_uncovered_mark_is_found_in_the_target_of_its_rule() {
+        let family = IpFamily::V6;
+        let rules = |filled: &[Set]| shim(family, filled).rules(&exact());
+        let few = rules(&[Set::ClusterIp]);
+        let more = rules(&[Set::ClusterIp, Set::LocalMark]);
+        assert_eq!(more.uncovered(&few, family), [Set::LocalMark].into());
     }
 
     #[test]

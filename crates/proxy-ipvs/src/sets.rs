@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::LazyLock;
 
 use footprint::Says;
 use ipnet::IpNet;
@@ -52,7 +53,8 @@ pub enum SetKind {
     AddressPortNet,
     /// Ports (`bitmap:port` with range 0-65535).
     Port,
-    /// Addresses with a port, each mapped to the mark for packets to it. Exists only in nftables.
+    /// Addresses with a port, each mapped to the mark for packets to it (`hash:ip,port` with
+    /// `skbinfo`).
     AddressPortMark,
 }
 
@@ -242,6 +244,18 @@ impl Set {
         name
     }
 
+    /// Returns the set's name in the kernel, for targets of iptables.
+    pub(crate) fn static_name(self, family: IpFamily) -> &'static str {
+        static NAMES: LazyLock<[[String; Set::EVERY]; 2]> = LazyLock::new(|| {
+            IpFamily::ALL.map(|family| ROWS.each_ref().map(|row| row.set.name(family)))
+        });
+        let mut of_families = IpFamily::ALL.into_iter().zip(&*NAMES);
+        let names = of_families.find(|(of, _)| *of == family);
+        names
+            .and_then(|(_, names)| names.get(self as usize))
+            .map_or("", String::as_str)
+    }
+
     /// Returns our set of this family with this name.
     pub fn by_name(name: &str, family: IpFamily) -> Option<Self> {
         Self::every().find(|set| set.name(family) == name)
@@ -402,6 +416,7 @@ mod tests {
         for family in IpFamily::ALL {
             for set in Set::every() {
                 assert_eq!(Set::by_name(&set.name(family), family), Some(set));
+                assert_eq!(set.static_name(family), set.name(family));
             }
         }
         assert_eq!(Set::by_name("KUBE-CLUSTER-IP", IpFamily::V6), None);

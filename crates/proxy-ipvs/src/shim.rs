@@ -106,6 +106,18 @@ impl Shim {
         pass.chain(refuse).collect()
     }
 
+    /// Matches the node's own packets to a set. With exact semantics, the node gets all endpoints,
+    /// whatever the policy, so its packets need masquerading. Returns `None` if no rule is needed.
+    fn own_packets_to(
+        &self,
+        set: Set,
+        fields: &'static [Field],
+        config: &Config,
+    ) -> Option<[Match; 2]> {
+        (config.semantics.is_exact() && self.is_filled(set))
+            .then(|| [self.in_set(set, fields), Match::SourceLocal])
+    }
+
     fn set_rule(&self, set: Set, fields: &'static [Field], target: impl Into<Target>) -> Rule {
         let comment = Match::comment(set.comment());
         Rule::new([comment, self.in_set(set, fields)], target)
@@ -133,13 +145,14 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
 
 /// Returns the condition for masquerading packets to a cluster IP: a match, and the fields for the
 /// set. Without detection of local traffic, only packets whose source is a service address are
-/// masqueraded.
-fn not_local(config: &Config) -> (Option<Match>, &'static [Field]) {
-    match &config.detector {
+/// masqueraded. With exact semantics, no packet has such a source.
+fn not_local(config: &Config) -> Option<(Option<Match>, &'static [Field])> {
+    Some(match &config.detector {
         _ if config.masquerade_all => (None, DST_DST),
+        LocalDetector::None if config.semantics.is_exact() => return None,
         LocalDetector::None => (None, SRC_DST),
         detector => (kube_rules::not_local(detector), DST_DST),
-    }
+    })
 }
 
 /// Returns the target that marks packets for masquerading.

@@ -8,24 +8,34 @@ use ipnet::IpNet;
 use crate::foreign::Foreign;
 use crate::kernel::{Evidence, FoundAddresses, FoundSets, Snapshot};
 use crate::server::{VirtualServer, VirtualServerKey};
-use crate::sets::Set;
+use crate::sets::{Member, Set};
 
 /// Evidence of ownership that the kernel had before the first write.
 #[derive(Default)]
 pub(crate) struct TakeOver {
     evidence: Snapshot,
+    /// Marks of addresses in the sets of the unused shim.
+    former_marks: BTreeSet<Member>,
 }
 
 type Adopted = Vec<(VirtualServerKey, VirtualServer)>;
 
 impl TakeOver {
     pub(crate) fn found_sets(&mut self, found: &FoundSets) {
+        let marks = found.former.get(&Set::LocalMark);
+        self.former_marks.extend(marks.into_iter().flatten());
         let is_evidence = |(set, _): &(&Set, &BTreeSet<_>)| set.says() != Says::Nothing;
         let all = found.members.iter().chain(&found.former);
         for (set, of) in all.filter(is_evidence) {
             let members = self.evidence.sets.entry(*set).or_default();
             members.extend(of.iter().copied());
         }
+    }
+
+    /// Returns the marks that another shim gave. Its successor keeps them, so that no virtual server
+    /// changes.
+    pub(crate) fn former_marks(&self) -> BTreeSet<Member> {
+        self.former_marks.clone()
     }
 
     pub(crate) fn found_addresses(&mut self, found: &FoundAddresses) {

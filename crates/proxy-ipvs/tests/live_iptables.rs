@@ -14,7 +14,9 @@ use std::process::{Command, Stdio};
 use iptables::SourcePort;
 use namespace::in_namespace;
 use proxy::{IpFamily, LocalDetector};
-use proxy_ipvs::{Backend, Config, Iptables, Rules, Set, SetKind, Shim};
+use proxy_ipvs::{
+    Backend, Config, Iptables, MarkBits, Rules, Semantics, Set, SetKind, Shim, check_marks,
+};
 /// Runs a command with `input`. Returns its output, or an error if it failed.
 fn run(command: &str, input: &str) -> Result<String, String> {
     let words: Vec<&str> = command.split(' ').collect();
@@ -121,14 +123,14 @@ fn written_rules_read_back_unchanged_with_each_iptables_backend() {
                 IpFamily::V4 => ("inet", "10.244.0.0/16"),
                 IpFamily::V6 => ("inet6", "fd00:244::/56"),
             };
-            for set in Set::all() {
+            for set in Set::every() {
                 let kind = match set.kind() {
                     SetKind::Address => "hash:ip",
                     SetKind::AddressPort => "hash:ip,port",
                     SetKind::AddressPortAddress => "hash:ip,port,ip",
                     SetKind::AddressPortNet => "hash:ip,port,net",
                     SetKind::Port => "bitmap:port range 0-65535",
-                    SetKind::AddressPortMark => unreachable!("no set of iptables has marks"),
+                    SetKind::AddressPortMark => "hash:ip,port skbinfo",
                 };
                 let options = if kind.starts_with("hash") {
                     format!(" family {inet}")
@@ -143,29 +145,55 @@ fn written_rules_read_back_unchanged_with_each_iptables_backend() {
             }
             for backend in &backends {
                 let mut installed = Rules::default();
-                for detector in [
+                let detectors = [
                     LocalDetector::None,
                     LocalDetector::SourceNet(net.parse().unwrap()),
                     LocalDetector::Bridge("cni0".into()),
                     LocalDetector::InterfacePrefix("veth".into()),
-                ] {
+                ];
+                let exact = Semantics::Exact(MarkBits::DEFAULT);
+                let all = detectors.iter().flat_map(|detector| {
+                    // Leaving exact semantics removes its chains.
+                    [exact, Semantics::Upstream].map(|semantics| (detector, semantics))
+                });
+                for (detector, semantics) in all {
                     let shim = Shim {
                         family,
-                        filled: Set::all().collect(),
+                        filled: Set::every().collect(),
                         forbidden_to_node: BTreeSet::new(),
                         ranges: proxy_ipvs::Ranges::default(),
                     };
                     let wanted = shim.rules(&Config {
-                        detector,
+                        detector: detector.clone(),
+                        semantics,
                         ..Config::default()
                     });
                     let restore = format!("{program}-{backend}-restore -w 5 --noflush");
                     run(&restore, &wanted.restore_text(&installed)).unwrap();
-                    installed =
-                        Rules::parse(&run(&format!("{program}-{backend}-save"), "").unwrap());
+                    let saved = run(&format!("{program}-{backend}-save"), "").unwrap();
+                    installed = Rules::parse(&saved);
                     assert_eq!(installed, wanted, "{program}-{backend}");
+                    let has_chain = saved.contains(":KUBE-IPVS-BEFORE");
+                    assert_eq!(has_chain, semantics.is_exact(), "{saved}");
                 }
             }
+        }
+    });
+}
+
+#[test]
+fn support_for_marks_is_found_without_a_write() {
+    in_namespace(|| {
+        for family in IpFamily::ALL {
+            let iptables = Iptables::choose(None).unwrap();
+            let checked = check_marks(&iptables, family);
+            assert!(checked.is_ok(), "{checked:?}");
+            let program = match family {
+                IpFamily::V4 => "iptables",
+                IpFamily::V6 => "ip6tables",
+            };
+            let saved = run(&format!("{program}-{}-save", iptables.backend()), "").unwrap();
+            assert!(!saved.contains("KUBE"), "{saved}");
         }
     });
 }

@@ -76,7 +76,7 @@ impl Settings {
                 tcp_fin: timeout("ipvs-tcpfin-timeout", flags.ipvs_tcpfin_timeout)?,
                 udp: timeout("ipvs-udp-timeout", flags.ipvs_udp_timeout)?,
             },
-            shim: shim(flags, is_exact)?,
+            shim: word("ipvs-shim", &flags.ipvs_shim, &SHIMS)?,
             drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
                 .then_some(flags.ipvs_drain_timeout),
             service_cidrs: nets("ipvs-service-cidrs", &flags.ipvs_service_cidrs)?,
@@ -99,22 +99,6 @@ impl Settings {
         let nets = self.service_cidrs.iter().copied();
         nets.filter(|net| IpFamily::of(net.addr()) == family)
             .collect()
-    }
-}
-
-/// Reads `--ipvs-shim`. Exact semantics need the shim in nftables.
-fn shim(flags: &Flags, is_exact: bool) -> Result<ShimChoice, UnusableFlag> {
-    let shim = word("ipvs-shim", &flags.ipvs_shim, &SHIMS)?;
-    match shim {
-        _ if !is_exact => Ok(shim),
-        ShimChoice::Auto | ShimChoice::Fixed(ShimStyle::Nftables) => {
-            Ok(ShimChoice::Fixed(ShimStyle::Nftables))
-        }
-        ShimChoice::Fixed(_) => Err(UnusableFlag::new(
-            "ipvs-shim",
-            &flags.ipvs_shim,
-            "--ipvs-semantics=exact needs rules in nftables: set --ipvs-shim=nftables or auto",
-        )),
     }
 }
 

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, anyhow};
 use iptables::{Iptables, IptablesError, SourcePort};
 use proxy::IpFamily;
-use proxy_ipvs::{Carrier, ProbeError, ShimStyle};
+use proxy_ipvs::{Carrier, OpenError, ProbeError, ShimStyle};
 use tracing::info;
 
 use crate::families::Access;
@@ -14,7 +14,8 @@ use crate::settings::Settings;
 /// Value of `--ipvs-shim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShimChoice {
-    /// Upstream's shim if its programs and modules work, else the shim in nftables.
+    /// Upstream's shim if its programs and modules work, else the shim in nftables. With exact
+    /// semantics, the shim in nftables comes first.
     #[default]
     Auto,
     /// The shim that the flag names, whatever the node supports.
@@ -35,6 +36,20 @@ const SET_MATCH: (&str, u8) = ("set", 1);
 impl ChosenShim {
     /// Chooses the shim. Blocks. Loads IPVS's modules together with those of iptables.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
+        let chosen = Self::choose_any(settings, programs, access)?;
+        if let Carrier::Iptables(iptables) = &chosen.carrier
+            && settings.ipvs.semantics.is_exact()
+            && access == Access::Write
+        {
+            // Both families have the same modules and extensions.
+            let mut there = IpFamily::ALL.into_iter();
+            let there = there.find(|family| iptables::exists(*family).is_ok());
+            there.map_or(Ok(()), |family| proxy_ipvs::check_marks(iptables, family))?;
+        }
+        Ok(chosen)
+    }
+
+    fn choose_any(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let of_iptables = |style| {
             let iptables = choose_programs(settings, programs).context("cannot use iptables")?;
             Ok(Self::of(style, iptables))
@@ -42,6 +57,9 @@ impl ChosenShim {
         match settings.ipvs.shim {
             ShimChoice::Fixed(ShimStyle::Nftables) => Ok(Self::in_nftables()),
             ShimChoice::Fixed(style) => of_iptables(style),
+            ShimChoice::Auto if settings.ipvs.semantics.is_exact() => {
+                Self::find_exact(settings, programs)
+            }
             ShimChoice::Auto => Self::find(settings, programs, access),
         }
     }
@@ -89,6 +107,18 @@ impl ChosenShim {
         Ok(Self::in_nftables())
     }
 
+    /// Chooses the shim in nftables unless the kernel lacks nftables. Other failures may be
+    /// temporary.
+    fn find_exact(settings: &Settings, programs: &Programs) -> Result<Self> {
+        let Some(lack) = lack_of_nftables() else {
+            return Ok(Self::in_nftables());
+        };
+        let iptables = choose_programs(settings, programs);
+        let iptables = iptables.with_context(|| format!("{lack}, and iptables cannot be used"))?;
+        info!(shim = "upstream", reason = %lack, "the rules beside IPVS: nftables is not here");
+        Ok(Self::of(ShimStyle::Upstream, iptables))
+    }
+
     fn of(style: ShimStyle, iptables: Iptables) -> Self {
         let carrier = Carrier::Iptables(iptables);
         Self { style, carrier }
@@ -126,6 +156,20 @@ impl ChosenShim {
             }
             Carrier::Nftables => Ok(proxy_ipvs::probe_nftables(family)?),
         }
+    }
+}
+
+/// Returns the error of a kernel without nftables.
+fn lack_of_nftables() -> Option<OpenError> {
+    let error = proxy_ipvs::check_nftables().err()?;
+    error.is_absence().then_some(error)
+}
+
+/// Reports whether the shim is certainly in nftables.
+pub(super) fn is_in_nftables(settings: &Settings) -> bool {
+    match settings.ipvs.shim {
+        ShimChoice::Fixed(style) => style.is_native(),
+        ShimChoice::Auto => settings.ipvs.semantics.is_exact() && lack_of_nftables().is_none(),
     }
 }
 
@@ -185,7 +229,9 @@ fn is_refused_for_good(iptables: &Iptables, family: IpFamily) -> bool {
     }
     match proxy_ipvs::probe(iptables, family) {
         Err(ProbeError::Rule(error)) => is_absence(&error),
-        Err(ProbeError::Set(_)) | Ok(()) => false,
+        Err(ProbeError::Set(_) | ProbeError::Marks(_) | ProbeError::MarkTarget(_)) | Ok(()) => {
+            false
+        }
     }
 }
 

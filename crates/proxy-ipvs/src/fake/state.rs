@@ -169,6 +169,19 @@ impl State {
                 if members.len() >= size && !members.contains(member) {
                     return Err(("the set is full", Fault::Belief));
                 }
+                if let Member::AddressPortMark(..) = member {
+                    let is_same =
+                        |there: &Member| set.service_address(there) == set.service_address(member);
+                    if self.shim.is_native()
+                        && members
+                            .iter()
+                            .any(|there| is_same(there) && there != member)
+                    {
+                        return Err(("the address has another mark", Fault::Belief));
+                    }
+                    // ipset replaces the mark of an entry.
+                    members.retain(|there| !is_same(there));
+                }
                 members.insert(*member);
             }
             Op::RemoveMember(set, member) => {
@@ -178,6 +191,12 @@ impl State {
                         return Err((NO_FIT, Fault::Belief));
                     }
                     members.remove(member);
+                    if let Member::AddressPortMark(..) = member {
+                        // The kernel looks only at the address and the port.
+                        members.retain(|there| {
+                            set.service_address(there) != set.service_address(member)
+                        });
+                    }
                 }
             }
             Op::WriteRules { wanted, installed } if self.shim.is_native() => {
@@ -199,7 +218,7 @@ impl State {
                 }
                 let text = wanted.restore_text(&Rules::default());
                 let names = text
-                    .split("--match-set ")
+                    .split("-set ")
                     .skip(1)
                     .filter_map(|rest| rest.split(' ').next());
                 let sets: BTreeSet<_> = self

@@ -1,11 +1,12 @@
 //! Origins of the kernel entries that this mode creates.
 
 use footprint::origin::{
-    ADDRESSES, CLUSTER_IPS, ENTRY, FILTER, FORWARD, HAIRPIN, HEALTH, MARK, MASQUERADE, NAT,
+    ADDRESSES, CLUSTER_IPS, ENTRY, FILTER, FORWARD, HAIRPIN, HEALTH, MANGLE, MARK, MASQUERADE, NAT,
     NODE_PORTS, Origin, RANGES, Space,
 };
 
 use crate::native::TABLE;
+use crate::rules::{BEFORE_IPVS, OUT_BEFORE_IPVS};
 use crate::sets::Set;
 
 /// The shim's table in nf\_tables.
@@ -17,7 +18,7 @@ const NODE_RANGES: &str =
     "Services: spec.loadBalancerSourceRanges that hold no address of this node";
 
 /// Origins of chains. [`of_set`] returns the origins of sets.
-pub(super) const ORIGINS: [Origin; 24] = [
+pub(super) const ORIGINS: [Origin; 26] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-POSTROUTING", MASQUERADE),
     Origin::of(NAT, "KUBE-MARK-MASQ", MARK),
@@ -30,6 +31,8 @@ pub(super) const ORIGINS: [Origin; 24] = [
     Origin::of(FILTER, "KUBE-SOURCE-RANGES-FIREWALL", RANGES),
     Origin::of(FILTER, "KUBE-IPVS-FILTER", UNEXPOSED),
     Origin::of(FILTER, "KUBE-IPVS-OUT-FILTER", NODE_RANGES),
+    Origin::of(MANGLE, BEFORE_IPVS, OUTSIDE),
+    Origin::of(MANGLE, OUT_BEFORE_IPVS, NODE_RANGES),
     Origin::of(SHIM, "nat-prerouting", ENTRY),
     Origin::of(SHIM, "nat-output", ENTRY),
     Origin::of(SHIM, "nat-postrouting", MASQUERADE),

@@ -23,6 +23,9 @@ pub enum OpenError {
     /// nftables cannot be used, or lacks a feature that the shim needs.
     #[error("cannot use nftables: {0}")]
     Nftables(String),
+    /// The kernel has no nftables at all.
+    #[error("cannot use nftables: {0}")]
+    NoNftables(String),
     /// Links and addresses cannot be read.
     #[error("cannot use rtnetlink: {0}")]
     Route(#[source] netlink_batch::Error),
@@ -57,8 +60,11 @@ pub struct SetInTheWay {
 }
 
 impl OpenError {
-    /// True if the kernel has no ipset at all, so that a retry would fail too.
+    /// True if the kernel has no ipset, or no nftables, at all, so that a retry would fail too.
     pub fn is_absence(&self) -> bool {
-        matches!(self, Self::Ipset(ipset_netlink::Error::NoIpset))
+        matches!(
+            self,
+            Self::Ipset(ipset_netlink::Error::NoIpset) | Self::NoNftables(_)
+        )
     }
 }

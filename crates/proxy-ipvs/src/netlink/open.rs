@@ -15,7 +15,10 @@ use super::servers::Servers;
 const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
 
 pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
-    OpenError::Nftables(error.to_string())
+    match error {
+        nftables_netlink::Error::NoNftables => OpenError::NoNftables(error.to_string()),
+        error => OpenError::Nftables(error.to_string()),
+    }
 }
 
 /// Checks that the kernel has ipset. The query may load the module.

@@ -7,7 +7,10 @@
 use std::time::Duration;
 
 use ipset_netlink::{Definition, Family, Ipset, SetType};
-use iptables::{Field, FlowState, Iptables, IptablesError, Match, Rule, SourcePort, Table, Target};
+use iptables::{
+    Field, FlowState, Iptables, IptablesError, Kind, Match, Rule, SourcePort, Table, Target,
+    restore_text,
+};
 use proxy::IpFamily;
 
 /// Longest wait until the nft backend releases a set after its rules are removed.
@@ -40,6 +43,9 @@ fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     [one, two, three, four, (Table::Filter, reject)]
 }
 
+/// Name of a set that does not exist.
+const NO_SET: &str = "KUBE-PROXY-NO-SET";
+
 /// Feature that a kernel lacks.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
@@ -49,7 +55,51 @@ pub enum ProbeError {
     /// A rule could not be written.
     #[error("cannot write the rules of ipvs mode: {0}")]
     Rule(#[from] IptablesError),
+    /// The kernel's sets have no marks.
+    #[error(
+        "--ipvs-semantics=exact needs sets with marks, or --ipvs-shim=nftables (Linux 5.2 or newer): {0}"
+    )]
+    Marks(ipset_netlink::Error),
+    /// The kernel or the program lacks the target that copies a set's mark to a packet.
+    #[error(
+        "--ipvs-semantics=exact needs rules with the target `SET --map-mark` in table mangle (iptables 1.6 and Linux 3.18, modules \
+         xt_set and iptable_mangle, or newer), or --ipvs-shim=nftables: {0}"
+    )]
+    MarkTarget(IptablesError),
 }
+
+/// Checks that sets and rules of iptables can give marks to packets. Writes nothing: the rule of
+/// the test names a set that does not exist, so the program rejects the whole text.
+///
+/// # Errors
+///
+/// Names the missing part. Failures that may pass are no error.
+pub fn check_marks(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
+    const DST: &[Field] = &[Field::Destination, Field::Destination];
+    let set_family = match family {
+        IpFamily::V4 => Family::Inet,
+        IpFamily::V6 => Family::Inet6,
+    };
+    let marks = Definition::new(SetType::HashIpPort, set_family).with_marks();
+    let checked = Ipset::open().and_then(|mut ipset| ipset.check(&marks));
+    checked.map_err(ProbeError::Marks)?;
+    let text = restore_text(|restore| {
+        restore.begin(Table::Mangle)?;
+        restore.declare(PROBE_CHAIN)?;
+        let rule = Rule::new([], Target::MapMark(NO_SET, DST));
+        restore.append(&rule.line(PROBE_CHAIN))?;
+        restore.commit()
+    });
+    match iptables.restore(family, &text) {
+        Err(error) if matches!(error.kind(), Kind::NoTable | Kind::NoModule | Kind::Refused) => {
+            Err(ProbeError::MarkTarget(error))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Chain of the rule that is never written.
+const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
 /// Runs the test in the network namespace of the calling thread, with an iptables that works there.
 ///

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ipset_netlink::{
-    Action, Change, Definition, Entry, Error, Family, Header, IpProtocol, Ipset, Reason, SetType,
+    Action, Change, Definition, Entry, Error, Family, Header, IpProtocol, Ipset, Mark, Reason,
+    SetType,
 };
 use proxy::{IpFamily, Protocol};
 
@@ -42,7 +43,7 @@ impl Sets {
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
-        for set in Set::all() {
+        for set in Set::every() {
             let found = match self.ipset.list(&set.name(self.family)) {
                 Err(Error::Refused {
                     reason: Reason::NoSuchSet,
@@ -252,7 +253,6 @@ fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
 fn definition(set: Set, family: IpFamily) -> Definition {
     let set_type = match set.kind() {
         SetKind::Address => SetType::HashIp,
-        // The iptables shims match no marks.
         SetKind::AddressPort | SetKind::AddressPortMark => SetType::HashIpPort,
         SetKind::AddressPortAddress => SetType::HashIpPortIp,
         SetKind::AddressPortNet => SetType::HashIpPortNet,
@@ -262,7 +262,11 @@ fn definition(set: Set, family: IpFamily) -> Definition {
         IpFamily::V4 => Family::Inet,
         IpFamily::V6 => Family::Inet6,
     };
-    Definition::new(set_type, family)
+    let definition = Definition::new(set_type, family);
+    match set.kind() {
+        SetKind::AddressPortMark => definition.with_marks(),
+        _ => definition,
+    }
 }
 
 fn write(op: &Op) -> Option<(Set, Action, Entry)> {
@@ -277,11 +281,16 @@ fn entry(member: Member) -> Entry {
     let number = |protocol: Protocol| IpProtocol(protocol.number());
     match member {
         Member::Address(ip) => Entry::Ip(ip),
-        Member::AddressPort(ip, protocol, port)
-        | Member::AddressPortMark(ip, protocol, port, _) => Entry::IpPort {
+        Member::AddressPort(ip, protocol, port) => Entry::IpPort {
             ip,
             protocol: number(protocol),
             port,
+        },
+        Member::AddressPortMark(ip, protocol, port, mark) => Entry::IpPortMark {
+            ip,
+            protocol: number(protocol),
+            port,
+            mark: Mark::whole(mark),
         },
         Member::AddressPortAddress(ip, protocol, port, ip2) => Entry::IpPortIp {
             ip,
@@ -303,7 +312,20 @@ fn member(entry: &Entry) -> Option<Member> {
     let known = |protocol: IpProtocol| Protocol::from_number(protocol.0);
     Some(match *entry {
         Entry::Ip(ip) => Member::Address(ip),
-        Entry::IpPort { ip, protocol, port } => Member::AddressPort(ip, known(protocol)?, port),
+        Entry::IpPortMark {
+            ip,
+            protocol,
+            port,
+            mark,
+        } if mark == Mark::whole(mark.value) => {
+            Member::AddressPortMark(ip, known(protocol)?, port, mark.value)
+        }
+        // A foreign mark with another mask reads as a member that no Service wants. Its removal
+        // ignores the mark.
+        Entry::IpPort { ip, protocol, port }
+        | Entry::IpPortMark {
+            ip, protocol, port, ..
+        } => Member::AddressPort(ip, known(protocol)?, port),
         Entry::IpPortIp {
             ip,
             protocol,
@@ -330,12 +352,14 @@ mod tests {
         for there in [
             Member::Address(ip),
             Member::AddressPort(ip, Protocol::Sctp, 9),
+            Member::AddressPortMark(ip, Protocol::Tcp, 80, 0x1001),
             Member::AddressPortAddress(ip, Protocol::Udp, 53, ip),
             Member::AddressPortNet(ip, Protocol::Tcp, 80, net),
             Member::Port(30000),
         ] {
             assert_eq!(member(&entry(there)), Some(there));
-            assert_eq!(entry(there).to_string(), there.to_string());
+            let text = there.to_string().replace(",0x", " skbmark 0x");
+            assert_eq!(entry(there).to_string(), text);
         }
         let icmp = Entry::IpPort {
             ip,
@@ -343,5 +367,8 @@ mod tests {
             port: 0,
         };
         assert_eq!(member(&icmp), None);
+        let masked = Entry::parse("fd00::1,sctp:9 skbmark 0x1/0xff", SetType::HashIpPort).unwrap();
+        let bare = Member::AddressPort(ip, Protocol::Sctp, 9);
+        assert_eq!(member(&masked), Some(bare));
     }
 }

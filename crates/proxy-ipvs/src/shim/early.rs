@@ -1,9 +1,12 @@
 //! Rules for the first packet of each flow before IPVS sees it, with `--ipvs-semantics=exact`.
 //! Both carriers render the same list.
 
-use super::Shim;
+use iptables::{Match, Rule, Table, Target};
+
+use super::{DST, DST_DST, NEW, Shim};
 use crate::config::Config;
-use crate::sets::Set;
+use crate::rules::EARLY_CHAINS;
+use crate::sets::{Set, SetKind};
 
 /// Place of the rules: before IPVS at hook input, or at hook output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,5 +63,46 @@ impl Shim {
         };
         rules.retain(|rule| self.is_filled(rule.set));
         rules
+    }
+
+    /// Renders the chains in iptables, without empty ones. Table mangle precedes IPVS at both hooks.
+    /// Table filter follows it at hook output, so the source ranges for the node's own packets are
+    /// here, too.
+    pub(super) fn early_chains(
+        &self,
+        config: &Config,
+    ) -> impl Iterator<Item = (Table, &'static str, Vec<Rule>)> {
+        let render = |hook| {
+            let rules = self.early_rules(hook, config).into_iter();
+            rules.map(|rule| self.early_rule(rule, config))
+        };
+        let ranges = config.semantics.is_exact().then(|| self.lean_firewall());
+        let out = ranges.into_iter().flatten().chain(render(EarlyHook::Out));
+        let chains = [render(EarlyHook::In).collect(), out.collect()];
+        let chains = EARLY_CHAINS.into_iter().zip(chains);
+        let chains = chains.map(|((table, name), rules): (_, Vec<Rule>)| (table, name, rules));
+        chains.filter(|(.., rules)| !rules.is_empty())
+    }
+
+    fn early_rule(&self, of: EarlyRule, config: &Config) -> Rule {
+        let fields = match of.set.kind() {
+            SetKind::Address | SetKind::Port => DST,
+            _ => DST_DST,
+        };
+        let from = match of.clients {
+            Clients::All => None,
+            Clients::Outside => kube_rules::not_local(&config.detector),
+        };
+        let new = [NEW, Match::comment(of.set.comment())].into_iter();
+        let matches = new.chain(from);
+        match of.action {
+            EarlyAction::Drop => {
+                Rule::new(matches.chain([self.in_set(of.set, fields)]), Target::Drop)
+            }
+            EarlyAction::Mark => {
+                let name = of.set.static_name(self.family);
+                Rule::new(matches, Target::MapMark(name, fields))
+            }
+        }
     }
 }

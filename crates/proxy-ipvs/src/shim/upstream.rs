@@ -1,7 +1,7 @@
 //! `--ipvs-shim=upstream`: the same chains, order and rules as upstream
 //! (`pkg/proxy/ipvs/proxier.go`).
 
-use iptables::{Match, Rule, SourcePort, Table, Target};
+use iptables::{Jump, Match, Rule, SourcePort, Table, Target};
 use kube_rules::{FORWARD, MARK_MASQ, POSTROUTING, SERVICES};
 use proxy::{Protocol, ServiceAddress};
 
@@ -14,9 +14,15 @@ impl Shim {
     /// Returns all chains with their rules, and all jumps.
     pub(super) fn upstream(&self, config: &Config) -> Chains {
         let chain = |(table, name)| (table, name, self.chain(table, name, config));
+        let chains = CHAINS.map(chain).into_iter();
+        let chains: Vec<_> = chains.chain(self.early_chains(config)).collect();
+        let exists = |jump: &&Jump| {
+            let mut chains = chains.iter();
+            chains.any(|(table, name, _)| (*table, *name) == (jump.table, jump.to))
+        };
         Chains {
-            chains: CHAINS.map(chain).into(),
-            jumps: JUMPS.iter().collect(),
+            jumps: JUMPS.iter().filter(exists).collect(),
+            chains,
         }
     }
 
@@ -24,8 +30,8 @@ impl Shim {
         match (table, name) {
             (Table::Nat, SERVICES) => self.services(config),
             (Table::Nat, POSTROUTING) => self.postrouting(config),
-            (Table::Nat, "KUBE-NODE-PORT") => self.node_ports(),
-            (Table::Nat, "KUBE-LOAD-BALANCER") => self.load_balancers(),
+            (Table::Nat, "KUBE-NODE-PORT") => self.node_ports(config),
+            (Table::Nat, "KUBE-LOAD-BALANCER") => self.load_balancers(config),
             (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
             (Table::Filter, FORWARD) => kube_rules::forward(config.masquerade_mark).into(),
             (Table::Filter, "KUBE-NODE-PORT") => {
@@ -38,7 +44,7 @@ impl Shim {
             ),
             (Table::Filter, "KUBE-SOURCE-RANGES-FIREWALL") => self.source_ranges(),
             (Table::Filter, "KUBE-IPVS-FILTER") => self.access_filter(),
-            _ => self.out_filter(),
+            _ => self.out_filter(config),
         }
     }
 
@@ -52,15 +58,18 @@ impl Shim {
         chain.extend(self.if_filled(Set::LoadBalancer, DST_DST, "KUBE-LOAD-BALANCER"));
         if self.is_filled(Set::ClusterIp) {
             let comment = Match::comment(Set::ClusterIp.comment());
-            let (from, fields) = not_local(config);
-            let to_set = [comment, self.in_set(Set::ClusterIp, fields)];
-            chain.push(Rule::new(from.into_iter().chain(to_set), MARK_MASQ));
+            chain.extend(not_local(config).map(|(from, fields)| {
+                let to_set = [comment, self.in_set(Set::ClusterIp, fields)];
+                Rule::new(from.into_iter().chain(to_set), MARK_MASQ)
+            }));
         }
         if self.is_filled(Set::ExternalIp) {
             chain.push(self.set_rule(Set::ExternalIp, DST_DST, MARK_MASQ));
             chain.extend(self.accept_external(Set::ExternalIp));
         }
         if self.is_filled(Set::ExternalIpLocal) {
+            let own = self.own_packets_to(Set::ExternalIpLocal, DST_DST, config);
+            chain.extend(own.map(|own| Rule::new(own, MARK_MASQ)));
             chain.extend(self.accept_external(Set::ExternalIpLocal));
         }
         chain.push(Rule::new([Match::DestinationLocal], "KUBE-NODE-PORT"));
@@ -97,9 +106,15 @@ impl Shim {
         chain
     }
 
-    fn node_ports(&self) -> Vec<Rule> {
+    fn node_ports(&self, config: &Config) -> Vec<Rule> {
         let mut chain = Vec::new();
         for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
+            let fields = node_port_fields(protocol);
+            let own = self.own_packets_to(Set::node_port_local(protocol), fields, config);
+            chain.extend(own.map(|own| {
+                let of_protocol = [Match::Protocol(protocol)].into_iter();
+                Rule::new(of_protocol.chain(own), MARK_MASQ)
+            }));
             for (set, target) in [
                 (Set::node_port_local(protocol), Target::Return),
                 (Set::node_port(protocol), MARK_MASQ.into()),
@@ -108,7 +123,7 @@ impl Shim {
                     let matches = [
                         Match::Protocol(protocol),
                         Match::comment(set.comment()),
-                        self.in_set(set, node_port_fields(protocol)),
+                        self.in_set(set, fields),
                     ];
                     chain.push(Rule::new(matches, target));
                 }
@@ -117,8 +132,11 @@ impl Shim {
         chain
     }
 
-    fn load_balancers(&self) -> Vec<Rule> {
-        let mut chain = self.if_filled(Set::LoadBalancerLocal, DST_DST, Target::Return);
+    fn load_balancers(&self, config: &Config) -> Vec<Rule> {
+        let own = self.own_packets_to(Set::LoadBalancerLocal, DST_DST, config);
+        let own = own.map(|own| Rule::new(own, MARK_MASQ));
+        let mut chain: Vec<Rule> = own.into_iter().collect();
+        chain.extend(self.if_filled(Set::LoadBalancerLocal, DST_DST, Target::Return));
         chain.push(Rule::new([], MARK_MASQ));
         chain
     }
@@ -150,7 +168,12 @@ impl Shim {
         chain
     }
 
-    pub(super) fn out_filter(&self) -> Vec<Rule> {
+    /// Renders the filter chain KUBE-IPVS-OUT-FILTER. With exact semantics, the source ranges
+    /// themselves decide, before IPVS.
+    pub(super) fn out_filter(&self, config: &Config) -> Vec<Rule> {
+        if config.semantics.is_exact() {
+            return Vec::new();
+        }
         let forbid = |at: &ServiceAddress| {
             let from_itself = [
                 Match::Source(at.address.into()),

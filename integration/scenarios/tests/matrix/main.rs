@@ -29,6 +29,10 @@ macro_rules! stories {
             story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
                 clients::has_nftables, $module::$name),
             story!("ipvs_exact::", ["--ipvs-semantics=exact"], clients::has_nftables, $module::$name),
+            // In iptables, by hand: `--include-ignored ipvs_exact`.
+            story!("ipvs_exact_upstream::", ["--ipvs-semantics=exact", "--ipvs-shim=upstream"], || false, $module::$name),
+            story!("ipvs_exact_lean::", ["--ipvs-semantics=exact", "--ipvs-shim=lean"],
+                || is_in_tests(concat!(stringify!($module), "::", stringify!($name))), $module::$name),
             // Redirects with nftables where the kernel has it, and with iptables on lane A.
             story!("userspace::", ["--proxy-mode=userspace"], || true, $module::$name),
         )+)+]
@@ -46,6 +50,11 @@ macro_rules! story {
             is_possible: $is_possible,
         }
     };
+}
+
+/// Returns true for the story that tests exact semantics in iptables on each run.
+fn is_in_tests(story: &str) -> bool {
+    story == "matrix::each_row_of_the_matrix_holds"
 }
 
 /// The lab's time limit. Each test has a shorter one.

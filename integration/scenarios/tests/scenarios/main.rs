@@ -7,6 +7,7 @@ mod conflicts;
 mod drain;
 mod drift;
 mod economy;
+mod exact;
 mod foreign;
 mod inspection;
 mod invalid_objects;
@@ -49,6 +50,7 @@ fn main() {
         inspection: the_api_reports_the_kernels_state, explain_follows_a_sender_with_a_service_address, explain_names_an_address_taken_from_another_node;
         top: top_restores_the_terminal_at_each_exit;
         economy: endpoint_changes_start_no_program;
+        exact: marks_in_iptables_survive_and_leave_no_trace, a_missing_target_for_marks_is_reported;
         nft: iptables_nft_is_the_default_backend if has_nft(), the_kubelets_hint_switches_the_iptables_backend if has_both(), a_cleanup_covers_both_iptables_backends if has_both(), conntrack_flows_in_foreign_zones_stay if has_nft(), native_nft_rules_stay_beside_iptables_rules if has_nft();
     };
     tell(&stories, LIMIT)

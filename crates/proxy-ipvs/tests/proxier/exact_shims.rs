@@ -1,0 +1,173 @@
+//! Tests `--ipvs-semantics=exact` with each shim: sets and rules of iptables, or an nftables table.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use iptables::Table;
+use proxy_ipvs::{LeftoverPlace, MarkBits, Semantics, VirtualServerKey};
+
+use super::*;
+
+const SHIMS: [ShimStyle; 3] = [ShimStyle::Upstream, ShimStyle::Lean, ShimStyle::Nftables];
+
+fn config(shim: ShimStyle) -> Config {
+    Config {
+        shim,
+        semantics: Semantics::Exact(MarkBits::DEFAULT),
+        ..Config::default()
+    }
+}
+
+/// Returns a Service with a load-balancer address and `externalTrafficPolicy: Local`.
+fn exposed(name: &str, number: u8) -> Service {
+    Service {
+        kind: proxy::ServiceType::LoadBalancer,
+        ingress_ips: vec![[192, 0, 2, number].into()],
+        external_local: true,
+        ..service(name, &format!("10.96.0.{number}"), 80)
+    }
+}
+
+fn synced(world: &mut World) {
+    let report = world.sync();
+    let state = (report.pending, report.failures.len());
+    assert_eq!(state, (0, 0), "{report:?}");
+}
+
+fn web(shim: ShimStyle) -> World {
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    kernel.state().shim = shim;
+    with_web(World::with(config(shim), kernel))
+}
+
+/// Lists the Services of [`web`], and syncs them.
+fn with_web(mut world: World) -> World {
+    world.service(exposed("default/web", 10));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    synced(&mut world);
+    world
+}
+
+fn marked(number: u8, mark: u32) -> Member {
+    Member::AddressPortMark([192, 0, 2, number].into(), Protocol::Tcp, 80, mark)
+}
+
+fn marks(world: &World) -> Vec<Member> {
+    let state = world.kernel.state();
+    let of = state.snapshot.sets.get(&Set::LocalMark);
+    of.into_iter().flatten().copied().collect()
+}
+
+/// Returns the number of rules in table mangle.
+fn early_rules(world: &World) -> usize {
+    let state = world.kernel.state();
+    let rules = state.snapshot.rules.as_ref().unwrap().rules();
+    rules.filter(|(table, _)| *table == Table::Mangle).count()
+}
+
+#[test]
+fn each_shim_keeps_its_marks_over_a_restart_without_a_write() {
+    for shim in SHIMS {
+        let world = web(shim);
+        assert_eq!(marks(&world), [marked(10, 1)]);
+        let by_mark = VirtualServerKey::Mark {
+            family: IpFamily::V4,
+            mark: 1,
+        };
+        let counts = [by_mark, server("192.0.2.10:80")].map(|key| {
+            let state = world.kernel.state();
+            state.snapshot.servers[&key].destinations.len()
+        });
+        assert_eq!(counts, [1, 2]);
+        world.work();
+        let world = with_web(world.restarted(config(shim)));
+        assert_eq!(world.work().1, Vec::new(), "{shim:?}");
+    }
+}
+
+#[test]
+fn a_foreign_mark_is_replaced_by_the_services_mark() {
+    for shim in SHIMS {
+        let mut world = web(shim);
+        {
+            let mut state = world.kernel.state();
+            let sets = &mut state.snapshot.sets;
+            sets.insert(Set::LocalMark, [marked(10, 7), marked(99, 1)].into());
+        }
+        let now = world.now;
+        world.proxier.check(now);
+        synced(&mut world);
+        assert_eq!(marks(&world), [marked(10, 1)], "{shim:?}");
+    }
+}
+
+#[test]
+fn rules_before_ipvs_exist_only_while_a_set_needs_them() {
+    for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
+        let mut world = web(shim);
+        assert_eq!(early_rules(&world), 1);
+        let order = world.written();
+        let at = |begin: &str| order.iter().position(|op| op.starts_with(begin)).unwrap();
+        let rules = order.iter().rposition(|op| op.starts_with("write "));
+        assert!(
+            at("add 192.0.2.10,tcp:80,0x1 to set") < rules.unwrap() || rules == Some(at("write "))
+        );
+        // Without an endpoint here, packets from outside are dropped.
+        world.slice(slice("default/web", &["10.244.2.5@node2"]));
+        synced(&mut world);
+        assert_eq!(early_rules(&world), 2);
+        world.delete_service("default/web");
+        synced(&mut world);
+        assert_eq!((early_rules(&world), marks(&world)), (0, Vec::new()));
+    }
+}
+
+#[test]
+fn another_shim_keeps_the_marks_of_its_predecessor() {
+    for (from, to) in [
+        (ShimStyle::Nftables, ShimStyle::Upstream),
+        (ShimStyle::Lean, ShimStyle::Nftables),
+    ] {
+        let mut world = web(from);
+        world.service(exposed("default/next", 11));
+        synced(&mut world);
+        world.delete_service("default/web");
+        synced(&mut world);
+        assert_eq!(marks(&world), [marked(11, 2)]);
+        let place = match to {
+            ShimStyle::Nftables => LeftoverPlace::Ipsets,
+            ShimStyle::Upstream | ShimStyle::Lean => LeftoverPlace::OwnTable,
+        };
+        {
+            let mut state = world.kernel.state();
+            state.shim = to;
+            state.former = std::mem::take(&mut state.snapshot.sets);
+            state.snapshot.set_sizes = BTreeMap::new();
+            state.snapshot.rules = None;
+            state.snapshot.leftovers = Some([(place, Arc::default())].into());
+        }
+        let mut world = world.restarted(config(to));
+        world.service(exposed("default/next", 11));
+        let mut world = world.listed();
+        world.work();
+        synced(&mut world);
+        assert_eq!(marks(&world), [marked(11, 2)]);
+        let order = world.written();
+        let is_other = |op: &&String| op.contains("remove virtual server") || op.contains("0x1 ");
+        assert_eq!(order.iter().find(is_other), None, "{order:#?}");
+    }
+}
+
+#[test]
+fn upstreams_semantics_remove_the_rules_and_marks() {
+    for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
+        let world = web(shim);
+        let upstream = Config {
+            semantics: Semantics::Upstream,
+            ..config(shim)
+        };
+        let world = with_web(world.restarted(upstream));
+        assert_eq!((early_rules(&world), marks(&world)), (0, Vec::new()));
+    }
+}
