@@ -134,6 +134,41 @@ fn each_added_or_removed_address_gets_a_reply() {
 }
 
 #[test]
+fn a_replaced_route_has_only_the_new_source() {
+    in_namespace(|mut rtnetlink| {
+        rtnetlink.set_link_state("lo", LinkState::Up).unwrap();
+        for (net, prefix, sources) in [
+            ("10.96.0.0", 12, ["192.0.2.1", "192.0.2.2"]),
+            ("fd96::", 112, ["2001:db8::1", "2001:db8::2"]),
+        ] {
+            let range = LocalRoute {
+                prefix,
+                ..LocalRoute::host(LOOPBACK, ip(net), OURS)
+            };
+            let from = |source| LocalRoute {
+                source: Some(ip(source)),
+                ..range
+            };
+            let [former, current] = sources.map(from);
+            let mut batch = Batch::new();
+            for source in sources {
+                Address::host(LOOPBACK, ip(source)).push_new(&mut batch);
+            }
+            former.push_replace(&mut batch);
+            current.push_replace(&mut batch);
+            assert_eq!(execute(&mut rtnetlink, &batch), [None; 4]);
+            let family = Family::of(ip(net));
+            assert_eq!(rtnetlink.local_routes(family, OURS).unwrap(), [current]);
+            // Without a source, the request removes the route with any source.
+            let mut batch = Batch::new();
+            range.push_del(&mut batch);
+            assert_eq!(execute(&mut rtnetlink, &batch), [None]);
+            assert_eq!(rtnetlink.local_routes(family, OURS).unwrap(), []);
+        }
+    });
+}
+
+#[test]
 fn routes_created_by_the_kernel_have_a_different_protocol() {
     in_namespace(|mut rtnetlink| {
         rtnetlink.set_link_state("lo", LinkState::Up).unwrap();

@@ -46,6 +46,17 @@ const IPVS_NFTABLES: ModeForm = ModeForm {
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
     marks: &[DEVICE, "kube-proxy-ipvs\n"],
 };
+/// The same kernel state, except that routes make networks of service addresses local.
+const IPVS_RANGES: ModeForm = ModeForm {
+    name: "ipvs_ranges",
+    flags: &[
+        "--proxy-mode=ipvs",
+        "--ipvs-shim=nftables",
+        "--ipvs-vip-mode=range",
+        "--ipvs-service-cidrs=10.96.0.0/12,fd96::/112",
+    ],
+    marks: IPVS_NFTABLES.marks,
+};
 const IPTABLES: ModeForm = ModeForm {
     name: "iptables",
     flags: &["--proxy-mode=iptables"],
@@ -126,7 +137,7 @@ fn main() {
         IPVS_NFTABLES, NFTABLES: "from_ipvs_on_nftables_to_nftables_and_back",
         IPVS, IPVS_NFTABLES: "from_ipvs_on_iptables_to_ipvs_on_nftables_and_back",
         LEAN, IPVS_NFTABLES: "from_the_lean_shim_to_the_nftables_shim_and_back",
-        IPTABLES, IPVS_NFTABLES: "from_iptables_to_ipvs_on_nftables_and_back",
+        IPTABLES, IPVS_RANGES: "from_iptables_to_ipvs_with_service_ranges_and_back",
         NFTABLES, NFTABLES_FLAT: "from_upstreams_nftables_layout_to_the_flat_layout_and_back",
     };
     tell(
