@@ -194,6 +194,7 @@ impl Tables {
                 let there = self.sets.actual(set).copied().unwrap_or(0);
                 self.sets.set_actual(set, Some(there.max(*size)));
             }
+            Op::RemoveSet(set) => self.sets.set_actual(set, None),
             Op::AddMember(set, member) => self.members_mut(*set).set_actual(member, Some(())),
             Op::RemoveMember(set, member) => self.members_mut(*set).set_actual(member, None),
             Op::WriteRules { wanted, .. } => self.rules.set_actual(&(), Some(Arc::clone(wanted))),
@@ -218,6 +219,7 @@ impl Tables {
         match op {
             Op::CreateLink => put_off(&mut self.link, &(), WantedBy::All, fault, now),
             Op::CreateSet(set, _) => put_off(&mut self.sets, set, WantedBy::All, fault, now),
+            Op::RemoveSet(set) => put_off(&mut self.sets, set, WantedBy::Nobody, fault, now),
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
                 put_off(self.members_mut(*set), member, WantedBy::Owners, fault, now);
             }

@@ -23,6 +23,7 @@ impl Ipvs {
                 let before = self.tables.sets.actual(set).map(room);
                 (set.name(family), before, Some(room(size)))
             }
+            Op::RemoveSet(set) => (set.name(family), Some(none()), None),
             Op::AddMember(set, member) => {
                 let entry = format!("{} {member}", set.name(family));
                 (entry, None, Some(none()))

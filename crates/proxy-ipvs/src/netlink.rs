@@ -309,6 +309,14 @@ impl NetlinkKernel {
                 Ok(native) => native.create(run),
                 Err(error) => of_all(refused(error.to_string())),
             },
+            Kind::SetRemoval if self.carrier.is_nftables() => match self.native() {
+                Ok(native) => run.iter().map(|op| native.remove(op)).collect(),
+                Err(error) => of_all(refused(error.to_string())),
+            },
+            Kind::SetRemoval => match self.sets() {
+                Ok(sets) => run.iter().map(|op| sets.remove(op)).collect(),
+                Err(error) => of_all(refused(error.to_string())),
+            },
             Kind::Member if self.carrier.is_nftables() => match self.native() {
                 Ok(native) => native.apply(run),
                 Err(error) => of_all(refused(error.to_string())),
@@ -406,6 +414,7 @@ impl NetlinkKernel {
 enum Kind {
     Link,
     Set,
+    SetRemoval,
     Member,
     Rules,
     Server,
@@ -418,6 +427,7 @@ impl Kind {
         match op {
             Op::CreateLink => Self::Link,
             Op::CreateSet(..) => Self::Set,
+            Op::RemoveSet(_) => Self::SetRemoval,
             Op::AddMember(..) | Op::RemoveMember(..) => Self::Member,
             Op::WriteRules { .. } => Self::Rules,
             Op::AddServer(..)

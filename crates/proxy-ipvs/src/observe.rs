@@ -57,10 +57,6 @@ impl Ipvs {
             former: _,
         } = found;
         let sets = &mut self.tables.sets;
-        // Sets of another `--ipvs-semantics` stay in the kernel, but empty.
-        let sizes = sizes.into_iter();
-        let sizes = sizes.filter(|(set, _)| sets.wanted(set).is_some());
-        let sizes: BTreeMap<Set, u32> = sizes.collect();
         let believed = sets.iter_actual();
         let believed: BTreeMap<Set, u32> = believed.map(|(set, size)| (*set, *size)).collect();
         for set in sets.observe(sizes) {

@@ -26,6 +26,8 @@ pub enum Op {
     /// Create a set with room for this number of members. If a smaller set exists, a larger one
     /// with the same members replaces it.
     CreateSet(Set, u32),
+    /// Remove an empty set that no rule matches.
+    RemoveSet(Set),
     /// Add a member.
     AddMember(Set, Member),
     /// Remove a member.
@@ -70,7 +72,10 @@ impl Op {
     /// Returns the part of the kernel that the write changes.
     pub fn part(&self) -> Part {
         match self {
-            Self::CreateSet(..) | Self::AddMember(..) | Self::RemoveMember(..) => Part::Sets,
+            Self::CreateSet(..)
+            | Self::RemoveSet(_)
+            | Self::AddMember(..)
+            | Self::RemoveMember(..) => Part::Sets,
             Self::CreateLink
             | Self::BindAddress(_)
             | Self::UnbindAddress(_)
@@ -91,7 +96,7 @@ impl Op {
     pub fn subject(&self) -> Subject {
         match self {
             Self::CreateLink => Subject::Link,
-            Self::CreateSet(..) => Subject::Sets,
+            Self::CreateSet(..) | Self::RemoveSet(_) => Subject::Sets,
             Self::AddMember(..) | Self::RemoveMember(..) => Subject::SetMembers,
             Self::WriteRules { .. } => Subject::Rules,
             Self::AddServer(..) | Self::SetServer(..) | Self::RemoveServer(..) => {
@@ -130,6 +135,7 @@ impl Op {
             Self::CreateSet(set, size) => {
                 format!("create set {} for {size} members", set.name(family))
             }
+            Self::RemoveSet(set) => format!("remove set {}", set.name(family)),
             Self::AddMember(set, member) => format!("add {member} to set {}", set.name(family)),
             Self::RemoveMember(set, member) => {
                 format!("remove {member} from set {}", set.name(family))
@@ -144,9 +150,10 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CreateLink => f.write_str("create link kube-ipvs0"),
-            Self::CreateSet(..) | Self::AddMember(..) | Self::RemoveMember(..) => {
-                f.write_str(&self.words(IpFamily::V4))
-            }
+            Self::CreateSet(..)
+            | Self::RemoveSet(_)
+            | Self::AddMember(..)
+            | Self::RemoveMember(..) => f.write_str(&self.words(IpFamily::V4)),
             Self::WriteRules { wanted, .. } => {
                 write!(f, "write {} {} rules", wanted.len(), wanted.carrier())
             }

@@ -338,6 +338,7 @@ fn class(op: &Op) -> (&'static str, Action) {
     match op {
         Op::CreateLink => ("link", Add),
         Op::CreateSet(..) => ("sets", Add),
+        Op::RemoveSet(_) => ("sets", Remove),
         Op::AddMember(..) => ("set members", Add),
         Op::RemoveMember(..) => ("set members", Remove),
         Op::WriteRules { .. } => ("rules", Change),

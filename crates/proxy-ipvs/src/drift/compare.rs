@@ -80,7 +80,7 @@ impl WrittenEntries {
 
     pub(super) fn note(&mut self, op: &Op) {
         match op {
-            Op::CreateSet(..) => self.sets = true,
+            Op::CreateSet(..) | Op::RemoveSet(_) => self.sets = true,
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
                 self.members.insert((*set, *member));
             }

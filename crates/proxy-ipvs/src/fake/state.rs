@@ -159,6 +159,15 @@ impl State {
                 let holds = self.snapshot.set_sizes.entry(*set).or_insert(room);
                 *holds = (*holds).max(room);
             }
+            Op::RemoveSet(set) => {
+                let rules = self.snapshot.rules.iter();
+                let mut used = rules.flat_map(|rules| rules.native().sets_named());
+                if used.any(|name| *name == *set.name(self.family)) {
+                    return Err(("a rule matches the set", Fault::Node));
+                }
+                self.snapshot.sets.remove(set);
+                self.snapshot.set_sizes.remove(set);
+            }
             Op::AddMember(set, member) => {
                 let size = self.snapshot.set_sizes.get(set).copied().unwrap_or(0) as usize;
                 let members = self.snapshot.sets.get_mut(set);

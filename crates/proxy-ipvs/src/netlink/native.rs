@@ -129,6 +129,19 @@ impl Native {
         self.commit(changes.collect())
     }
 
+    /// Removes a set.
+    pub(super) fn remove(&mut self, op: &Op) -> Outcome {
+        let Op::RemoveSet(set) = op else {
+            return Outcome::Unknown;
+        };
+        let name = set.name(self.family);
+        match self.commit(vec![Change::DeleteSet(name.into())]) {
+            Ok(()) => Outcome::Done,
+            Err(Failure::Refused(refusal)) if refusal.errno == libc::ENOENT => Outcome::Done,
+            Err(failure) => failure.outcome("the set cannot be removed"),
+        }
+    }
+
     /// Returns the set definitions that these writes create.
     fn made_by(&self, run: &[Op]) -> impl Iterator<Item = nftables_netlink::Set> {
         let family = self.family;

@@ -98,6 +98,20 @@ impl Sets {
         outcome
     }
 
+    /// Removes a set.
+    pub(super) fn remove(&mut self, op: &Op) -> Outcome {
+        let Op::RemoveSet(set) = op else {
+            return Outcome::Unknown;
+        };
+        let name = set.name(self.family);
+        match self.ipset.destroy_released(&name, Duration::ZERO) {
+            Ok(_) => Outcome::Done,
+            Err(Error::Unknown { .. }) => Outcome::Unknown,
+            Err(Error::Netlink(error)) => unsent(&error),
+            Err(error) => refused(error.to_string()),
+        }
+    }
+
     fn try_create(&mut self, set: Set, size: u32) -> Outcome {
         let wanted = definition(set, self.family).with_maxelem(size);
         match self.ipset.create(&set.name(self.family), &wanted) {

@@ -13,7 +13,7 @@ use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set, SetKind};
-use crate::tables::{SET_SIZE, Tables, sorted};
+use crate::tables::{Tables, sorted};
 
 pub(super) fn make(
     tables: &Tables,
@@ -24,8 +24,8 @@ pub(super) fn make(
     let mut ops = Vec::new();
     if of.knows(Part::Sets) {
         for set in sorted(tables.sets.due(of.now)) {
-            let size = tables.sets.wanted(&set).copied().unwrap_or(SET_SIZE);
-            ops.push(Op::CreateSet(set, size));
+            let size = tables.sets.wanted(&set).copied();
+            ops.extend(size.map(|size| Op::CreateSet(set, size)));
         }
     }
     let has_sets = !ops.is_empty();

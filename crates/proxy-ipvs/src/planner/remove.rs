@@ -11,6 +11,7 @@ use super::budget::Budget;
 use super::make::makes;
 use super::situation::{GUARDS, Situation, are_rules_under_way, gone, is_left, left, share};
 use crate::masquerading;
+use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
@@ -128,7 +129,22 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
                 .map(|member| Op::RemoveMember(set, member)),
         );
     }
+    if ops.is_empty() {
+        ops.extend(unused_sets(tables, of).into_iter().map(Op::RemoveSet));
+    }
     Plan { ops }
+}
+
+/// Returns the sets that another `--ipvs-semantics` has left, without members and rules.
+fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
+    let is_unused = |set: &&Set| {
+        let (sets, members) = (&tables.sets, tables.members(**set));
+        sets.wanted(set).is_none() && members.wanted_len() == 0 && members.pending_len() == 0
+    };
+    if of.are_rules_pending || !of.knows(Part::Sets) {
+        return Vec::new();
+    }
+    sorted(tables.sets.due(of.now).filter(is_unused))
 }
 
 /// Reports whether a member must stay until another set or source range covers its virtual server.

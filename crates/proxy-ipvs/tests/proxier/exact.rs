@@ -181,6 +181,24 @@ fn the_oldest_service_without_a_mark_gets_the_next_free_one() {
     assert_eq!(marks(&world), []);
 }
 
+#[test]
+fn a_change_to_upstreams_semantics_removes_the_sets_of_exact() {
+    let world = web();
+    let before = world.kernel.state().snapshot.sets.len();
+    let mut world = world.restarted(Config {
+        semantics: Semantics::Upstream,
+        ..config(MarkBits::DEFAULT)
+    });
+    world.service(exposed("default/web", 10, true));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    synced(&mut world);
+    assert_eq!(destinations(&world), [Some(1), None]);
+    let state = world.kernel.state();
+    let mut sets = state.snapshot.sets.keys();
+    assert!(sets.clone().count() + 3 == before && !sets.any(|set| set.is_of_exact()));
+}
+
 /// Returns the scheduler, the flags without the note, and the timeout of the virtual server by mark.
 fn balancing(world: &World) -> (String, u32, u32) {
     let family = IpFamily::V4;
