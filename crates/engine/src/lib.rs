@@ -474,6 +474,10 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
         self.scheme.unavailable_options()
     }
 
+    fn form(&self) -> Option<&'static str> {
+        self.scheme.form(&self.state)
+    }
+
     fn drains(&self, named: usize) -> Drains {
         self.scheme.drains(named)
     }

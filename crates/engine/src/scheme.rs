@@ -192,6 +192,12 @@ pub trait Scheme: Sized + Send + 'static {
         Drains::default()
     }
 
+    /// Returns the form of the entries, such as `layout flat`, if the mode may change it while it
+    /// runs.
+    fn form(&self, _state: &State<Self::Kinds>) -> Option<&'static str> {
+        None
+    }
+
     /// Makes the scheme write entries without waiting for other entries, because time does not pass
     /// in a preview.
     fn forgo_waiting(&mut self) {}

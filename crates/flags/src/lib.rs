@@ -374,12 +374,13 @@ pub struct Flags {
     )]
     pub ipvs_shim: String,
 
-    /// Layout of the table of nftables mode: upstream, or flat (most Services have no chain of their
-    /// own, so the cost of a change does not grow with their number); no effect in other modes
+    /// Layout of the table of nftables mode: upstream, flat (most Services have no chain of their own,
+    /// so the cost of a change does not grow with their number), or auto (flat above 1,000 Service
+    /// ports); no effect in other modes
     #[arg(
         long,
-        value_name = "upstream|flat",
-        default_value = "upstream",
+        value_name = "auto|upstream|flat",
+        default_value = "auto",
         allow_hyphen_values = true
     )]
     pub nftables_layout: String,

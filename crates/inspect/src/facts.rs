@@ -54,6 +54,8 @@ pub struct OfFamily {
     pub is_served: bool,
     /// Failures, conflicts and drift from the family's reports.
     pub seen: FamilyProblems,
+    /// Form of the family's entries, such as `layout flat`, if the mode may change it.
+    pub form: Option<&'static str>,
     /// Draining endpoints of the family.
     pub drains: proxy::Drains,
     /// Addresses that serve NodePorts, if known.

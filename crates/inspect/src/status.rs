@@ -114,6 +114,7 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
                 .to_owned(),
         );
     }
+    add_forms(&mut status.forms, &facts.families);
     for of in facts.families {
         let updated = updated.get(&of.family).copied();
         status.families.push(family(&of, updated, facts.now));
@@ -130,6 +131,23 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
     status.errors.truncate(LISTED);
     status.conflicts.truncate(LISTED);
     status.draining.truncate(LISTED);
+}
+
+/// Adds the forms that families use now. Names the family if families differ.
+fn add_forms(forms: &mut Vec<String>, families: &[OfFamily]) {
+    let all = families.iter().filter_map(|of| Some((of.family, of.form?)));
+    let all: Vec<(IpFamily, &str)> = all.collect();
+    for (family, form) in &all {
+        let is_common = all.iter().all(|(_, other)| other == form);
+        let text = if is_common {
+            (*form).to_owned()
+        } else {
+            format!("{form} ({family})")
+        };
+        if !forms.contains(&text) {
+            forms.push(text);
+        }
+    }
 }
 
 /// Adds the numbers of connections to draining endpoints, if they can be read. Both lists have the

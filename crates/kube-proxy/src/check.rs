@@ -70,10 +70,10 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
         Question::Diff => {
             let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
             if matches!(output, Output::Text | Output::Wide) {
-                // Warnings go to standard error, because the standard output of `diff` contains
+                // Warnings and forms go to standard error, because the standard output of `diff` contains
                 // only differences.
-                for warning in &foreseen.warnings {
-                    eprintln!("kube-proxy: {}", shown(warning));
+                for line in foreseen.warnings.iter().chain(&foreseen.forms) {
+                    eprintln!("kube-proxy: {}", shown(line));
                 }
             }
             let is_plain = !stdout().is_terminal() || env::var_os("NO_COLOR").is_some();

@@ -397,6 +397,7 @@ impl Family {
         let family = self.family();
         let shown = self.late.added_to(standing, &self.changes);
         self.metrics.stands(family, &shown);
+        self.metrics.form(family, self.mode.form());
         let is_served = self.health.note(family, &standing, self.started, now);
         if is_served && !mem::replace(&mut self.is_served, is_served) {
             self.reporter.served(&standing, now);
@@ -466,6 +467,7 @@ impl Family {
             standing: self.standing(),
             is_served: self.is_served,
             seen: self.reporter.seen(most, now),
+            form: self.mode.form(),
             drains: self.mode.drains(most),
             node_ports: self.node_ports.clone(),
         }

@@ -343,6 +343,13 @@ impl Metrics {
         self.standings.set(family, standing);
     }
 
+    /// Sets the form of a family's entries.
+    pub(crate) fn form(&self, family: IpFamily, form: Option<&'static str>) {
+        if let (Some(of_mode), Some(form)) = (&self.of_mode, form) {
+            of_mode.form(family, form);
+        }
+    }
+
     /// Passes changed Services to the metrics of single Services.
     pub(crate) fn note(&self, model: &Model, changes: &Changes) {
         if let Some(services) = &self.services {

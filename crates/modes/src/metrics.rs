@@ -29,6 +29,9 @@ pub trait OfMode: Debug + Send + Sync {
     /// Counts finished work of kernel threads.
     fn booked(&self, family: IpFamily, report: &Report);
 
+    /// Sets the form of a family's entries, such as `layout flat`, in a mode that has several.
+    fn form(&self, _family: IpFamily, _form: &'static str) {}
+
     /// Returns whether the report's sync was partial or full. Returns `None` if the mode makes no
     /// difference.
     fn extent(&self, report: &Report) -> Option<Extent>;

@@ -25,6 +25,8 @@ pub struct Preview {
     pub writes: Vec<(String, usize)>,
     /// Number of entries that are up to date, by family and part.
     pub kept: Vec<Kept>,
+    /// Form of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
+    pub forms: Vec<String>,
     /// Warnings for the operator.
     pub warnings: Vec<String>,
     /// Option values of Services that the kernel does not support.
@@ -233,6 +235,8 @@ impl Preview {
                 part: part.name(),
                 entries,
             }));
+            let form = mode.form().map(|form| format!("{family}: {form}"));
+            self.forms.extend(form);
             let mut writes = 0;
             let changes = &mut self.changes;
             let see = |scheme: &S, plan: &PlanOf<S>| {

@@ -76,6 +76,9 @@ impl fmt::Display for Key {
 /// The chain that leads packets to the chains of Services.
 pub(crate) const SERVICES_CHAIN: Key = Key::Chain(SERVICES);
 
+/// A chain that only upstream's layout has.
+pub(crate) const UPSTREAM_ONLY: Key = Key::Chain(SERVICES_CHECK);
+
 /// The definition of an object, without its comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Value {

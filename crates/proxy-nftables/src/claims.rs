@@ -1,11 +1,13 @@
 //! Compiled Service ports, by Service.
 
+use std::mem;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 use nftables_netlink::Name;
 use proxy::{NamespacedName, Owner, released};
 
+use crate::choice::Chooser;
 use crate::config::Config;
 use crate::port::{Route, ServedPort, Slot};
 use crate::tables::Tables;
@@ -17,12 +19,19 @@ pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Box<[Arc<ServedPort>]>>,
     /// Services that keep endpoints of an earlier run, because an object could not be read.
     going_on: HashSet<NamespacedName>,
+    /// Number of Service ports.
+    count: usize,
 }
 
 impl Claims {
     /// Returns all Services with claims.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
+    }
+
+    /// Returns the number of Service ports.
+    pub(crate) fn count(&self) -> usize {
+        self.count
     }
 
     /// Returns the compiled Service port of an owner.
@@ -52,12 +61,14 @@ impl Claims {
     ) {
         let mut ports: Box<[Arc<ServedPort>]> = ports.into_iter().map(Arc::new).collect();
         ports.sort_by(|one, other| one.owner.cmp(&other.owner));
+        self.count += ports.len();
         let before = if ports.is_empty() {
             self.ports.remove(service)
         } else {
             self.ports.insert(service.clone(), ports.clone())
         };
         let before = before.map_or_else(Vec::new, <[_]>::into_vec);
+        self.count -= before.len();
         for old in released(before, &ports, |port| &port.owner) {
             tables.slots.release(&old.owner);
             tables.members.release(&old.owner);
@@ -65,8 +76,20 @@ impl Claims {
             tables.affinity.release(&old.owner);
             tables.listeners.release(&old.owner);
         }
+        self.claim(service, &ports, tables, config, may_delete);
+    }
+
+    /// Claims the objects of a Service's ports.
+    fn claim(
+        &mut self,
+        service: &NamespacedName,
+        ports: &[Arc<ServedPort>],
+        tables: &mut Tables,
+        config: &Config,
+        may_delete: bool,
+    ) {
         let mut goes_on = false;
-        for port in &ports {
+        for port in ports {
             let members = port.members(config.localhost).map(|member| (member, ()));
             tables.members.claim(&port.owner, members);
             let on_localhost = port.on_localhost(config.localhost);
@@ -86,6 +109,21 @@ impl Claims {
         } else {
             self.going_on.remove(service);
         }
+    }
+
+    /// Claims the objects of all Services in another layout.
+    pub(crate) fn lay_out(&mut self, tables: &mut Tables, config: &Config, may_delete: bool) {
+        let ports = mem::take(&mut self.ports);
+        for (service, ports) in &ports {
+            self.claim(service, ports, tables, config, may_delete);
+        }
+        self.ports = ports;
+    }
+
+    /// Returns the chooser chains that all Services need in the layout `flat`.
+    pub(crate) fn choosers(&self) -> impl Iterator<Item = Chooser> {
+        let ports = self.ports.values().flatten();
+        ports.filter_map(|port| port.chooser())
     }
 
     /// Claims again for ports without endpoints, after the kernel's state changed. Has no effect

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proxy::LocalDetector;
 
-use crate::layout::Layout;
+use crate::layout::{Layout, LayoutSizes};
 
 /// Treatment of NodePorts on localhost (KEP-6032).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,8 +26,10 @@ pub struct Config {
     pub masquerade_all: bool,
     /// Mark of packets to masquerade (`1 << nftables.masqueradeBit`).
     pub masquerade_mark: u32,
-    /// Layout of the table.
+    /// Layout of the table. If [`sizes`](Self::sizes) are set, the mode changes it.
     pub layout: Layout,
+    /// Sizes at which the layout changes, or `None` if it never changes.
+    pub sizes: Option<LayoutSizes>,
     /// Treatment of NodePorts on localhost.
     pub localhost: LocalhostNodePorts,
     /// Detector of traffic from this node's pods.
@@ -48,6 +50,7 @@ impl Default for Config {
             masquerade_all: false,
             masquerade_mark: 1 << 14,
             layout: Layout::Upstream,
+            sizes: None,
             localhost: LocalhostNodePorts::Off,
             detector: LocalDetector::None,
             sync_period: Duration::from_secs(30),

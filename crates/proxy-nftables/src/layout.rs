@@ -16,3 +16,43 @@ pub enum Layout {
     /// Services (docs/design/nftables-cost.md).
     Flat,
 }
+
+impl Layout {
+    /// Returns the layout as a form of the mode, with its name in `--nftables-layout`.
+    pub fn form(self) -> &'static str {
+        match self {
+            Self::Upstream => "layout upstream",
+            Self::Flat => "layout flat",
+        }
+    }
+}
+
+/// Numbers of Service ports at which the layout changes. Between the two numbers, the layout stays
+/// as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayoutSizes {
+    /// Above this number of Service ports, the layout is flat.
+    pub flat_above: usize,
+    /// Below this number of Service ports, the layout is upstream's.
+    pub upstream_below: usize,
+}
+
+impl LayoutSizes {
+    /// Sizes of `--nftables-layout=auto`. At 1,000 ports, a change costs the kernel 0.6 ms in
+    /// upstream's layout, and 0.04 ms in the flat one (docs/design/nftables-cost.md).
+    pub const AUTO: Self = Self {
+        flat_above: 1_000,
+        upstream_below: 500,
+    };
+
+    /// Returns the layout for a number of Service ports.
+    pub(crate) fn choose(self, present: Layout, ports: usize) -> Layout {
+        if ports > self.flat_above {
+            Layout::Flat
+        } else if ports < self.upstream_below {
+            Layout::Upstream
+        } else {
+            present
+        }
+    }
+}

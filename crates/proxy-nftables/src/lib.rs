@@ -54,7 +54,7 @@ pub use config::{Config, LocalhostNodePorts};
 pub use content::Content;
 pub use kernel::{Blame, Kernel, Object, Refusal};
 pub use kinds::{Lane, NftablesKinds, Part};
-pub use layout::Layout;
+pub use layout::{Layout, LayoutSizes};
 pub use localhost::{Localhost, LocalhostPorts};
 pub use name::{Purpose, TABLE, localhost_counter};
 pub use netlink::NetlinkKernel;

@@ -79,6 +79,8 @@ pub struct Nftables {
     /// Sets of clients whose reserved memory the kernel released. Their handles still look like
     /// those of sets created with a size.
     shrunk: HashSet<Name>,
+    /// Layout chosen by the number of Service ports, or `None` before the table's first read.
+    chosen: Option<Layout>,
 }
 
 /// Addresses that serve NodePorts.
@@ -211,6 +213,41 @@ impl Nftables {
         state.news.changed(name);
     }
 
+    /// Chooses the layout by the number of Service ports. Before the first choice, the layout is the
+    /// kernel's. While nothing may be deleted, an existing layout stays.
+    fn choose_layout(&mut self, state: &mut State) {
+        let Some(sizes) = state.config.sizes.filter(|_| state.knows(Part::Table)) else {
+            return;
+        };
+        let there = self.tables.actual_layout();
+        let present = self.chosen.or(there).unwrap_or_default();
+        let layout = if there.is_some() && !state.may_delete() {
+            present
+        } else {
+            sizes.choose(present, self.claims.count())
+        };
+        self.chosen = Some(layout);
+        if layout != state.config.layout {
+            self.lay_out(state, layout);
+        }
+    }
+
+    /// Claims all objects in another layout.
+    fn lay_out(&mut self, state: &mut State, layout: Layout) {
+        Arc::make_mut(&mut state.config).layout = layout;
+        self.choosers = match layout {
+            Layout::Upstream => BTreeSet::new(),
+            Layout::Flat => self.claims.choosers().collect(),
+        };
+        self.lacks_choosers = false;
+        self.want_base(state);
+        let may_delete = state.may_delete();
+        self.claims
+            .lay_out(&mut self.tables, &state.config, may_delete);
+        // Endpoints may already have other positions in the kernel.
+        self.tables.keep_places();
+    }
+
     /// Claims choosers that Services newly need.
     fn want_choosers(&mut self, state: &mut State) {
         if mem::take(&mut self.lacks_choosers) {
@@ -299,6 +336,7 @@ impl engine::Scheme for Nftables {
             is_uncertain: false,
             has_own_address: false,
             shrunk: HashSet::new(),
+            chosen: None,
         }
     }
 
@@ -332,6 +370,13 @@ impl engine::Scheme for Nftables {
 
     fn update(&mut self, state: &mut State, model: &Model, extent: Extent<'_>) {
         if !matches!(extent, Extent::These(_)) {
+            if let Some(sizes) = state.config.sizes
+                && self.chosen.is_none()
+                && model.service_count() > sizes.flat_above
+            {
+                // Services are then rarely compiled for two layouts.
+                Arc::make_mut(&mut state.config).layout = Layout::Flat;
+            }
             // Checks again, because all data about the node may have arrived by now.
             self.want_base(state);
         }
@@ -362,6 +407,12 @@ impl engine::Scheme for Nftables {
         if self.reread.take_if(is_due).is_some() {
             state.ask(Part::Table);
         }
+        self.choose_layout(state);
+    }
+
+    fn form(&self, state: &State) -> Option<&'static str> {
+        let is_open = state.config.sizes.is_some() && self.chosen.is_none();
+        (!is_open).then(|| state.config.layout.form())
     }
 
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {

@@ -13,9 +13,10 @@ use proxy::{Failure, Owner, Report};
 use reconcile::{Removals, Table as Entries};
 use relay::Serving;
 
-use crate::base::{Key, SERVICES_CHAIN, Value};
+use crate::base::{Key, SERVICES_CHAIN, UPSTREAM_ONLY, Value};
 use crate::clients::Clients;
 use crate::content::Content;
+use crate::layout::Layout;
 use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
 use crate::plan::{Outcome, Outcomes, Plan, PortChanges, Stale, Timeouts};
 use crate::port::{Member, Route, Slot};
@@ -72,6 +73,16 @@ impl Tables {
         let mut pending = self.base.pending();
         // Leftovers of another layout have no effect on packets.
         pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
+    }
+
+    /// Returns the layout of the kernel's table, or `None` if the table has none. Upstream's
+    /// kube-proxy leaves maps of the layout `flat`, so they alone are no sign of it.
+    pub(crate) fn actual_layout(&self) -> Option<Layout> {
+        if self.base.actual(&UPSTREAM_ONLY).is_some() {
+            return Some(Layout::Upstream);
+        }
+        let is_there = self.base.actual(&SERVICES_CHAIN).is_some();
+        is_there.then_some(Layout::Flat)
     }
 
     /// Returns true if objects of another layout exist.

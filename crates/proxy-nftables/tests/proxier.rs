@@ -26,7 +26,7 @@ use proxy::{
     NodeFacts, NodePortAddresses, Notice, Protocol, Service, ServiceCidr, ServicePort, ServiceType,
 };
 use proxy_nftables::fake::{Content, FakeKernel};
-use proxy_nftables::{Config, Lanes, Layout, Proxier};
+use proxy_nftables::{Config, Lanes, Layout, LayoutSizes, Proxier};
 
 /// A node with a proxier, a model and a fake kernel.
 struct World {
@@ -36,21 +36,27 @@ struct World {
     now: Instant,
     conflicts: Vec<Conflict>,
     layout: Layout,
+    sizes: Option<LayoutSizes>,
 }
 
 const LAYOUTS: [Layout; 2] = [Layout::Upstream, Layout::Flat];
 
-fn config(layout: Layout) -> Config {
+fn config(layout: Layout, sizes: Option<LayoutSizes>) -> Config {
     Config {
         layout,
+        sizes,
         detector: LocalDetector::SourceNet("10.244.0.0/16".parse().unwrap()),
         ..Config::default()
     }
 }
 
 fn proxier_of(kernel: &FakeKernel, node: NodeFacts, layout: Layout) -> Proxier<FakeKernel> {
+    proxier_with(kernel, node, config(layout, None))
+}
+
+fn proxier_with(kernel: &FakeKernel, node: NodeFacts, config: Config) -> Proxier<FakeKernel> {
     let lanes = Lanes::inline(|| kernel.clone());
-    Proxier::new(config(layout), node, lanes, Instant::now())
+    Proxier::new(config, node, lanes, Instant::now())
 }
 
 fn node1() -> NodeFacts {
@@ -75,6 +81,7 @@ impl World {
         Self {
             proxier: proxier_of(&kernel, node1(), layout),
             layout,
+            sizes: None,
             kernel,
             model: Model::new(),
             now: Instant::now(),
@@ -90,7 +97,8 @@ impl World {
 
     /// Restarts the daemon on the same kernel with the same objects.
     fn restart(&mut self) {
-        self.proxier = proxier_of(&self.kernel, node1(), self.layout);
+        let config = config(self.layout, self.sizes);
+        self.proxier = proxier_with(&self.kernel, node1(), config);
         self.made();
     }
 
@@ -1318,6 +1326,117 @@ fn a_layout_change_is_one_transaction_in_each_direction() {
             assert_eq!(world.made().len(), 0);
         }
     }
+}
+
+// ---- the layout by the number of Service ports ----
+
+/// Sizes small enough for a test.
+const SIZES: LayoutSizes = LayoutSizes {
+    flat_above: 6,
+    upstream_below: 3,
+};
+
+/// Creates a world whose layout depends on the number of Service ports, without objects.
+fn by_size(kernel: FakeKernel) -> World {
+    let mut world = World::unlisted(kernel, Layout::Upstream);
+    world.sizes = Some(SIZES);
+    world.restart();
+    world
+}
+
+fn empty_kernel() -> FakeKernel {
+    FakeKernel::new(IpFamily::V4, &["127.0.0.1", "192.168.0.10"])
+}
+
+#[test]
+fn the_layout_follows_the_number_of_service_ports_in_one_transaction() {
+    let content_of = |layout, services: u16| {
+        let mut fresh = World::new(layout);
+        (1..=services).for_each(|number| web(&mut fresh, number, [1, 2, 3, 4]));
+        fresh.sync();
+        uncommented(&fresh)
+    };
+    let mut world = by_size(empty_kernel());
+    world.list(true);
+    let mut present = 0;
+    for (services, layout) in [
+        (6, Layout::Upstream),
+        (7, Layout::Flat),
+        (3, Layout::Flat),
+        (2, Layout::Upstream),
+        (6, Layout::Upstream),
+        (8, Layout::Flat),
+    ] {
+        (present + 1..=services).for_each(|number| web(&mut world, number, [1, 2, 3, 4]));
+        for number in services + 1..=present {
+            world.apply(Event::ServiceDeleted(name(&format!("web-{number}"))));
+        }
+        world.made();
+        let synced = world.sync();
+        assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+        assert_eq!(world.made().len(), 1, "{services} {layout:?}");
+        assert_eq!(world.proxier.form(), Some(layout.form()));
+        let wanted = content_of(layout, services);
+        assert!(uncommented(&world) == wanted, "{services} {layout:?}");
+        // A restart adopts the layout, also between both sizes.
+        world.restart();
+        world.sync();
+        assert!(world.made().is_empty(), "{services} {layout:?}");
+        assert_eq!(world.proxier.form(), Some(layout.form()));
+        present = services;
+    }
+}
+
+#[test]
+fn an_empty_node_gets_the_layout_for_its_size_in_the_first_transaction() {
+    for (services, layout) in [(6, Layout::Upstream), (7, Layout::Flat)] {
+        let mut world = by_size(empty_kernel());
+        world.list(true);
+        (1..=services).for_each(|number| web(&mut world, number, [1]));
+        world.sync();
+        let made = world.made().concat();
+        let is_flat = made.iter().any(|change| change.contains("endpoints-tcp-1"));
+        let is_upstream = made.iter().any(|change| change.contains("firewall-ips"));
+        assert_eq!(is_flat, layout == Layout::Flat, "{made:?}");
+        assert_eq!(is_upstream, layout == Layout::Upstream, "{made:?}");
+    }
+}
+
+#[test]
+fn the_layout_stays_while_the_lists_are_incomplete() {
+    for (layout, listed) in [(Layout::Flat, 1), (Layout::Upstream, 9)] {
+        let mut before = World::new(layout);
+        (1..=4).for_each(|number| web(&mut before, number, [1]));
+        before.sync();
+        let mut world = by_size(before.kernel.clone());
+        world.list(false);
+        (1..=listed).for_each(|number| web(&mut world, number, [1]));
+        world.sync();
+        assert_eq!(world.proxier.form(), Some(layout.form()));
+        assert_eq!(world.served_and_refused(), (listed.max(4).into(), 0));
+        // The complete lists decide.
+        world.list(true);
+        (1..=listed).for_each(|number| web(&mut world, number, [1]));
+        let synced = world.sync();
+        assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+        assert_ne!(world.proxier.form(), Some(layout.form()));
+        assert_eq!(world.served_and_refused(), (listed.into(), 0));
+    }
+}
+
+#[test]
+fn a_deleted_table_keeps_the_layout() {
+    let mut world = by_size(empty_kernel());
+    world.list(true);
+    (1..=7).for_each(|number| web(&mut world, number, [1]));
+    world.sync();
+    (4..=7).for_each(|number| world.apply(Event::ServiceDeleted(name(&format!("web-{number}")))));
+    world.sync();
+    world.kernel.state().table = None;
+    world.proxier.notice(&Notice::Ruleset, world.now);
+    world.settle();
+    assert_eq!(world.proxier.form(), Some(Layout::Flat.form()));
+    assert_eq!(world.served_and_refused(), (3, 0));
 }
 
 #[test]

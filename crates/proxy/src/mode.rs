@@ -89,6 +89,12 @@ pub trait Mode: Send {
         Vec::new()
     }
 
+    /// Returns the form of the family's entries, such as `layout flat`, if the mode may change it
+    /// while it runs.
+    fn form(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Returns the draining endpoints, with details of at most `named`. Empty in a mode that does
     /// not track the connections of removed endpoints.
     fn drains(&self, _named: usize) -> Drains {

@@ -24,9 +24,9 @@ const HORIZON: Duration = Duration::from_secs(100);
 /// Maximum number of turns. A sequence with more turns counts as endless.
 const MOST_TURNS: usize = 3_000;
 
-/// Maximum number of tries within [`HORIZON`] for a write that the kernel rejects forever: one
-/// every 30 s, and one after the check.
-const MOST_TRIES: usize = 6;
+/// Maximum number of writes within [`HORIZON`] of an entry that the kernel rejects forever: one try
+/// every 30 s, and one after the check. A try may write the entry with others, and then alone.
+const MOST_TRIES: usize = 8;
 
 /// Result of an event sequence.
 #[derive(Debug, Default)]

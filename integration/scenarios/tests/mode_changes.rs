@@ -64,7 +64,7 @@ const IPTABLES: ModeForm = ModeForm {
 };
 const NFTABLES: ModeForm = ModeForm {
     name: "nftables",
-    flags: &["--proxy-mode=nftables"],
+    flags: &["--proxy-mode=nftables", "--nftables-layout=upstream"],
     marks: &[
         "table ip kube-proxy\n",
         "table ip6 kube-proxy\n",
@@ -128,6 +128,11 @@ fn main() {
         Story {
             name: "from_ipvs_to_nftables_among_1_000_services",
             tell: |c| among_many(c, &IPVS, &NFTABLES),
+            is_possible: has_nftables,
+        },
+        Story {
+            name: "from_one_nftables_layout_to_the_other_by_the_number_of_services",
+            tell: by_number_of_services,
             is_possible: has_nftables,
         },
     ];
@@ -194,8 +199,8 @@ fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
 /// Addresses of a Service that has no chain in the flat layout.
 const INNER: [&str; 2] = ["10.96.0.11:80", "[fd96::11]:80"];
 
-/// Changes modes with enough Services for a slow first sync. The Services with traffic come last.
-fn among_many(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
+/// Returns Services without traffic.
+fn crowd() -> String {
     let mut crowd = String::new();
     for number in 0..CROWD {
         let (high, low) = (number / 250, number % 250 + 1);
@@ -205,9 +210,43 @@ fn among_many(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
         let service = service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
         crowd.extend(["---\n", &service.to_string(), "\n"]);
     }
-    c.write("crowd", &crowd)?;
+    crowd
+}
+
+/// Changes modes with enough Services for a slow first sync. The Services with traffic come last.
+fn among_many(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
+    c.write("crowd", &crowd())?;
     c.patience = Duration::from_mins(1);
     there_and_back(c, one, other)
+}
+
+/// Adds Services to a running daemon with default flags until its table becomes flat, and removes
+/// them again.
+fn by_number_of_services(c: &mut Cluster) -> Outcome {
+    set_up(c)?;
+    c.patience = Duration::from_mins(1);
+    let mut daemon = c.start_apart(&["--proxy-mode=nftables"])?;
+    is_alone(c, &NFTABLES)?;
+    let mut asked = ways(c).to_vec();
+    asked.extend(INNER.map(|to| (&c.client, to)));
+    for (form, layout) in [(&NFTABLES_FLAT, "flat"), (&NFTABLES, "upstream")] {
+        let change = || {
+            if layout == "flat" {
+                c.write("crowd", &crowd())?;
+            } else {
+                c.delete("crowd")?;
+            }
+            is_alone(c, form)?;
+            let (_, status) = ask_json(c, &["status"])?;
+            let wanted = serde_json::json!(["layout auto", format!("layout {layout}")]);
+            ensure!(status["forms"] == wanted, "{}", status["forms"]);
+            Ok(())
+        };
+        under_traffic(&asked, HELD, FIRST_TRY, change).context(form.name)?;
+    }
+    let output = daemon.stop(SOON)?;
+    ensure!(output.status.success(), "it ended with {}", output.status);
+    clean(c)
 }
 
 fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {

@@ -26,6 +26,9 @@ struct Difference<'a> {
     /// True if all objects could be read. Otherwise some differences may be missing.
     whole: bool,
     warnings: &'a [String],
+    /// Form of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    forms: &'a [String],
     entries: Vec<Entry<'a>>,
 }
 
@@ -47,6 +50,7 @@ pub(super) fn render(foreseen: &Foreseen, output: Output, colour: Colour) -> Res
         differs: foreseen.would_change,
         whole: foreseen.whole,
         warnings: &foreseen.warnings,
+        forms: &foreseen.forms,
         entries: sorted(&foreseen.changes)
             .map(|change| Entry {
                 sign: sign(change),

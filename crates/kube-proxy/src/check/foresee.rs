@@ -36,6 +36,9 @@ pub(super) struct Foreseen {
     pub(super) changes: Vec<Change>,
     /// Entries that already have their desired state, so a start keeps them.
     pub(super) kept: Vec<Kept>,
+    /// Form of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) forms: Vec<String>,
     /// Addresses of the API server, each with its origin. No Service may use them.
     #[serde(skip)]
     pub(super) guarded: Vec<String>,
@@ -54,6 +57,14 @@ impl Foreseen {
             (false, true) => 0,
             (false, false) => CANNOT_SAY,
         }
+    }
+
+    /// Returns the warnings, and the forms of the entries, as lines.
+    pub(super) fn heading(&self) -> String {
+        let warnings = self.warnings.iter();
+        let warnings = warnings.map(|warning| format!("warning  {}\n", view::shown(warning)));
+        let forms = self.forms.iter().map(|form| format!("form     {form}\n"));
+        warnings.chain(forms).collect()
     }
 
     /// Returns the reservation to append to "nothing to do" while some objects are unreadable.
@@ -155,13 +166,14 @@ pub(super) async fn foresee(options: &Options, timeout: Duration) -> Result<(For
     if let Some(predecessor) = predecessor {
         previews.push(predecessor.preview().await?);
     }
-    let (mut kept, mut obstacles) = (Vec::new(), Vec::new());
+    let (mut kept, mut forms, mut obstacles) = (Vec::new(), Vec::new(), Vec::new());
     for preview in previews {
         for (of, count) in preview.writes {
             *writes.entry(of).or_default() += count;
         }
         changes.extend(preview.changes);
         kept.extend(preview.kept);
+        forms.extend(preview.forms);
         warnings.extend(preview.warnings);
         let messages = preview.obstacles.iter().map(|of| of.message.clone());
         warnings.extend(messages);
@@ -178,6 +190,7 @@ pub(super) async fn foresee(options: &Options, timeout: Duration) -> Result<(For
         writes,
         changes,
         kept,
+        forms,
         guarded,
         obstacles,
     };

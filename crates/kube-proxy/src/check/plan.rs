@@ -26,15 +26,9 @@ pub(super) fn render(foreseen: &Foreseen, output: Output) -> Result<String> {
 /// Renders at most `most` writes of each kind.
 fn lines(foreseen: &Foreseen, most: usize) -> String {
     let Foreseen {
-        warnings,
-        writes,
-        changes,
-        ..
+        writes, changes, ..
     } = foreseen;
-    let mut text = String::new();
-    for warning in warnings {
-        let _ = writeln!(text, "warning  {}", shown(warning));
-    }
+    let mut text = foreseen.heading();
     if changes.is_empty() {
         let _ = writeln!(
             text,

@@ -41,6 +41,7 @@ pub(super) fn foreseen(changes: Vec<Change>) -> Foreseen {
         writes: [("IPv4".to_owned(), changes.len())].into(),
         changes,
         kept: Vec::new(),
+        forms: Vec::new(),
         guarded: Vec::new(),
         obstacles: Vec::new(),
     }

@@ -26,6 +26,10 @@ const OF_NFTABLES: &str = concat!(
 );
 /// Metrics that only this program has.
 const OURS: &str = include_str!("ours.txt");
+/// Metrics that only this program has, in nftables mode.
+const OURS_IN_NFTABLES: &str = "kubeproxy_nftables_layout gauge ip_family,layout
+  1 for the layout that the table of nftables mode has or gets, 0 for the other layout
+";
 
 /// A metric family, as a scraper parses it.
 #[derive(Debug, Default)]
@@ -202,6 +206,7 @@ fn busy_in(mode: ProxyMode) -> Metrics {
             Duration::from_mins(1),
             has_extent.then_some(Extent::Full),
         );
+        metrics.form(family, is_nftables.then_some("layout flat"));
         metrics.complete(family, SystemTime::now());
         metrics.settled(family, Duration::from_micros(500));
         metrics.programmed(family, [trigger, later].into_iter());
@@ -249,7 +254,9 @@ fn metric_names_types_labels_and_help_equal_upstreams() {
         families.retain(|name, _| !name.starts_with("kubeproxy_iptables_"));
         let said: BTreeSet<_> = families.iter().map(described).collect();
         let lines = KUBERNETES.lines().chain(more.lines());
-        let lines: Vec<_> = lines.chain(OURS.lines()).collect();
+        let own = (mode == ProxyMode::Nftables).then_some(OURS_IN_NFTABLES);
+        let own = own.into_iter().flat_map(str::lines);
+        let lines: Vec<_> = lines.chain(OURS.lines()).chain(own).collect();
         let wanted: BTreeSet<_> = lines
             .chunks(2)
             .map(|pair| format!("{}\n", pair.join("\n")))
@@ -415,6 +422,16 @@ fn metric_samples_match_the_recorded_events() {
     assert!((now - 3600.0..=now + 2.0).contains(&started), "{started}");
     let synced = value("kubeproxy_sync_proxy_rules_last_timestamp_seconds", v6);
     assert!((now - 60.0..=now + 1.0).contains(&synced), "{synced}");
+}
+
+#[test]
+fn one_layout_of_the_nftables_table_has_the_value_1() {
+    let text = busy_in(ProxyMode::Nftables).classic();
+    for (layout, value) in [("flat", 1), ("upstream", 0)] {
+        let labels = format!("{{ip_family=\"IPv6\",layout=\"{layout}\"}}");
+        let line = format!("kubeproxy_nftables_layout{labels} {value}\n");
+        assert!(text.contains(&line), "{line}{text}");
+    }
 }
 
 #[test]

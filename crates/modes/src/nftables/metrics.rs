@@ -2,17 +2,26 @@
 
 use std::time::Duration;
 
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use proxy::{IpFamily, Report};
 
 use super::rejected::Rejected;
+use super::settings::LAYOUTS;
 use crate::metrics::relay::RelayEvictions;
 use crate::metrics::rows::Rows;
 use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
 use crate::metrics::{Extent, OfFamily, OfMode, of};
+
+/// Labels for a layout of the table.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfLayout {
+    ip_family: &'static str,
+    layout: &'static str,
+}
 
 /// Handles of the metrics.
 #[derive(Debug, Default)]
@@ -21,6 +30,7 @@ pub(super) struct TableMetrics {
     failed_cleanups: Family<OfFamily, Counter>,
     listeners: Family<OfFamily, Gauge>,
     failed_listeners: Family<OfFamily, Counter>,
+    layouts: Family<OfLayout, Gauge>,
     sync_durations: SyncDurations,
 }
 
@@ -51,6 +61,11 @@ impl OfMode for TableMetrics {
             "Number of localhost NodePort userspace proxy listener creation failures.",
             self.failed_listeners.clone(),
         );
+        rows.registry.register(
+            "kubeproxy_nftables_layout",
+            "1 for the layout that the table of nftables mode has or gets, 0 for the other layout",
+            self.layouts.clone(),
+        );
         rows.collect(Rejected);
         rows.collect(RelayEvictions::of_process());
     }
@@ -74,6 +89,17 @@ impl OfMode for TableMetrics {
             set(&self.listeners.get_or_create(&of), listeners);
             let failed = self.failed_listeners.get_or_create_owned(&of);
             failed.inc_by(counts.failed_listeners as u64);
+        }
+    }
+
+    fn form(&self, family: IpFamily, form: &'static str) {
+        for (name, layout) in LAYOUTS {
+            let of = OfLayout {
+                ip_family: of(family).ip_family,
+                layout: name,
+            };
+            let is_present = layout.form() == form;
+            self.layouts.get_or_create(&of).set(is_present.into());
         }
     }
 

@@ -11,13 +11,15 @@ use netlink_batch::Worker;
 use nftables_netlink::{Nftables, OwnSockets, Subscription};
 use proxy::{Changes, IpFamily};
 use proxy_nftables::{
-    Config, Lanes, Layout, Localhost, LocalhostNodePorts, NetlinkKernel, Plan, Proxier, TABLE,
+    Config, Lanes, Layout, LayoutSizes, Localhost, LocalhostNodePorts, NetlinkKernel, Plan,
+    ProbeError, Proxier, TABLE,
 };
 use relay::{Dial, Limits, Pin, Reach, Relay};
 use service_counters::ReadCounters;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::counters::TrackedFlows;
+use super::settings::LayoutChoice;
 use crate::definition::{Ending, IntoProxiers, OpenedKernel, Start};
 use crate::families::{Access, Families, LeftOut, is_disabled, thread};
 use crate::footprints;
@@ -48,12 +50,14 @@ pub(super) struct OpenedNftables {
     subscriptions: Vec<(IpFamily, Arc<Subscription>)>,
     /// Server of NodePorts on localhost, or `None` if the mode serves none.
     localhost: Option<Localhost>,
+    /// Numbers of Service ports at which the layout changes, or `None` if it never changes.
+    sizes: Option<LayoutSizes>,
 }
 
 impl OpenedNftables {
     pub(super) fn open(settings: &Settings, access: Access) -> Result<Self> {
-        let layout = settings.nftables.layout;
-        refuse_old(layout, Machine::this().kernel)?;
+        let choice = settings.nftables.layout;
+        refuse_old(choice, Machine::this().kernel)?;
         // Subscribes before the first read, so that no change is missed.
         let mut subscriptions = Vec::new();
         if access == Access::Write {
@@ -85,6 +89,7 @@ impl OpenedNftables {
             "table",
             move |family| {
                 if access == Access::Write {
+                    let layout = choice.first();
                     proxy_nftables::probe(family, layout, localhost(family))?;
                 }
                 // The subscriptions of both families ignore writes by these sockets.
@@ -93,6 +98,10 @@ impl OpenedNftables {
                 Ok(kernel.one_of(Arc::clone(&own)))
             },
         )?;
+        let can_change = choice == LayoutChoice::Auto
+            && Machine::this().kernel >= FIRST_OF_FLAT
+            && (access == Access::Read
+                || families.opened.iter().all(|(family, _)| has_flat(*family)));
         if access == Access::Write
             && let Some(line) = note_of_kernel(Machine::this().kernel, env::var_os(SKIP).is_some())
         {
@@ -102,6 +111,7 @@ impl OpenedNftables {
             families,
             subscriptions,
             localhost: served,
+            sizes: can_change.then_some(LayoutSizes::AUTO),
         })
     }
 }
@@ -115,7 +125,8 @@ impl IntoProxiers for OpenedNftables {
             let config = Config {
                 masquerade_all: own.masquerade_all,
                 masquerade_mark: own.masquerade_mark(),
-                layout: own.layout,
+                layout: own.layout.first(),
+                sizes: self.sizes,
                 localhost: own.localhost(shared, family),
                 detector: shared.detect_local.detector(family, start.model.node()),
                 sync_period: shared.sync_period,
@@ -168,12 +179,12 @@ impl OpenedKernel for OpenedNftables {
     }
 
     fn uses(&self, settings: &Settings) -> Uses {
-        let layout = match settings.nftables.layout {
-            Layout::Upstream => "upstream",
-            Layout::Flat => "flat",
+        let form = match self.sizes {
+            Some(_) => "layout auto",
+            None => settings.nftables.layout.first().form(),
         };
         Uses {
-            forms: vec![format!("layout {layout}")],
+            forms: vec![form.to_owned()],
             parts: vec![KernelFeature::NfTables],
             ..Uses::default()
         }
@@ -197,7 +208,22 @@ pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
     let own = &settings.nftables;
     refuse_old(own.layout, Machine::this().kernel)?;
     let localhost = own.localhost(&settings.shared, family);
-    Ok(proxy_nftables::probe(family, own.layout, localhost)?)
+    Ok(proxy_nftables::probe(
+        family,
+        own.layout.first(),
+        localhost,
+    )?)
+}
+
+/// Returns false if the kernel rejects the layout `flat`, and logs the reason.
+fn has_flat(family: IpFamily) -> bool {
+    match proxy_nftables::probe(family, Layout::Flat, LocalhostNodePorts::Off) {
+        Err(error @ ProbeError::Refused(_)) => {
+            info!("--nftables-layout=auto stays in upstream's layout: {error}");
+            false
+        }
+        Ok(()) | Err(ProbeError::Unusable(_)) => true,
+    }
 }
 
 /// Returns the limits of the relay that serves NodePorts on localhost.
@@ -214,12 +240,12 @@ fn limits() -> Limits {
 }
 
 /// Fails on a kernel that would accept the trial but reject the first transaction.
-fn refuse_old(layout: Layout, kernel: (u32, u32)) -> Result<()> {
+fn refuse_old(choice: LayoutChoice, kernel: (u32, u32)) -> Result<()> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_FLAT);
     ensure!(
-        layout != Layout::Flat || kernel >= FIRST_OF_FLAT,
+        choice != LayoutChoice::Always(Layout::Flat) || kernel >= FIRST_OF_FLAT,
         "--nftables-layout=flat needs Linux {first_major}.{first_minor}, which rejects packets before \
-         they are routed; this is {major}.{minor}. --nftables-layout=upstream does without"
+         they are routed; this is {major}.{minor}. --nftables-layout=auto does without"
     );
     Ok(())
 }
@@ -266,9 +292,12 @@ mod tests {
 
     #[test]
     fn the_flat_layout_needs_linux_5_9() {
-        assert!(refuse_old(Layout::Upstream, (5, 8)).is_ok());
-        assert!(refuse_old(Layout::Flat, (5, 9)).is_ok());
-        let line = refuse_old(Layout::Flat, (5, 8)).unwrap_err().to_string();
+        let flat = LayoutChoice::Always(Layout::Flat);
+        for other in [LayoutChoice::Auto, LayoutChoice::Always(Layout::Upstream)] {
+            assert!(refuse_old(other, (5, 8)).is_ok());
+        }
+        assert!(refuse_old(flat, (5, 9)).is_ok());
+        let line = refuse_old(flat, (5, 8)).unwrap_err().to_string();
         assert!(
             line.contains("needs Linux 5.9") && line.contains("this is 5.8"),
             "{line}"

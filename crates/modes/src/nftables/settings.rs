@@ -11,8 +11,26 @@ use proxy_nftables::{Layout, LocalhostNodePorts};
 
 use crate::shared::{Shared, mark_bit};
 
+/// Layouts of the table, with their names.
+pub(super) const LAYOUTS: [(&str, Layout); 2] =
+    [("upstream", Layout::Upstream), ("flat", Layout::Flat)];
+
 /// Values of `--nftables-layout`.
-const LAYOUTS: [(&str, Layout); 2] = [("upstream", Layout::Upstream), ("flat", Layout::Flat)];
+const CHOICES: [(&str, LayoutChoice); 3] = [
+    ("auto", LayoutChoice::Auto),
+    ("upstream", LayoutChoice::Always(Layout::Upstream)),
+    ("flat", LayoutChoice::Always(Layout::Flat)),
+];
+
+/// Choice of the table's layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayoutChoice {
+    /// The number of Service ports decides ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). On
+    /// a kernel without the features of the layout `flat`, the layout is upstream's.
+    Auto,
+    /// Always this layout.
+    Always(Layout),
+}
 
 /// Settings that only nftables mode has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,10 +40,20 @@ pub struct Settings {
     /// Number of the packet mark bit for masquerading, 0 to 31.
     pub masquerade_bit: u8,
     /// Layout of the nftables table.
-    pub layout: Layout,
+    pub layout: LayoutChoice,
     /// Value of the feature gate. If true, NodePorts on localhost are served. Otherwise they are
     /// rejected and counted.
     pub localhost_node_ports: bool,
+}
+
+impl LayoutChoice {
+    /// Returns the layout of an empty table.
+    pub(super) fn first(self) -> Layout {
+        match self {
+            Self::Auto => Layout::Upstream,
+            Self::Always(layout) => layout,
+        }
+    }
 }
 
 impl Settings {
@@ -33,7 +61,7 @@ impl Settings {
         Ok(Self {
             masquerade_all: flags.nftables_masquerade_all,
             masquerade_bit: mark_bit("nftables-masquerade-bit", flags.nftables_masquerade_bit)?,
-            layout: word("nftables-layout", &flags.nftables_layout, &LAYOUTS)?,
+            layout: word("nftables-layout", &flags.nftables_layout, &CHOICES)?,
             localhost_node_ports: Gates::new(flags.feature_gates.iter().cloned())
                 .is_on(LOCALHOST_NODE_PORTS),
         })

@@ -12,7 +12,7 @@ fn restart_with(world: &mut World, localhost: LocalhostNodePorts) {
     let kernel = world.kernel.clone();
     let config = Config {
         localhost,
-        ..config(world.layout)
+        ..config(world.layout, None)
     };
     // The previous process's relay ended with the process.
     kernel.state().listening.clear();

@@ -14,8 +14,8 @@ use packet_path::nft::{InMemoryTables, Nft};
 use proxy::{IpFamily, Mode, Model, Notice, Protocol, Service, Target, Unreadable};
 use proxy_nftables::fake::{Content, FakeKernel, State, describe};
 use proxy_nftables::{
-    Blame as BlameOne, Config, Kernel, Layout, LocalhostNodePorts, LocalhostPort, NetlinkKernel,
-    Nftables as Scheme, Object, Refusal, TABLE,
+    Blame as BlameOne, Config, Kernel, Layout, LayoutSizes, LocalhostNodePorts, LocalhostPort,
+    NetlinkKernel, Nftables as Scheme, Object, Refusal, TABLE,
 };
 
 use crate::cluster::SERVICES;
@@ -28,6 +28,13 @@ use crate::subject::{
 };
 use crate::verdict::{self, SeenClient, Verdicts, accepted};
 use real::Real;
+
+/// Sizes for the few Services of a history. Without a range between them, the layout depends only on
+/// the objects.
+const SIZES: LayoutSizes = LayoutSizes {
+    flat_above: 4,
+    upstream_below: 5,
+};
 
 /// Creates the form of this name.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
@@ -55,6 +62,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Nftables {
     } else {
         Layout::Upstream
     };
+    let is_auto = form.contains("auto");
     let kernel = FakeKernel::new(family, &[]);
     kernel.state().addresses = node_addresses(family).into();
     kernel.state().is_old = form.contains("old");
@@ -63,6 +71,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Nftables {
         kernel,
         config: Config {
             layout,
+            sizes: is_auto.then_some(SIZES),
             detector: detector(family),
             localhost: if form.contains("localhost") {
                 LocalhostNodePorts::Served
@@ -72,7 +81,8 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Nftables {
             ..Config::default()
         },
         barred: Vec::new(),
-        has_switched: false,
+        has_switched: is_auto,
+        is_auto,
         real: None,
     }
 }
@@ -92,8 +102,10 @@ struct Nftables {
     kernel: FakeKernel,
     config: Config,
     barred: Vec<Barred>,
-    /// True once the layout has changed.
+    /// True once the layout has changed, or if it may change at any time.
     has_switched: bool,
+    /// True if the number of Service ports chooses the layout, unless the last restart fixed it.
+    is_auto: bool,
     real: Option<RefCell<Real>>,
 }
 
@@ -218,6 +230,13 @@ impl Subject for Nftables {
             return None;
         }
         self.has_switched = true;
+        if self.is_auto {
+            let was_auto = self.config.sizes.is_some();
+            self.config.sizes = (!was_auto).then_some(SIZES);
+            if !was_auto {
+                return Some("the number of Service ports chooses the layout".to_owned());
+            }
+        }
         self.config.layout = match self.config.layout {
             Layout::Upstream => Layout::Flat,
             Layout::Flat => Layout::Upstream,
@@ -288,6 +307,12 @@ impl Subject for Nftables {
                     comment: None,
                     ..element.clone()
                 };
+                if let Some(at) = key.get(4..).filter(|_| name.starts_with("endpoints-")) {
+                    // Endpoints keep their numbers when another one comes or goes.
+                    let to = &element.data;
+                    ours.insert(format!("element {name} {at:?} to {to:?}"), String::new());
+                    continue;
+                }
                 ours.insert(format!("element {name} {key:?}"), format!("{element:?}"));
             }
         }

@@ -7,6 +7,7 @@ use http_server::WhenTaken;
 use modes::detect_local::DetectLocal;
 use modes::ipvs::settings::Timeouts;
 use modes::ipvs::shim::ShimChoice;
+use modes::nftables::settings::LayoutChoice;
 use modes::settings::ProxyMode;
 use modes::shared::{IptablesBackend, Shared};
 use modes::sysctl;
@@ -110,7 +111,7 @@ fn defaults_without_flags_equal_upstreams() {
                 nftables: modes::nftables::settings::Settings {
                     masquerade_all: false,
                     masquerade_bit: 14,
-                    layout: Layout::Upstream,
+                    layout: LayoutChoice::Auto,
                     localhost_node_ports: false,
                 },
                 userspace: modes::userspace::settings::Settings {
@@ -705,7 +706,7 @@ fn each_flag_sets_its_option() {
             o.modes.ipvs.shim == ShimChoice::Fixed(ShimStyle::Nftables)
         }),
         (&["--nftables-layout=flat"], |o| {
-            o.modes.nftables.layout == Layout::Flat
+            o.modes.nftables.layout == LayoutChoice::Always(Layout::Flat)
         }),
         (
             &["--metrics-per-service=endpoints --metrics-service-series-max=7"],
@@ -959,7 +960,7 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
         ),
         (
             "--nftables-layout=lean",
-            &["--nftables-layout", "'lean'", "upstream or flat"],
+            &["--nftables-layout", "'lean'", "auto, upstream or flat"],
         ),
         (
             "--metrics-per-service=all",
