@@ -17,8 +17,8 @@ use crate::budget::{self, Budget};
 use crate::plan::{AxisChoice, Plan};
 use crate::report;
 use crate::schema::{
-    About, Axis, Cell, FLAT, LEAN, Measurement, Mode, NATIVE, NO_TIME, Other, Outcome, RANGE,
-    ROUTE, Report, SERVICE_CIDRS, Size, Subject, SubjectKind,
+    About, Axis, Cell, EXACT, FLAT, LEAN, Measurement, Mode, NATIVE, NO_TIME, Other, Outcome,
+    RANGE, ROUTE, Report, SERVICE_CIDRS, Size, Subject, SubjectKind, UPSTREAM_LAYOUT,
 };
 use crate::stage::beside;
 
@@ -256,8 +256,9 @@ impl Run {
             ours("ipvs-range", Mode::Ipvs, &[RANGE, SERVICE_CIDRS]),
             ours("ipvs-lean", Mode::Ipvs, &[LEAN]),
             ours("ipvs-nftables", Mode::Ipvs, &[NATIVE]),
+            ours("ipvs-exact", Mode::Ipvs, &[NATIVE, EXACT]),
             ours("iptables", Mode::Iptables, &[]),
-            ours("nftables", Mode::Nftables, &[]),
+            ours("nftables", Mode::Nftables, &[UPSTREAM_LAYOUT]),
             ours("nftables-flat", Mode::Nftables, &[FLAT]),
             ours("userspace", Mode::Userspace, &[]),
         ];

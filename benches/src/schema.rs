@@ -184,6 +184,10 @@ pub(crate) const NO_TIME: &str =
 pub(crate) const LEAN: &str = "--ipvs-shim=lean";
 /// The flag for the nftables shim.
 pub(crate) const NATIVE: &str = "--ipvs-shim=nftables";
+/// The flag for the semantics of iptables mode in IPVS mode.
+pub(crate) const EXACT: &str = "--ipvs-semantics=exact";
+/// The flag for upstream's layout of nftables mode.
+pub(crate) const UPSTREAM_LAYOUT: &str = "--nftables-layout=upstream";
 /// The flag for the flat layout of nftables mode.
 pub(crate) const FLAT: &str = "--nftables-layout=flat";
 /// The flag that makes service addresses local by routes.

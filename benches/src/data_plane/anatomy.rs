@@ -31,7 +31,7 @@ use crate::kernel::{Kernel, SetsIn};
 use crate::nft;
 use crate::objects::{Objects, PORT};
 use crate::schema::{
-    Cell, Distribution, FLAT, LEAN, Measured, Mode, NAT_ALONE, NATIVE, Outcome, Subject,
+    Cell, Distribution, EXACT, FLAT, LEAN, Measured, Mode, NAT_ALONE, NATIVE, Outcome, Subject,
     SubjectKind, WHOLE,
 };
 use crate::stage::Stage;
@@ -249,6 +249,11 @@ fn beside(subject: &Subject) -> Vec<Subject> {
     }
     if subject.kind.has(NATIVE) {
         all.push(ours("ipvs-lean", Mode::Ipvs, &[LEAN]));
+    }
+    if subject.kind.has(EXACT) {
+        all.push(ours("ipvs", Mode::Ipvs, &[]));
+        all.push(ours("ipvs-nftables", Mode::Ipvs, &[NATIVE]));
+        all.push(ours("nftables-flat", Mode::Nftables, &[FLAT]));
     }
     all
 }

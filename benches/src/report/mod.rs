@@ -30,14 +30,21 @@ use table::{brief, count, full, short, table};
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
 /// Explanations of the columns.
-const COLUMNS: [(&str, &str); 15] = [
+const COLUMNS: [(&str, &str); 16] = [
     ("ipvs", "our daemon in IPVS mode"),
     ("ipvs-route", "IPVS mode with `--ipvs-vip-mode=route`"),
     ("ipvs-range", "IPVS mode with `--ipvs-vip-mode=range`"),
     ("ipvs-lean", "IPVS mode with `--ipvs-shim=lean`"),
     ("ipvs-nftables", "IPVS mode with `--ipvs-shim=nftables`"),
+    (
+        "ipvs-exact",
+        "IPVS mode with `--ipvs-semantics=exact` and `--ipvs-shim=nftables`",
+    ),
     ("iptables", "our daemon in iptables mode"),
-    ("nftables", "our daemon in nftables mode"),
+    (
+        "nftables",
+        "nftables mode with `--nftables-layout=upstream`",
+    ),
     (
         "nftables-flat",
         "nftables mode with `--nftables-layout=flat`",
