@@ -22,7 +22,8 @@ impl<K: Kernel> KernelAccess<K> for Ipvs {
     }
 
     fn write(kernel: &mut K, plan: &Plan) -> PlanResult {
-        // Reading the clock can be a system call, which costs as much as one message.
+        // Measures only plans with many writes: reading the clock can be a system call, which costs
+        // as much as one message.
         let tells = Budget::tells(plan.ops.len()) && plan.lane() == Some(Lane::Services);
         let began = tells.then(|| kernel.clock());
         PlanResult {

@@ -24,7 +24,7 @@ use crate::tables::Tables;
 const LEFT_ALONE: &str = "another program has made a virtual server there, which is left alone, so that the Service is not \
      served there; remove it (ipvsadm -D), or take the address out of the Service";
 
-/// Summary of a plan after booking.
+/// Result of booking a plan: its counts, its failures, and the work that follows.
 #[derive(Debug)]
 pub(crate) struct Booking {
     family: IpFamily,
@@ -330,8 +330,8 @@ impl Booking {
     }
 }
 
-/// Returns the more severe of two faults. The order of severity: needs a new read, concerns the
-/// node, concerns the entry.
+/// Returns the more severe of two faults. A wrong table is the most severe. A fault of the node or
+/// of a scheduler is next, and a fault of one entry is last.
 fn worse(one: Fault, other: Fault) -> Fault {
     let rank = |fault: Fault| match fault {
         Fault::Entry => 0,

@@ -460,7 +460,7 @@ struct Merge {
 }
 
 impl Merge {
-    /// True if a virtual server with these destinations would merge to the same result.
+    /// True if this merge was computed from these destinations, so that its result can be reused.
     fn is_of(&self, actual: &VirtualServer, compiled: &VirtualServer) -> bool {
         self.actual == actual.destinations && self.compiled == compiled.destinations
     }

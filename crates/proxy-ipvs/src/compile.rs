@@ -357,7 +357,8 @@ impl<'a> Compiler<'a> {
                 Some(scheduler) => properties.by_source(scheduler),
                 None => properties.without_persistence(),
             };
-            // Scheduler sh has few places, and all endpoints here have one weight.
+            // Scheduler `sh` gives a destination as many of its few slots as its weight. All
+            // weights here are equal, so 1 suffices.
             destinations = self.local.iter().map(|real| real.with_weight(1)).collect();
         }
         self.fragment.outside = Some(OutsideServer {

@@ -33,7 +33,7 @@ use crate::tables::Tables;
 use compare::{Comparison, WrittenEntries};
 pub(crate) use tell::{tell_address, tell_member, tell_server};
 
-/// State of the drift check, and of the glances between two checks.
+/// State of the drift check, and of glances: cheap checks between two drift checks.
 #[derive(Default)]
 pub(crate) struct Drifts {
     check: Option<Check>,

@@ -35,9 +35,9 @@ pub enum Query {
     Connections(Vec<VirtualServerKey>),
     /// Number of virtual servers, or existence of this one if the kernel does not count them.
     Glance(VirtualServerKey),
-    /// Asks if the kernel has this scheduler.
+    /// Existence of this scheduler in the kernel.
     Scheduler(Scheduler),
-    /// Requests a dump of all parts except the rules, for a comparison.
+    /// Dump of all parts except the rules, for a comparison.
     All,
 }
 

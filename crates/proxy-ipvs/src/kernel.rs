@@ -28,21 +28,21 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// Returns the reason and the advice.
+    /// Returns the reason and advice for the operator.
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>;
 
     /// Returns our sets.
     ///
     /// # Errors
     ///
-    /// Returns the reason and the advice.
+    /// Returns the reason and advice for the operator.
     fn read_sets(&mut self) -> Result<FoundSets, Unreadable>;
 
     /// Returns the link and its addresses, and the addresses of all other interfaces.
     ///
     /// # Errors
     ///
-    /// Returns the reason and the advice.
+    /// Returns the reason and advice for the operator.
     fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable>;
 
     /// Returns the shim and leftovers of other modes. Starts a process only if a rule in the kernel
@@ -51,7 +51,7 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// Returns the reason and the advice.
+    /// Returns the reason and advice for the operator.
     fn read_rules(&mut self) -> Result<FoundRules, Unreadable>;
 
     /// Returns the number of virtual servers if the kernel reports it. Otherwise reports whether
@@ -59,14 +59,14 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// Returns the reason and the advice.
+    /// Returns the reason and advice for the operator.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable>;
 
     /// Makes the kernel load a scheduler, which may take as long as loading a module.
     ///
     /// # Errors
     ///
-    /// Returns the reason and the advice if the kernel has no such scheduler.
+    /// Returns the reason and advice for the operator if the kernel has no such scheduler.
     fn load_scheduler(&mut self, name: &str) -> Result<(), String>;
 
     /// Performs the writes of a plan in order. Returns one outcome for each. Writes after a failed
@@ -78,7 +78,7 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// Returns the reason and the advice.
+    /// Returns the reason and advice for the operator.
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],

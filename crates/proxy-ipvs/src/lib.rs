@@ -1,5 +1,5 @@
 //! The IPVS mode of kube-proxy: the entries that Services want, the kernel's state, and the writes
-//! between both.
+//! that turn the kernel's state into the wanted one.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ Fragment ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan

@@ -7,8 +7,8 @@ use proxy::{IpFamily, ServiceAddress};
 
 type Addresses = HashMap<(IpFamily, u32), ServiceAddress>;
 
-/// Addresses of the Services that have a mark: the connections of a mark belong to the Service at
-/// its address. Clones share the content.
+/// Service address for each mark. Connections with the mark belong to the Service at that address.
+/// Clones share the content.
 #[derive(Debug, Clone, Default)]
 pub struct MarkAddresses(Arc<Mutex<Addresses>>);
 

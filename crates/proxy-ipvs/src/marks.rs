@@ -25,8 +25,8 @@ pub(crate) struct Marks {
     taken: HashMap<u32, Protocol>,
     /// Service ports that need a mark while none is free, the oldest first.
     waiting: BTreeSet<Arc<Owner>>,
-    /// Last mark of each address, from the kernel at the start or given since. `None` until the
-    /// kernel has been read. Until then, no mark is given.
+    /// Last mark of each address, read from the kernel at the start or assigned since. `None` until
+    /// the kernel has been read. Until then, no Service port gets a mark.
     last: Option<HashMap<ServiceAddress, u32>>,
     /// Addresses of each mark in `last`.
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
@@ -75,7 +75,7 @@ impl Marks {
         std::mem::take(&mut self.is_news)
     }
 
-    /// Returns the Services that can have the marks that became free since the last call.
+    /// Returns the Services that can get the marks that became free since the last call.
     pub(crate) fn take_heirs(&mut self) -> BTreeSet<NamespacedName> {
         let freed = std::mem::take(&mut self.freed);
         let heirs = self.waiting.iter().take(freed);
@@ -144,7 +144,8 @@ impl Marks {
         self.addresses.get(&mark).into_iter().flatten()
     }
 
-    /// Frees the mark of a Service port. Another one can have it once its virtual server is removed.
+    /// Frees the mark of a Service port. Another Service port can get the mark once its virtual
+    /// server is removed.
     pub(crate) fn release(&mut self, owner: &Arc<Owner>, tables: &Tables) {
         self.waiting.remove(owner);
         if let Some(mark) = self.of_owners.remove(owner) {
@@ -204,7 +205,7 @@ impl Marks {
         known.extend(wanted);
     }
 
-    /// Returns a mark that no virtual server uses, of any program.
+    /// Returns a mark that no virtual server of any program uses.
     fn free(&mut self, tables: &Tables) -> Option<u32> {
         let (bits, family) = (self.bits?, self.family);
         loop {

@@ -238,7 +238,7 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// Returns the reason and the advice.
+    /// Returns the reason and advice for the operator.
     pub fn sets_in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Unreadable> {
         let unreadable = |error: &dyn fmt::Display| Unreadable::new(Part::Sets.name(), error);
         if self.carrier.is_nftables() {

@@ -82,7 +82,7 @@ impl Default for Turns {
     }
 }
 
-/// Reports if a plan has room for one more query.
+/// Room of a plan for one more query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     Some,

@@ -61,7 +61,8 @@ pub struct Ipvs {
     pub(crate) link: Link,
     /// Networks whose addresses are all local, without a route for each address.
     pub(crate) ranges: Ranges,
-    /// Input of the ranges, except the content of the tables. `None` once the tables have changed.
+    /// Inputs from which the ranges were computed, besides the tables. `None` once the tables have
+    /// changed.
     pub(crate) range_ground: Option<RangeGround>,
     /// Networks that get no range, as last written to the log.
     pub(crate) skipped_ranges: Vec<SkippedRange>,

@@ -53,7 +53,7 @@ pub struct Ranges {
     pub except: BTreeSet<IpNet>,
 }
 
-/// Input of the ranges, except the content of the tables.
+/// Inputs from which the ranges are computed, besides the tables.
 #[derive(PartialEq, Eq)]
 pub(crate) struct RangeGround {
     pub(crate) service_cidrs: Option<Vec<IpNet>>,
@@ -102,8 +102,8 @@ impl fmt::Display for SkippedRange {
 }
 
 impl Ranges {
-    /// Returns the ranges of `nets` without addresses in `others`, and the networks that are no
-    /// ranges.
+    /// Returns the ranges that cover `nets` without the addresses in `others`. Also returns the
+    /// networks that get no range.
     pub(crate) fn new(
         nets: impl IntoIterator<Item = IpNet>,
         others: &Networks,

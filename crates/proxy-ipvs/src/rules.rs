@@ -17,8 +17,8 @@ pub use iptables::Table;
 /// Tables that the shim uses, in the order of writing.
 const TABLES: [Table; 3] = [Table::Nat, Table::Filter, Table::Mangle];
 
-/// Chains of `--ipvs-semantics=exact`. They come before IPVS, which sees packets at hook input
-/// behind table filter, but at hook output before it.
+/// Chains of `--ipvs-semantics=exact`, which precede IPVS. They are in table mangle, because table
+/// filter comes after IPVS at hook output.
 pub(crate) const BEFORE_IPVS: &str = "KUBE-IPVS-BEFORE";
 pub(crate) const OUT_BEFORE_IPVS: &str = "KUBE-IPVS-OUT-BEFORE";
 pub(crate) const EARLY_CHAINS: [(Table, &str); 2] = [
@@ -57,8 +57,8 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// Jumps from the built-in chains, some of them only on demand. Each missing jump is inserted at the head of its chain, in this order. In a fresh table, the last jump therefore
-/// comes first.
+/// Jumps from the built-in chains, some of them only on demand. Each missing jump is inserted at
+/// the head of its chain, in this order. In a fresh table, the last jump therefore comes first.
 pub(crate) const JUMPS: [Jump; 11] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)

@@ -271,7 +271,7 @@ impl Set {
         self.row().comment
     }
 
-    /// Returns the meaning of a member of this set for other entries.
+    /// Returns the evidence that a member of this set gives about virtual servers or addresses.
     pub(crate) fn says(self) -> Says {
         match self {
             Self::ClusterIp

@@ -92,8 +92,8 @@ impl Shim {
         Match::NotInSet(set.name(self.family).into(), fields)
     }
 
-    /// Ends a chain of the access filter for packets to local networks, whose addresses no set has.
-    /// `exposed` matches packets to other ports than those of Services.
+    /// Returns the last rules of an access filter's chain. They reject packets to ranges, whose
+    /// addresses no set contains. `exposed` matches packets to ports of no Service.
     fn range_rules(&self, exposed: &[Match]) -> Vec<Rule> {
         let Ranges { nets, except } = &self.ranges;
         let except = except.iter();

@@ -20,7 +20,8 @@ use crate::tables::Tables;
 /// one more entry.
 const PIECE: usize = 4096;
 
-/// Rest of a comparison: first the entries in the tables, then entries that exist only in the dump.
+/// Entries that remain to be compared. Entries of the tables come before entries that only the dump
+/// contains.
 pub(super) struct Comparison {
     pub(super) touched: WrittenEntries,
     believed_servers: Vec<VirtualServerKey>,
@@ -209,7 +210,8 @@ impl Comparison {
                 found.has_other_addresses |= is_there != is_believed && !is_touched;
             } else {
                 found.is_over = true;
-                // The writing lane reads again the entries created since the dump began.
+                // Keeps the recorded list if a plan touched one of these virtual servers since the
+                // dump began. The writing lane reads that virtual server again.
                 let touched = self.touched.servers.iter();
                 let mut touched = touched.chain(&in_flight.servers);
                 let is_touched = touched.any(|key| tables.foreign.stands_at(key));
@@ -295,8 +297,8 @@ fn adopted(
         .collect()
 }
 
-/// True if dump and tables agree in ranges, in networks that no range may cover, and in addresses of
-/// the other form.
+/// True if dump and tables have the same ranges, the same networks without ranges, and the same
+/// addresses in the form that `--ipvs-vip-mode` does not choose.
 fn is_same_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
     let believed = tables.bound_otherwise.iter_actual();
     let believed: BTreeSet<IpAddr> = believed.map(|(address, ())| *address).collect();

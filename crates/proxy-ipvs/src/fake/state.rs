@@ -54,7 +54,7 @@ pub struct State {
     pub schedulers: BTreeSet<&'static str>,
     /// Open connections of destinations.
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
-    /// Writes to refuse, by their text, with the reason.
+    /// Reasons for refusing writes, by the text of the write.
     pub refusals: BTreeMap<String, String>,
     /// Addresses that the kernel refuses as destinations, such as the broadcast address of a
     /// subnet.

@@ -72,7 +72,7 @@ pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 
-/// Returns the set that a kernel set belongs to, as a whole or for one prefix length.
+/// Returns the set whose members this kernel set holds: all members, or those of one prefix length.
 pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
     Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
 }

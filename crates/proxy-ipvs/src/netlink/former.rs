@@ -1,8 +1,8 @@
 //! Leftovers that this proxy does not overwrite: from other modes, from the other backend of
 //! iptables, or from another shim.
 //!
-//! With a shim in nftables, iptables programs are started only to remove chains of a kube-proxy
-//! that the kernel holds.
+//! With a shim in nftables, iptables programs are started only if the kernel holds chains of a
+//! kube-proxy. They remove these chains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

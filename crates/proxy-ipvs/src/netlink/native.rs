@@ -288,7 +288,8 @@ impl Native {
         changes.collect()
     }
 
-    /// Returns the change that creates a set for its members, if it has one.
+    /// Returns the change that creates a set for one prefix length together with its members.
+    /// Returns `None` for other sets, which exist already.
     fn part(&self, name: &Name) -> Option<Change> {
         let is_part = is_of(name, self.family) == Some(Set::LoadBalancerSourceCidr);
         let definition = is_part.then(|| definition_of(name, self.family))?;

@@ -69,8 +69,9 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// Returns the ranges that may become local: rules protect the node's processes at their addresses.
-/// While another mode's rules serve, these precede ours, as at single addresses.
+/// Returns the ranges that may become local. A range waits for the rules that protect the node's
+/// processes at its addresses. It does not wait if the kernel refused these rules, or while another
+/// mode's rules serve.
 fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
     let are_rules_first = of.are_rules_pending && are_rules_under_way(tables, of);
     if !of.knows(Part::Rules) || are_rules_first {

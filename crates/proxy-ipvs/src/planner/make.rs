@@ -240,8 +240,8 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
-/// Reports whether a virtual server must keep its endpoints for now. Packets from outside do not
-/// have their mark yet, so they would get the other endpoints, too.
+/// Reports whether a virtual server must keep its endpoints for now. Until packets from outside get
+/// their mark, they would also reach the endpoints that only clients in the cluster may use.
 fn waits_for_outside(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let owner = tables.servers.owner(key);
     let mark = owner.and_then(|owner| of.claims.marks.get(owner));

@@ -21,7 +21,7 @@ use crate::tables::{Tables, sorted};
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    // After a lost reply, nobody knows which destinations still get packets.
+    // After a lost reply, it is unknown which destinations still get packets.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
     let due = due.filter(|key| tables.servers.actual(key).is_some());
@@ -150,7 +150,7 @@ fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
 /// Reports whether a member must stay until another set or source range covers its virtual server.
 /// Without the overlap, the rules would reject or drop clients for a moment.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
-    // The firewall set admits nobody. Without source ranges, it would drop every client.
+    // The firewall set admits no client. Without source ranges, it would drop every client.
     if set == Set::LoadBalancerFirewall {
         return false;
     }

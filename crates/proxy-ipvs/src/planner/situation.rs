@@ -21,7 +21,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) cover: &'a Cover,
     /// State of each kernel part. Parts that have not been read are not written.
     pub(crate) state: &'a State,
-    /// True if the rules differ from the wanted ones.
+    /// True if the installed rules are unknown, or differ from the wanted ones. False while another
+    /// mode's rules serve.
     pub(crate) are_rules_pending: bool,
     /// True if the owner of every virtual server found at the start is known.
     pub(crate) has_taken_over: bool,

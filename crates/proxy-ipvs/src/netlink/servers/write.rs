@@ -183,8 +183,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
     }
 }
 
-/// Sorts consecutive removals into the reverse order of additions: of virtual servers. The plan has
-/// that order among the destinations of one.
+/// Sorts consecutive removals by virtual server, in the reverse order of additions. The
+/// destinations of one virtual server already have that order in the plan.
 ///
 /// The kernel does not free a removed destination at once. It keeps the destination for two to
 /// three minutes in a trash list, with the latest at the head. For each added destination, the
