@@ -202,8 +202,8 @@ fn targets<'a>(
     }
 }
 
-/// Reports whether this is the first node address that serves the port. If the node's addresses are
-/// unknown, every address is traced.
+/// Reports whether this is the first address of the Node object that serves the port. If none of
+/// them does, or the Node is unknown, returns true for every address except loopback.
 fn stands_for_all(objects: &Objects, place: ServicePortAddress<'_>) -> bool {
     let alike = |other: &ServicePortAddress<'_>| {
         other.service.name == place.service.name

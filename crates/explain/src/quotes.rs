@@ -1,6 +1,6 @@
 //! Hides other programs' rules from users other than root, because the kernel shows rules only to
-//! root. A user may know that such a rule drops a packet, but not the text of the rule. Texts quote
-//! rules between backticks.
+//! root. A user may see that such a rule drops a packet, but not the text of the rule. The
+//! explanation quotes rules between backticks.
 
 use view::{Step, Walk};
 

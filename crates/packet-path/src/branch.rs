@@ -121,8 +121,8 @@ impl Branch {
 
     /// Splits the path at a rule with unknown outcome: one path assumes a match, the other no
     /// match. `what` describes the place, the rule and the reason. Both keep the full probability,
-    /// because neither is known to be more likely. If the rule cannot affect the packet, add a step
-    /// with a note instead.
+    /// because neither is known to be more likely. For a rule that cannot affect the packet,
+    /// callers add a step with a note instead.
     #[must_use]
     pub fn doubt(self, what: &str) -> (Self, Self) {
         let what: Arc<str> = what.into();

@@ -165,7 +165,7 @@ impl<R: Reader> Evaluation<'_, R> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Continuation {
     Exit(Exit),
-    /// The path enters a chain. The exit tells how the path continues after the chain.
+    /// The path enters a chain. The exit decides where the path continues after the chain.
     Into(Name, Exit),
 }
 
@@ -213,7 +213,7 @@ fn settled(
             Continuation::of(verdict)
         };
         let (side, doubt) = run.doubt.unzip();
-        // Paths on which the rule has an effect differ in that effect.
+        // Joins only paths on which the rule has no effect. Paths with an effect differ in it.
         let mut others = all.iter_mut().filter(|_| is_nothing);
         let like = others
             .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));

@@ -356,7 +356,7 @@ impl Run {
     }
 }
 
-/// Reason for a doubt about data that nobody knows before the packet is sent.
+/// Reason for a doubt about data that is unknown until the packet is sent.
 const NOT_KNOWN: &str = "it asks something that is not known of this packet";
 
 /// Returns true for unsupported expressions that change the packet or its path, such as the verdict

@@ -75,7 +75,8 @@ pub trait Reader {
     /// As [`Nftables::element`].
     fn element(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error>;
 
-    /// Returns the marker that ends the range around a key, in a set of ranges of single values.
+    /// Returns the marker that ends the range around a key, in a set whose ranges are pairs of
+    /// elements: a start and an end marker.
     ///
     /// # Errors
     ///

@@ -128,7 +128,7 @@ pub(super) enum Target {
         value: u32,
         mask: u32,
     },
-    /// Changes the mark by that of the ipset's member with these sides of the packet.
+    /// Applies the mark of the ipset's member that matches these sides of the packet.
     MapMark(String, Vec<Side>),
     ConnectionMark(ConnectionMark),
     Masquerade,
