@@ -78,12 +78,15 @@ impl Evidence {
         }
     }
 
-    /// Reports whether one of these modes created a virtual server. Each of three facts suffices.
-    /// First, a set names the virtual server. Second, its address is on the mode's link, and no set
-    /// names another virtual server at that address. Third, its port is a NodePort, and its address
-    /// belongs to the node. The address may also have belonged to the node at creation, according
-    /// to the note in the flags. For a firewall mark, only the note is evidence, because no set
-    /// names marks.
+    /// Reports whether one of these modes created a virtual server. Any of these facts suffices:
+    ///
+    /// * A set names the virtual server.
+    /// * Its address is on the mode's link, and no set names another virtual server at that
+    ///   address.
+    /// * Its port is a NodePort, and its address belongs to the node. With the note in the flags,
+    ///   the address may also have belonged to the node at creation only.
+    ///
+    /// For a firewall mark, only the note is evidence, because no set names marks.
     pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
         let is_noted = kinds.any(|kind| server.flags & kind.ownership_flag != 0);

@@ -239,7 +239,7 @@ fn prepare_for_routes(
     index: u32,
 ) -> Result<(), Error> {
     if family == IpFamily::V6 {
-        // A kernel that cannot do so adds a link-local address, which does no harm.
+        // A kernel without this option adds a link-local address, which does no harm.
         drop(rtnetlink.set_address_generation(link.name, AddressGeneration::None));
         return rtnetlink.set_link_state(link.name, LinkState::Up);
     }

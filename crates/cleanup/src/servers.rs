@@ -186,8 +186,8 @@ fn begin_drain(ipvs: &mut Ipvs, doomed: &mut Vec<Server>) -> Result<Vec<Draining
             }
         }
     }
-    // Without a new weight, a virtual server drains, too: packets of new connections do not reach
-    // IPVS while the current mode serves.
+    // A virtual server drains even if its weights could not be set: packets of new connections do
+    // not reach IPVS while the current mode serves.
     ipvs.execute(&batch)?;
     *doomed = ended;
     Ok(draining)

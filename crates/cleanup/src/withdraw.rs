@@ -233,7 +233,8 @@ impl Stores {
         Ok(is_known)
     }
 
-    /// Deletes an address and port from all ipsets of a mode except the set of cluster IPs.
+    /// Deletes an address and port from all ipsets of a mode that contain it, except from the set
+    /// of cluster IPs.
     fn delete_members(&mut self, mode: &Footprint, at: SocketAddr) -> Result<usize, Failure> {
         let Some(ipset) = &mut self.ipset else {
             return Ok(0);
@@ -249,8 +250,8 @@ impl Stores {
                 protocol: IpProtocol::TCP,
                 port: at.port(),
             };
-            // A set of another type has more fields in a member. Such a member has no effect
-            // without the member in this set.
+            // Only sets of type `hash:ip,port` get here. Members of sets with more fields have no
+            // effect without the member in this set.
             let outcomes = ipset.delete(&set.name, &[member])?;
             deleted += usize::from(outcomes == [Outcome::Done]);
         }

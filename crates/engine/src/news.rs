@@ -41,7 +41,7 @@ impl News {
         }
     }
 
-    /// Records a write, or an attempt, of entries of these Services.
+    /// Records that entries of these Services were written, or that a write was attempted.
     pub fn wrote(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
         for service in services {
             // Consecutive ports often belong to the same Service.

@@ -167,7 +167,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// steps.
     fn prepare(&mut self, _: &mut State<Self::Kinds>) {}
 
-    /// Returns the next step of an idle lane with no pending reads. The Services are known.
+    /// Returns the next step of an idle lane without pending reads. Called once the Services are
+    /// known.
     fn next(&mut self, lane: LaneOf<Self>, state: &mut State<Self::Kinds>) -> Step<Self>;
 
     /// Returns the time of the next work other than retries and reads. Returns `now` if more work
@@ -198,8 +199,8 @@ pub trait Scheme: Sized + Send + 'static {
         None
     }
 
-    /// Makes the scheme write entries without waiting for other entries, because time does not pass
-    /// in a preview.
+    /// Makes the scheme write entries without waiting for other entries. A preview needs this,
+    /// because time does not pass in it.
     fn forgo_waiting(&mut self) {}
 
     // ---- results ----
@@ -237,7 +238,7 @@ pub trait KernelAccess<K>: Scheme {
     ///
     /// # Errors
     ///
-    /// Returns the reason and the advice if the part cannot be read.
+    /// Fails if the part cannot be read. The error has the reason and advice for the operator.
     fn read(
         kernel: &mut K,
         config: &ConfigOf<Self>,

@@ -19,7 +19,7 @@ use update::{ChangePart, preamble, write};
 
 pub use update::{Action, Change, Outcome};
 
-/// Newest and oldest supported protocol version.
+/// Newest supported protocol version, and the oldest one below.
 const PROTOCOL: u8 = 7;
 const PROTOCOL_MIN: u8 = 6;
 

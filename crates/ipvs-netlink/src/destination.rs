@@ -116,7 +116,7 @@ pub struct Destination {
     /// Number of connections at which the destination gets no new ones, or 0 for no limit.
     pub upper_threshold: u32,
     /// Number of connections below which the destination gets new ones again, or 0 for three
-    /// quarters of `upper`.
+    /// quarters of `upper_threshold`.
     pub lower_threshold: u32,
     /// Tunnel to the destination.
     pub tunnel: Tunnel,

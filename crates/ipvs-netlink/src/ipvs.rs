@@ -141,7 +141,7 @@ impl Ipvs {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for more than the kernel can count; otherwise see [`Ipvs::info`].
+    /// `EINVAL` if a timeout is too large for the kernel; otherwise see [`Ipvs::info`].
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         self.one(|family, batch| family.set_timeouts(batch, timeouts))
     }

@@ -125,14 +125,15 @@ bitflags! {
     /// Flags of a service (`IP_VS_SVC_F_*`). Bits without a name here are preserved.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Flags: u32 {
-        /// A client's new connections get the destination of its first connection.
+        /// Flag of persistence: a client's new connections get the destination of its first
+        /// connection.
         const PERSISTENT = 0x1;
-        /// Set by the kernel on every service. Has no effect in a request.
+        /// Flag that the kernel sets on every service. It has no effect in a request.
         const HASHED = 0x2;
-        /// Every packet is scheduled separately (UDP).
+        /// Flag that makes the kernel schedule every packet separately (UDP).
         const ONE_PACKET = 0x4;
         /// First flag of the scheduler. With it, `sh` and `mh` use another destination if the
-        /// chosen one has weight 0.
+        /// chosen one has weight 0 or has reached its upper threshold.
         const SCHED_1 = 0x8;
         /// Second flag of the scheduler. `sh` and `mh` also hash the source port.
         const SCHED_2 = 0x10;

@@ -111,7 +111,7 @@ pub trait Definition: Sync {
         Vec::new()
     }
 
-    /// Turns off what depends on a kernel setting that could not be written.
+    /// Turns off the feature that depends on a kernel setting which could not be written.
     fn go_without(&self, _missing: &Row, _settings: &mut Settings) {}
 
     /// Reports whether this mode has programmed this network namespace.

@@ -13,8 +13,8 @@ const INTERFACE_NAME_MAX: usize = 15;
 /// Value of `--detect-local-mode`, with its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// Pod networks of the cluster, at most one in each family. A family without a network
-    /// detects no local traffic.
+    /// Pod networks of the cluster, at most one in each family. In a family without a pod network
+    /// here, no traffic counts as local.
     ClusterCidr(Vec<IpNet>),
     /// Pod networks in this node's Node object.
     NodeCidr,

@@ -25,8 +25,8 @@ use crate::sysctl::row::{Row, Wanted, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
-/// Prefixes of saved rules by which this mode is known to serve NodePorts on 127.0.0.1. They match
-/// its chains in table nat, and the rule that rejects remote packets to 127.0.0.0/8.
+/// Parts of `iptables-save` output that show that this mode has served NodePorts on 127.0.0.1: its
+/// chain of NodePorts, and the comment of the rule that rejects remote packets to 127.0.0.0/8.
 const OF_LOCALHOST: [&str; 2] = [
     ":KUBE-NODEPORTS ",
     "--comment \"block incoming localnet connections\"",
@@ -110,9 +110,9 @@ impl Definition for IptablesMode {
         }
     }
 
-    /// Returns a line about the setting. It does not say who wrote the setting, because the kernel
-    /// does not record this. Starts a process to read rules only if the setting has this value and
-    /// rules exist.
+    /// Returns a line about the setting for NodePorts on 127.0.0.1. The line does not name the
+    /// program that wrote the setting, because the kernel does not record it. Starts a process to
+    /// read rules only if the setting has this mode's value and rules exist.
     fn left_behind(&self, programs: &Programs) -> Option<String> {
         let (row, _) = sysctls::ROWS
             .iter()

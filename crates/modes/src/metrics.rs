@@ -32,8 +32,8 @@ pub trait OfMode: Debug + Send + Sync {
     /// Sets the form of a family's entries, such as `layout flat`, in a mode that has several.
     fn form(&self, _family: IpFamily, _form: &'static str) {}
 
-    /// Returns whether the report's sync was partial or full. Returns `None` if the mode makes no
-    /// difference.
+    /// Returns whether the report's sync was partial or full. Returns `None` if the mode does not
+    /// distinguish them.
     fn extent(&self, report: &Report) -> Option<Extent>;
 
     /// Counts a finished sync.

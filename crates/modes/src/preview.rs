@@ -17,7 +17,7 @@ pub const OTHER_MODES: &str = "other modes";
 /// The writes that a mode would make.
 #[derive(Debug, Default)]
 pub struct Preview {
-    /// Settings that are written once, whatever the Services.
+    /// Settings that are written once and do not depend on Services.
     pub settings: Vec<Setting>,
     /// Changes, in the order in which the mode would make them.
     pub changes: Vec<Change>,

@@ -1,7 +1,7 @@
 //! Settings of the modes, read from the flags: shared settings, and a part for each mode.
 //!
 //! Equal settings open equal modes, so a changed configuration file reopens the modes only if the
-//! settings differ. The flags of all modes are checked, whichever mode is chosen.
+//! settings differ. The flags of all modes are checked, even those of modes that are not chosen.
 
 use super::iptables::settings as iptables;
 use super::ipvs::settings as ipvs;

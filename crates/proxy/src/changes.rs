@@ -173,7 +173,7 @@ impl Changes {
     }
 }
 
-/// Former addresses and node ports of a changed Service, and the work that computing it took.
+/// Former addresses and node ports of a changed Service, and the estimated work of computing them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FormerPlaces {
     pub(crate) places: HashSet<ServicePlace>,

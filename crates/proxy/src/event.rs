@@ -42,8 +42,8 @@ impl Kind {
 /// A list may be complete but not whole: it has every readable object, but an unreadable source,
 /// such as a broken manifest file, may have more. Known objects that the list lacks then stay. Once
 /// every source is readable, a whole `ListComplete` follows without a `ListStarted`. If a server
-/// does not serve an optional kind (ServiceCIDRs), a list that is complete but not whole is
-/// reported, also without a `ListStarted`.
+/// does not serve an optional kind (ServiceCIDRs), the source sends a `ListComplete` that is not
+/// whole, also without a `ListStarted`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A list of this kind begins.

@@ -11,7 +11,7 @@ use crate::options::{OptionRow, SCHEDULER, ServiceOptions, UnavailableOption};
 pub struct IgnoredOption {
     annotation: Box<str>,
     value: Box<str>,
-    /// The reason, and the advice.
+    /// The reason and advice for the operator.
     pub(crate) reason: String,
     /// True if the reason depends on this node.
     pub(crate) is_of_this_node: bool,

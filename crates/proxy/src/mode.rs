@@ -143,8 +143,8 @@ pub enum Notice {
     Anything,
 }
 
-/// Progress of a mode. If an entry itself is at fault for a failed write, the entry does not count;
-/// its failure is reported by name.
+/// Progress of a mode. An entry that is itself the cause of its failed write does not count. Its
+/// failure is reported by name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Time of the oldest change that the kernel does not have, if any.
@@ -212,8 +212,9 @@ pub struct Report {
 }
 
 impl Report {
-    /// Records that an address no longer serves a port, or that this node does not if `address` is
-    /// `None`. Ignores all protocols except UDP, because their flows end by themselves.
+    /// Records that an address no longer serves a port. Without an `address`, no address of this
+    /// node serves the port any more. Ignores all protocols except UDP, because their flows end by
+    /// themselves.
     pub fn withdraw(&mut self, address: Option<IpAddr>, protocol: Protocol, port: u16) {
         if protocol == Protocol::Udp {
             self.withdrawn.push(Frontend::new(address, port));
@@ -226,7 +227,7 @@ impl Report {
 pub struct Unreadable {
     /// The part's name, such as `the virtual servers`.
     pub part: &'static str,
-    /// The reason, and the advice.
+    /// The reason and advice for the operator.
     pub reason: String,
 }
 

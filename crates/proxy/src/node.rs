@@ -138,7 +138,8 @@ pub enum NodePortAddresses {
     All,
     /// `primary`: the node's own IP.
     Primary,
-    /// Addresses in these networks. If a family has no network here, all its addresses.
+    /// Addresses in these networks. A family without a network here serves NodePorts at all its
+    /// addresses.
     Within(Vec<IpNet>),
     /// `primary` together with networks: the node's own IP, and addresses in these networks.
     PrimaryOrWithin(Vec<IpNet>),
@@ -277,7 +278,7 @@ mod tests {
         assert_eq!(within("10.0.0.0/8"), ["10.0.0.1", "10.96.0.1"]);
         // A network of all addresses is no filter.
         assert_eq!(within("0.0.0.0/0"), ["10.0.0.1", "192.168.0.10"]);
-        // The filter does not apply to a family without a network.
+        // The filter has no IPv4 network, so it does not apply to IPv4 addresses.
         assert_eq!(within("fd00::/8"), ["10.0.0.1", "192.168.0.10"]);
     }
 

@@ -315,7 +315,7 @@ impl EndpointList {
                 return placed.collect();
             }
         };
-        // Some states may be equal now. Keeps the others in the order of their first use.
+        // Some states may be equal now. Keeps each distinct state once, in the order of first use.
         let mut states: Vec<EndpointState> = Vec::with_capacity(given.len());
         let mut numbers: Vec<u8> = Vec::with_capacity(given.len());
         for state in given {

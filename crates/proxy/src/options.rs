@@ -264,7 +264,7 @@ pub struct UnavailableOption {
     pub annotation: &'static str,
     /// The value.
     pub value: String,
-    /// The reason, and the advice.
+    /// The reason and advice for the operator.
     pub reason: String,
 }
 

@@ -124,8 +124,8 @@ impl Pieces {
 }
 
 /// Returns the Services above their namespace's share, by name, with their work. The share is
-/// filled with the Services that need the least work. Returns `None` if no Service is above, or if
-/// everything must be computed anyway.
+/// filled with the Services that need the least work. Returns `None` if no Service is above its
+/// share, or if all Services must be computed.
 fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName, usize)>> {
     if waiting.node || waiting.service_cidrs {
         return None;
@@ -152,8 +152,8 @@ fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName,
     (!all.is_empty()).then_some(all)
 }
 
-/// Chooses all Services that are within their shares. Leaves out Services that exchange addresses
-/// with one above.
+/// Chooses all Services that are within their shares. Skips Services that exchange addresses with a
+/// Service above its share.
 fn others(
     waiting: &Changes,
     model: &Model,

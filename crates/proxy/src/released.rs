@@ -6,8 +6,8 @@ use hashbrown::HashSet;
 
 use crate::owner::Owner;
 
-/// Returns the entries of `before` whose owner has none in `now`. O(n), because a Service may have
-/// 65535 ports.
+/// Returns the entries of `before` whose owner has no entry in `now`. O(n), because a Service may
+/// have 65535 ports.
 pub fn released<T>(before: Vec<T>, now: &[T], owner: impl Fn(&T) -> &Arc<Owner>) -> Vec<T> {
     let is_same = |(one, other): (&T, &T)| owner(one) == owner(other);
     if before.len() == now.len() && before.iter().zip(now).all(is_same) {

@@ -254,8 +254,8 @@ impl UdpServices {
             .insert(name.clone(), KnownService { service, ids });
     }
 
-    /// Removes a Service. Returns true if flows to its frontends may be stale now, because another
-    /// Service claims one or the mode has withdrawn it. The mode still serves all other frontends.
+    /// Removes a Service. Returns true if flows to its frontends may be stale now: another Service
+    /// claims a frontend, or the mode has withdrawn one. The mode still serves all other frontends.
     fn remove(&mut self, name: &NamespacedName) -> bool {
         let Some(KnownService { service, ids }) = self.services.remove(name) else {
             return false;

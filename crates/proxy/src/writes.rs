@@ -1,6 +1,6 @@
-//! Counts writes to the kernel by subject and result.
+//! Counts writes to the kernel by kind of entry and result.
 
-/// The kind of entries that a write concerns, in the order of reports.
+/// Kind of the written entries, in the order of reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Subject {
     /// IPVS virtual servers.
@@ -28,7 +28,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// All subjects, in order.
+    /// All kinds of entries, in order.
     pub const ALL: [Self; 11] = [
         Self::VirtualServers,
         Self::Destinations,
@@ -43,7 +43,7 @@ impl Subject {
         Self::Leftovers,
     ];
 
-    /// Returns the subject in words, for one and for many.
+    /// Returns the kind's name, for one entry and for many.
     pub const fn words(self) -> [&'static str; 2] {
         match self {
             Self::VirtualServers => ["virtual server", "virtual servers"],
@@ -103,12 +103,13 @@ impl Fate {
     }
 }
 
-/// Numbers of writes by subject and result. The size is fixed, so counting allocates no memory.
+/// Numbers of writes by kind of entry and result. The size is fixed, so counting allocates no
+/// memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Writes([[u32; Fate::ALL.len()]; Subject::ALL.len()]);
 
 impl Writes {
-    /// Counts writes of one kind with one result.
+    /// Counts writes of one kind of entry with one result.
     pub fn add(&mut self, subject: Subject, fate: Fate, count: usize) {
         if let Some(of) = self.0.get_mut(subject as usize)
             && let Some(sum) = of.get_mut(fate as usize)
@@ -125,7 +126,7 @@ impl Writes {
         }
     }
 
-    /// Returns the number of writes with this subject and result.
+    /// Returns the number of writes of this kind of entry with this result.
     pub fn count(&self, subject: Subject, fate: Fate) -> u32 {
         let of = self.0.get(subject as usize);
         of.and_then(|of| of.get(fate as usize))

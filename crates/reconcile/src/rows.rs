@@ -58,8 +58,9 @@ where
     }
 }
 
-/// Defines `begin` and `all` for a struct of tables, within its `impl`. Names all fields, or ends
-/// with `..`. Tables behind the list are not in `all`, because their pending entries are never late.
+/// Defines `begin` and `all` for a struct of tables, within its `impl`. The arguments name all
+/// fields of the struct, or end with `..`. A table outside the brackets is not in `all`, because
+/// its pending entries are never late.
 #[macro_export]
 macro_rules! tables {
     ([$($table:ident),+] $($apart:ident)* $(, $rest:tt)?) => {

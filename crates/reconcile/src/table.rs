@@ -17,7 +17,7 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 
 /// Largest number of keys that are compared pairwise. More keys are hashed.
 const FEW: usize = 8;
-/// Precision of pending times. Rows that become pending within this time count as simultaneous.
+/// Precision of pending times. Rows that become pending within this interval get one time.
 const GRAIN: Duration = Duration::from_millis(100);
 /// Number of pending keys that are always listed, even if they are most of the table.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };

@@ -51,7 +51,7 @@ impl ReadCounters for IpvsCounters {
     }
 }
 
-/// Virtual servers of one address: that at the address, and those of its marks.
+/// Virtual servers of one service address: the one at the address, and those for its marks.
 #[derive(Debug, Default)]
 struct OfPlace<'a> {
     at_address: Option<&'a ServiceEntry>,
@@ -116,8 +116,8 @@ fn tell(
     Ok(())
 }
 
-/// Returns samples of an address: the sums of its virtual servers. A destination of several has
-/// one sample.
+/// Returns the samples of a service address, summed over its virtual servers. A destination that
+/// several of them share has one sample.
 fn tell_place(
     ipvs: &mut Ipvs,
     at: At,
@@ -157,7 +157,7 @@ fn counted(
     if depth == Depth::Servers {
         return Ok((whole, Vec::new()));
     }
-    // This is empty if the virtual server was deleted in the meantime.
+    // The list is empty if the virtual server was deleted in the meantime.
     let destinations = ipvs.destinations(&entry.service.key)?;
     let zero = Some(0);
     (whole.active, whole.inactive, whole.persistent) = (zero, zero, zero);

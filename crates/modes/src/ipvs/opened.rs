@@ -256,7 +256,8 @@ impl OpenedKernel for Ipvs {
     }
 }
 
-/// Returns the error of the coming start if the kernel lacks the node's scheduler.
+/// Returns the error with which a start would fail, if the kernel lacks the scheduler in
+/// `--ipvs-scheduler`.
 pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     let lack = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler)?;
     Some(format!(
@@ -264,8 +265,7 @@ pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     ))
 }
 
-/// Returns the schedulers that Services name, and whether each is available. Finds out without a
-/// write.
+/// Returns the schedulers that Services name, and whether each is available. Writes nothing.
 fn foreseen_schedulers(model: &Model) -> Vec<(Scheduler, Result<(), String>)> {
     let named = model.services_with_options();
     let named: BTreeSet<Scheduler> = named.filter_map(|(_, of)| of.scheduler).collect();

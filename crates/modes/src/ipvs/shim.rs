@@ -18,7 +18,7 @@ pub enum ShimChoice {
     /// semantics, the shim in nftables comes first.
     #[default]
     Auto,
-    /// The shim that the flag names, whatever the node supports.
+    /// The shim that the flag names, even if the node does not support it.
     Fixed(ShimStyle),
 }
 
@@ -211,8 +211,8 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
     is_missing.then(|| anyhow!("the kernel has no rules that match sets (xt_set)"))
 }
 
-/// Reports whether rules cannot match sets. With read access, tries no rule. The kernel's report
-/// decides, or the module file that a start would load.
+/// Reports whether rules cannot match sets. With read access, tries no rule. It then relies on the
+/// kernel's report, or on the module file that a start would load.
 fn is_missing(is_lacking: bool, access: Access, is_refused: impl FnOnce() -> bool) -> bool {
     is_lacking
         && match access {

@@ -13,8 +13,9 @@ pub(super) struct ListProgress {
     /// true: an object that becomes unreadable later has a known older state, or is too new to have
     /// kernel entries.
     pub(super) was_whole: bool,
-    /// Names that no list has confirmed since the running one, or an incomplete one before it,
-    /// began. When a whole list completes, their objects are deleted.
+    /// Known names that no event has confirmed since the last list began. They stay after a list
+    /// that is complete but not whole. When a whole list completes, the objects with these names
+    /// are deleted.
     pub(super) unconfirmed: Option<HashSet<NamespacedName>>,
     /// Objects that exist but have never been readable.
     pub(super) unreadable: HashSet<NamespacedName>,

@@ -9,7 +9,8 @@ pub struct SchedulerFlags {
     scheduler: Option<&'static str>,
     /// True to hash the client's port besides its address.
     pub port: bool,
-    /// True to choose another endpoint if the hashed one is draining or full.
+    /// True to choose another endpoint if the hashed one is draining or has reached its limit of
+    /// connections.
     pub fallback: bool,
 }
 
