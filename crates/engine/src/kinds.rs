@@ -27,7 +27,8 @@ pub trait Config: Send + Sync + 'static {
     }
 }
 
-/// A part of the kernel's state. The engine reads and knows it only as a whole.
+/// A part of the kernel's state that is read in one piece. Its whole content is known, or none of
+/// it.
 pub trait Part: Copy + Eq + Send + 'static {
     /// The mode's lanes.
     type Lane;

@@ -26,7 +26,7 @@ pub struct Origin {
     /// The whole name, or its prefix.
     pub name: &'static str,
     is_prefix: bool,
-    /// Description for the operator, with the objects and flags.
+    /// Objects and flags behind the name, as text for the operator.
     pub says: &'static str,
 }
 

@@ -311,7 +311,7 @@ fn create_distinguishes_an_equal_set_from_a_different_one() {
             .contains("maxelem 65536 timeout 300`, wanted"),
         "{error}"
     );
-    // Counters and comments do not prevent that the definition matches.
+    // A set with counters and comments still matches the definition.
     ipset_tool("create noted hash:ip,port counters comment");
     assert!(!ipset.create("noted", &wanted).unwrap());
     assert_eq!(ipset.add("noted", &[numbered(1)]).unwrap(), [Outcome::Done]);
@@ -559,7 +559,7 @@ fn the_mark_of_an_entry_is_replaced_and_ignored_by_a_deletion() {
     }
     assert_eq!(ipset.delete("m", &[other]).unwrap(), [Outcome::Done]);
     assert!(ipset.list("m").unwrap().entries.is_empty());
-    // A set without marks refuses them, and does not serve as a set with marks.
+    // A set without marks refuses entries with marks, and does not serve as a set with marks.
     ipset.create("plain", &plain).unwrap();
     let refused = Outcome::Refused(Reason::TypeMismatch);
     assert_eq!(ipset.add("plain", &[one]).unwrap(), [refused]);

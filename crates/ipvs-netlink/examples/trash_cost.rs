@@ -90,8 +90,8 @@ enum Case {
     /// Flushes all virtual servers (`ipvsadm -C`), and adds them again in their order or in the
     /// reverse order of the last dump.
     Flush { backwards: bool },
-    /// Removes all destinations once. Then measures the cost of adding others repeatedly, until it
-    /// is normal.
+    /// Removes all destinations once. Then measures repeatedly what it costs to add other
+    /// destinations, until the cost is normal again.
     Wait { connections: bool },
     /// Measures the cost of destinations with weight 0 for a scheduled packet (round robin), while
     /// one destination has a weight.

@@ -299,7 +299,7 @@ fn requests_equal_those_of_ipvsadm() {
         assert_eq!((message.kind, message.flags), (26, 1));
         let ours = message.payload;
         // A command that only identifies an object needs few attributes. ipvsadm also sends the
-        // other ones, which the kernel ignores.
+        // other attributes, which the kernel ignores.
         let named: &[u16] = match act {
             Act::NewDest(..) | Act::SetDest(..) => &[SERVICE],
             Act::Del(_) | Act::DelDest(..) | Act::Zero(Some(_)) => &[SERVICE, DEST],

@@ -267,7 +267,7 @@ fn destinations_of_each_kind_are_created_and_listed() {
     });
 }
 
-/// A refused change fails alone. The reply has its index.
+/// The reply to the refused change has its index.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn each_refused_change_fails_alone() {
@@ -412,7 +412,6 @@ fn thousands_of_virtual_servers_are_written_in_one_batch() {
     });
 }
 
-/// Real connections are counted, and the counters can be zeroed.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn connections_are_counted_and_counters_can_be_zeroed() {

@@ -346,10 +346,10 @@ fn moves(lab: &mut Lab) {
     );
 }
 
-/// Endpoints of the Services with a ceiling.
+/// Largest number of connections of each endpoint, in the Services with that limit.
 const CEILING: u16 = 20;
 
-/// Prints the connections that a ceiling refuses.
+/// Prints the connections that are refused because endpoints have reached their limit.
 fn full(lab: &mut Lab) {
     let ceiling = CEILING.to_string();
     let limit = (MAX_CONNECTIONS, &*ceiling);

@@ -11,8 +11,8 @@
 //! entry written since the dump began, until the next check. A refused write changed nothing, so
 //! its entry is compared; otherwise constant retries would hide drift. An entry whose write has no
 //! result yet is skipped. If that write is then refused, another check follows. The link, the
-//! node's addresses and the sizes of sets are compared as a whole. If they differ, the lane that
-//! writes them reads them again.
+//! node's addresses and the sizes of sets are not compared entry by entry. If one of these parts
+//! differs, the lane that writes it reads it again.
 
 mod compare;
 mod tell;

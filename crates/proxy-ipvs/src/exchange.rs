@@ -29,7 +29,7 @@ pub struct PlanResult {
     pub(crate) took: Option<Duration>,
 }
 
-/// A question to the kernel that is not a read of a part.
+/// A query to the kernel, apart from reads of parts.
 pub enum Query {
     /// Open connections of the draining destinations of these virtual servers.
     Connections(Vec<VirtualServerKey>),

@@ -61,9 +61,9 @@ pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
-/// Aliases of kernel modules that mostly this mode alone uses, for
-/// [`iptables::Iptables::choose_loading`]. `ip_vs` and the scheduler are loaded elsewhere. The
-/// kernel loads modules for rarer rules by itself.
+/// Aliases of kernel modules for [`iptables::Iptables::choose_loading`]. Mostly, only this mode
+/// uses these modules. `ip_vs` and the scheduler are loaded elsewhere. The kernel loads modules for
+/// rarer rules by itself.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
     "ip_set_hash:ip",

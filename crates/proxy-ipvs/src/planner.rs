@@ -46,7 +46,8 @@ pub(crate) enum Turn {
     Make,
     /// Removes virtual servers and destinations.
     Break,
-    /// Removes set members that proved ownership of virtual servers which are gone now.
+    /// Removes set members that proved ownership of virtual servers which are gone now, and sets
+    /// that only other semantics use.
     Forget,
 }
 

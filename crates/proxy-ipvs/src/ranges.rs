@@ -44,7 +44,7 @@ pub enum RangeSource {
     Former,
 }
 
-/// Networks whose addresses are local as a whole.
+/// Networks whose addresses are all local.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges {
     /// The networks. None lies within another one.

@@ -1,4 +1,4 @@
-//! Follows the networks that become local as a whole (`--ipvs-vip-mode=range`).
+//! Follows the networks that become local by one route each (`--ipvs-vip-mode=range`).
 
 use std::net::SocketAddr;
 

@@ -106,8 +106,9 @@ impl Shim {
         pass.chain(refuse).collect()
     }
 
-    /// Matches the node's own packets to a set. With exact semantics, the node gets all endpoints,
-    /// whatever the policy, so its packets need masquerading. Returns `None` if no rule is needed.
+    /// Matches the node's own packets to a set. With exact semantics, the node gets all endpoints
+    /// under any traffic policy, so its packets need masquerading. Returns `None` if no rule is
+    /// needed.
     fn own_packets_to(
         &self,
         set: Set,

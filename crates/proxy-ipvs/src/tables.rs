@@ -29,7 +29,7 @@ pub(crate) const SET_SIZE: u32 = 65_536;
 pub(crate) struct Tables {
     /// The link `kube-ipvs0`, which is always wanted.
     pub(crate) link: Table<(), (), ()>,
-    /// Needed capacity of each set. Every set is always wanted.
+    /// Needed capacity of each set that the configured semantics use. These sets are always wanted.
     pub(crate) sets: Table<Set, u32, ()>,
     /// Members of each set, by the set's number.
     members: [Table<Member, (), Arc<Owner>>; Set::EVERY],
@@ -40,7 +40,7 @@ pub(crate) struct Tables {
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
     /// Service addresses in the form that `--ipvs-vip-mode` does not choose. None is wanted.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
-    /// Networks that are local as a whole, by one route each.
+    /// Networks whose addresses are all local, by one route for each network.
     pub(crate) ranges: Table<IpNet, RangeSource, ()>,
     /// Networks that no range may make local.
     pub(crate) networks: Networks,

@@ -14,7 +14,7 @@ use crate::sets::{Member, Set};
 #[derive(Default)]
 pub(crate) struct TakeOver {
     evidence: Snapshot,
-    /// Marks of addresses in the sets of the unused shim.
+    /// Marks of addresses in the sets of the former shim.
     former_marks: BTreeSet<Member>,
 }
 

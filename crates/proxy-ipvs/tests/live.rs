@@ -857,7 +857,8 @@ fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
             "nor after a restart"
         );
 
-        // The node of another kube-proxy, or a node where another program has removed the route.
+        // The route is missing, as after another kube-proxy or after its removal by another
+        // program.
         sh("ip route del local 127.107.0.2 dev kube-ipvs0 table local");
         restarted.dump(false).unwrap();
         let unbind = vec![Op::UnbindAddress(address(4_097))];
@@ -965,8 +966,8 @@ fn each_refused_write_has_a_reason_and_the_rest_succeed() {
             let (reason, fault) = refusal(outcome);
             assert_eq!(fault, Fault::Belief, "{reason}");
         }
-        // Another program has just removed the virtual server. The write is no fault, but the part
-        // is read again.
+        // Another program has just removed the virtual server. The write does not count as failed,
+        // but the part is read again.
         assert_eq!(*without_link, Outcome::Unknown);
         // SetServer distinguishes a missing scheduler from a missing virtual server.
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);

@@ -85,7 +85,8 @@ fn the_first_sync_writes_the_rules_before_the_addresses() {
     );
 }
 
-/// In one update, the virtual server stays. It gets new endpoints before it loses the old ones.
+/// The move is one update. The virtual server stays, and gets new endpoints before it loses the old
+/// ones.
 #[test]
 fn an_address_that_moves_to_another_service_is_always_served() {
     let at = |name: &str, cluster_ip: &str| Service {

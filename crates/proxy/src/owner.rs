@@ -25,9 +25,9 @@ pub struct Owner {
 /// address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// The API server, for which everything on the node waits (k/k#133773).
+    /// The API server, for which all other work on the node waits (k/k#133773).
     ApiServer,
-    /// DNS, for which nearly everything waits.
+    /// DNS, for which nearly all other work waits.
     Dns,
     /// All other Services.
     Other,

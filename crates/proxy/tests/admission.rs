@@ -253,7 +253,7 @@ fn the_api_servers_address_is_served_if_allowed_by_a_host_prefix() {
     assert_eq!(seen(&model, "kubernetes").1, []);
 }
 
-/// Checks that equal Services are served equally, whatever the earlier events.
+/// Checks that equal Services are served equally after any sequence of events.
 #[test]
 fn the_order_of_events_does_not_change_the_served_addresses() {
     let addresses = ["10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1"];

@@ -132,7 +132,8 @@ fn the_destination_limit_counts_endpoints_for_each_address() {
         first_slices.apply(Event::SliceApplied(slice.clone()));
     }
     first_slices.apply(Event::ServiceApplied(given));
-    // Each address has 6,000 destinations. The limit allows 16 addresses, more than the few.
+    // Each address has 6,000 destinations: two ports with 3,000 endpoints each. The limit allows 16
+    // addresses. They have 32 frontends, so the higher limit for few frontends does not apply.
     for model in [&first_service, &first_slices] {
         assert_eq!(served(model), [2, 4, 11, 3]);
         let excess = Excess {
@@ -243,7 +244,7 @@ fn a_service_with_very_many_endpoints_is_served_completely() {
         ..NONE
     };
     assert_eq!(one_port.excess_of(&name("big")), [excess]);
-    // With more frontends than few, the ordinary limit applies.
+    // Above [`FEW_FRONTENDS`], the ordinary limit applies.
     let many = model(&service(FEW_FRONTENDS + 1, 0, 0), &[]);
     assert_eq!(many.oversized().count(), 0);
     let slices: Vec<_> = (0..10)

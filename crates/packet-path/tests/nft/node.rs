@@ -205,7 +205,7 @@ pub(crate) fn ask<R: Reader>(reader: &mut R, packet: &Packet) -> Vec<String> {
     outcomes(&journey(&nft, packet))
 }
 
-/// Creates a TCP packet from this sender.
+/// Returns the outcomes of a TCP packet from this sender.
 pub(crate) fn tcp<R: Reader>(reader: &mut R, from: &str, to: &str) -> Vec<String> {
     ask(reader, &packet(6, from, to))
 }

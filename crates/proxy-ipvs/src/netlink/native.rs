@@ -415,7 +415,7 @@ impl Native {
 enum Failure {
     /// The kernel refused some changes.
     Refused(Refusal),
-    /// The kernel refused the transaction as a whole.
+    /// The kernel refused the transaction without naming a change.
     Whole(Refusal),
     /// The transaction exceeds the socket's largest buffer, and was not sent.
     TooLarge(String),

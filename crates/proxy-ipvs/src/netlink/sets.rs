@@ -258,7 +258,7 @@ fn add_failure(outcome: ipset_netlink::Outcome, set: &str) -> Option<Error> {
     }
 }
 
-/// True if a set can hold the members of our set, whatever its capacity.
+/// True if a set can hold the members of our set. Ignores the capacity.
 fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
     let size = header.definition.and_then(|there| there.maxelem());
     header.matches(&definition(set, family).with_maxelem(size.unwrap_or_default()))

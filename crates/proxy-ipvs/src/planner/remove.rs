@@ -74,7 +74,8 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
             || (otherwise.actual(address).is_some() && !otherwise.is_failing(address)))
 }
 
-/// Removes set members that proved ownership of removed virtual servers.
+/// Removes set members that proved ownership of removed virtual servers. If none is left, removes
+/// the sets that only other semantics use.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     // Members that filter or masquerade stay until their virtual servers are gone and no packet can
     // arrive.
@@ -135,7 +136,8 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Returns the sets that another `--ipvs-semantics` has left, without members and rules.
+/// Returns the sets that another `--ipvs-semantics` has left, once they have no members and no rule
+/// matches them.
 fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     let is_unused = |set: &&Set| {
         let (sets, members) = (&tables.sets, tables.members(**set));

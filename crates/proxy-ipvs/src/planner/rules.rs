@@ -57,7 +57,7 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
     Some(Op::WriteRules { wanted, installed })
 }
 
-/// True if each set either exists or could not be created. The rules name all sets.
+/// True if each wanted set either exists or could not be created. The rules name all wanted sets.
 fn are_sets_tried(tables: &Tables) -> bool {
     Set::every().all(|set| {
         let sets = &tables.sets;

@@ -152,7 +152,7 @@ fn a_later_drain_is_queried_soon_too() {
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     let times = looks(&mut world, Duration::from_secs(1));
     assert_eq!(times, [(0, 1), (250, 1), (750, 1)]);
-    // A returning endpoint does not hasten the queries of the other endpoint.
+    // A returning endpoint does not bring forward the queries of the other endpoint.
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     assert_eq!(looks(&mut world, Duration::from_millis(700)), []);
 }
@@ -342,7 +342,7 @@ fn a_refused_destination_does_not_stop_the_drains_beside_it() {
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
     world.work();
-    // Retries become rarer. Other entries do not affect this.
+    // Retries of the failed entry become rarer, even while other entries change.
     endpoints(
         &mut world,
         "default/web",

@@ -101,7 +101,7 @@ fn without_a_local_endpoint_packets_from_outside_are_dropped() {
     world.slice(slice("default/web", &["10.244.2.5@node2"]));
     synced(&mut world);
     assert_eq!(drops(&world), 1);
-    // Without endpoints, IPVS refuses the packets.
+    // If the Service has no endpoint at all, IPVS rejects the packets.
     world.slice(slice("default/web", &[]));
     synced(&mut world);
     assert_eq!(drops(&world), 0);

@@ -42,8 +42,8 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
     }
 }
 
-/// Reports whether the model keeps at most the zone of a placement, because it has no hints and its
-/// node is another one. Nearly all placements are so.
+/// Reports whether a placement is on another node and has no hints. The model keeps at most the
+/// zone of such a placement. Nearly all placements are of this kind.
 pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
     let Placement {
         node: Some(node),
