@@ -129,8 +129,11 @@ pub(crate) fn is_unsure(journey: &Journey) -> bool {
     journey.walks.iter().any(|walk| walk.unsure.is_some())
 }
 
-/// Returns the exit status: 0 if all packets arrive and all replies return, 1 if a packet or a
-/// reply fails, 2 if the result is unknown.
+/// Returns the exit status:
+///
+/// * 0: All packets arrive, and all replies return.
+/// * 1: A packet or a reply fails, and the path of every packet is known.
+/// * 2: The path of a packet is unknown, or the return of a reply is unknown and none fails.
 pub fn exit_status(explanation: &Explanation) -> u8 {
     let journeys = &explanation.journeys;
     let is_unknown = |journey: &Journey| {

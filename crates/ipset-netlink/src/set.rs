@@ -179,8 +179,8 @@ enum Size {
 }
 
 impl Definition {
-    /// Creates a definition with `ipset`'s defaults: a hash of this family with hashsize 1024 and
-    /// maxelem 65536, or a bitmap of all 65536 ports without a family.
+    /// Creates a definition with `ipset`'s defaults. A hash has this family, hashsize 1024 and
+    /// maxelem 65536. A bitmap has all 65536 ports and no family.
     pub const fn new(set_type: SetType, family: Family) -> Definition {
         let size = match set_type {
             SetType::BitmapPort => Size::Ports {

@@ -355,7 +355,7 @@ fn many_sets_are_changed_in_one_call() {
             entries: &entries,
         });
     }
-    // None of these misfits affects the other changes.
+    // None of these invalid changes affects the other changes.
     let misfits = [
         numbered(1000),
         Entry::Port(80),

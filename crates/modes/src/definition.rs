@@ -125,7 +125,7 @@ pub trait Definition: Sync {
         None
     }
 
-    /// Reports whether the mode with these flags needs the networks of the ClusterIPs.
+    /// Returns whether the source watches ServiceCIDRs for the mode with these flags.
     fn service_cidrs(&self, _flags: &Flags) -> ServiceCidrs {
         ServiceCidrs::NotWatched
     }

@@ -25,8 +25,9 @@ use crate::sysctl::row::{Row, Wanted, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
-/// Parts of `iptables-save` output that show that this mode has served NodePorts on 127.0.0.1: its
-/// chain of NodePorts, and the comment of the rule that rejects remote packets to 127.0.0.0/8.
+/// Parts of `iptables-save` output that prove that this mode has served NodePorts on 127.0.0.1.
+/// They are its chain of NodePorts, and the comment of the rule that rejects remote packets to
+/// 127.0.0.0/8.
 const OF_LOCALHOST: [&str; 2] = [
     ":KUBE-NODEPORTS ",
     "--comment \"block incoming localnet connections\"",

@@ -64,8 +64,8 @@ pub struct Nft<R> {
     asked: RefCell<CachedReader<R>>,
 }
 
-/// Evaluates a query on a consistent ruleset. If the ruleset changes meanwhile, the query is
-/// repeated, up to five times. The last response may mix two states.
+/// Evaluates a query on a consistent ruleset. If the ruleset changes meanwhile, evaluates the query
+/// again, at most five times in total. The last response may mix two states.
 ///
 /// # Errors
 ///

@@ -14,8 +14,8 @@ const MOST_TOLD: usize = 64;
 /// One path of a packet, from its sender to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Walk {
-    /// Probability from 0 to 1. For a scheduler that is not random, its share. If the path rests on
-    /// a doubt, each side has the full probability.
+    /// Probability of the path, from 0 to 1. With a scheduler that is not random, it is the
+    /// destination's share of the connections. Both sides of a doubt have the full probability.
     pub chance: f64,
     /// End of the path.
     pub fate: Fate,

@@ -32,8 +32,8 @@ const NAT_DESTINATION: i32 = -100;
 const NAT_SOURCE: i32 = 100;
 /// Number of branches above which branches with equal packets at the same hook are joined.
 const JOINED_ABOVE: usize = 64;
-/// Limit of hooks on one path. A path that returns through `lo` has eight: PREROUTING, INPUT,
-/// OUTPUT and POSTROUTING, each twice.
+/// Limit of hooks on one path. Beyond it, the rules form a loop. A path that returns through `lo`
+/// has eight hooks: PREROUTING, INPUT, OUTPUT and POSTROUTING, each twice.
 const MOST_HOOKS: usize = 12;
 
 /// Flow whose first packet is followed.

@@ -1,7 +1,7 @@
 //! Marks of virtual servers for clients from outside the cluster (`--ipvs-semantics=exact`).
 //!
-//! A restart keeps all marks, because the kernel stores them as elements of the map
-//! KUBE-LOCAL-MARK.
+//! A restart keeps all marks, because the kernel stores them with the addresses in the set
+//! KUBE-LOCAL-MARK: a map in nftables, an ipset with marks in iptables.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ impl Marks {
         std::mem::take(&mut self.unreported)
     }
 
-    /// Stores the elements of the map, from the first read of the kernel.
+    /// Stores the members of the set with marks, from the first read of the kernel.
     pub(crate) fn open(&mut self, members: impl Iterator<Item = Member>) {
         let Some(bits) = self.bits.filter(|_| self.last.is_none()) else {
             return;

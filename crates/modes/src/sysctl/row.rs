@@ -147,8 +147,8 @@ impl Row {
         })
     }
 
-    /// Describes how to undo the setting, if it has the value that kube-proxy sets. Returns `None`
-    /// if it has another value or stays in any case.
+    /// Describes how to undo the setting if it has kube-proxy's value. Returns `None` for any other
+    /// value, and for a setting with [`End::Stays`].
     pub fn stays(&self, root: &Path) -> Option<String> {
         let End::IsSetBack {
             wanted,

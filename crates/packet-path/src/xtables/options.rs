@@ -214,7 +214,7 @@ impl RuleParser {
             }
             ("multiport", "--ports") => Property::Ports(PortSide::Either, ports(value)?),
             ("tcp", "--tcp-flags") => return flags(words),
-            // This never matches, because this crate follows no ICMP packets.
+            // Never matches, because this crate follows no ICMP packets.
             ("icmp", "--icmp-type" | "--icmpv6-type") => Property::Always(false),
             ("conntrack", "--ctstate") | ("state", "--state") => Property::State(states(value)?),
             ("conntrack", "--ctstatus") => Property::State(statuses(value)?),

@@ -221,8 +221,8 @@ fn make_server(
     }
 }
 
-/// True if removals can start although additions are pending: they were refused, and other
-/// destinations serve.
+/// True if removals can start although additions are pending, because the kernel refused an
+/// addition and other destinations serve.
 fn goes_on_without(
     tables: &Tables,
     key: &VirtualServerKey,

@@ -420,8 +420,8 @@ impl Shim {
     }
 }
 
-/// Returns the names of all chains and sets that a family's table may contain, except the sets of
-/// source ranges: there is one for each prefix length.
+/// Returns the names of all chains and sets that a family's table may contain. Omits the sets of
+/// source ranges, because each prefix length has its own.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let chains = everything(family).chains.into_keys();
     let chains = chains.map(|name| name.to_string());

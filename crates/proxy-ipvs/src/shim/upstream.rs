@@ -82,8 +82,8 @@ impl Shim {
         chain
     }
 
-    /// Accepts two kinds of packets to external IPs: packets with a local destination, and packets
-    /// that come neither from a pod behind a bridge nor from the node.
+    /// Accepts packets to external IPs in two cases: the destination is local, or the packet comes
+    /// neither from a pod behind a bridge nor from the node.
     fn accept_external(&self, set: Set) -> [Rule; 2] {
         let to_set = || {
             let comment = Match::comment(set.comment());

@@ -111,9 +111,11 @@ impl Weights {
     /// Largest weight. The scheduler `mh` can place this ratio in its table, and no endpoint is
     /// without clients.
     const MAX: u8 = 100;
-    /// Schedulers that divide connections in the ratio of weights. `rr`, `lc` and `dh` ignore
-    /// weights, `sh` leaves endpoints without clients if the sum of weights exceeds its 256 places,
-    /// and `fo` and `ovf` prefer the largest weight.
+    /// Schedulers that divide connections in the ratio of weights. All others are unsuitable:
+    ///
+    /// * `rr`, `lc` and `dh` ignore weights.
+    /// * `sh` leaves endpoints without clients if the sum of weights exceeds its 256 slots.
+    /// * `fo` and `ovf` prefer the largest weight.
     const SCHEDULERS: [&'static str; 5] = ["wrr", "wlc", "sed", "nq", "mh"];
 
     /// Reports whether a scheduler divides connections by weights.
