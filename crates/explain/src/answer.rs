@@ -140,7 +140,8 @@ fn elsewhere(
     if is_local || is_here(endpoint, planned, around) {
         return None;
     }
-    // If both are behind one interface, the endpoint can reply to the client directly.
+    // If sender and endpoint are behind one interface, the endpoint can reply to the sender
+    // directly.
     let by = around.kernel.hop(endpoint.ip()).map(|hop| hop.interface);
     let is_between = match &planned.sender.way {
         PacketOrigin::Made(_) => true,

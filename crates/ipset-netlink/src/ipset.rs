@@ -250,10 +250,12 @@ impl Ipset {
     ///
     /// Returns the [`Outcome`] of each entry of each change. The outcome also reports a fault of
     /// one entry or set, such as a missing set, or a set of another type or family. A fault does
-    /// not affect other entries. The call queries the type of a set that this connection has
-    /// neither created nor listed. It queries the type again after a refusal, since another program
-    /// may have replaced the set. A new type is noticed only after a refusal or a list. Entries
-    /// after a refused entry are written later, possibly after the following changes.
+    /// not affect other entries. Entries after a refused entry are written later, possibly after
+    /// the following changes.
+    ///
+    /// The call queries the type of a set that this connection has neither created nor listed.
+    /// After a refusal, it queries the type again, since another program may have replaced the set.
+    /// A new type is noticed only after a refusal or a list.
     ///
     /// # Errors
     ///

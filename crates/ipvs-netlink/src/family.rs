@@ -46,10 +46,13 @@ impl Family {
         })
     }
 
-    /// Adds a destination to a service. Fails with `EEXIST` if the service has it, or `ESRCH` if
-    /// the service does not exist. `ERANGE` means a weight over 2,147,483,647 or a lower threshold
-    /// over the upper one. `EINVAL` means an address that is not unicast or of the wrong family, or
-    /// a network namespace that has no address yet, even on loopback.
+    /// Adds a destination to a service. The kernel refuses the destination with:
+    ///
+    /// * `EEXIST` if the service has it already.
+    /// * `ESRCH` if the service does not exist.
+    /// * `ERANGE` if the weight is over 2,147,483,647, or the lower threshold over the upper one.
+    /// * `EINVAL` if its address is not unicast or of the wrong family, or if the network namespace
+    ///   has no address yet, even on loopback.
     pub fn new_destination(
         self,
         batch: &mut Batch,

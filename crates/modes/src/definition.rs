@@ -39,8 +39,8 @@ pub trait Definition: Sync {
     /// same name.
     fn name(&self) -> &'static str;
 
-    /// Returns the paths of configuration file fields that this mode reads but some other mode does
-    /// not, sorted.
+    /// Returns the paths of configuration file fields that this mode reads and at least one other
+    /// mode ignores, sorted.
     fn fields(&self) -> &'static [&'static str];
 
     /// Returns flags that count only without a configuration file. With one, the mode also ignores
@@ -101,8 +101,8 @@ pub trait Definition: Sync {
     /// The family cannot be served.
     fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()>;
 
-    /// Returns the mode's kernel settings with their wanted values. With `None`, another mode was
-    /// chosen and the settings have no values.
+    /// Returns the mode's kernel settings with their wanted values. If `facts` is `None`, another
+    /// mode was chosen, and the settings have no values.
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted>;
 
     /// Lists kernel settings that have this mode's value although no flag asks for it, one line

@@ -32,8 +32,8 @@ pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
     Subscription::open(ROOM_BYTES).map(Arc::new)
 }
 
-/// Makes a subscription ignore this process's transactions. If the kernel cannot filter, they cause
-/// notices too, and the table is read again after each write.
+/// Makes a subscription ignore this process's transactions. If the kernel cannot filter, these
+/// transactions also cause notices. The table is then read again after each write.
 pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
     if let Err(error) = own.leave_out_of(Arc::clone(of)) {
         warn!(%error, "the kernel cannot filter out our own nftables changes: the table is read after each write");

@@ -31,9 +31,9 @@ pub trait Kernel {
         interface: Option<&Interface>,
     ) -> Result<AddressType, ReadFailure>;
 
-    /// Returns the address that masquerading gives to a packet to `to` that leaves by this
-    /// interface. It is also the address to which a packet from `to` that arrives there is
-    /// redirected. Returns `None` if the interface has no address.
+    /// Returns this node's address on an interface, for traffic with `to`. Masqueraded packets to
+    /// `to` get this source, and redirected packets from `to` get this destination. Returns `None`
+    /// if the interface has no address.
     ///
     /// # Errors
     ///

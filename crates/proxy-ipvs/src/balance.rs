@@ -37,7 +37,7 @@ impl<'a> Balance<'a> {
                 let set = |is_set, flag| if is_set { flag } else { 0 };
                 set(flags.port, Properties::HASH_PORT) | set(flags.fallback, Properties::FALLBACK)
             }
-            // Without options, `mh` also hashes the client's port, as in upstream.
+            // Unless the Service sets flags, `mh` also hashes the client's port, as in upstream.
             None if &**scheduler == "mh" => Properties::HASH_PORT,
             None => 0,
         };

@@ -20,7 +20,7 @@ use crate::ranges::RangeSource;
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;
 
-/// Reason in the failure if another program has a virtual server at a Service's address.
+/// Reason of a failure to create a virtual server if another program has one with this key.
 const LEFT_ALONE: &str = "another program has made a virtual server there, which is left alone, so that the Service is not \
      served there; remove it (ipvsadm -D), or take the address out of the Service";
 
@@ -179,8 +179,8 @@ impl Tables {
         }
         self.put_off(op, fault, now);
         if matches!(op, Op::WriteRules { .. }) {
-            // A refused restore leaves the rules unknown; a set may be missing. Reads them before
-            // the next attempt.
+            // A refused restore leaves the rules unknown, and a set may be missing. Reads both
+            // before the next attempt.
             booked.doubt(Part::Rules);
             booked.doubt(Part::Sets);
         }

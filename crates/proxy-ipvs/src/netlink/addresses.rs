@@ -226,8 +226,9 @@ impl Addresses {
         Ok(routes)
     }
 
-    /// Returns the route that makes a network local. A route without a source keeps the source that
-    /// service addresses on the link have: over IPv4 the destination.
+    /// Returns the route that makes a network local. If the route names no source, the node's own
+    /// packets get the same source as with addresses on the link: over IPv4, the destination
+    /// itself.
     fn route(&self, link: u32, destination: IpNet) -> LocalRoute {
         LocalRoute {
             link,

@@ -37,8 +37,8 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
         };
         let address = key.address().map(|at| at.address);
         match tables.servers.wanted(&key) {
-            // The address is removed first. If the virtual server went first, clients' packets
-            // would reach another process of the node while the address is local.
+            // The address is removed first. If the virtual server were removed first, clients'
+            // packets would reach another process of the node while the address is local.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
             // Keeps the virtual server: a Service that has not been read yet may want it.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
@@ -85,11 +85,11 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     {
         return Plan::default();
     }
-    // Ports of the virtual servers that could not be removed.
+    // Ports of the unwanted virtual servers that could not be removed.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Addresses of virtual servers that no other set member names, because a member was refused.
-    // The set of addresses also rejects packets, so an address that became the node's own should
-    // leave it soon.
+    // Addresses of such virtual servers that no set names with the port, because the kernel refused
+    // that member. Here the set of addresses is the only evidence. Any other unwanted address
+    // leaves that set now: rules reject packets to its members, and the node may own the address.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
     // True if a member still proves ownership of a virtual server that exists.

@@ -36,7 +36,8 @@ impl ListProgress {
     }
 
     pub(super) fn confirm_unreadable(&mut self, name: NamespacedName, is_known: bool) {
-        // An object that was never readable stays unreadable.
+        // Read before `confirm` removes the name. After a whole list, an unknown object is new and
+        // has no kernel entries, so it does not count.
         let was_whole = self.is_whole();
         self.confirm(&name);
         if !is_known && !was_whole {
