@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use lab::less_stalls;
-use scenarios::{Cluster, Outcome, Service, sctp, tcp, udp};
+use lab::{Transport, less_stalls};
+use scenarios::{Cluster, Outcome, Service, ask_json, at, sctp, tally, tcp, udp};
 
 pub(crate) fn node_ports_follow_the_node_addresses(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
@@ -31,6 +31,46 @@ pub(crate) fn node_ports_follow_the_node_addresses(c: &mut Cluster) -> Outcome {
         c.refuses(&c.outside, to)?;
     }
     c.until_served(&web).map(drop)
+}
+
+pub(crate) fn added_node_addresses_have_exact_semantics(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).node_port(30080))
+        .spec("externalTrafficPolicy: Local")
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
+    c.apply(&web)?;
+    c.start(&[
+        "--ipvs-semantics=exact",
+        "--nodeport-addresses=172.35.0.0/24,fd35::/64",
+    ])?;
+    let times = 4;
+    let mut asked = 0;
+    for (address, to) in [
+        ("172.35.0.150/24", "172.35.0.150:30080"),
+        ("fd35::150/64", "[fd35::150]:30080"),
+    ] {
+        c.sh(&format!(
+            "ip address add {address} dev eth0 $(case {address} in *:*) echo nodad;; esac)"
+        ))?;
+        let added = less_stalls(|| c.until_answered(&c.outside, to))?;
+        assert!(
+            added < Duration::from_secs(1),
+            "{to}: added after {added:?}"
+        );
+        let pods = |from| Ok::<_, anyhow::Error>(tally(from, Transport::Tcp, at(to), times)?.len());
+        // Clients outside get the endpoint of the node, pods get both.
+        assert_eq!((pods(&c.outside)?, pods(&c.client)?), (1, 2), "{to}");
+        asked += 2 * times;
+    }
+    // Connections by a mark count at their Service. The kernel updates its counters every two
+    // seconds.
+    c.until("all connections are counted", || {
+        let (_, one) = ask_json(c, &["services", "default/web"])?;
+        let count = one["ports"][0]["counters"]["connections"].as_u64();
+        Ok(count.is_some_and(|count| count >= asked as u64))
+    })?;
+    // An address outside of --nodeport-addresses serves none.
+    c.refuses(&c.client, "10.244.1.1:30080")
 }
 
 pub(crate) fn node_ports_at_a_moved_address_are_removed(c: &mut Cluster) -> Outcome {

@@ -42,7 +42,7 @@ fn main() {
         foreign: foreign_kernel_state_stays;
         drift: a_resync_repairs_each_kind_of_damage;
         vip_mode: the_vip_mode_changes_under_open_connections, a_range_excludes_the_networks_of_other_interfaces, strict_arp_works_with_routes;
-        addresses: node_ports_follow_the_node_addresses, node_ports_at_a_moved_address_are_removed;
+        addresses: node_ports_follow_the_node_addresses, added_node_addresses_have_exact_semantics if has_nft(), node_ports_at_a_moved_address_are_removed;
         drain: an_open_connection_of_a_removed_endpoint_continues, udp_clients_move_to_another_endpoint_at_once, endpoint_changes_lose_no_udp_query;
         conflicts: the_older_service_wins_a_shared_address;
         options: a_service_chooses_its_scheduler, an_ignored_service_option_is_reported;
