@@ -67,7 +67,7 @@ pub(crate) fn added_node_addresses_have_exact_semantics(c: &mut Cluster) -> Outc
     c.until("all connections are counted", || {
         let (_, one) = ask_json(c, &["services", "default/web"])?;
         let count = one.pointer("/ports/0/counters/connections");
-        let count = count.and_then(|count| count.as_u64());
+        let count = count.and_then(serde_json::Value::as_u64);
         Ok(count.is_some_and(|count| count >= asked as u64))
     })?;
     // An address outside of --nodeport-addresses serves none.
