@@ -120,7 +120,7 @@ fn beside(modes: Footprints, serving: &Serving, excluded: &[IpNet], manner: Mann
     let mut cleanup = Cleanup::default();
     let iptables: Vec<Iptables> = match &serving.iptables {
         Some(used) => Iptables::other_than(used).collect(),
-        // Without an iptables program, no rule can be read.
+        // The current mode has no iptables rules, so every installed backend is cleaned up.
         None => installed(&mut cleanup),
     };
     let modes = modes.iter().copied();

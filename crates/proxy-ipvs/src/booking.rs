@@ -99,8 +99,9 @@ impl Tables {
                 Outcome::Unknown => {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
                     is_unknown = true;
-                    // The kernel may have set the lower weight before it refused. Records the lower
-                    // weight, because removals of other destinations must not rely on the old one.
+                    // The kernel may have set the lower weight although the reply was lost. Records
+                    // the lower weight, because removals of other destinations must not rely on the
+                    // old one.
                     if let Op::SetDestination(_, real) = op
                         && let Some(there) = actual.and_then(|it| it.destination(real.target))
                         && real.weight < there.weight

@@ -11,7 +11,8 @@ engine::parts! {
         /// Reads for the drift check, in parallel with the other lanes. Never writes.
         Reader,
     }
-    // Sets and rules have the same names in both carriers: ipset with iptables, and nf_tables.
+    // The names of the parts are the same for both carriers of sets and rules: ipset with iptables,
+    // and nf_tables.
     parts {
         /// The virtual servers with their destinations.
         Servers on Services: "the virtual servers",

@@ -352,7 +352,8 @@ impl engine::Scheme for Ipvs {
     }
 
     fn check(&mut self, state: &mut State) {
-        // Rules that were just read, after a refused write, need no second read.
+        // Rules that were read since, such as after a refused write, need no second read in this
+        // period.
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
         let last_read = state.look(Part::Rules).last_known();

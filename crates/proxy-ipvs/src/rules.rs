@@ -188,7 +188,7 @@ impl Rules {
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
-                // Table mangle has chains only while they have rules.
+                // Table mangle has our chains only while they have rules.
                 let is_on_demand = table == Table::Mangle;
                 if is_on_demand && !self.has_chain_in(table) && !installed.has_chain_in(table) {
                     continue;

@@ -54,7 +54,8 @@ fn tell(port: &PortConnections, which: Which<'_>, take: &mut dyn FnMut(CounterSa
             count(*connections),
         ));
     }
-    // The rule of a NodePort comes first, but some Service ports have none.
+    // Chooses the first address that is not a NodePort's, which is unspecified. If all addresses
+    // are NodePorts', chooses the first one.
     let mut own = port.addresses.iter().map(|(served, _)| served);
     let first = own.clone().next();
     let own = own

@@ -91,7 +91,7 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
         let found = conntrack
             .find(family, only, count)
             .context("cannot count tracked flows")?;
-        // After the walk was restarted, some flows have been counted twice.
+        // If the kernel restarted the walk, it has returned some flows twice.
         if looked_at == found.seen {
             return Ok(flows);
         }

@@ -43,7 +43,8 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     };
     let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
-    // A client retries a lost first packet. It gives up if the connection is refused.
+    // A new range waits until all its addresses have their virtual servers. A client retries a lost
+    // first packet, but gives up if the connection is refused.
     let serves = |net: &IpNet| !unserved.iter().any(|address| net.contains(address));
     let new_ranges = new_ranges.into_iter().filter(serves);
     ops.extend(new_ranges.map(Op::BindRange));
