@@ -60,7 +60,7 @@ impl Marks {
         }
     }
 
-    /// True if marks are available, or not needed.
+    /// True if the kernel's marks have been read, or no marks are needed.
     pub(crate) fn is_open(&self) -> bool {
         self.bits.is_none() || self.last.is_some()
     }
@@ -106,7 +106,8 @@ impl Marks {
         self.is_news = true;
     }
 
-    /// Returns the mark for a Service port with these addresses, or `None` if no mark is free.
+    /// Returns the mark for a Service port with these addresses. Returns `None` if no mark is free,
+    /// or the kernel's marks have not been read.
     pub(crate) fn of(
         &mut self,
         owner: &Arc<Owner>,

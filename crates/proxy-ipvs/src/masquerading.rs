@@ -146,7 +146,7 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
         .collect()
 }
 
-/// Returns the removals of set members that drop packets, if these packets have endpoints now.
+/// Returns the removals of unwanted members from the sets that drop packets without an endpoint.
 pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
     let sets = [Set::Unserved, Set::UnservedOutside].into_iter();
     let ended = sets.flat_map(|set| {

@@ -107,8 +107,8 @@ impl ChosenShim {
         Ok(Self::in_nftables())
     }
 
-    /// Chooses the shim in nftables unless the kernel lacks nftables. Other failures may be
-    /// temporary.
+    /// Chooses the shim in nftables. If the kernel lacks nftables, chooses upstream's shim in
+    /// iptables. Other failures may be temporary, so they do not change the choice.
     fn find_exact(settings: &Settings, programs: &Programs) -> Result<Self> {
         let Some(lack) = lack_of_nftables() else {
             return Ok(Self::in_nftables());

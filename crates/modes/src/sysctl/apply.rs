@@ -132,7 +132,7 @@ pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
 
 impl Applied {
     /// Restores a value that nothing needs any more, if this process wrote the value and it is
-    /// unchanged since.
+    /// unchanged since. If this process found the value, it stays and is reported.
     fn set_back(&mut self, root: &Path, row: &Row, origins: &mut Origins) {
         let Some(origin) = origins.remove(row.path) else {
             return;
