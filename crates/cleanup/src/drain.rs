@@ -38,7 +38,8 @@ impl Drain {
     }
 
     /// Removes the virtual servers whose last connection has ended, and their addresses. Returns
-    /// true once none is left. Costs O(draining virtual servers).
+    /// true once none is left; the cleanup after the drain then removes the last addresses. Costs
+    /// O(draining virtual servers).
     ///
     /// # Errors
     ///

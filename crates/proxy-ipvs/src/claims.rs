@@ -477,8 +477,8 @@ struct Exclusions {
     dropped: HashSet<VirtualServerKey>,
     /// Addresses of the virtual servers in `dropped`.
     addresses: HashSet<IpAddr>,
-    /// True if another program has the NodePort's virtual server. The port in a set would mark that
-    /// virtual server as ours.
+    /// True if another program has the NodePort's virtual server. The port in a set would prove
+    /// that this virtual server is ours.
     has_node_port: bool,
 }
 
@@ -520,7 +520,7 @@ impl Exclusions {
         self.dropped.contains(key)
     }
 
-    /// True if this member would mark another program's virtual server as ours.
+    /// True if this member would prove that another program's virtual server is ours.
     fn has_member(&self, set: Set, member: &Member) -> bool {
         match member {
             Member::Port(_) => self.has_node_port,

@@ -32,7 +32,8 @@ pub(crate) struct Marks {
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
     /// The smallest number that may be free.
     next: u32,
-    /// True if all Services must be compiled again, because marks are available now.
+    /// True if Services that may need a mark must be compiled again, because the kernel's marks
+    /// have been read.
     is_news: bool,
     /// Number of marks that became free while Service ports waited.
     freed: usize,
@@ -70,7 +71,8 @@ impl Marks {
         self.is_news || self.freed > 0
     }
 
-    /// Returns true if all Services must be compiled again, and resets that.
+    /// Returns true in the first call after the kernel's marks were read. All Services that may need
+    /// a mark must then be compiled again.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.is_news)
     }

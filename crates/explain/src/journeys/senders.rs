@@ -313,7 +313,7 @@ impl SenderChoice<'_, '_> {
         ranges.filter(|net| self.is_family(net.addr())).collect()
     }
 
-    /// Reports whether an address belongs to no Service.
+    /// Reports whether an address belongs to none of these Services.
     fn is_free(&self, address: IpAddr) -> bool {
         let mut places = self.objects.places();
         !places.any(|place| place.at.ip() == address)

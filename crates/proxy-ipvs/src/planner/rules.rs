@@ -35,7 +35,8 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// True if the leftovers at a place are useless now: they serve no packet and prove no ownership.
+/// True if the leftovers at a place can be removed: no Service needs them, and they prove no
+/// ownership.
 fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
         // The shim has replaced these leftovers, or their process has ended.
@@ -65,7 +66,7 @@ fn are_sets_tried(tables: &Tables) -> bool {
     })
 }
 
-/// True if all entries that serve exist, except failed ones.
+/// True if the initial lists are complete, and all entries that serve exist, except failed ones.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
     of.claims.may_delete

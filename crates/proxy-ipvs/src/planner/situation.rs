@@ -37,8 +37,9 @@ impl Situation<'_> {
     }
 }
 
-/// Returns the share that pays for the next virtual server of a plan. Unwanted entries belong to no
-/// Service.
+/// Returns the rank of a virtual server's writes in a plan, by the shares of its Service and
+/// namespace. An unwanted virtual server belongs to no Service, so its writes are within every
+/// share.
 pub(super) fn share<'a>(
     shares: &mut Shares<'a>,
     tables: &'a Tables,
@@ -66,7 +67,7 @@ pub(super) fn gone(
     gone
 }
 
-/// True if the wanted rules are not installed yet, but have not been refused either.
+/// True if the installed rules have been read, and the kernel has not refused the wanted ones.
 pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
     of.knows(Part::Rules) && !tables.rules.is_failing(&())
 }
