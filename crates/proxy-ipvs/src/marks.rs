@@ -71,8 +71,8 @@ impl Marks {
         self.is_news || self.freed > 0
     }
 
-    /// Returns true in the first call after the kernel's marks were read. All Services that may need
-    /// a mark must then be compiled again.
+    /// Returns true in the first call after the kernel's marks were read. All Services that may
+    /// need a mark must then be compiled again.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.is_news)
     }

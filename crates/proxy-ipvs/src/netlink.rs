@@ -108,7 +108,7 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// Names the missing part (IPVS, ipset, rtnetlink, iptables), the reason, and the advice.
+    /// Names the missing part (IPVS, ipset, rtnetlink, iptables), the reason, and the next step.
     pub fn open(family: IpFamily, carrier: impl Into<Carrier>) -> Result<Self, OpenError> {
         let mut kernel = Self::lazy(family, carrier);
         kernel.servers = Some(open_loading(family)?);

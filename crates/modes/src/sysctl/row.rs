@@ -105,7 +105,7 @@ pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<Wanted> {
 }
 
 impl Row {
-    /// Returns a setting that improves behavior but is not required.
+    /// Returns a setting that improves the behaviour but is not required.
     pub const fn comfort(path: &'static str) -> Self {
         Self {
             path,

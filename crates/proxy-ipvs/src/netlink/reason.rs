@@ -53,8 +53,8 @@ pub(super) fn surprise(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal. Blames the entry, unless the error is about rights, memory or
-/// existing entries.
+/// Returns the outcome of a refusal. Blames the entry if the error is about its values or
+/// unsupported features. Blames the node for all other errors.
 pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     let said = said(refusal, next);
     match refusal.errno {
