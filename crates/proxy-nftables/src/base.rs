@@ -50,8 +50,8 @@ pub(crate) enum Key {
 
 impl Key {
     /// Returns true for a chain that uses this set and may exist although it is unwanted. Such a
-    /// chain belongs to another layout, or chooses among a number of endpoints that no Service has.
-    /// Other chains of another layout use only sets that are deleted with them.
+    /// chain belongs to upstream's layout, or chooses among a number of endpoints that no Service
+    /// has. Other chains of an unwanted layout use only sets that are deleted with them.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
             Self::Chain(name) => *name == NODE_PORTS_CHECK && *set == *NODE_PORT_IPS,
@@ -281,9 +281,8 @@ impl Base {
         let to = |chain: &'static str| vec![self.line().jump(chain).rule()];
         let mut services = to(SERVICES);
         if self.layout == Layout::Flat {
-            // Separate from the other jump, and after it. If a chain reached through a map
-            // translated the packet, it does not return here. If it returns, the packet was not
-            // translated.
+            // The check comes after the jump to `services`. A packet that `services` translated does
+            // not return here. So the check sees only untranslated packets.
             services.extend(to(CLUSTER_IPS_CHECK));
         }
         let (before, after) = (services.clone(), to(MASQUERADING));
@@ -484,7 +483,7 @@ const SETS: [&str; 9] = [
     LOCALHOST_NODE_PORTS,
 ];
 
-/// Returns the base chain with this name.
+/// Returns the key of the base chain with this name.
 pub(crate) fn find_chain(name: &str) -> Option<Key> {
     if is_of_service(name) {
         return None;

@@ -42,8 +42,8 @@ enum Stage {
     FlushChains,
     DeleteReplaced,
     AddChains,
-    /// Sets after chains, as upstream. This order shows a later version that the sets were not
-    /// created with a size ([`Room`](crate::clients::Room)).
+    /// Sets come after chains, as in upstream. A later version recognizes by this order that the
+    /// sets were created without a size ([`Room`](crate::clients::Room)).
     AddSets,
     AddRules,
     DeleteElements,
@@ -174,7 +174,8 @@ impl Plan {
             }
             Key::Chain(_) | Key::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
-                    // Nobody wants this chain, but it uses a set that must be free of rules.
+                    // The chain is unwanted. It is only flushed, because it uses a set that is
+                    // replaced.
                     let name = match key {
                         Key::Chooser(chooser) => chooser.name().into(),
                         Key::Chain(name) | Key::Set(name) | Key::Counter(name) => Name::from(*name),
@@ -221,8 +222,8 @@ impl Plan {
             changes.push(Stage::AddSets, unit, Change::AddSet(set));
             if clients.is_shrunk(self.timeouts) {
                 // Adds and deletes one element, because the kernel shrinks a hash table when an
-                // element is removed. No packet matches the element: both happen in one
-                // transaction, and no client has this address.
+                // element is removed. No packet can match the element: it exists only inside this
+                // transaction, and no client has its address.
                 let nobody = Element::of_set(octets(match self.family {
                     IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
                     IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),

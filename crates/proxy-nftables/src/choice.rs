@@ -118,7 +118,7 @@ impl Chooser {
 /// Position of an endpoint in the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointIndex {
-    /// Number of endpoints that the map is for, or 0 for more than three.
+    /// Number of endpoints of each Service in the map, or 0 for more than three.
     pub map: u8,
     /// Number of the endpoint, from 0.
     pub number: u32,

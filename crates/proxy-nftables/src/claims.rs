@@ -126,8 +126,8 @@ impl Claims {
         ports.filter_map(|port| port.chooser())
     }
 
-    /// Claims again for ports without endpoints, after the kernel's state changed. Has no effect
-    /// once deletions are allowed.
+    /// Claims the objects of ports without endpoints again, after a read of the kernel's state. Has
+    /// no effect once deletions are allowed.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {
@@ -151,8 +151,8 @@ fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(S
     arranged.collect()
 }
 
-/// Claims a port's objects as they are wanted, but keeps existing routes that lead to endpoints.
-/// Returns true if it kept one.
+/// Claims a port's objects, but keeps existing routes and chains that lead to endpoints. Returns
+/// true if it kept one of them.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
     // In another layout, the chain may end with a different rule.

@@ -1,7 +1,7 @@
 //! Sets of clients for session affinity: their timeout, and the kernel memory reserved for them.
 
-/// Value for a set that does not hold clients, because its key or flags differ. No Service wants
-/// this timeout.
+/// Timeout value for a set that cannot hold clients, because its key or flags differ. No Service
+/// wants this timeout.
 pub(crate) const OTHER_KIND: u32 = u32::MAX;
 
 /// A set of clients.
@@ -24,7 +24,7 @@ pub(crate) enum Room {
 }
 
 impl Room {
-    /// Recognizes the memory by the handles of a set and of the chain that fills it.
+    /// Infers the reserved memory from the handles of a set and of the chain that fills it.
     ///
     /// The kernel lists the same size in both cases. But the versions that gave sets a size created
     /// all sets of a transaction before its chains. Upstream and this version create chains first.

@@ -44,7 +44,7 @@ fn add_expression(expression: &Expression, hasher: &mut DefaultHasher) {
         what,
     } = expression
     {
-        // Skips the types of a set, which are only notes for listing. The elements have no order.
+        // Skips the set's types, which only serve listings. The order of elements has no meaning.
         (key, what as &LookupFor).hash(hasher);
         add_set(set, hasher);
     } else {

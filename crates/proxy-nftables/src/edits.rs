@@ -26,7 +26,7 @@ pub(crate) const MANY_RULES: usize = 250;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edit {
     pub(crate) changes: Vec<Change>,
-    /// Content of the chain after the changes. `None` if it is the wanted content.
+    /// Content of the chain after the changes, or `None` if it is the wanted content.
     pub(crate) partial: Option<Content>,
 }
 
@@ -152,8 +152,8 @@ fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<E
             Change::InsertRule(_, _, rule) | Change::AddRule(_, rule) => Some(rule),
             _ => None,
         });
-        // The order of rules has no effect here, because this content differs from the wanted one
-        // anyway.
+        // The order of these rules has no effect. An unfinished chain never has the digest of the
+        // wanted rules.
         Content::of(there.iter().map(|(_, rule)| rule).chain(new))
     });
     Some(Edit { changes, partial })

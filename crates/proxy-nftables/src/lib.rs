@@ -4,7 +4,7 @@
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
 //!                                                     ▲    ▲                                  │
-//!                      the table ─ Snapshot ─ observe ┘    └ settle ◀─ Verdicts ◀─ transaction┘
+//!                      the table ─ Snapshot ─ observe ┘    └ settle ◀─ Outcomes ◀─ transaction┘
 //! ```
 //!
 //! [`Nftables`] holds the tables and implements [`Scheme`](engine::Scheme). An

@@ -101,8 +101,7 @@ pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
     Some([AFFINITY, base].concat().into())
 }
 
-/// Part of the name that all chains and sets of a Service port, or of one of its endpoints, have in
-/// common.
+/// Common part of the names of all chains and sets of one Service port or one of its endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NameBase(String);
 

@@ -26,7 +26,7 @@ pub struct NetlinkKernel {
     nftables: Option<Nftables>,
     /// This program's sockets, whose changes it ignores.
     own: Arc<OwnSockets>,
-    /// Links of all modes. Addresses on them are not the node's.
+    /// Links that modes create. Their addresses are not the node's.
     links: Vec<&'static str>,
     localhost: Option<Localhost>,
 }

@@ -9,8 +9,8 @@ use reconcile::Table as Entries;
 
 use crate::plan::{PortChanges, Stale};
 
-/// Share of a Service or namespace, in Service ports per transaction. Its further ports come after
-/// all other Services, so that they delay none.
+/// Number of Service ports of one Service or namespace that keep their place in the order of
+/// writing. Its further ports come last, so that they delay no other Service.
 pub(crate) const SHARE: usize = 256;
 
 /// Pending changes, grouped by the Service port that owns them.

@@ -1,8 +1,8 @@
-//! Writes as data: the objects to write, grouped into units. The changes of the table are computed
-//! from them.
+//! Pending writes as data: the objects to write, grouped into units. The changes of the table are
+//! computed from these objects.
 //!
 //! ```text
-//!   Plan ─ changes ─▶ (Subject, Change) ─▶ execute ─▶ one transaction ─▶ Verdicts
+//!   Plan ─ changes ─▶ (PlanUnit, Change) ─▶ execute ─▶ one transaction ─▶ Outcomes
 //! ```
 //!
 //! A plan changes only the objects that it contains.
@@ -37,11 +37,11 @@ pub struct Plan {
     pub(crate) services_chain: Option<BaseChange>,
     /// Addresses that start (true) or stop (false) serving NodePorts.
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
-    /// Objects of single Service ports.
+    /// Changes of single Service ports, and of unwanted shared elements.
     pub(crate) parts: Vec<PortChanges>,
-    /// NodePorts on localhost.
+    /// NodePorts on localhost to open, change or close.
     pub(crate) listeners: Vec<LocalhostPort>,
-    /// Unwanted objects.
+    /// Unwanted objects to delete.
     pub(crate) stale: Vec<Stale>,
     /// Method of deleting unwanted chains.
     pub(crate) removal: Removal,
@@ -197,7 +197,7 @@ impl fmt::Display for Stale {
     }
 }
 
-/// Outcome of a subject of a plan.
+/// Outcome of one unit of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Outcome {
     #[default]
@@ -206,7 +206,7 @@ pub(crate) enum Outcome {
     /// Not tried: the limit of transactions was reached, or an object that this unit needs was
     /// refused.
     Untried,
-    /// The subject is left for the next plan.
+    /// The unit is deferred to the next plan.
     Later,
     /// The result is unknown, because the reply was lost.
     Unknown,
@@ -231,7 +231,7 @@ pub struct Outcomes {
     pub(crate) refused: usize,
     /// Duration of all transactions.
     pub(crate) took: Duration,
-    /// True if the table differs from the expected state.
+    /// True if the table may differ from the expected state.
     pub(crate) is_doubtful: bool,
     /// Reason why every further transaction would fail now, if any.
     pub(crate) general: Option<Arc<str>>,
@@ -269,7 +269,7 @@ impl Outcomes {
 pub(crate) enum PlanUnit {
     /// Objects that all Services need.
     Base,
-    /// The part with this index.
+    /// The entry of the plan's `parts` with this index.
     Part(usize),
     /// The chain `services`, while the layout changes.
     ServicesChain,

@@ -27,9 +27,10 @@ use crate::tables::Tables;
 /// Largest number of Service ports in a transaction. For each new map, the kernel searches all maps
 /// of the transaction (docs/design/nftables-cost.md). Each port takes a kilobyte of memory.
 const MANY_PARTS: usize = 1_000;
-/// Largest number of sets of clients in a transaction, and likewise of endpoints. For each new set,
-/// the kernel searches all sets. An endpoint takes about 60 bytes.
+/// Largest number of sets of clients in a transaction. For each new set, the kernel searches all
+/// sets.
 const MANY_SETS: usize = 4_000;
+/// Largest number of endpoints in a transaction. An endpoint takes about 60 bytes.
 const MANY_ENDPOINTS: usize = 100_000;
 /// Largest number of written or deleted elements of shared maps in a transaction.
 const MANY_SLOTS: usize = 10_000;
@@ -115,7 +116,7 @@ impl<'a> Planner<'a> {
                 part.port = self.claims.port(owner).cloned();
                 self.add_waiting_chains(owner, &mut part);
                 self.free_replaced(&mut part, config);
-                // A change of layout cannot be split, so nothing is left for later.
+                // A change of layout cannot be split, so no change is deferred.
                 is_last &= is_moving || !self.leave_for_later(&mut part, plan.timeouts);
                 part.owner = Some(Arc::clone(owner));
                 part
@@ -402,7 +403,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the changes of some Service ports if very many are pending, as at a start. Urgent
-    /// ports, for which the whole node waits, come first. Leaves out entries that failed before.
+    /// ports, for which the whole node waits, come first. Skips entries whose last write failed.
     fn some_due(&self) -> PendingChanges<'a> {
         let tables = self.tables;
         let mut due = PendingChanges::default();

@@ -60,8 +60,8 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Verdicts and endpoints for a slot. If two Services claim a slot, one of them gets the whole
-/// value.
+/// Verdicts and endpoints for a slot. If several Services claim a slot, one of them owns the whole
+/// route.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Route {
     /// Verdict in `service-ips` or `service-nodeports`, usually a chain.
@@ -366,8 +366,8 @@ impl ServedPort {
         chains.all(|chain| base.has(chain)) && there.serves_more_than(compiled)
     }
 
-    /// Returns true for a chain that may have led packets to endpoints before, but leads to none
-    /// now.
+    /// Returns true for a chain that may still lead packets to endpoints in the kernel, but no
+    /// longer leads to any in its compiled form.
     pub(crate) fn ends_in_nothing(&self, chain: &Name, layout: Layout) -> bool {
         let base = NameBase::of_port(&self.owner.name);
         let is_of = |purpose| base.chain(purpose) == *chain;
@@ -431,7 +431,7 @@ impl ServedPort {
         self.affinity.is_some()
     }
 
-    /// Returns the chains that choose an endpoint, whether they exist or not.
+    /// Returns the names of both chains that choose an endpoint. The chains need not exist.
     pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {
         let base = NameBase::of_port(&self.owner.name);
         [Purpose::Cluster, Purpose::Local].map(|purpose| base.chain(purpose))

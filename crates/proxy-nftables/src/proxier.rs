@@ -34,11 +34,11 @@ use crate::port::{ServedPort, compile};
 use crate::snapshot::{PartContent, Snapshot};
 use crate::tables::Tables;
 
-/// Number of Services in a plan from which the process returns free memory.
+/// Number of Service ports in a plan from which the process returns free memory.
 const MANY: usize = 1_000;
 
-/// Divisor that limits the share of time for reading the table again. Nothing is written during a
-/// read.
+/// Minimum pause between two reads of the table, as a multiple of the last read's duration. Nothing
+/// is written during a read.
 const READING_SHARE: u32 = 10;
 
 /// Delay before reading again after a foreign change, because another program usually makes
@@ -66,18 +66,18 @@ pub struct Nftables {
     /// Observed method of deleting unwanted chains.
     removal: Removal,
     timeouts: Timeouts,
-    /// Size of the next transaction, or `None` until all objects were written once.
+    /// Size of the next transaction, or `None` until all Service ports were written once.
     budget: Option<Budget>,
     /// Time of the table's last read, and its duration.
     read: Option<(Instant, Duration)>,
     /// Time of the next read, if another program changed the table.
     reread: Option<Instant>,
-    /// True if an unexpected refusal made the table's state unknown.
+    /// True if an own write left the table's state unknown. The next read then reports no drift.
     is_uncertain: bool,
     /// True once the node's own address was known.
     has_own_address: bool,
-    /// Sets of clients whose reserved memory the kernel released. Their handles still look like
-    /// those of sets created with a size.
+    /// Sets of clients whose reserved memory the kernel released. Their handles still look as if
+    /// the sets had been created with a size.
     shrunk: HashSet<Name>,
     /// Layout chosen by the number of Service ports, or `None` before the table's first read.
     chosen: Option<Layout>,
@@ -103,8 +103,8 @@ enum OwnAddress {
 }
 
 /// Returns the addresses that serve NodePorts. With `primary` and a node without an address, all
-/// addresses serve, as in upstream. If no network is of this family, none serves, unlike in
-/// upstream.
+/// addresses serve, as in upstream. If all networks in the flag are of the other family, no address
+/// serves. In upstream, all addresses then serve.
 fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
     if node.node_port_addresses.lacks(node.family) {
         return ServedAddresses::At(Vec::new());
@@ -374,7 +374,8 @@ impl engine::Scheme for Nftables {
                 && self.chosen.is_none()
                 && model.service_count() > sizes.flat_above
             {
-                // Services are then rarely compiled for two layouts.
+                // Guesses the layout before the table is read, so that Services are rarely compiled
+                // for two layouts.
                 Arc::make_mut(&mut state.config).layout = Layout::Flat;
             }
             // Checks again, because all data about the node may have arrived by now.

@@ -56,8 +56,8 @@ pub enum PartContent {
 pub(crate) struct SnapshotBuilder {
     family: IpFamily,
     snapshot: Snapshot,
-    /// Handles of sets of clients, and of the chains that fill them. Both are indexed by the set's
-    /// name.
+    /// Handles of sets of clients, and of the chains that fill these sets. The set's name is the
+    /// key of both maps.
     handles: [HashMap<Name, u64>; 2],
     unknown: UnknownObjects,
 }
@@ -81,8 +81,8 @@ impl SnapshotBuilder {
                 clients.room = Room::of(*set, *chain);
             }
         }
-        // Such objects are always unwanted. They are treated like chains and sets of Services,
-        // which deletes them.
+        // Upstream's objects for NodePorts on localhost are always unwanted. They are deleted like
+        // unwanted chains and sets of Services.
         let (chains, sets) = self.unknown.of_localhost();
         let chains = chains.into_iter().map(|chain| (chain, Content::default()));
         self.snapshot.chains.extend(chains);
@@ -232,7 +232,7 @@ impl SnapshotBuilder {
             return None;
         };
         let route = self.snapshot.slots.entry(slot).or_default();
-        // The empty name stands for every verdict without a chain.
+        // The empty name stands for every verdict that names no chain.
         let to = || match verdict {
             Verdict::Goto(chain) => Arc::clone(chain),
             _ => Name::from(""),

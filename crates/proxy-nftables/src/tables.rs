@@ -21,8 +21,7 @@ use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
 use crate::plan::{Outcome, Outcomes, Plan, PortChanges, Stale, Timeouts};
 use crate::port::{Member, Route, Slot};
 
-/// Set of addresses that serve NodePorts. It exists in either layout, but only if not all addresses
-/// serve.
+/// Set of addresses that serve NodePorts. It exists in either layout, unless all addresses serve.
 pub(crate) const NODE_PORTS: Key = Key::Set(NODE_PORT_IPS);
 
 /// Returns true for objects that both layouts have if NodePorts are rejected on localhost.
@@ -44,8 +43,8 @@ pub(crate) struct Tables {
     pub(crate) members: Entries<Member, (), Arc<Owner>>,
     pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
-    /// NodePorts that a relay serves on localhost. All are known, because they belong to this
-    /// process. None counts as late, because another program may use the port.
+    /// NodePorts that a relay serves on localhost. Their actual state is always known, because they
+    /// belong to this process. None counts as late, because another program may use the port.
     pub(crate) listeners: Entries<u16, Arc<Serving>, Arc<Owner>>,
 }
 
@@ -60,7 +59,7 @@ impl Tables {
         tables
     }
 
-    /// Sets whether unwanted entries count as late. They do not while they may not be deleted.
+    /// Counts unwanted entries of Services as late, unless `removals` excuses them.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.members.count_removals(removals);
@@ -90,8 +89,8 @@ impl Tables {
         self.base.pending().any(|key| self.is_of_other_layout(key))
     }
 
-    /// Returns true for an object that the wanted layout does not use. Returns false for a chooser,
-    /// which may belong to this layout without being needed.
+    /// Returns true for an object that the wanted layout does not use. A chooser returns false,
+    /// because an unneeded chooser may belong to the wanted layout.
     fn is_of_other_layout(&self, key: &Key) -> bool {
         self.base.wanted(key).is_none()
             && !matches!(key, Key::Table | Key::Chooser(_))

@@ -1,7 +1,7 @@
-//! Recognizes upstream's objects for NodePorts on localhost by content, whatever their names. They
-//! are chains that use one of [its counters](crate::name::localhost_counter), maps that lead to
-//! such chains, and chains that look up such maps. A previous kube-proxy left them, and no other
-//! program would remove them.
+//! Recognizes upstream's objects for NodePorts on localhost by their content, under any name. These
+//! chains use one of [its counters](crate::name::localhost_counter), or lead to such a chain
+//! directly or through a map. Such maps are recognized as well. A previous kube-proxy left these
+//! objects, and no other program would remove them.
 
 use hashbrown::{HashMap, HashSet};
 use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Verdict};
