@@ -1,4 +1,4 @@
-//! Lists entries of kube-proxies in the kernel, on a node without a daemon.
+//! Lists the kernel entries that kube-proxies left on a node without a daemon.
 
 use std::fmt::Write as _;
 
@@ -8,12 +8,12 @@ use serde::Serialize;
 use super::Failure;
 use super::table::shown;
 
-/// Entries of kube-proxies in the kernel.
+/// Kernel entries that kube-proxies wrote.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Leftovers {
     /// Always false, because no daemon responds.
     daemon: bool,
-    /// Modes with entries that only this mode writes.
+    /// Modes of which the kernel has an entry that no other mode writes.
     modes: Vec<&'static str>,
     /// Entries, one line each.
     holds: Vec<String>,

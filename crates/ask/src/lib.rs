@@ -34,7 +34,7 @@ use serde::Serialize;
 use footprint::Footprints;
 use service_counters::ReadCounters;
 
-/// Exit status without a problem.
+/// Exit status if neither the node nor the Service has a problem.
 const EXIT_WELL: u8 = 0;
 /// Exit status if the node or the Service has a problem.
 const EXIT_WRONG: u8 = 1;
@@ -112,7 +112,7 @@ enum Failure {
     Unreadable(String),
 }
 
-/// Functions of the program that are used without a daemon.
+/// Modes and functions that the subcommands use if no daemon runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
     /// The modes of this build.

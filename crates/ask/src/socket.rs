@@ -11,7 +11,7 @@ use local_socket::SocketLocations;
 
 /// Time without a response after which a notice is printed.
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
-/// Largest size of a response. A page of 5,000 Services is a tenth of it.
+/// Largest size of a response. A page of 5,000 Services has a tenth of this size.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
 /// Requests the object at a path. `timeout` is the longest time without data from the daemon.
@@ -54,7 +54,7 @@ fn ask(places: &SocketLocations, path: &str, patience: Duration) -> Result<Vec<u
     let mut stream = connected.ok_or(Failure::NoDaemon)?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let exchange = || {
-        // For the kernel, 0 means no limit.
+        // A socket timeout of 0 would mean no timeout.
         let patience = patience.max(Duration::from_millis(1));
         let (first, rest) = match patience.checked_sub(NOTICE_AFTER) {
             Some(rest) if !rest.is_zero() => (NOTICE_AFTER, Some(rest)),
@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    /// Test scenario: a stopped daemon, for which the kernel accepts connections and requests.
+    /// A stopped daemon reads no request, but the kernel still accepts connections for it.
     #[test]
     fn a_daemon_that_does_not_respond_causes_an_error_with_advice() {
         let folder = Path::new("/run/kube-proxy/test-nobody");

@@ -342,7 +342,7 @@ fn drift(status: &Status) -> (TextTable, usize) {
     (table, status.drift.len())
 }
 
-/// Lists the limits that are nearly reached, or all limits.
+/// Lists the limits that are nearly reached, or all limits if `is_wide`.
 fn limits(status: &Status, is_wide: bool) -> (TextTable, usize) {
     let mut table = TextTable::new(["OF", "USED", "LIMIT"]);
     let shown = status.limits.iter().filter(|limit| is_wide || limit.near);
@@ -355,7 +355,8 @@ fn limits(status: &Status, is_wide: bool) -> (TextTable, usize) {
     (table, count)
 }
 
-/// Lists the missing features, or all features. A disabled feature does not count as missing.
+/// Lists the missing features, or all features if `is_wide`. A disabled feature does not count as
+/// missing.
 fn features(status: &Status, is_wide: bool) -> (TextTable, usize) {
     let mut table = TextTable::new(["FEATURE", "FOUND", "NOTE"]);
     let features = status.features.iter();

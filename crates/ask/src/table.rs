@@ -24,7 +24,7 @@ pub(super) enum Tone {
 }
 
 impl Tone {
-    /// Returns this tone if `is_so`.
+    /// Returns this tone if `is_so`, otherwise `Plain`.
     pub(super) fn when(self, is_so: bool) -> Self {
         if is_so { self } else { Self::Plain }
     }

@@ -1,4 +1,5 @@
-//! Lists the virtual servers of IPVS on a node without a daemon, which would name their Services.
+//! Lists the virtual servers of IPVS on a node without a daemon. Only a daemon knows their
+//! Services.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -46,7 +46,7 @@ impl Inspect {
         .await
     }
 
-    /// Requests the objects of a request from the daemon's loop.
+    /// Asks the daemon's loop for the objects that a trace needs.
     async fn known(&self, asked: &TraceRequest) -> Result<CopiedObjects, Unanswered> {
         let names = match &asked.to {
             To::Service(name, _) => vec![NamespacedName::new(&name.namespace, &name.name)],
@@ -58,7 +58,7 @@ impl Inspect {
         while !rest.is_empty() {
             let ask = rest.to_vec();
             let told = self.ask(|answer| Question::Services(ask, answer)).await?;
-            // Each answer of the loop contains at least one Service, so this loop ends.
+            // Each reply has at least one Service, so `rest` becomes empty.
             rest = rest.get(told.len().max(1)..).unwrap_or_default();
             copied.extend(told.into_iter().flatten());
         }
@@ -82,8 +82,8 @@ impl Inspect {
         })
     }
 
-    /// Lists the Services that have an address and port. Their order may change during the search,
-    /// which is then repeated a limited number of times.
+    /// Lists the Services that have an address and port. If the order of Services changes during
+    /// the search, repeats the search a limited number of times.
     pub async fn claimants(
         &self,
         address: IpAddr,
@@ -112,7 +112,7 @@ impl Inspect {
     }
 }
 
-/// Objects for a request, as the loop returned them.
+/// Objects for a trace, as the daemon's loop returned them.
 struct CopiedObjects {
     copied: Vec<Copied>,
     ground: Ground,
@@ -139,7 +139,7 @@ impl CopiedObjects {
     }
 }
 
-/// Searches a part of the Services, which starts at index `from`, for an address and port.
+/// Searches the Services for an address and port, from index `from` up to the limit of one turn.
 pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Claimed {
     let mut looked_at = 0;
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);

@@ -124,8 +124,8 @@ pub trait Health: Send + Sync {
     /// Reports whether the daemon writes changes to the kernel in time.
     fn is_healthy(&self, now: Instant) -> bool;
 
-    /// Returns, by family, a time such that every earlier change is in the kernel. Families without
-    /// such a time are missing.
+    /// Returns the time up to which all changes are in the kernel, per family. Omits a family
+    /// without such a time.
     fn updated(&self) -> BTreeMap<IpFamily, Instant>;
 }
 
@@ -140,7 +140,7 @@ pub struct Origin {
     pub troubles: Troubles,
 }
 
-/// Reason for not responding to a request with an object.
+/// Reason why a request gets no object.
 #[derive(Debug, thiserror::Error)]
 pub enum Unanswered {
     /// The initial lists are not complete yet.

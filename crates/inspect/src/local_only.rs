@@ -38,7 +38,7 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
 
 /// Reports whether a page of another origin requests an object. That page could not read the
 /// response, but the request would cause work on the node. A link to the daemon's page is allowed.
-/// Only browsers send this header.
+/// Only browsers send [`SITE`].
 fn is_anothers(head: &Parts) -> bool {
     let site = head.headers.get(SITE).map(HeaderValue::as_bytes);
     head.uri.path().starts_with(super::PREFIX)

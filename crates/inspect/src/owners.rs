@@ -1,5 +1,5 @@
-//! Finds the owners of addresses. The loop checks a bounded number of Services in a turn, and
-//! copies only matching ones.
+//! Finds the Service ports that own addresses. In one turn, the loop checks a bounded number of
+//! Services and copies only matching ones.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -17,8 +17,8 @@ pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 pub struct Wanted {
     /// Addresses of Service ports.
     pub(crate) at: HashSet<At>,
-    /// Ports of these addresses. They may be node ports: this module does not know the node's
-    /// addresses.
+    /// Ports of these addresses. Each may be a node port, because this module does not know the
+    /// node's addresses.
     pub(crate) ports: HashSet<(u16, Protocol)>,
     /// Names of Service ports.
     pub(crate) names: HashSet<ServicePortName>,
@@ -56,7 +56,7 @@ pub(crate) struct Owner {
     pub(crate) name: ServicePortName,
     pub(crate) port: u16,
     pub(crate) node_port: Option<u16>,
-    /// Addresses of the Service, without the node's.
+    /// Addresses of the Service, without the node's addresses.
     pub(crate) addresses: Vec<IpAddr>,
 }
 

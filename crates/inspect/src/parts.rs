@@ -152,15 +152,15 @@ fn of_part(part: &KernelFeature, missing_scheduler: MissingScheduler) -> Vec<Fea
                 found.map_err(|error| error.to_string()),
             )]
         }
-        // The mode has tried the iptables programs when it started.
+        // The mode tried the iptables programs when it started.
         KernelFeature::Iptables(backend) => {
             vec![feature("iptables", Ok(format!("backend {backend}")))]
         }
     }
 }
 
-/// Returns the mode's iptables tables that packets bypass, by family. Returns the reason if they
-/// are unknown.
+/// Returns the iptables tables of the mode that packets bypass, by family. If a family's tables
+/// cannot be read, returns the reason instead.
 pub(super) fn switched_off(parts: &[KernelFeature]) -> Vec<(IpFamily, String)> {
     let backends = parts.iter().filter_map(|part| match part {
         KernelFeature::Iptables(backend) => Some(backend),

@@ -1,7 +1,7 @@
 //! Requests to the loop, and its replies: copies of bounded size.
 //!
-//! The limits protect the loop and its clients. `run::said::tests::no_api_request_blocks_the_loop`
-//! measures the cost of a turn.
+//! The limits protect the loop and its clients.
+//! `run::answers::tests::no_api_request_blocks_the_loop` measures the cost of a turn.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -21,9 +21,9 @@ use super::owners::{Owners, Wanted};
 
 /// Number of names that the loop returns in one turn.
 pub const NAMES_A_TURN: usize = 2_500;
-/// Number of Services in one turn. It is lower if they have many endpoints.
+/// Largest number of Services in one turn. Services with many endpoints lower the number.
 pub const SERVICES_A_TURN: usize = 100;
-/// Number of endpoints in one turn. The endpoints of one Service are never split.
+/// Largest number of endpoints in one turn. The endpoints of one Service are never split.
 pub const ENDPOINTS_A_TURN: usize = 25_000;
 /// Largest number of failures and of conflicts in a family.
 pub const TROUBLES: usize = 1_000;

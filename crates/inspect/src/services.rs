@@ -53,7 +53,7 @@ impl Inspect {
         while !names.is_empty() {
             let asked = names.get(..SERVICES_A_TURN).unwrap_or(names).to_vec();
             let told = self.ask(|answer| Question::Services(asked, answer)).await?;
-            // Each answer of the loop contains at least one Service, so this loop ends.
+            // Each reply has at least one Service, so `names` becomes empty.
             let (done, rest) = names.split_at(told.len().clamp(1, names.len()));
             last = done.last().cloned();
             names = rest;
@@ -270,8 +270,8 @@ async fn blocking<T: Send + 'static>(
 /// Time that IPVS keeps a closed TCP connection (`TIME_WAIT`), in seconds.
 const TIME_WAIT: u32 = 120;
 
-/// Returns a note if affinity may last longer than its timeout, because IPVS keeps a client's
-/// persistence template while the client has any connection, even a closed one.
+/// Returns a note if affinity may last longer than its timeout. IPVS keeps a client's persistence
+/// template while the client has any connection, even a closed one.
 fn affinity_note(mode: &str, seconds: Option<u32>) -> Option<String> {
     let seconds = seconds.filter(|seconds| mode == "ipvs" && *seconds < TIME_WAIT)?;
     Some(format!(

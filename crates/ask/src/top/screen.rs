@@ -8,7 +8,7 @@ use crate::table::{Tone, short, shown};
 
 /// Smallest width of the column of names. Columns of numbers are omitted before it shrinks further.
 const NAME_MIN: usize = 28;
-/// Smallest number of rows that are shown of a longer list.
+/// Smallest number of rows that a list shows, unless the list is shorter.
 const ROWS_MIN: usize = 3;
 
 /// A line of the screen, as spans of text.

@@ -18,7 +18,7 @@ pub(super) struct HeldEndpoints<'a> {
     drains: HashMap<At, Vec<ReportedDrain<'a>>>,
     /// Destinations of virtual servers.
     destinations: HashMap<At, Vec<SocketAddr>>,
-    /// Endpoints with connections of the relay.
+    /// Endpoints to which the relay has connections.
     carried: HashMap<&'a ServicePortName, Vec<SocketAddr>>,
 }
 
@@ -114,7 +114,7 @@ impl<'a> HeldEndpoints<'a> {
         }
     }
 
-    /// Adds why the kernel has an endpoint that no EndpointSlice contains.
+    /// Explains why the kernel or the relay still has an endpoint that no EndpointSlice contains.
     pub(super) fn left(
         &self,
         endpoint: &mut Endpoint,
@@ -177,7 +177,8 @@ impl<'a> HeldEndpoints<'a> {
         })
     }
 
-    /// Returns the connections of a destination with weight 0, without a known start of its drain.
+    /// Returns the drain of a destination with weight 0 from its connection counts. Its start is
+    /// unknown.
     fn unknown(&self, socket: SocketAddr, at: &[At]) -> Drain {
         let held = at.iter().map(|at| (*at, socket));
         let counts = held.filter_map(|key| self.counted.endpoints.get(&key));

@@ -12,8 +12,8 @@ use super::samples::{Endpoints, Span};
 use crate::owners::Owner;
 use crate::service::counters;
 
-/// Number of busiest addresses that are sampled for each Service port to list, because a port may
-/// have several addresses.
+/// Number of busiest addresses to sample for each Service port in the list. A port may have several
+/// addresses.
 const ADDRESSES_EACH: usize = 4;
 
 /// Sort order of the lists.
