@@ -190,7 +190,7 @@ pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str>
     Ok(Some(SocketAddr::new(ip, port)))
 }
 
-/// Replaces `_` by `-` in the name of a flag, as Kubernetes components do with pflag:
+/// Replaces `_` with `-` in the name of a flag, as Kubernetes components do with pflag:
 /// `--proxy_mode=ipvs`.
 pub fn normalise(argument: OsString) -> OsString {
     let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {

@@ -4,7 +4,7 @@
 //! unchanged. A flag is one field of [`Flags`]: its name, default, parser and help. Each part of the
 //! daemon has a type for the flags that it reads. `options` of the daemon puts these types together.
 //!
-//! This crate knows no reader of a flag.
+//! The crate does not depend on the code that reads the flags.
 
 pub mod gates;
 pub mod go;

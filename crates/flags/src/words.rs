@@ -2,7 +2,7 @@
 
 use super::unusable_flag::UnusableFlag;
 
-/// Returns the meaning of the word.
+/// Returns the value that `words` lists for the word `given`.
 ///
 /// # Errors
 ///

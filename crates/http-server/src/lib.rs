@@ -1,14 +1,14 @@
 //! A small HTTP/1.1 server on one address. The caller provides the response to a request's head.
 //!
 //! ```text
-//!   Listen: TCP, a local socket ─▶ Accepted ─▶ Place ─▶ Patient ─▶ Respond ─▶ Answer
+//!   Listen: TCP, a local socket ─▶ Accepted ─▶ ConnectionSlot ─▶ Patient ─▶ Respond ─▶ Answer
 //! ```
 //!
 //! Most pages are functions. A page that has to wait implements [`Respond`].
 //!
-//! Every host can connect to some of these ports. So `places` limits the number of connections,
-//! `patience` limits their time, and their memory is limited, too. The server does not read the
-//! bodies of requests.
+//! Every host can connect to some of these ports. So `connection_slots` limits the number of
+//! connections, and `step_timeouts` limits the time of each step. Their memory is limited, too. The
+//! server does not read the bodies of requests.
 
 mod accept;
 mod connection_slots;

@@ -338,8 +338,8 @@ impl Line {
         self.change_mark(!mark, mark)
     }
 
-    /// Replaces the mark by that of a map for a key: `mark set ip daddr . meta l4proto . th dport
-    /// map @map`. Without an element, the rule ends.
+    /// Replaces the mark with a map's value for a key: `mark set ip daddr . meta l4proto . th dport
+    /// map @map`. If the map has no such key, the rule ends.
     pub fn mark_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         let map = SetRef::Named(map.into());
         let from = Register::FIRST;
@@ -487,7 +487,7 @@ impl Line {
     }
 
     /// Translates the destination to a random endpoint in a map: `dnat ip to numgen random mod N .
-    /// ip daddr . tcp dport map @map`. The rule must match the protocol before.
+    /// ip daddr . tcp dport map @map`. An earlier clause of the rule must match the protocol.
     pub fn translate_to_one_in(self, map: &'static str, count: u32) -> Self {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         self.random(count)
