@@ -50,9 +50,9 @@ impl<K: Kernel> KernelAccess<K> for Userspace {
     fn query(_: &mut K, _: &Config, (): ()) {}
 }
 
-/// Sets the endpoints of a listening port, and opens the port if necessary. After a failure, tries
-/// no further port of that protocol, because each attempt may search all port numbers and thousands
-/// may follow.
+/// Sets the endpoints of a listening port, and opens the port if necessary. After a failure, opens
+/// no further port of that protocol. Each attempt may search all port numbers, and thousands of
+/// ports may follow.
 fn serve(
     kernel: &mut impl Kernel,
     sockets: &Sockets,

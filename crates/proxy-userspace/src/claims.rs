@@ -17,7 +17,7 @@ pub(crate) struct Claims {
     by_owner: HashMap<Arc<Owner>, Arc<ServedPort>>,
 }
 
-/// Facts about the node, besides the Services, on which redirects depend.
+/// Facts about the node that redirects depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Surroundings {
     /// The node address that packets from other hosts are redirected to.

@@ -21,7 +21,7 @@ use crate::redirect::nftables::NftablesRedirect;
 use crate::traffic::Traffic;
 use relay::{ListeningPort, Relay, Serving, Transport};
 
-/// Largest number of ports opened in search of one that need not be avoided.
+/// Largest number of ports that a search for a permitted port opens.
 const TRIES: usize = 16;
 
 /// The kernel operations of this mode for one IP family. The real kernel with a relay implements

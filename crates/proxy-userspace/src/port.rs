@@ -180,7 +180,9 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
             pods: kind,
             node: kind,
         };
-        // A client on this node loses no source address if an endpoint on another node serves it.
+        // The policy `Local` preserves the source address of outside clients. A client on this node
+        // loses no source address if an endpoint on another node serves it, so all endpoints serve
+        // it.
         let external = |sources| ListenerKinds {
             outside: ListenerKind::of(from_outside, sources),
             ..everywhere(ListenerKind::of(Scope::Cluster, sources))

@@ -489,7 +489,7 @@ impl engine::Scheme for Userspace {
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
         if *notice == Notice::Ruleset {
-            // Notices often arrive in groups.
+            // Schedules one read of the rules, because notices often arrive in groups.
             state.doubt(Part::Rules);
         }
         // This mode has no link for service addresses.

@@ -1,4 +1,4 @@
-//! The interface between redirects and their backend: a program or a table.
+//! The interface between redirects and their backend: the iptables programs or an nftables table.
 
 pub(crate) mod iptables;
 pub(crate) mod nftables;

@@ -151,8 +151,8 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// The system refuses, the relay has ended, or no descriptor is left. Or the number is
-    /// ephemeral and half of the ephemeral ports are taken.
+    /// The system refuses the socket, the relay has ended, or no descriptor is left. An ephemeral
+    /// port also fails if half of the ephemeral ports are taken.
     pub fn open(
         &self,
         transport: Transport,

@@ -7,9 +7,9 @@
 //! - a Service has three quarters of all places;
 //! - if no place is free, the client with the most places loses one.
 //!
-//! The evicted connection belongs to the client with the most places, and is about its longest idle
-//! one. Clients with [few](Shares::new) places lose none. If all clients have few and no place is
-//! free, new connections wait.
+//! The evicted connection belongs to the client with the most places. It is approximately that
+//! client's longest idle connection. Clients with [few](Shares::new) places lose none. If all
+//! clients have few and no place is free, new connections wait.
 //!
 //! A client is an IPv4 address, an IPv6 /64 network, or this node at its loopback addresses.
 
@@ -117,7 +117,7 @@ enum Room {
     Free,
     /// No place is free. A member of this Service and client has to end first.
     Of((Service, Client)),
-    /// No place is free, and none is made free.
+    /// No place is free, and each client keeps its places.
     None,
 }
 

@@ -108,7 +108,7 @@ pub fn has_nftables() -> bool {
 ///
 /// # Errors
 ///
-/// The kernel refuses: nf\_tables or a part of it is missing, or a privilege.
+/// nf\_tables, one of its features, or a privilege is missing.
 pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     let node_ports = [NodePortsAt::Everywhere, NodePortsAt::NotAtLocalhost];
     let detector = match family {
