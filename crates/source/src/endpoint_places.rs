@@ -237,8 +237,8 @@ fn may_name(text: &str, name: &str) -> bool {
         })
 }
 
-/// Decodes the objects of a document that may contain a name. Returns no slices if the document
-/// cannot be decoded.
+/// Decodes the objects of a document that may contain a name. If the document cannot be decoded,
+/// returns no slices.
 fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     let items = block_items(document).into_iter();
     let items = items.filter(|item| may_name(item, name));
@@ -258,8 +258,8 @@ fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     objects.collect()
 }
 
-/// Splits a YAML list, in the form that kubectl prints, into the texts of its items. Returns no
-/// items for other documents.
+/// Splits a YAML list, in the form that kubectl prints, into the texts of its items. For other
+/// documents, returns no items.
 fn block_items(document: &str) -> Vec<String> {
     let lines = document.split_inclusive('\n');
     let mut lines = lines.skip_while(|line| line.trim_end() != "items:");

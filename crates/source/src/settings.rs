@@ -22,7 +22,7 @@ pub struct Api {
     pub lists: Lists,
     /// Encoding of objects in the API server's responses.
     pub content_type: ContentType,
-    /// Reports if the source watches ServiceCIDRs.
+    /// Choice to watch ServiceCIDRs or not.
     pub service_cidrs: ServiceCidrs,
 }
 

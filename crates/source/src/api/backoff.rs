@@ -7,9 +7,9 @@
 //! | the server does not serve an optional kind | 0.8 s | 5 min |
 //!
 //! Each wait is random, between half and all of the listed time, so that nodes that lost the server
-//! together do not return together. After a success, or two minutes without such a failure, a row
-//! begins again with its first wait. Rows count separately, because a server that has just started
-//! may refuse requests for a moment.
+//! together do not return together. Each row counts its own failures, because a server that has
+//! just started may refuse requests for a moment. After a success, or two minutes without a failure
+//! of the row, its waits begin again with the first one.
 //!
 //! A refused connection costs the server nothing, so these waits are short. Once the server accepts
 //! connections again, each of the three watches sends a request within 5 s. If packets were lost,

@@ -12,7 +12,7 @@
 //! |---|---|---|
 //! | the first | `resourceVersion=0`, with a limit | the watch cache, whole; in pages from a server without one |
 //! | a further one | not older than the last seen version | the watch cache, whole, once it is that new |
-//! | after "too large" or "gone" | the newest | the watch cache or etcd, as the server decides |
+//! | after "too large resource version" or "gone" | the newest | the watch cache or etcd, as the server decides |
 //! | streamed, if configured | `sendInitialEvents` | the watch cache, as the beginning of a watch |
 //!
 //! So the first list may be stale, as in upstream. Later lists never go back in time.

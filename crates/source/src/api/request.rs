@@ -74,8 +74,8 @@ pub(super) enum Paging<'a> {
 
 impl Resource {
     /// Returns the URL of a list. Only a list of any age has a limit. A watch cache ignores the
-    /// limit, but a server without one would have to read all objects at once. In other lists, a
-    /// limit would bypass the watch cache.
+    /// limit, but a server without a watch cache would have to read all objects at once. In other
+    /// lists, a limit would bypass the watch cache.
     pub(super) fn list(&self, age: &Age, paging: Paging<'_>) -> String {
         let mut query = self.query();
         match paging {

@@ -18,7 +18,7 @@ pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'
     if let Some(error) = error.downcast_ref() {
         return Some(error);
     }
-    // The `source` of an I/O error skips the error inside, so this looks inside first.
+    // The `source` of an I/O error skips the error inside it, so the inner error comes first.
     let within = error.downcast_ref::<std::io::Error>();
     let within = within.and_then(std::io::Error::get_ref);
     tls(match within {

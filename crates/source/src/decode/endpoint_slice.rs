@@ -136,7 +136,7 @@ fn endpoint<'a>(
         None => Default::default(),
     };
     let node = wire.node_name.as_deref().unwrap_or_default();
-    // A node's zone is a label. So no node has a zone with a longer name.
+    // A node's zone is a label, and a label's value has at most 63 characters.
     let zone = wire.zone.as_deref().filter(|zone| zone.len() <= 63);
     let zone = zone.unwrap_or_default();
     let placement = if for_nodes.is_empty() && for_zones.is_empty() {

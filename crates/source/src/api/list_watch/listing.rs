@@ -24,7 +24,7 @@ impl ListWatch {
         let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
         let answer = match self.ask(&target).await {
             // A server that does not know the option replies Invalid, but a proxy in front may
-            // reply any status. Errors that would also affect a plain list do not lead to one.
+            // reply any status. The excluded statuses would also affect a plain list.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
             {
