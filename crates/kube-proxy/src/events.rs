@@ -163,9 +163,9 @@ impl Event {
         Self::service_warning(&owner.service, model, reason, note)
     }
 
-    /// Returns a warning on a Service about an external or load-balancer address. The address
-    /// belongs to this node, or this node or every node refuses to serve it. Upstream has no such
-    /// event.
+    /// Returns a warning on a Service about an external or load-balancer address. The proxy refuses
+    /// the address, or serves it although this node has it. `node` is `None` if every node sends
+    /// the same event. Upstream has no such event.
     pub fn address_contested(
         service: &NamespacedName,
         model: &Model,

@@ -183,7 +183,8 @@ impl Family {
         Some(serving.filter(|ip| own.contains(ip)).copied())
     }
 
-    /// Reports whether the kernel has the first full set of objects and all its threads are idle.
+    /// Reports whether the kernel has the first full set of objects and the mode's threads are
+    /// idle.
     pub(crate) fn rests(&self) -> bool {
         self.is_served && self.successor.is_none() && self.mode.is_idle()
     }
@@ -215,8 +216,8 @@ impl Family {
             .select(&options.modes.shared.node_port_addresses);
     }
 
-    /// Queues changes for the mode. `heard` is the time at which the first of them arrived. Without
-    /// it, their latency is not measured.
+    /// Queues changes for the mode. `heard` is the time at which the first change arrived, or
+    /// `None` to measure no latency.
     pub(crate) fn add(&mut self, mut changes: Changes, heard: Option<Instant>) {
         let family = self.family();
         if !changes.is_empty() {
@@ -298,7 +299,7 @@ impl Family {
         }
     }
 
-    /// Replaces the mode by its successor, which receives every object of the model.
+    /// Replaces the mode with its successor, which receives every object of the model.
     fn succeed(&mut self, model: &Model, now: Instant) {
         if let Some(successor) = self.successor.take() {
             self.mode = successor;

@@ -37,8 +37,8 @@ pub struct Progress {
     /// Time since which the kernel has accepted no pending entry. `None` if no entry is pending, or
     /// after the kernel accepted one.
     pub stuck_since: Option<Instant>,
-    /// Time such that the kernel has every change received before it. `None` until the kernel has
-    /// the first full set of objects.
+    /// Time up to which the kernel has every received change. `None` until the kernel has the first
+    /// full set of objects.
     pub updated: Option<Instant>,
     /// Number of entries that differ between the kernel and the desired state.
     pub pending: usize,

@@ -94,7 +94,7 @@ fn may_administer_network() -> bool {
     may
 }
 
-/// The function that logs the messages about the flags.
+/// Choice of the function that logs the messages about the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
     Here,

@@ -401,8 +401,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the number of Services whose traffic policy needs an endpoint on this node that does
-    /// not exist.
+    /// Sets the numbers of Services whose `Local` traffic policy finds no endpoint on this node.
     fn no_local_endpoints(&self, family: IpFamily, internal: usize, external: usize) {
         for (traffic_policy, count) in [("internal", internal), ("external", external)] {
             let OfFamily { ip_family } = of(family);

@@ -62,8 +62,8 @@ pub async fn run(
     changed: mpsc::Receiver<Options>,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
-    // A separate task, because it is cheaper to wake: no system call, instead of two for the future
-    // that the runtime blocks on.
+    // Spawns a task, because waking a task needs no system call. Waking the future that the runtime
+    // blocks on needs two.
     match tokio::spawn(live(options, stop, changed, recording)).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {

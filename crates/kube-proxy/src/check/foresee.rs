@@ -67,8 +67,8 @@ impl Foreseen {
         warnings.chain(forms).collect()
     }
 
-    /// Returns the reservation to append to "nothing to do" while some objects are unreadable.
-    /// Empty if all could be read.
+    /// Returns the qualification to append to "nothing to do" while some objects are unreadable.
+    /// Returns an empty text if all objects could be read.
     pub(super) fn as_far_as_known(&self) -> &'static str {
         if self.whole {
             ""

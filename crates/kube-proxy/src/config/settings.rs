@@ -121,7 +121,7 @@ pub(crate) fn field_of(flag: &str) -> Option<&'static str> {
     ROWS.iter().find(|row| row.flag == flag).map(|row| row.path)
 }
 
-/// Replaces names of flags in `text` by the paths of their fields.
+/// Replaces names of flags in `text` with the paths of their fields.
 pub(super) fn in_terms_of_fields(text: &str) -> String {
     // The longest names come first, because one name may be the beginning of another.
     let mut rows: Vec<_> = ROWS.iter().collect();
@@ -202,8 +202,8 @@ impl Configuration {
         self
     }
 
-    /// Replaces the flags by the values of a file, or by the file's defaults. Keeps flags on the
-    /// command line (`is_given`) that override the file.
+    /// Replaces the flags with the values of a file, or with the file's defaults. Keeps flags on
+    /// the command line (`is_given`) that override the file.
     pub(crate) fn put(
         mut self,
         flags: &mut Flags,

@@ -113,9 +113,11 @@ impl StaleFlows {
         }
     }
 
-    /// Starts a comparison of the flows if one of three reasons exists. Changed or repaired UDP
-    /// Services reached the kernel, UDP entries were removed from the kernel, or an earlier
-    /// comparison failed.
+    /// Starts a comparison of the flows for any of three reasons:
+    ///
+    /// - changed or repaired UDP Services reached the kernel;
+    /// - UDP entries were removed from the kernel;
+    /// - an earlier comparison failed.
     pub(crate) fn compare(
         &mut self,
         model: &Model,

@@ -41,7 +41,7 @@ impl Delays {
         self.heard = heard.or(self.heard);
     }
 
-    /// Updates whether removals are held back because some objects are unreadable.
+    /// Records whether removals are held back because some objects are unreadable.
     pub(super) fn look(
         &mut self,
         model: &Model,

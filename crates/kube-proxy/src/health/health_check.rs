@@ -93,7 +93,7 @@ struct ServiceName<'a> {
 }
 
 impl HealthChecks {
-    /// Returns a family's servers, none at first.
+    /// Creates the state of a family, without servers.
     pub(crate) fn new(
         family: IpFamily,
         node: &str,

@@ -3,11 +3,11 @@
 //! | path       | 200 if                                                                         |
 //! |------------|--------------------------------------------------------------------------------|
 //! | `/livez`   | within two sync periods, some pending entry was written, or none was pending   |
-//! | `/healthz` | the same, and the Node exists and is not being deleted                         |
-//! | `/readyz`  | every object of the first lists is in the kernel, in every family (ours alone) |
+//! | `/healthz` | `/livez` returns 200, and the Node exists and is not being deleted             |
+//! | `/readyz`  | every object of the first lists is in the kernel, in every family              |
 //!
-//! Otherwise the answer is 503. Bodies and headers of the first two are upstream's
-//! (`pkg/proxy/healthcheck/proxy_health.go`).
+//! Otherwise the response is 503. Bodies and headers of the first two paths are upstream's
+//! (`pkg/proxy/healthcheck/proxy_health.go`). Upstream has no `/readyz`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

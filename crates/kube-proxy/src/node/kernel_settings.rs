@@ -36,9 +36,9 @@ pub(crate) enum Step {
     /// Prepare the node and exit (`--init-only`). The daemon that starts later may not be allowed
     /// to write these settings.
     Prepare,
-    /// Starts to serve.
+    /// Start to serve.
     Start,
-    /// Continues to serve, with changed options.
+    /// Continue to serve, with changed options.
     GoOn,
 }
 
@@ -104,8 +104,7 @@ impl Step {
     }
 }
 
-/// Lists settings that have a value as kube-proxy sets it and not the kernel's default, one line
-/// each.
+/// Lists the settings that have kube-proxy's value instead of the kernel's default, one line each.
 pub(crate) fn leftovers() -> Vec<String> {
     let rows = modes::sysctls(None).into_iter();
     rows.filter_map(|Wanted { row, .. }| row.stays(Path::new(ROOT)))

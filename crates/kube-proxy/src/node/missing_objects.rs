@@ -17,7 +17,7 @@ use tracing::{info, warn};
 /// Smallest number of missing objects that may cause a warning. They must also reach the share
 /// [`NOTEWORTHY_PART`].
 const NOTEWORTHY_COUNT: usize = 3;
-/// Share of missing objects that causes a warning: one in this many.
+/// Divisor for the share of missing objects that causes a warning.
 const NOTEWORTHY_PART: usize = 10;
 
 /// Counter of missing objects by kind.

@@ -398,8 +398,8 @@ impl Daemon {
     }
 }
 
-/// Waits until the task has ended, and removes it. Returns the task's drain. Waits forever if there is
-/// no task.
+/// Waits until the task has ended, removes it, and returns its drain. Without a task, waits
+/// forever.
 async fn ended(
     task: &mut Option<JoinHandle<Option<PredecessorDrain>>>,
 ) -> Option<PredecessorDrain> {

@@ -36,7 +36,8 @@ pub(super) fn read(root: &Path, unread: &mut Vec<String>) -> Vec<Listener> {
     LISTENING.into_iter().flat_map(of).collect()
 }
 
-/// Reads a file of `/proc/net`. Treats a missing file as empty: the kernel lacks its family.
+/// Reads a file of `/proc/net`. Treats a missing file as empty, because the kernel then lacks the
+/// file's IP family.
 pub(super) fn read_net_file(folder: &Path, file: &str, unread: &mut Vec<String>) -> String {
     match fs::read_to_string(folder.join(file)) {
         Ok(text) => text,

@@ -11,7 +11,7 @@ use crate::config::question::{AnswerOptions, Output, Question};
 /// Flag with the same effect as the subcommand `plan`.
 const DRY_RUN: &str = "--dry-run";
 
-/// Replaces `_` by `-` in flag names.
+/// Replaces `_` with `-` in flag names.
 pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
     let mut is_value = false;
     arguments.into_iter().map(move |argument| {
