@@ -2,8 +2,8 @@
 //!
 //! The durations were measured on an idle machine (2 cores of 2024, User Mode Linux). On another or
 //! a busy machine, they differ by a factor, which the budget learns from finished cells. For other
-//! kube-proxies, durations are estimates from upstream's 1.36. An estimate says nothing about the
-//! machine, so each subject has its own factor.
+//! kube-proxies, the durations are estimates from upstream's 1.36. A wrong estimate must not look
+//! like a slow machine, so each of these subjects has its own factor.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use crate::schema::{Axis, Cell, FLAT, Mode, SubjectKind};
 
 /// Seconds for booting, setting up the nodes, and shutting down.
 const AROUND: f64 = 1.6;
-/// Weight of the factor 1, in seconds. After so many seconds of cells, the measured durations have
-/// the same weight.
+/// Weight of the initial factor 1, in seconds. Once finished cells have taken this long, they weigh
+/// as much as the initial factor.
 const PRIOR: f64 = 60.0;
 
 /// Measured durations of cells, compared with their expected durations.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     ours: Account,
-    /// Durations by subject.
+    /// Durations of other kube-proxies, by subject.
     others: BTreeMap<String, Account>,
 }
 

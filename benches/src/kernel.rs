@@ -1,8 +1,9 @@
 //! Reads back the node's kernel: cheap looks during a wait, and the whole state at the end.
 //!
-//! No subject is asked whether it is done. While it works, this program looks up a few entries by
-//! their keys. The lookups run at the lowest scheduler priority, so that they do not slow the
-//! subject down. When all these entries exist, the whole state is read and compared.
+//! This program does not rely on a subject's own report. While a subject works, this program looks
+//! up a few entries by their keys. The lookups run at the lowest scheduler priority, so that they
+//! do not slow the subject down. When all these entries exist, the whole state is read and
+//! compared.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -415,8 +416,8 @@ impl Kernel {
         Ok(snapshot)
     }
 
-    /// Returns the local addresses of Services: addresses with a route, and those addresses of
-    /// `wanted` that are in a range.
+    /// Returns the local addresses of Services: addresses with a host route, and those addresses of
+    /// `wanted` that a local route covers.
     fn local_addresses(&mut self, wanted: &BTreeSet<Ipv4Addr>) -> Result<BTreeSet<Ipv4Addr>> {
         let mut found = BTreeSet::new();
         for protocol in [LocalRoute::KERNEL, OWN_ROUTES] {

@@ -54,11 +54,11 @@ enum Verb {
     Cell {
         /// The cell, as JSON
         cell: String,
-        /// File for what came of it, instead of standard output
+        /// File for the outcome, instead of standard output
         #[arg(long, value_name = "FILE")]
         into: Option<PathBuf>,
     },
-    /// Be the bare loader of a cell; started by `cell`
+    /// Run the bare loader of a cell; started by `cell`
     #[command(hide = true)]
     Floor {
         #[arg(hide = true)]

@@ -99,8 +99,8 @@ const RETURN: i32 = -5;
 /// Range flags: `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED`.
 const HAS_ADDRESS: u32 = 1;
 const HAS_PORT: u32 = 2;
-/// Targets that end a packet's way, or that this program cannot follow. After all other targets,
-/// the next rule follows.
+/// Targets that end the packet's traversal, or that this program cannot follow. After any other
+/// target, the traversal continues with the next rule.
 const ENDS: [&[u8]; 8] = [
     b"MASQUERADE",
     b"NETMAP",
@@ -254,7 +254,8 @@ impl<'a> Rules<'a> {
 impl<'a> Rule<'a> {
     /// Matches the rule with a TCP packet to an address and port, from any source.
     fn takes(&self, packet: SocketAddrV4) -> Result<Takes> {
-        // Among tens of thousands of rules, nearly every rule is for another address.
+        // Checks the destination first: among tens of thousands of rules, nearly every rule is for
+        // another address.
         let wanted = self.number(DESTINATION)?;
         let mask = self.number(DESTINATION_MASK)?;
         let inverted = self.byte(INVERTED)?;

@@ -37,8 +37,7 @@ const MINUTES_FOR_ANOTHER: u64 = 10;
 /// Measures, and writes report.json, report.md and charts.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// Services, or Services x endpoints (2 if not said): 100,10000x50 [default: by axis, up to
-    /// 50000]
+    /// Services, or Services x endpoints (default: 2): 100,10000x50 [default: by axis, up to 50000]
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
     /// Axes to measure, at the sizes or at one of their own: cold,change@50000 [default: cold,
@@ -46,11 +45,11 @@ pub(crate) struct Run {
     /// keptalive, udp, throughput, anatomy]
     #[arg(long, value_delimiter = ',')]
     axes: Vec<AxisChoice>,
-    /// Repeats of each measurement; counting is once more
+    /// Repeats of each measurement; a counting repeat comes in addition
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
-    /// When all is over; what would not be done by then is not begun [default: 48, and 10 for each
-    /// other kube-proxy; with --full none]
+    /// Time limit of the run; cells that would not finish in time are skipped [default: 48, and 10
+    /// for each other kube-proxy; with --full none]
     #[arg(long, value_name = "MINUTES", conflicts_with = "full")]
     minutes: Option<u64>,
     /// Subjects to measure, by name; another kube-proxy's is NAME-MODE
@@ -62,13 +61,13 @@ pub(crate) struct Run {
     /// Lift the limits: every size on every axis, idle for ten minutes
     #[arg(long)]
     full: bool,
-    /// Print the cells, in their order, with the minutes that they take by experience, and end
+    /// Print the cells in their order with their expected minutes, and exit
     #[arg(long)]
     plan: bool,
     /// Do not count system calls and messages
     #[arg(long)]
     no_counting: bool,
-    /// Seconds that what is measured may take, twice that for other kube-proxies at up to 1,000
+    /// Time limit of a measurement in seconds, doubled for other kube-proxies at up to 1,000
     /// Services [default: 120, with --full 1800]
     #[arg(long, value_name = "SECS")]
     limit: Option<u64>,

@@ -52,7 +52,7 @@ pub(crate) enum Axis {
     Udp,
     /// Gigabits per second on one connection.
     Throughput,
-    /// Cost that each part of the shim adds to a first packet, at one Service.
+    /// Cost that each part of a mode's rules adds to a first packet.
     Anatomy,
 }
 
@@ -194,7 +194,7 @@ pub(crate) const FLAT: &str = "--nftables-layout=flat";
 pub(crate) const ROUTE: &str = "--ipvs-vip-mode=route";
 /// The flag that makes a network of service addresses local by one route.
 pub(crate) const RANGE: &str = "--ipvs-vip-mode=range";
-/// The flag with that network, because the fixture has no ServiceCIDRs.
+/// The flag that names this network.
 pub(crate) const SERVICE_CIDRS: &str = "--ipvs-service-cidrs=10.96.0.0/12";
 
 impl Outcome {

@@ -31,7 +31,8 @@ pub(crate) struct Stage {
     pub(crate) world: World,
     /// Node of the subject: 172.35.0.100. Its pods are in 10.200.1.0/24.
     pub(crate) node: Node,
-    /// Objects. They change before [`Stage::serve`], or together with the objects of the fixture.
+    /// Expected objects of the fixture. [`Stage::serve`] starts the fixture with them. After that,
+    /// each change is made both here and in the fixture.
     pub(crate) objects: Objects,
     pub(crate) kernel: Kernel,
     folder: PathBuf,
@@ -43,7 +44,8 @@ impl Stage {
     /// Creates an empty node.
     pub(crate) fn new(cell: &Cell) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("bench-{}", std::process::id()));
-        // On the host's own kernel, a previous cell's process can have had the same id.
+        // On the host's own kernel, an earlier cell's process with the same id may have left this
+        // folder.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
         let has_legacy = prefer_legacy_iptables(&folder)?;

@@ -36,8 +36,8 @@ use traffic::{Mark, Request, Traffic};
 /// Maximum number of clients that reconnect at the same time. Runs with few changes use fewer
 /// clients.
 const CLIENTS: u32 = 500;
-/// Number of additional clients that watch the changes. So many make the cost of one client stand
-/// out of the noise.
+/// Number of additional clients that watch the changes. With this many, the cost of one client
+/// exceeds the noise.
 const MORE: u32 = 20;
 /// A run with fewer changes is a smoke test: it only shows that the axis works.
 const FEW: u32 = 100;
@@ -124,8 +124,8 @@ fn clients(cell: &Cell) -> u32 {
     CLIENTS.min(cell.changes)
 }
 
-/// Waits until the kernel has the state of the objects. If the time limit passes first, returns
-/// this outcome.
+/// Waits until the kernel has the state that the objects require. Returns an outcome if the subject
+/// does not reach this state.
 fn programmed(
     stage: &mut Stage,
     subject: &mut Process,
@@ -142,7 +142,7 @@ fn programmed(
 struct Pace {
     /// Time for which the server refuses requests.
     storm: Duration,
-    /// A client is done after this long without a request or response.
+    /// Time without a request or response after which the server counts as idle.
     quiet: Duration,
 }
 
@@ -194,7 +194,7 @@ impl Run {
         Ok(())
     }
 
-    /// Replaces endpoints by one request after another.
+    /// Replaces endpoints, one request after another.
     fn change(&mut self, stage: &mut Stage) -> Result<()> {
         for _ in 0..stage.cell.changes {
             let (service, index) = changed(stage.cell.size, self.turn);

@@ -112,8 +112,8 @@ fn load_modules() -> Result<()> {
     Ok(())
 }
 
-/// Parses the times that a floor or the tools print for their parts: `write_sets_s 0.12`, or a
-/// start and an end.
+/// Parses the figures that a floor or the tools print: a duration (`write_sets_s 0.12`), the start
+/// and the end of a part, or all `changes_ms`.
 fn parts(log: &str, measured: &mut Measured) {
     for line in log.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -156,7 +156,7 @@ impl Track {
     }
 }
 
-/// Measures all steps, and complete modes next to them.
+/// Measures all steps, and complete modes in the same kernel.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
     let mut track = Track::new(&mut stage)?;
@@ -212,8 +212,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(track.run()?)))
 }
 
-/// Programs the stage's node by the daemon and stops the daemon. Returns the outcome if programming
-/// fails.
+/// Lets the daemon program the stage's node, and stops the daemon. Returns the outcome if
+/// programming fails.
 fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     match programmed(stage, &mut Measured::default())? {
         Ok(subject) => {

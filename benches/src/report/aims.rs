@@ -179,7 +179,8 @@ fn tables(report: &Report) -> Option<Figure> {
     Some((text, None))
 }
 
-/// Returns the growth of both times from the first size to the second, in nanoseconds.
+/// Returns how much our time and the bare time grow from the first size to the second, in
+/// nanoseconds.
 fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(to? - from?);
     let (ours, bare) = (by(ours)?, by(bare)?);
@@ -187,15 +188,14 @@ fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     Some((figure, Some(ours <= 1.5 * bare.max(0.0))))
 }
 
-/// Returns two growths in milliseconds: of our time, and of the kernel's share of it.
+/// Returns how much our time and the bare loader's time grow, in milliseconds.
 fn grown(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(short(to? - from?));
     let figure = format!("{} ms, bare loader {} ms", by(ours)?, by(bare)?);
     Some((figure, None))
 }
 
-/// Compares two rates that should be equal. Accepts a difference within the spread of the repeats,
-/// or within 5 %.
+/// Compares two rates. Ours may be lower by the spread of the repeats, or by 5 %.
 fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     let (point::Cell::Point(ours), point::Cell::Point(base)) = (ours, base) else {
         return None;

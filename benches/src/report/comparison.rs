@@ -25,8 +25,7 @@ enum Verdict {
     /// The difference is within the spread of the repeats.
     Equal,
     Behind,
-    /// The other kube-proxy has no figure, for another reason than the time limit. Or both have
-    /// none.
+    /// The other kube-proxy lacks the figure, but did not exceed the time limit. Or both lack it.
     Unknown,
 }
 

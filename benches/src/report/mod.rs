@@ -26,7 +26,7 @@ use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use table::{brief, count, full, short, table};
 
-/// Subjects with which ratios compare, besides all other kube-proxies.
+/// Subjects that ratios are computed against, in addition to all other kube-proxies.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
 /// Explanations of the columns.
