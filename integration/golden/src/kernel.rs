@@ -9,8 +9,8 @@ use lab::Running;
 use crate::scratch::{Scratch, output};
 use crate::table::{Dumps, Table};
 
-/// The `nft` version of upstream's dumps. Its encoding of the dumps is the state that upstream
-/// left.
+/// The `nft` version that wrote upstream's dumps. Only this version encodes the dumps into exactly
+/// the state that upstream left.
 const REFERENCE: &str = "nftables v1.0.6 ";
 /// Tables of the iptables programs. Separate dumps contain their content.
 const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];

@@ -45,7 +45,8 @@ const CASE_LIMIT: Duration = Duration::from_mins(2);
 /// Additional time for booting a VM.
 const BOOT_LIMIT: Duration = Duration::from_mins(1);
 
-/// Compares what the daemon leaves in the kernel with what kube-proxy left there, case by case.
+/// Compares the kernel state that the daemon leaves with the state that upstream's kube-proxy left,
+/// case by case.
 #[allow(clippy::struct_excessive_bools, reason = "one bool is one flag")]
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -316,8 +317,8 @@ impl Arguments {
         Ok(())
     }
 
-    /// Returns the next case for the node of a case. Every second case has one, so each case is
-    /// either the found or the next case.
+    /// Returns the case that follows on the node of the case at `index`. Cases form pairs: the
+    /// first case of a pair starts on upstream's state, the second follows on the same node.
     fn next(&self, index: usize) -> Option<&str> {
         // Cases with a `pre.sh` have state of other programs, too.
         let is_plain = |name: &&String| {
@@ -376,7 +377,7 @@ impl Arguments {
         };
         let is_nft = self.mode == NFTABLES;
         let node = Node::new(program, self.initial)?;
-        // The present state is then not the wanted one.
+        // If `--nodeport-addresses` lacks a family, our wanted state differs from upstream's state.
         let is_otherwise = case.has_no_node_ports().contains(&true);
         let (mut before, check, phases) = if self.adopt {
             // The dumps belong to the objects of the last phase.

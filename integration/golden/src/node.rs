@@ -33,7 +33,7 @@ const DONE_WITHIN: Duration = Duration::from_secs(20);
 /// Timeout for the tables to become those of a phase.
 const SETTLED_WITHIN: Duration = Duration::from_secs(15);
 const GLANCE: Duration = Duration::from_millis(50);
-/// A phase is over after this time without a change.
+/// Time without a change after which a phase is over.
 const QUIET: Duration = Duration::from_millis(300);
 /// Like [`QUIET`] for upstream. Upstream's shortest pause between two syncs is 1 s, and a sync does
 /// not remove entries that are less than another second old.
