@@ -96,8 +96,8 @@ fn retry_after(response: &mut Response<Body>, seconds: u64) {
     headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
 }
 
-/// Compresses chunks. Sends compressed bytes as soon as there are at least `least`; with 0, each
-/// chunk by itself.
+/// Compresses chunks. Sends compressed bytes as soon as there are at least `least`. If `least` is
+/// 0, sends each chunk separately.
 fn compressed(
     content: &'static str,
     chunks: impl Stream<Item = Bytes> + Send + 'static,

@@ -49,7 +49,7 @@ pub(crate) struct Change {
 }
 
 impl Object {
-    /// `value` is the object, whose `metadata.resourceVersion` is `version`.
+    /// Encodes the object `value`, whose `metadata.resourceVersion` is `version`.
     ///
     /// # Errors
     /// [`Mistyped`] names the first field that is not of its type.
@@ -198,8 +198,8 @@ impl Recording {
         Self::of_digits(kind, object, object.version.to_string().len())
     }
 
-    /// Locates the version by comparing two versions without a common digit. (A version has 63
-    /// bits, as in etcd: at most 19 digits.)
+    /// Locates the version by comparing two encodings whose versions have no common digit. (A
+    /// version has 63 bits, as in etcd: at most 19 digits.)
     fn of_digits(kind: Kind, object: &Object, digits: usize) -> Self {
         let of = |digit: u64| (0..digits).fold(0, |number, _| 10 * number + digit);
         let (ones, twos) = (

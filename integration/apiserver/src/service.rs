@@ -320,10 +320,10 @@ impl Service {
         Ok(answer::list(list, accepted))
     }
 
-    /// Waits until a version has come, if there is a cache to wait for.
+    /// Waits until the cluster reaches `version`. Without a watch cache, does not wait.
     ///
     /// # Errors
-    /// Returns 504 after a timeout.
+    /// Returns 504 if the version is still in the future.
     async fn reach(&self, version: u64) -> Result<(), Status> {
         let mut changed = self.cluster.subscribe();
         let reached = async {

@@ -79,7 +79,7 @@ impl Status {
         }
     }
 
-    /// List or watch options that contradict each other, or that this server does not support.
+    /// Returns the error for list or watch options that contradict each other or are not supported.
     pub(crate) fn invalid_options(field: &str, why: &str) -> Self {
         let message = format!("ListOptions is invalid: {field}: {why}");
         Self {
@@ -91,12 +91,12 @@ impl Status {
         }
     }
 
-    /// The history that the request needs is compacted.
+    /// Returns the error for a request whose history is compacted.
     pub(crate) fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }
 
-    /// The requested resource version is in the future.
+    /// Returns the error for a resource version in the future.
     pub(crate) fn too_large(asked: u64, current: u64) -> Self {
         let message = format!("Too large resource version: {asked}, current: {current}");
         Self {
@@ -118,13 +118,13 @@ impl Status {
         Self::new(406, "NotAcceptable", message)
     }
 
-    /// The server timed out. The error does not mention versions.
+    /// Returns the error for a timeout of the server. The error does not mention versions.
     pub(crate) fn timeout() -> Self {
         let message = "Timeout: request did not complete within the allotted timeout";
         Self::new(504, "Timeout", message)
     }
 
-    /// The server does not support streamed initial lists.
+    /// Returns the error of a server that does not support streamed initial lists.
     pub(crate) fn no_watch_list() -> Self {
         Self::invalid_options("sendInitialEvents", "the feature WatchList is off")
     }

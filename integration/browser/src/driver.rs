@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 /// Timeout of a command. In a busy VM, a browser may take half a minute for its first page.
 /// [`PATIENCE`] limits the wait for a text on the page.
 const COMMAND: Duration = Duration::from_mins(2);
-/// Maximum number of starts of chromedriver without a port.
+/// Maximum number of chromedriver starts. A start without a port is repeated.
 const STARTS: usize = 10;
 /// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(50);
@@ -254,7 +254,8 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", &json!({"features": features}))
     }
 
-    /// Takes the errors from the browser's console: failed scripts, and loads that the policy refused.
+    /// Takes the errors from the browser's console: failed scripts, and loads that the page's
+    /// content security policy blocked.
     ///
     /// # Errors
     ///

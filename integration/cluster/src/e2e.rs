@@ -53,7 +53,7 @@ pub(crate) fn command(
 }
 
 /// Reads the JUnit report of `e2e.test`, and the number of chosen specs from its log. If the log
-/// lacks the number, no spec counts as not started. The exit status of `e2e.test` then shows the
+/// lacks the number, all specs count as started. The exit status of `e2e.test` then shows the
 /// failure.
 ///
 /// # Errors
@@ -73,9 +73,9 @@ fn chosen(log: &str) -> Option<usize> {
     rest.split(' ').next()?.parse().ok()
 }
 
-/// Parses the elements `testcase` of ginkgo's report. Specs that were not chosen, and chosen specs
-/// that did not start, are in the report as skipped without a reason. Specs that did not start are
-/// only counted.
+/// Parses the elements `testcase` of ginkgo's report. The report marks two kinds of specs as
+/// skipped without a reason: specs that were not chosen, and chosen specs that did not start. The
+/// second kind is only counted.
 fn parse(text: &str, chosen: usize) -> Results {
     let mut results = Results::default();
     for case in text.split("<testcase ").skip(1) {

@@ -82,7 +82,7 @@ struct Arguments {
 
 #[derive(Debug, Clone, Subcommand)]
 enum Task {
-    /// Boot it, ask a Service, and say what is there
+    /// Boot a cluster, send requests to a Service, and print nodes and pods
     Up {
         /// Shell command for the first node, with the administrator's kubeconfig
         #[arg(long)]
@@ -99,11 +99,10 @@ enum Task {
     },
     /// Swap two images under load
     Migrate {
-        /// The archive of the one that serves first [default: made of the program kube-proxy of
-        /// DIR]
+        /// Archive of the first image [default: built from the program kube-proxy of DIR]
         #[arg(long, value_name = "FILE")]
         from: Option<PathBuf>,
-        /// The mode in which it serves [default: the same]
+        /// Proxy mode of the first image [default: the same mode]
         #[arg(long)]
         from_mode: Option<String>,
     },

@@ -48,7 +48,7 @@ impl From<Broken> for Error {
 #[error("{0}: is not of the type of this field")]
 pub(crate) struct Mistyped(String);
 
-/// The message of an object; `value` is its JSON.
+/// Encodes an object as a message. `value` is the object's JSON.
 ///
 /// # Errors
 /// [`Mistyped`] names the first field that is not of its type.
@@ -238,7 +238,8 @@ fn put_field(
     Ok(())
 }
 
-/// The object that a request's body holds, as the JSON that the client would have sent otherwise.
+/// Decodes the object in a request body. Returns the JSON that a client without protobuf would have
+/// sent.
 ///
 /// # Errors
 /// Fails if the bytes are malformed.
