@@ -107,7 +107,7 @@ fn status_requests(c: &Cluster) -> Result<Vec<Duration>> {
     Ok(took)
 }
 
-/// Returns how long changes take from their receipt until they are programmed, by the daemon's metrics.
+/// Returns the time from a change's receipt until it is programmed, from the daemon's metrics.
 fn changes(c: &Cluster) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     let mut before = programmed(c)?;

@@ -8,8 +8,8 @@ use lab::Place;
 
 use crate::account::Account;
 
-/// Replaces the folder of these programs by a folder with all other programs. The VM ends with the
-/// demo.
+/// Script that replaces the folder of these programs with a folder of all other programs. The VM
+/// ends with the demo.
 const HIDE: &str = "real=$(mktemp -d) bare=$(mktemp -d)
 mount --bind /usr/sbin $real
 for program in $real/*; do

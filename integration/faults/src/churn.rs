@@ -58,7 +58,7 @@ impl Churn {
         })
     }
 
-    /// Starts a rate of changes that is too high to encode each. Replays recorded changes
+    /// Starts changes at a rate that is too high to encode each change. Replays recorded changes
     /// ([`record_crowd`]) in turn, in batches of a hundred.
     pub(crate) fn replay(objects: Cluster, mut recorded: Vec<Recording>, rate: u32) -> Self {
         const AT_ONCE: usize = 100;

@@ -32,7 +32,7 @@ pub(crate) const IPTABLES: Mode = Mode {
     period: "iptables-sync-period",
     needs_nftables: false,
 };
-/// Mode with one table of nf_tables in each family.
+/// nftables mode, with one nftables table per family.
 pub(crate) const NFTABLES: Mode = Mode {
     name: "nftables",
     flags: &["--proxy-mode=nftables"],

@@ -31,7 +31,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Takes over the results of the traffic.
+    /// Copies the results of the traffic into the row.
     pub(crate) fn count(&mut self, account: &Account) {
         self.sent = account.new.requests;
         self.failed = account.new.failed;

@@ -223,8 +223,8 @@ impl<'a> Stage<'a> {
         followed.context("the daemon does not follow")
     }
 
-    /// Changes endpoints for this time, of as many Services of the crowd and as often in a second.
-    /// Returns the number of changes, and the time until the daemon has followed them.
+    /// Changes endpoints of `crowd` Services for the time `lasting`, `rate` times a second. Returns
+    /// the number of changes, and the time until the daemon has followed them.
     pub(crate) fn follows_changes(
         &mut self,
         api: &ApiServer,

@@ -17,7 +17,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Run CMD in the lab; its output and exit status are carried out.
+    /// Run CMD in the lab; pass on its output and exit status.
     ///
     /// 124: time limit; 125: the guest died; 126, 127: CMD cannot be started, or there is no kernel
     /// to run it on.
@@ -51,7 +51,7 @@ enum Verb {
         #[arg(hide = true)]
         dir: Option<PathBuf>,
     },
-    /// Say what is there, what is missing and which kernel would be used
+    /// Report the installed and missing tools, and the kernel that a run would use
     Doctor {
         #[command(flatten)]
         place: GuestOptions,

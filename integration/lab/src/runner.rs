@@ -438,8 +438,9 @@ impl Drop for Guest {
     }
 }
 
-/// Starts a shell that waits for the end of its input. The input ends before the shell is killed
-/// only if the runner was killed. The shell then kills the VM's group and removes the work dir.
+/// Starts a shell that waits for the end of its input. A runner that ends normally kills the shell
+/// first, so the input ends only if the runner itself was killed. The shell then kills the VM's
+/// group and removes the work dir.
 fn sentry(leader: &Child, dir: &Path) -> io::Result<Child> {
     let script = r#"read -r _; n=0; while kill -s KILL -- "-$1" && [ $n -lt 40 ]; do n=$((n + 1)); sleep 0.05; done; rm -rf "$2""#;
     Command::new("/bin/sh")

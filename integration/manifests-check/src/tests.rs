@@ -230,9 +230,9 @@ fn the_service_account_has_only_kube_proxys_role() {
 /// README's measurement.
 const LONGEST_START: u64 = 180;
 
-/// The liveness probe restarts a hanging process but never a slow one. Slow are a server that does
-/// not listen yet, a first sync overdue by less than two sync periods, and a thread that must
-/// respond during its work.
+/// The liveness probe restarts a hanging process but never a slow one. Three cases are slow: a
+/// server that does not listen yet, a first sync that is overdue by less than two sync periods, and
+/// a busy thread that must respond.
 #[test]
 fn liveness_probes_do_not_restart_a_slow_daemon() {
     let ours = FOLDERS.map(|folder| (folder, daemon_set(folder)));
@@ -249,7 +249,8 @@ fn liveness_probes_do_not_restart_a_slow_daemon() {
         assert!(patience >= LONGEST_START, "{folder}: {patience}");
         assert!(seconds("timeoutSeconds") >= 10, "{folder}");
         assert!(seconds("initialDelaySeconds") >= 60, "{folder}");
-        // Upstream, which users may return to by its image, has no such page.
+        // The kubeadm patch has no such probe, because users may return to upstream's image, which
+        // lacks this page.
         let readiness = container.pointer("/readinessProbe/httpGet/path");
         let wanted = (*folder != "kubeadm-patch").then_some(json!("/readyz"));
         assert_eq!(readiness, wanted.as_ref(), "{folder}");

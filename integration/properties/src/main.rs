@@ -22,19 +22,19 @@ struct Arguments {
     /// Seconds after which no further history begins.
     #[arg(long)]
     seconds: Option<u64>,
-    /// The seed of the first one; without it, the time.
+    /// Seed of the first history [default: the time].
     #[arg(long)]
     seed: Option<u64>,
-    /// Run only forms whose name begins so: `ipvs`, `nftables-flat`, ...
+    /// Run only forms whose name begins with this text: `ipvs`, `nftables-flat`, ...
     #[arg(long, default_value = "")]
     mode: String,
     /// Run only the form with exactly this name.
     #[arg(long)]
     form: Option<String>,
-    /// Run on the kernel of this machine, the forms that it can carry.
+    /// Run on this machine's kernel, with the forms that it supports.
     #[arg(long)]
     kernel: bool,
-    /// Run only the history of this file, with a log of all that happens.
+    /// Run only the history of this file, with a log of all its steps.
     #[arg(long)]
     replay: Option<PathBuf>,
 }

@@ -36,7 +36,7 @@ const BYSTANDERS: [(&str, &str); 2] = [
 ///
 /// # Errors
 ///
-/// The test panicked, or the right to create network namespaces is missing.
+/// Fails if the test panicked, or if the right to create network namespaces is missing.
 pub fn on_a_node<T: Send>(family: IpFamily, story: impl FnOnce() -> T + Send) -> Result<T, String> {
     thread::scope(|scope| {
         let inside = scope.spawn(|| {

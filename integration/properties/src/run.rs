@@ -18,7 +18,7 @@ use crate::stepped_threads::{
 use crate::subject::{Fresh, Subject};
 use crate::watch::Watch;
 
-/// Time for which timers run at the end: longer than any retry.
+/// Time that timers run for at the end. It is longer than any retry interval.
 const HORIZON: Duration = Duration::from_secs(100);
 
 /// Maximum number of turns. A sequence with more turns counts as endless.
@@ -111,7 +111,7 @@ struct Armed {
     unreadable: Option<usize>,
 }
 
-/// Writes of a daemon without work.
+/// Number of tries per write while the daemon has no other work.
 enum Tries {
     /// Tries are not counted.
     Unasked,
@@ -309,7 +309,7 @@ impl<'a> World<'a> {
 
     // ---- kernel threads ----
 
-    /// A kernel thread does its next step. Returns false without one.
+    /// Lets a kernel thread do its next step. Returns false if the thread has no step.
     fn piece(&mut self, number: usize) -> Result<bool, String> {
         let Some(lane) = self.lanes.get_mut(number) else {
             return Ok(false);

@@ -67,7 +67,7 @@ pub trait Subject {
     /// Makes the next read miss the entry with this number.
     fn passes_over(&mut self, _which: u64) {}
 
-    /// Called after a completed write.
+    /// Tells the subject that a write is complete.
     fn done(&mut self, _write: &Write) {}
 
     /// Returns the kernel's events since the last call.

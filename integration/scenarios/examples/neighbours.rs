@@ -8,8 +8,8 @@
 //! LAB_LANE=B LAB_KERNEL="$(integration/kernel/build)" KUBE_PROXY=… cargo run -p scenarios --example neighbours -- ipvs
 //! ```
 //!
-//! A change takes from the write at the API server to a packet that reaches the new endpoint. The
-//! API server fixture runs on the same CPUs, so the figures include its work.
+//! The time of a change runs from the write at the API server to a packet that reaches the new
+//! endpoint. The API server fixture runs on the same CPUs, so the figures include its work.
 #![allow(clippy::print_stdout, reason = "a measurement")]
 
 use std::net::Ipv4Addr;
@@ -255,8 +255,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Runs `beside` in the background. Measures until it is programmed, and at least the minimum
-    /// number of changes.
+    /// Runs `beside` in the background, and meanwhile measures changes. Ends when the daemon has
+    /// programmed the objects of `beside` and `CHANGES` changes are measured.
     fn during(&mut self, what: &str, beside: impl FnOnce() -> Outcome + Send) -> Outcome {
         let is_over = AtomicBool::new(false);
         let lives = Mutex::new(Vec::new());

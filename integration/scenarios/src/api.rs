@@ -150,7 +150,7 @@ impl ApiServer {
         self.kubeconfig_of(&self.address.ip().to_string())
     }
 
-    /// Returns a kubeconfig with another host name of the server.
+    /// Returns a kubeconfig that names the server by another host name.
     pub fn kubeconfig_of(&self, host: &str) -> String {
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: lab\n\

@@ -196,8 +196,8 @@ impl Cluster {
         Ok(self.node1.spawn(argv)?)
     }
 
-    /// Starts a daemon with the manifests that the test itself owns, so that the cluster stays
-    /// accessible. Waits for its first sync.
+    /// Starts a daemon with the manifests and waits for its first sync. The test owns the returned
+    /// daemon, so that the cluster stays accessible.
     pub fn start_apart(&self, flags: &[&str]) -> Result<Running> {
         let manifests = format!("--manifests={}", self.manifests().display());
         let mut daemon = self.spawn(&[&[manifests.as_str()], flags].concat())?;

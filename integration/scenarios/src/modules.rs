@@ -6,7 +6,8 @@ use std::process::Command;
 
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
-/// The kernel's path of its module loader. The path is invalid until this guard is dropped.
+/// Saved path of the kernel's module loader. The kernel has an invalid path until this guard is
+/// dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Modprobe(String);
@@ -26,7 +27,7 @@ impl Drop for Modprobe {
     }
 }
 
-/// Returns true if the kernel belongs to this lab and `name` is an unloadable module of it.
+/// Returns true if the kernel belongs to this lab and loads `name` from a module file.
 pub fn is_module(name: &str) -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     let file = || {

@@ -1,7 +1,7 @@
 //! Judges whether a figure grows.
 //!
-//! The first part of a run is not judged, because memory and the kernel's caches fill up once.
-//! Through the rest runs a line whose slope is the median of the slopes of all pairs (Theil-Sen
+//! The first part of a run is not judged, because memory and the kernel's caches fill up once. A
+//! line is fitted to the rest: its slope is the median of the slopes of all pairs (Theil-Sen
 //! estimator, 1968). This line is robust against a few samples taken during a change. The growth is
 //! the slope times the judged duration, and must not exceed the figure's tolerance.
 

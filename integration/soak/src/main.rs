@@ -113,7 +113,7 @@ fn duration(arguments: &Arguments) -> Duration {
 
 fn soak(arguments: &Arguments) -> Result<ExitCode> {
     let mut cluster = Cluster::new("soak")?;
-    // Longer timeouts of the VM for a slow machine. Requests have the same limits as before.
+    // Waits longer for states, because the machine may be slow. Timeouts of requests are unchanged.
     cluster.patience = Duration::from_mins(1);
     let mut api = cluster.api_server(true)?;
     api.start()?;

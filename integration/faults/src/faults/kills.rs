@@ -13,7 +13,7 @@ use crate::mode::IPTABLES;
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd, web};
 
-/// Kills the daemon later and later in its start, until it completes: a kill at every stage.
+/// Kills the daemon in each start, a little later each time, until a start completes.
 pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     let rounds = s.size.pick(1, 3);
     s.c.write("crowd", &crowd(s.size.pick(100, 300)))?;
@@ -84,7 +84,8 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// A Service whose load balancer accepts these source ranges, and that of the outside host.
+/// Returns a Service whose load balancer accepts this many source ranges and the outside host's
+/// range.
 fn ranges(count: u32) -> Service {
     let mut ranges = String::from("172.35.0.0/24");
     for number in 0..count {

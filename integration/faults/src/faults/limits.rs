@@ -13,7 +13,8 @@ use crate::stage::{Promise, Stage, crowd_of_ipv4};
 
 /// Restarts the daemon behind the command `prefix`, under traffic. Then changes endpoints and
 /// checks that the daemon follows. `until_ready` returns the time until the daemon is ready, and a
-/// value to keep meanwhile, from which `ending` makes the end of the row's sentence.
+/// value that lives until the changes are done. `ending` turns this value into the end of the row's
+/// sentence.
 fn restart_behind<T>(
     s: &mut Stage<'_>,
     prefix: &[&str],

@@ -114,7 +114,7 @@ struct Ipvs {
     /// Addresses on the link that the kernel has reported.
     on_link: BTreeSet<IpAddr>,
     had_link: bool,
-    /// The mode that follows [`VipMode::Address`] at a switch.
+    /// Value of `--ipvs-vip-mode` that replaces [`VipMode::Address`] at a switch.
     routed: VipMode,
     /// True once the kernel rejects a destination forever.
     has_forbidden: bool,
@@ -160,8 +160,8 @@ impl Ipvs {
         }
     }
 
-    /// Returns the virtual server without destinations that drain until another one works, if the
-    /// kernel rejects all others forever.
+    /// Returns the virtual server. Omits its destinations if all of them drain and the kernel
+    /// rejects a destination forever: they then drain until another one works.
     fn without_stuck(&self, server: &VirtualServer) -> VirtualServer {
         let serves = server.destinations.iter().any(|real| real.weight > 0);
         let mut server = server.clone();
@@ -275,8 +275,8 @@ impl Subject for Ipvs {
         state.shim = style;
         let is_native = |style| style == ShimStyle::Nftables;
         if !is_real && is_native(before) != is_native(self.config.shim) {
-            // Treats members of the other shim's sets as former sets and as leftovers. Leftovers of
-            // a previous switch become the present sets again.
+            // Moves the present sets to `former` and records them as leftovers of the other shim.
+            // If leftovers of an earlier switch still exist, they become the present sets again.
             let there = &mut state.snapshot;
             let is_left = there.leftovers.iter().flatten().next().is_some();
             let mut other = if is_left {
