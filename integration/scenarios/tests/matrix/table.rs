@@ -79,15 +79,15 @@ modes. For userspace mode, G applies.
 
 - **UDP, SCTP and IPv6** behave as TCP over IPv4. Userspace mode does not support SCTP.
 - **No endpoints**: refused at once, by IPVS in IPVS mode, by a rule in other modes. Clients get an
-  ICMP port unreachable, after a burst at most one per second and client
-  (`net.ipv4.icmp_ratelimit`). On the node, a UDP client's send fails. Only in nftables mode, sends
-  to a node port succeed.
+  ICMP port unreachable. After a burst, the kernel sends each client at most one per second
+  (`net.ipv4.icmp_ratelimit`). On the node, a UDP client's send fails. Only in nftables mode with
+  upstream's layout, sends to a node port succeed.
 - **Unexposed ports of a Service**, also node ports at a service address: KUBE-IPVS-FILTER refuses
   packets at once, even if a process on the node listens
   ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables mode refuses only
   at ClusterIPs. Iptables and userspace mode leave the packets to the network.
-- **An unused address of the ServiceCIDRs**: nftables mode drops packets to this address. Other
-  modes ignore ServiceCIDRs.
+- **An unused address of the ServiceCIDRs**: nftables mode drops packets to this address, and IPVS
+  mode with `--ipvs-vip-mode=range` refuses them. Other modes ignore ServiceCIDRs.
 - **A pod that is the only endpoint of a Service** reaches itself, masqueraded, by every address and
   policy.
 - **Terminating endpoints** that still serve answer if no endpoint is ready (policy Local: no
