@@ -95,8 +95,8 @@ impl Iptables {
         let mut reasons = Vec::new();
         let mut are_absent = true;
         let candidates = Self::candidates(wanted)?.into_iter();
-        // A save proves nothing: it also succeeds on a backend that cannot be written, and prints
-        // no rules.
+        // Backends that are known to be unwritable come last. A save proves nothing: it also
+        // succeeds on such a backend, and prints no rules.
         let (unwritable, hopeful): (Vec<_>, Vec<_>) =
             candidates.partition(Self::is_known_unwritable);
         for iptables in hopeful.into_iter().chain(unwritable) {

@@ -34,7 +34,8 @@ pub(crate) fn deletions(text: Input<'_>) -> Deletions {
 }
 
 /// Deletes the matching rules in the kernel, in one transaction. Returns the lines that are done.
-/// The lines of a table without matching rules also count as done, unless no table has any match.
+/// Lines of a table without any match count as done, because the failed restore may have applied
+/// this table. If no table has a match, no line is done.
 ///
 /// # Errors
 ///

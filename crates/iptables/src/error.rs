@@ -131,8 +131,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Reports whether the program wrote none of a text's `tables` tables. If not, some of them may
-    /// be written.
+    /// Reports whether the failed program wrote none of the text's `tables` tables. If false, some
+    /// tables may be written.
     pub fn leaves_all(self, tables: usize) -> bool {
         match self {
             Self::NoProgram | Self::NotUsable | Self::NotPermitted => true,

@@ -30,8 +30,8 @@ const LONG_SAVE_LIMIT: Limit = Limit {
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
 /// The iptables programs of one backend, for both families, in the calling threads' network
-/// namespace. Keeps the rules of the last read, and the kernel's number for that state, which shows
-/// changes.
+/// namespace. Keeps the rules of the last read, with a number from the kernel that changes with the
+/// rules.
 #[derive(Debug, Clone)]
 pub struct Iptables {
     pub(crate) backend: Backend,
@@ -154,11 +154,12 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the kernel has not loaded this backend, but has module files for it and for
-    /// the module `further`. A missing feature may then still be loaded. Loads no module.
+    /// Reports whether loading modules may still add a missing feature of legacy iptables. True if
+    /// the kernel has not loaded legacy iptables, but has module files for it and for the module
+    /// `further`. False for nft, because the kernel loads modules on request. Loads no module.
     pub fn may_load(&self, family: IpFamily, further: &str) -> bool {
         let tables = match (self.backend, family) {
-            // The kernel loads modules on request.
+            // For nft, the kernel loads modules on request.
             (Backend::Nft, _) => return false,
             (Backend::Legacy, IpFamily::V4) => "ip_tables",
             (Backend::Legacy, IpFamily::V6) => "ip6_tables",
@@ -438,7 +439,7 @@ impl Iptables {
         Ok(text)
     }
 
-    /// Logs tables that are switched off, once each time that they are switched off.
+    /// Logs each table once when nft switches it off, and once when the table is active again.
     fn tell_dormant(&self, family: IpFamily) {
         // If the query fails, the next read asks again.
         let Ok(mut dormant) = self.dormant_tables(family) else {

@@ -33,13 +33,13 @@ const INFO: usize = 84;
 /// Bytes of `struct ipt_get_entries` before its entries: name, size, and padding to a multiple of
 /// 8.
 const ENTRIES: usize = 40;
-/// Maximum size in bytes of tables whose changes are detected. Larger ones take long, and their
-/// texts are not kept anyway.
+/// Maximum size in bytes of tables whose changes are detected. A digest of larger tables would take
+/// long, and the texts of their rules are not kept anyway.
 const MOST: usize = 1 << 20;
 /// The lock file that all writing programs share.
 const LOCK: &str = "/run/xtables.lock";
-/// Modules for rules of both families. The kernel knows the tables of the others only after the
-/// first two.
+/// Modules for rules of both families. The first two answer queries about tables, and the others
+/// contain the tables.
 const MODULES: [&str; 6] = [
     "ip_tables",
     "ip6_tables",

@@ -25,7 +25,7 @@ use crate::saved::Line;
 pub(crate) const PREFIX: &str = "KUBE-";
 /// Number of attempts to read a table that changes during each read.
 const ATTEMPTS: usize = 5;
-/// Maximum number of processes for a table in which chains with nft rules are found one by one.
+/// Maximum number of processes for one table. Each process finds at most one chain with nft rules.
 const MAX_PROCESSES: usize = 8;
 
 /// The part of a table that `iptables-save` has not printed.
@@ -227,8 +227,8 @@ impl Listing<'_> {
             if attempt + 1 < MAX_PROCESSES {
                 continue;
             }
-            // A process for each chain would be too many, so one process lists all chains. It lists
-            // only chains that iptables can certainly express.
+            // More processes would be too many. So one process lists all remaining chains that
+            // iptables can certainly express.
             for name in std::mem::take(&mut listed) {
                 let rules = held(reader, name)?;
                 let is_sure = |rule: &ListedRule| {

@@ -35,7 +35,7 @@ pub(crate) enum Support {
     /// Tables can exist, but the kernel lacks a part that rules of every mode need. A program may
     /// still load it.
     Lacks,
-    /// Only a program could find out if rules exist.
+    /// Unknown. Only a program can find out.
     Unknown,
 }
 

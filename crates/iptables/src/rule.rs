@@ -65,7 +65,7 @@ pub enum Match {
     Remember(ChainName, IpFamily),
 }
 
-/// The state of a flow in connection tracking, in the order in which iptables prints them.
+/// States of a flow in connection tracking, in the order in which iptables prints them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowState {
     /// The packet belongs to no known flow.
@@ -127,8 +127,8 @@ pub enum Target {
         /// Bits to clear before the flip.
         mask: u32,
     },
-    /// Changes the packet's mark by the mark of the ipset's member with these fields. Does nothing
-    /// without such a member. The kernel accepts it only in table mangle.
+    /// Changes the packet's mark by the mark of an ipset member that has these fields. Without such
+    /// a member, the mark stays. The kernel accepts this target only in table mangle.
     MapMark(&'static str, &'static [Field]),
     /// Replaces the source with this node's address.
     Masquerade(SourcePort),

@@ -14,8 +14,8 @@ pub enum Table {
 }
 
 impl Table {
-    /// All tables in the order of writing. Table filter comes first, so that it rejects clients
-    /// before table nat stops serving them.
+    /// All tables in the order of writing. Table filter comes before nat, so that it rejects
+    /// clients before table nat stops serving them.
     pub const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
 
     /// Returns iptables' name of the table.

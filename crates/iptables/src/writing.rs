@@ -25,8 +25,8 @@ impl Iptables {
         self.restore_within(RESTORE_LIMIT, family, text)
     }
 
-    /// Applies `text` in addition to existing rules of `saved` characters. The limit grows with
-    /// `saved`, since legacy iptables reads and writes whole tables.
+    /// Applies `text` to tables whose existing rules take `saved` characters. The time limit grows
+    /// with `saved`, because legacy iptables reads and writes whole tables.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@
 use crate::decode::{self, AnySet};
 use crate::{Chain, Element, KernelRule, Name, Set};
 
-/// Names of the daemon's tables, and of the corpus table with each expression.
+/// Names of the daemon's tables, and of the corpus's table that has every expression.
 const TABLES: [&str; 4] = [
     "kube-proxy",
     "kube-proxy-ipvs",

@@ -16,11 +16,11 @@ use crate::transaction::{Generation, Transaction};
 use crate::value::Family;
 use crate::wire::{chain, command, elements, message, object, rule, set};
 
-/// Largest number of attempts after the kernel requested a restart of a transaction.
+/// Largest number of attempts at a transaction that the kernel asks to restart.
 const RESTARTS: u32 = 8;
 /// Largest number of attempts to read a set that the kernel is resizing.
 const DUMPS: u32 = 8;
-/// Pause before the second attempt. It doubles before each further one.
+/// Pause before the second attempt to read a set. It doubles before each further attempt.
 const RESIZING: Duration = Duration::from_millis(2);
 
 /// A connection to the tables in the network namespace of the thread that opened it.
@@ -35,9 +35,9 @@ pub struct Nftables {
 }
 
 impl OwnSockets {
-    /// Opens a socket and registers it as long as it is open. Subscriptions then ignore its
-    /// changes. They report them anyway if the kernel rejects the filter or does not reveal the
-    /// socket's port number.
+    /// Opens a socket and registers it while it is open, so that subscriptions ignore its changes.
+    /// Subscriptions report these changes anyway if the kernel rejects the filter or does not
+    /// reveal the socket's port number.
     ///
     /// # Errors
     ///
@@ -135,9 +135,9 @@ impl Nftables {
         let told = echoed.find(|(kind, _)| *kind == message(command::NEW_GENERATION));
         match told {
             Some((_, payload)) => Ok(decode::generation(payload).map_err(Error::from)?),
-            // The kernel did not report the generation, so it is derived from the expected one.
-            // Without an expected one the kernel is asked, because another transaction may have
-            // raised the generation.
+            // The kernel did not report the generation. It is the one after the expected
+            // generation. Without an expected generation, the kernel is asked, because another
+            // transaction may have raised the generation.
             None => match prepared.expected {
                 Some(before) => Ok(before.next()),
                 None => Ok(self.generation()?),
@@ -310,13 +310,14 @@ impl Nftables {
     ///
     /// After many elements were added or removed, the kernel's hash table (`rhashtable`) resizes
     /// for a while. The generation stays the same, so the kernel does not flag the dump. After each
-    /// datagram, the dump continues by the number of elements already sent (`nf_tables_dump_set`),
-    /// although their order has changed. For each element that it misses, it sends another one
+    /// datagram, the dump skips as many elements as were already sent (`nf_tables_dump_set`),
+    /// although their order has changed. For each missed element, the dump sends another element
     /// twice. So a dump with a duplicate is read again.
     ///
-    /// One case stays undetected. The number also counts elements that a commit, or a refused one,
-    /// is removing at that moment (`nf_tables_commit` begins the new generation first). If the
-    /// first datagram is written in these milliseconds, the dump may miss that many elements.
+    /// One case stays undetected: a commit or its rollback removes elements while the kernel writes
+    /// the first datagram. The number of skipped elements then includes the removed ones, because
+    /// `nf_tables_commit` begins the new generation first. The dump may miss that many elements.
+    /// The case lasts milliseconds.
     pub(crate) fn elements_of(
         &mut self,
         family: Family,
@@ -358,7 +359,7 @@ impl Nftables {
         }?)
     }
 
-    /// Returns the named sets of a table, and its anonymous sets, all without elements.
+    /// Returns the named and the anonymous sets of a table without their elements.
     pub(crate) fn all_sets(
         &mut self,
         family: Family,
@@ -451,8 +452,8 @@ fn is_too_large(doing: &str, source: &io::Error) -> bool {
     doing == "send" && matches!(errno, Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// Returns true if the refusal of the first change is about the whole transaction. The kernel
-/// replies so if it fails after it accepted each change, or if memory is short.
+/// Returns true if the refusal of the first change concerns the whole transaction. The kernel sends
+/// such a refusal if it fails after it accepted each change, or if memory is short.
 fn is_of_all(all: &[(usize, Refusal)]) -> bool {
     let is_state = |errno| matches!(errno, libc::ENOENT | libc::EEXIST | libc::EBUSY);
     matches!(all, [(1, refusal)] if refusal.message.is_none() && !is_state(refusal.errno))

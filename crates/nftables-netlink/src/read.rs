@@ -213,7 +213,7 @@ impl Nftables {
         meanwhile: AllowedChanges,
     ) -> Result<AnonymousSets, Error> {
         let (by_key, dumped): (Vec<_>, Vec<_>) = sets.into_iter().partition(|(name, message)| {
-            // If the set has other elements too, requests by number would not return them.
+            // If the set has other elements too, requests for these numbers would miss them.
             keys.get(name)
                 .is_some_and(|numbers| message.size == Some(numbers.count))
         });
@@ -270,8 +270,8 @@ impl Nftables {
         }
         for (index, refusal) in answers.refused {
             match (refusal.errno, ours.get(index)) {
-                // Some number has no element, or the kernel does not support the request. A dump
-                // follows.
+                // A number without an element, or a kernel that does not support the request. A
+                // dump follows.
                 (libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP, Some((name, _))) => {
                     found.remove(name);
                 }

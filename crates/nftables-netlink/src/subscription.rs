@@ -49,10 +49,10 @@ pub enum Event {
 /// Subscription to ruleset changes, in the network namespace of the thread that opened it. Reading
 /// never blocks: wait until the descriptor is readable.
 ///
-/// For a subscription, the kernel writes a message about each object of each transaction. The time
-/// is not measurable, but the 750 datagrams about 3,000 Services fill the buffer.
-/// [`Subscription::leave_out`] filters the program's own changes out. [`Subscription::pause`] is
-/// for programs that may not set a filter.
+/// For a subscription, the kernel writes a message about each object of each transaction. Writing
+/// these messages takes no measurable time. But 3,000 Services cause 750 datagrams, which fill the
+/// buffer. [`Subscription::leave_out`] filters the program's own changes out.
+/// [`Subscription::pause`] is for programs that may not set a filter.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
@@ -82,7 +82,7 @@ impl Subscription {
 
     /// Stops receiving events, so that transactions cost nothing extra. The generation still shows
     /// other programs' changes: if each own transaction expects its predecessor's generation, no
-    /// other transaction can come in between.
+    /// foreign transaction can come in between.
     ///
     /// # Errors
     ///

@@ -17,7 +17,7 @@ use constant::Kind;
 
 pub use members::element;
 
-/// Largest number of elements of an anonymous set that are shown. Of a larger set, only the
+/// Largest number of elements with which an anonymous set is shown whole. Of a larger set, only the
 /// matching element is shown.
 const SHOWN: usize = 8;
 
@@ -289,7 +289,7 @@ impl Renderer<'_> {
         }
     }
 
-    /// Renders an anonymous set. Of a large set, only the element that matched.
+    /// Renders an anonymous set: all elements of a small set, or only the element that matched.
     fn anonymous(&self, set: &AnonymousSet) -> String {
         let mut found = self.found.iter().filter(|(at, _)| *at == self.at);
         let is_long = set.elements.len() > SHOWN;

@@ -1,8 +1,8 @@
 //! Detects changes of a table during a read.
 //!
 //! The kernel has one generation number for all tables of a namespace. At the end of a transaction,
-//! when the new number is already in effect, it reports the changed tables. A read is valid in two
-//! cases. Either the number is unchanged, or every report up to the new number has arrived and none
+//! when the new number is already in effect, the kernel reports the changed tables. A read is valid
+//! in two cases: the number is unchanged, or every report up to the new number has arrived and none
 //! names this table.
 
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) struct Watch<'a> {
     /// Generation at the beginning of the watch.
     pub(crate) generation: Generation,
     subscription: Subscription,
-    /// Last transaction that has been reported completely.
+    /// Generation of the last transaction that was reported completely.
     told: Option<Generation>,
     is_touched: bool,
 }

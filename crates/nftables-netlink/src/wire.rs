@@ -1,5 +1,5 @@
-//! Numbers of the protocol, from `linux/netfilter/nf_tables.h` and `linux/netfilter/nfnetlink.h`.
-//! Also of `nft`'s user data (`libnftnl/udata.h`), which the kernel only stores.
+//! Numbers of the netlink protocol (`linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`),
+//! and of `nft`'s user data (`libnftnl/udata.h`), which the kernel only stores.
 
 /// Returns a command's netlink message type: the number of nfnetlink's subsystem, then the command.
 pub(crate) const fn message(command: u16) -> u16 {

@@ -1,4 +1,4 @@
-//! The rules that each Service wants, their number, and the detail of their comments.
+//! Claims: the rules that each Service wants, their number, and the detail of their comments.
 
 use std::sync::Arc;
 
@@ -137,8 +137,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces the addresses and ports that an owner claims by those of these slots. If an address
-    /// and port passes to another owner, that owner claims its slots again.
+    /// Replaces the owner's claims to addresses and ports with those of these slots. If an address
+    /// and port passes to another owner, the other owner claims its slots again.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,
@@ -179,8 +179,8 @@ impl Claims {
         }
     }
 
-    /// Claims again after the kernel's content changed while deletion is forbidden, so that chains
-    /// keep their content.
+    /// Claims the rules of Services without endpoints again, after a read of the kernel's rules.
+    /// Their chains keep their content while deletion is forbidden.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         let ports = self.ports.values().flatten();
         let cut_off: Vec<_> = ports.filter(|port| port.is_cut_off()).cloned().collect();

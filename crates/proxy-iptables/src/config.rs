@@ -22,7 +22,7 @@ pub struct Config {
     /// True if 127.0.0.0/8 serves NodePorts: `--iptables-localhost-nodeports` is set, and
     /// `--nodeport-addresses` includes these addresses. Always false for IPv6.
     pub localhost_node_ports: bool,
-    /// True if packets pass that connection tracking marks INVALID, because
+    /// True if packets that connection tracking marks INVALID pass, because
     /// `nf_conntrack_tcp_be_liberal` is set.
     pub lets_invalid_pass: bool,
     /// True if the kernel counts with nfacct. See [`Counter`](crate::Counter).

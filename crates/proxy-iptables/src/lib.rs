@@ -1,5 +1,5 @@
 //! The iptables mode of kube-proxy: the rules that Services want, the rules in the kernel, and the
-//! restores between the two.
+//! restores that make both equal.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan

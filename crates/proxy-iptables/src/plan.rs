@@ -1,4 +1,4 @@
-//! Writes as data: their purpose, and their commands.
+//! Pending writes as data: their subjects, and their commands.
 //!
 //! ```text
 //!   Plan ─ pieces ─▶ Piece: its subject and its ops ──▶ execute ─▶ Verdicts

@@ -14,7 +14,8 @@ use crate::plan::{Change, Manner, Plan, PortWrites, WholeChain};
 use crate::port::{Content, Slot};
 use crate::tables::Tables;
 
-/// Largest number of changes in a shared chain for which the chain is not written as a whole.
+/// Number of changes in a shared chain above which the whole chain may be written. The changes must
+/// also exceed an eighth of all wanted slots.
 const FEW_CHANGES: usize = 64;
 /// Approximate number of Services' rules in a restore, which iptables-nft writes in 25 ms. The time
 /// of a larger restore grows with the square of its size.
@@ -22,8 +23,8 @@ const MANY_RULES: usize = 1_024;
 /// Approximate maximum number of restores for all rules. iptables-legacy reads and writes the whole
 /// table for each restore.
 const MAX_RESTORES: usize = 32;
-/// Share of a Service or namespace in one restore, in rules. Rules above it come after other
-/// Services' rules.
+/// Number of rules in one restore up to which a Service or namespace keeps its place in the order
+/// of writing. Its further rules come after other Services' rules.
 const SHARE: usize = 256;
 
 /// The inputs of a plan.
@@ -113,8 +114,8 @@ impl Planner<'_> {
         (actual.map_or(0, |there| there.rules) + wanted.rules) as usize
     }
 
-    /// Reduces the parts to the size of one restore. Service ports within their shares come first,
-    /// and all unwanted parts stay. Returns true if it removed no part.
+    /// Reduces the parts to the size of one restore. Service ports within their shares come first.
+    /// Parts without an owner always stay. Returns true if all parts fit.
     fn leave_for_later(&self, parts: &mut BTreeMap<Option<Arc<Owner>>, PortWrites>) -> bool {
         // Until the first Service is served, no Service port has to wait.
         if self.tables.slots.as_wanted_len() == 0 {
@@ -204,7 +205,8 @@ impl Planner<'_> {
         }
         if self.manner == Manner::Together {
             for chain in Shared::ALL {
-                // Only a deletion must search for its rule, and only the last restore deletes.
+                // Until the last restore, counts only changes of existing rules, because only a
+                // deletion must search for its rule.
                 let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
                 let changes = written.iter().filter(|slot| slot.chain == chain);
                 let changes = changes.filter(counts).count();

@@ -73,7 +73,7 @@ impl fmt::Display for ServiceAddress {
     }
 }
 
-/// The style of rules, apart from a Service's own fields.
+/// The settings that all Service ports' rules depend on.
 #[derive(Debug, Clone, Copy)]
 pub struct Style<'a> {
     /// The mode's settings.
@@ -124,8 +124,8 @@ pub struct ServedPort {
     affinity: Option<u32>,
     internal_local: bool,
     external_local: bool,
-    /// `healthCheckNodePort`, with the names of all ports of the Service. Only the first port has
-    /// this value.
+    /// `healthCheckNodePort`, with the names of all ports of the Service. Only the Service's first
+    /// port has this value.
     health_check: Option<(u16, Vec<String>)>,
     /// Endpoints in upstream's order, which sorts their text: `10.0.0.10:80` comes before
     /// `10.0.0.9:80`.

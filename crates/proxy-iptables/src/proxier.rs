@@ -29,16 +29,17 @@ use crate::port::compile;
 use crate::saved::Saved;
 use crate::tables::Tables;
 
-/// Divisor for the share of time that reading all rules may take: one part in this number.
+/// Minimum pause between two periodic reads of all rules, as a multiple of the last read's
+/// duration.
 const READING_SHARE: u32 = 50;
 
-/// Number of Services in one write from which memory is freed afterwards.
+/// Number of Service ports in a plan from which the process returns free memory.
 const MANY: usize = 1_000;
 
 /// The iptables mode for one IP family.
 pub type Proxier<K> = Engine<Iptables, K>;
 
-/// The kernel threads (lanes) of this mode: [rules and reads](Lane).
+/// The kernel threads of this mode: one for [rules, one for addresses and the canary](Lane).
 pub type Lanes<K> = engine::Lanes<Iptables, K>;
 
 /// The wanted and actual state of the iptables mode, and its next writes.
@@ -375,7 +376,7 @@ impl engine::Scheme for Iptables {
             Manner::Together
         };
         if plan.manner == Manner::Together && verdicts.refused > 0 {
-            // The failure is reported elsewhere, once its cause is known.
+            // The next plan isolates the refused pieces, and its outcome is reported.
             return;
         }
         self.tables

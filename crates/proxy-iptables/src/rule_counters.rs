@@ -20,11 +20,11 @@ use crate::chain::{Chain, Hash, Purpose};
 #[derive(Debug)]
 pub struct CounterReader {
     family: IpFamily,
-    /// Addresses with the next chain of their packets, and the number of packets.
+    /// Addresses, the chain to which each address leads, and the number of packets.
     addresses: Vec<(ServedAddress, Chain, u64)>,
     /// Service port of each endpoint's chain.
     ports: HashMap<Hash, Hash>,
-    /// Endpoints by their chain, with the number of packets.
+    /// Endpoints by their chain, and the number of packets.
     endpoints: HashMap<Hash, (SocketAddr, u64)>,
 }
 

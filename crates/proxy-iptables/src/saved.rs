@@ -1,6 +1,6 @@
 //! Reads the output of `iptables-save` line by line, and keeps this mode's rules.
 //!
-//! Keeps a digest of each Service port's chain, and rules in shared chains by their address and
+//! Each Service port's chain is kept as a digest. Rules in shared chains are kept by address and
 //! port.
 
 use std::collections::BTreeSet;
@@ -29,8 +29,7 @@ pub struct Saved {
     pub slots: HashMap<Slot, String>,
     /// All other rules of this mode.
     pub base: Base,
-    /// Shared chains that differ from this mode's form: a rule has no address and port, or is at a
-    /// wrong position.
+    /// Shared chains with a rule that has no address and port, or that is at a wrong position.
     pub disordered: BTreeSet<Shared>,
     /// Leftovers of other modes.
     pub leftovers: Leftovers,

@@ -39,8 +39,7 @@ impl Tables {
         tables
     }
 
-    /// Sets whether unwanted rules of Services count as late. They do not while they may not be
-    /// removed.
+    /// Counts unwanted rules of Services as late, unless `removals` excuses them.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.chains.count_removals(removals);
@@ -117,7 +116,7 @@ impl Tables {
                         }
                     }
                 }
-                // The kernel accepted other changes, so this one is itself at fault.
+                // The kernel accepted other changes, so this change is at fault.
                 Verdict::Refused(_) => {
                     let owner = part.owner.as_ref().map(|owner| owner.name.clone());
                     let failure = failure("write iptables rules", owner, verdict);

@@ -281,8 +281,8 @@ impl Base {
         let to = |chain: &'static str| vec![self.line().jump(chain).rule()];
         let mut services = to(SERVICES);
         if self.layout == Layout::Flat {
-            // The check comes after the jump to `services`. A packet that `services` translated does
-            // not return here. So the check sees only untranslated packets.
+            // The check comes after the jump to `services`. A packet that `services` translated
+            // does not return here. So the check sees only untranslated packets.
             services.extend(to(CLUSTER_IPS_CHECK));
         }
         let (before, after) = (services.clone(), to(MASQUERADING));

@@ -18,7 +18,7 @@ use crate::wire::expression::{
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
-/// Largest attribute number of supported expressions, with room for newer kernels.
+/// Number of decoded attribute kinds: those of supported expressions, with room for newer kernels.
 const MOST: usize = 16;
 
 /// Attributes of an expression, by kind.

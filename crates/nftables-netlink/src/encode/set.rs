@@ -23,8 +23,8 @@ const PAYLOAD: u32 = 7;
 const CONCATENATION: u32 = 13;
 const NUMGEN: u32 = 23;
 
-/// Sets that one transaction creates: their numbers for its messages, and the names of anonymous
-/// ones.
+/// Sets that one transaction creates. Numbers identify them in its messages. Anonymous sets also
+/// get names.
 pub(crate) struct Sets {
     last: u32,
     /// Random number that makes names unique to this transaction.
@@ -52,12 +52,12 @@ impl Sets {
         self.last + 1
     }
 
-    /// Returns the name of an anonymous set.
+    /// Returns the name of an anonymous set. No program shows this name.
     ///
-    /// `nft` uses `__map%d`, where the kernel replaces `%d` by a free number. To find one, the
-    /// kernel reads the names of all sets. Each reference by such a name also searches all sets in
-    /// vain. With 10,000 sets, this takes seconds. So this function chooses a unique name itself,
-    /// which no program shows.
+    /// `nft` uses the name `__map%d`, in which the kernel replaces `%d` with a free number. To find
+    /// a free number, the kernel reads the names of all sets. For each reference by such a name,
+    /// the kernel also searches all sets in vain. With 10,000 sets, this takes seconds. So this
+    /// function itself chooses a unique name.
     pub(crate) fn name_of(&mut self, id: u32, new: &AnonymousSet) -> &str {
         let kind = if new.kind == SetKind::Set {
             "__set"
