@@ -13,7 +13,7 @@ import * as top from './top.js';
 
 const main = document.getElementById('main');
 const gone = document.getElementById('gone');
-/** In other views than the overview, each fifth poll asks for the status, for the page's head. */
+/** Period in polls of the status request that updates the page's head, in views other than the overview. */
 const STATUS_EACH = 5;
 
 let stop = () => {};
@@ -84,7 +84,7 @@ function titled() {
 }
 
 async function turn(place, memory, signal, number) {
-  // After a time without an answer the daemon may be another one: of another mode or version.
+  // After missing answers, asks for the status: a restarted daemon may have another mode or version.
   const isStatus = place.view === overview || number % STATUS_EACH === STATUS_EACH - 1 || !status || goneSince;
   const isView = place.view !== overview && (number % STATUS_EACH !== STATUS_EACH - 1 || !memory.answer);
   try {
@@ -155,7 +155,7 @@ function isTyped(element) {
   return element instanceof HTMLInputElement || element instanceof HTMLSelectElement;
 }
 
-/** Moves the focus to the next or previous link of the list; from elsewhere to the first link. */
+/** Moves the focus to the next or previous link of the list, or to the first link from outside the list. */
 function along(step) {
   const links = [...main.querySelectorAll('[data-row]')].filter((each) => each.offsetParent);
   const at = links.indexOf(document.activeElement);

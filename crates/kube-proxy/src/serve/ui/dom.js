@@ -128,13 +128,13 @@ function isEmpty(content) {
   return content === '' || content === undefined || content === null || content === false;
 }
 
-/** Makes a section with a heading; nothing if it has no content. */
+/** Makes a section with a heading. Without content, makes nothing. */
 export function section(title, ...content) {
   if (nodes(content).length === 0) return null;
   return h('section', { 'data-key': `section ${title}` }, h('h2', null, title), content);
 }
 
-/** Makes a word with a sign and a colour, which only repeat the word. */
+/** Makes a word with a sign and a colour. Both only repeat the word's meaning. */
 export function state(tone, word) {
   const sign = { good: '●', busy: '◐', warn: '▲', bad: '■', off: '○' }[tone];
   return h('span', { class: `state ${tone}` }, h('span', { 'aria-hidden': 'true' }, `${sign} `), word);

@@ -6,9 +6,9 @@ import { ask } from './poll.js';
 import { SENDERS } from './service.js';
 import { api, bytes, count, counted, link, percent } from './words.js';
 
-/** Of more branches than this, only the first is open. */
+/** Number of branches up to which all are open. With more branches, only the first is open. */
 const OPEN = 3;
-/** Of more branches than this, the rest is drawn on demand. */
+/** Number of branches that are drawn at once. The rest is drawn on demand. */
 const DRAWN = 20;
 
 export const title = ({ asked }) => (asked.get('to') ? `Trace to ${asked.get('to')}` : 'Trace a packet');
@@ -86,7 +86,7 @@ function one(journey, at, all) {
       branch(tree, `${at}`, all)));
 }
 
-/** Merges paths: shared steps come once. Returns `{steps, walk}` for one path, else `{steps, branches}`. */
+/** Merges paths, so that shared steps appear once. Returns `{steps, walk}` for one path, else `{steps, branches}`. */
 function merged(walks, from = 0) {
   const [first] = walks;
   if (!first) return { steps: [], branches: [] };
@@ -100,7 +100,7 @@ function merged(walks, from = 0) {
     if (group) group.push(walk);
     else groups.push([walk]);
   }
-  // All paths end after the same step, at different ends.
+  // All paths share all steps, but end differently.
   if (groups.length === 1) return { steps, branches: walks.map((walk) => ({ steps: [], walk, chance: walk.chance })) };
   return { steps, branches: groups.map((group) => ({ ...merged(group, at), chance: group.reduce((sum, walk) => sum + walk.chance, 0) })) };
 }
@@ -128,7 +128,7 @@ function branch(tree, key, all) {
   return [...drawn, h('li', { class: few }, h('p', { class: 'quiet' }, `one of ${counted(tree.branches.length, 'path')}, by probability`), h('div', { class: 'branches' }, fan, more))];
 }
 
-/** Returns the end of a branch, in few words. */
+/** Describes the end of a branch in a few words. */
 function leads(tree) {
   if (!tree.walk) return `to one of ${counted(tree.branches.length, 'path')}`;
   return tree.walk.endpoint ? `to ${tree.walk.endpoint}` : FATES[tree.walk.fate]?.[1] ?? tree.walk.fate;

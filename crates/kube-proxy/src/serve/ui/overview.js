@@ -1,4 +1,4 @@
-// The state of the node. Problems come first; whatever is in order takes one line.
+// The state of the node. Problems come first. One line names everything without a problem.
 
 import { h, notes, section, show, state, table, terms } from './dom.js';
 import { count, counted, duration, link, moment, percent } from './words.js';

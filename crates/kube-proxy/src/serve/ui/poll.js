@@ -5,7 +5,7 @@ const EVERY = 2000;
 const PATIENCE = 15_000;
 const SLOWEST = 30_000;
 
-/** An error that the daemon answered. */
+/** An error that the daemon returned. */
 export class Refusal extends Error {
   constructor(status, says) {
     super(says);
@@ -29,7 +29,7 @@ export async function ask(path, signal) {
 }
 
 /**
- * Calls `turn(signal, number)` again and again. Returns a function that ends this. A turn reports its
+ * Calls `turn(signal, number)` periodically. Returns a function that ends the calls. A turn reports its
  * own errors.
  */
 export function poll(turn) {

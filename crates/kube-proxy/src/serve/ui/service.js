@@ -1,11 +1,11 @@
-// One Service: the addresses of each port, and its endpoints with the reason why they are in or out.
+// One Service: the addresses of each port, and its endpoints. Each endpoint has the reason why it is in or out.
 
 import { h, notes, section, show, state, table, terms } from './dom.js';
 import { ask } from './poll.js';
 import { endpoints as endpointCounts } from './services.js';
 import { api, bytes, count, counted, duration, link, portName, scaled } from './words.js';
 
-/** The number of endpoints of a port that are shown at once. */
+/** Number of a port's endpoints that are shown at once. */
 const FEW = 200;
 
 export const title = ({ parts }) => `${parts[1]}/${parts[2]}`;
@@ -123,7 +123,7 @@ function endpoints(service, port, full, rates) {
   return [table(`Endpoints of port ${name}`, columns, rows), more];
 }
 
-/** Returns the state; of a draining endpoint also for how long, and its open connections. */
+/** Returns an endpoint's state. For a draining endpoint, adds the drain's age and the open connections. */
 function conditionOf({ condition, draining }) {
   const word = CONDITIONS[condition] ?? condition;
   if (!draining) return condition === 'left' ? state('warn', word) : word;

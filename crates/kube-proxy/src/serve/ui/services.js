@@ -1,5 +1,5 @@
-// Services by namespace, a page at a time. The daemon filters and sorts them, so that of 50,000 the
-// browser holds one page.
+// Services by namespace, a page at a time. The daemon filters and sorts Services, so the browser holds one
+// page even of 50,000 Services.
 
 import { h, notes, show, state, table } from './dom.js';
 import { ask } from './poll.js';
@@ -24,7 +24,7 @@ export function begin(main, { asked }) {
     const now = new URLSearchParams(location.hash.split('?')[1] ?? '');
     const wanted = link(['services'], { namespace: now.get('namespace'), search: field.value.trim() });
     if (wanted === location.hash) return;
-    // Typing makes one entry of the history.
+    // Replaces the history entry, so that typing a word adds no entry for each letter.
     history.replaceState(null, '', wanted);
     window.dispatchEvent(new HashChangeEvent('hashchange'));
   };

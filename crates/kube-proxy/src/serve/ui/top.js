@@ -85,7 +85,7 @@ function ports(all, order) {
   })));
 }
 
-/** Shown if no counter has grown. */
+/** Text that is shown if no counter has grown. */
 const NOTHING = 'No traffic between the last two samples. Check with “Trace a packet” that packets reach this node.';
 
 function endpoints(all, order) {
