@@ -110,8 +110,8 @@ async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let asked = server.requests().len() - before;
     assert!((6..=240).contains(&asked), "{what}: {asked} in 10 min");
     server.faults().clear();
-    // In the worst case, a body has just become silent, and its end meets the longest delay between
-    // attempts: 90 s, and up to 60 s.
+    // In the worst case, a response body has just become silent. The source notices this after 90
+    // s, and makes the next attempt after up to 60 s.
     listen(&mut told, Duration::from_mins(1)).await;
     told.until_services(&["new", "web"]).await;
     told.until_listed().await;

@@ -255,7 +255,7 @@ async fn an_outdated_list_removes_no_object() {
     );
 }
 
-/// Checks that only an expired or too large version causes a list.
+/// Checks that a failed watch causes no list unless its resource version is expired or too large.
 #[tokio::test(start_paused = true)]
 async fn many_refused_watches_do_not_cause_a_list() {
     let refuse = |code| Fault::Refuse {

@@ -377,8 +377,8 @@ async fn changes_of_manifests_are_noticed() {
     assert!(watched.is_quiet().await);
 }
 
-/// One file contains a Service, which is then split into two. No event may show it missing: all
-/// events arrive together.
+/// Replaces 3,000 Services of one file with 3,000 others. All events arrive together, so no reader
+/// sees a part of the change.
 #[tokio::test]
 async fn all_events_of_a_manifest_change_arrive_together() {
     let folder = Temporary::new();
