@@ -90,7 +90,8 @@ fn half_of_the_ephemeral_ports_are_left_to_the_node() {
             numbers.len() <= 60,
             "both families have the same: {numbers:?}"
         );
-        // The node can still connect to other hosts, once for each port left.
+        // The relay holds at most 60 of the 100 ephemeral ports, so the node can open 40
+        // connections.
         let server = TcpListener::bind(("127.0.0.1", 80)).unwrap();
         let at = server.local_addr().unwrap();
         let connected: Vec<_> = (0..40).map(|_| connect(at)).collect();

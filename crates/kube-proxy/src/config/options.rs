@@ -10,7 +10,7 @@
 //!             └─▶ Said              messages for the operator
 //! ```
 //!
-//! When the configuration file changes, each part is compared as a whole. Only readers of changed
+//! When the configuration file changes, the daemon compares each part. Only readers of changed
 //! parts get new options.
 
 pub(crate) mod object_source;
@@ -34,7 +34,7 @@ use process::Process;
 /// Options of a process.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Options of the process as a whole.
+    /// Options of the process and its loop.
     pub process: Process,
     /// Options of the log.
     pub log: logging::settings::Settings,

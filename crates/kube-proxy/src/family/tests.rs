@@ -397,7 +397,7 @@ async fn completed_writes_are_reported_despite_endless_changes() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.turn(0).await;
-    // Some kernel work always runs, but the kernel has all changes from before the first request.
+    // Some kernel work always runs, but the kernel has every change from before the first request.
     for _ in 0..5 {
         let later = world.now;
         world.script.finish(Report {

@@ -26,7 +26,7 @@ pub(crate) struct State {
     pub(crate) updates: Vec<Changes>,
     /// Time that an update takes.
     pub(crate) computes_for: Duration,
-    /// Time that the next write takes. The call that starts it returns after its end.
+    /// Time that the next write takes. The call that starts the write returns after its end.
     pub(crate) writes_for: Option<Duration>,
     has_written: bool,
     pub(crate) proceeds: usize,

@@ -1,4 +1,4 @@
-//! Options of the process as a whole.
+//! Options of the process and its loop.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use flags::gates::Gates;
 use flags::nets::nets;
 use flags::unusable_flag::UnusableFlag;
 
-/// Options of the process as a whole.
+/// Options of the process and its loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// Name of this node, in lower case.

@@ -13,7 +13,7 @@ use super::*;
 struct Kernel {
     addresses: u32,
     gate: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
-    /// Number of addresses that each read asked for one by one, or `None` for a read of all.
+    /// One entry per read: the number of addresses requested singly, or `None` for a full read.
     looks: Arc<Mutex<Vec<Option<usize>>>>,
 }
 
