@@ -1,4 +1,4 @@
-//! The calls: their messages, and the meaning of the replies.
+//! Calls to the kernel that find and delete flows.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ pub struct Conntrack {
 pub struct FoundFlows {
     /// The wanted flows, in no order.
     pub flows: Vec<Flow>,
-    /// Number of flows examined.
+    /// Number of examined flows of the requested family and protocol.
     pub seen: usize,
 }
 
@@ -50,7 +50,7 @@ impl Conntrack {
     pub fn open() -> Result<Self, Error> {
         let connection = Connection::open(netlink_batch::Protocol::Netfilter);
         let connection = connection.map_err(|error| match error {
-            // Not even nfnetlink exists.
+            // The kernel has no nfnetlink either.
             netlink_batch::Error::Open { source, .. }
                 if source.raw_os_error() == Some(errno::EPROTONOSUPPORT) =>
             {

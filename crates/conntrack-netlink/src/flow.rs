@@ -1,4 +1,4 @@
-//! Tracked flows as values, and their bytes.
+//! Tracked flows, decoded from messages and encoded into requests.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -100,7 +100,7 @@ impl Flow {
                 w.attr_be16(tuple::ZONE, self.original.zone);
             }
         });
-        // The kernel accepts one zone, of both directions or of the original direction.
+        // The kernel accepts one zone: of both directions, or of the original direction.
         if self.zone != 0 {
             w.attr_be16(attr::ZONE, self.zone);
         }

@@ -1,5 +1,5 @@
-//! Access to the kernel's table of tracked connections over ctnetlink. Lists flows, and deletes
-//! exactly the listed flows.
+//! Access to the kernel's table of tracked connections over ctnetlink: lists flows, and deletes
+//! exactly these flows.
 //!
 //! ```no_run
 //! use conntrack_netlink::{Conntrack, IpFamily, Protocol};

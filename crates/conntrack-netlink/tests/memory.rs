@@ -12,7 +12,7 @@ use conntrack_netlink::{Conntrack, IpFamily, Protocol};
 use namespace::in_namespace;
 
 const FLOWS: usize = 100_000;
-/// Allowed growth of the process's peak memory. The flows are 25 MB of messages.
+/// Allowed growth of the process's peak memory. The messages about the flows take 25 MB.
 const ROOM_KIB: u64 = 4_096;
 
 /// Returns the peak memory of this process, in KiB.
@@ -23,8 +23,8 @@ fn peak() -> u64 {
     number.parse().unwrap()
 }
 
-/// A limit of the kernel's table that fits the flows. The first network namespace sets it for all
-/// namespaces. Drop restores the old limit.
+/// A raised limit of the kernel's table, so that the flows fit. The first network namespace sets
+/// the limit for all namespaces. Drop restores the old limit.
 struct Room(u64);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";

@@ -1,5 +1,5 @@
-//! IP families and transport protocols for all crates, from the model of Services to iptables
-//! rules.
+//! IP families and transport protocols. All crates use these types, from the model of Services to
+//! iptables rules.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -131,7 +131,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
             let native = format!("-A {chain} [nft] -j [nft]");
             assert!(found.contains(&native), "{found:?}");
         }
-        // iptables cannot remove a rule after this one. The error contains the next step.
+        // iptables cannot delete a rule that follows this rule. The error contains the next step.
         nft("add rule ip nat PREROUTING meta cpu 9 accept");
         let behind =
             "*nat\n-A PREROUTING -j KUBE-SERVICES\n-D PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
@@ -140,7 +140,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
         nft("flush chain ip nat PREROUTING");
         let before = before - 1;
-        // The number of chains exceeds the limit of processes.
+        // More chains than the limit of processes.
         for number in 0..12 {
             nft(&format!("add chain ip nat own{number}"));
             nft(&format!("add rule ip nat own{number} {unknown}"));
@@ -308,7 +308,7 @@ fn built_in_chains_of_iptables_are_not_reported_as_foreign() {
                 "add rule ip {table} OUTPUT ct state vmap {{ new : accept }}"
             ));
         }
-        // Each built-in chain is declared with its policy, which identifies it.
+        // Only declarations of built-in chains have a policy, so the policies count these chains.
         let saved = iptables.save(IpFamily::V4).unwrap();
         assert_eq!(saved.matches(" ACCEPT [0:0]").count(), declared, "{saved}");
     });

@@ -8,10 +8,11 @@
 //! ```
 //!
 //! Each line is one case in its own network namespace, created with `unshare`. The columns are the
-//! seconds until the last acknowledgement, and until each address has its route. For IPv6 a kernel
-//! worker adds the routes later. With arguments it runs one case in the current namespace:
-//! `address_cost 4|6 COUNT address|route ascending|descending|shuffled down|up AT_ONCE
-//! [IFA_FLAGS]`.
+//! seconds until the last acknowledgement, and until each address has its route. For IPv6, a kernel
+//! worker adds the routes later.
+//!
+//! With arguments, the program runs one case in the current namespace: `address_cost 4|6 COUNT
+//! address|route ascending|descending|shuffled down|up AT_ONCE [IFA_FLAGS]`.
 
 use std::env::{args, current_exe};
 use std::error::Error;
@@ -105,7 +106,7 @@ fn one(arguments: &[String]) -> Result<(), Box<dyn Error>> {
 
     let numbers: Box<dyn Iterator<Item = u32>> = match &**order {
         "descending" => Box::new((0..count).rev()),
-        // The step has no common divisor with the counts.
+        // The step and the counts have no common divisor, so every number appears once.
         "shuffled" => Box::new((0..count).map(|at| at * 7919 % count)),
         _ => Box::new(0..count),
     };

@@ -1,7 +1,7 @@
 //! Reads netlink attributes (`struct nlattr`): a length, a kind, and a payload padded to 4 bytes.
 //!
 //! The bytes come from outside of this process. So every length is checked, and no input causes a
-//! panic. Attributes of unknown kinds are returned like known ones, and the caller ignores them.
+//! panic. The iterator also returns attributes of unknown kinds, which the caller ignores.
 
 use std::str;
 

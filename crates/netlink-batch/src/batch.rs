@@ -2,8 +2,8 @@
 //! transmit.
 //!
 //! Lengths are filled in after the content, so a message is built only once. An attribute over
-//! 65,535 bytes cannot be encoded and makes its message void. A void message is not sent, and its
-//! reply is a refusal with `EMSGSIZE`. Other messages are unaffected.
+//! 65,535 bytes cannot be encoded and makes its message void. A void message is not sent. Its reply
+//! is a refusal with `EMSGSIZE`, and other messages are unaffected.
 
 use std::fmt;
 use std::ops::Range;

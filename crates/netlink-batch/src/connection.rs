@@ -160,8 +160,8 @@ impl Connection {
     }
 
     /// Dumps a table that may be too large to buffer. `take` receives kind and payload of each
-    /// message and stores the needed parts in the `T`. Additionally the dump needs the memory of
-    /// one datagram, for a table of any size.
+    /// message and stores the needed parts in the `T`. For a table of any size, the dump itself
+    /// needs only the memory of one datagram.
     ///
     /// Each attempt begins with a new `T`, so the result belongs to one complete dump.
     ///

@@ -66,7 +66,7 @@ pub struct Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // libc has error texts for numbers below MAX_ERRNO.
+        // libc has texts only for error numbers below MAX_ERRNO.
         match self.errno {
             errno @ 1..4096 => write!(f, "{}", io::Error::from_raw_os_error(errno))?,
             errno => write!(f, "error {errno}")?,

@@ -2,9 +2,10 @@
 //!
 //! The kernel side of a connection is synchronous. When `send` returns, every reply is already
 //! queued. For a dump, the next part is queued. So this module never waits. If the queue is empty
-//! and a reply is missing, the reply was lost, and the module reports the loss. Replies carry the
-//! sequence number of their message, and each send uses new numbers. So a late reply cannot be
-//! mistaken for another one.
+//! and a reply is missing, the reply was lost, and the module reports the loss.
+//!
+//! Replies carry the sequence number of their message, and each send uses new numbers. So a late
+//! reply cannot be mistaken for a reply to a newer message.
 //!
 //! ```text
 //!  Connection ─▶ Exchange<L: Link> ── protocol logic, tested on scripted bytes
@@ -30,8 +31,8 @@ use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
 /// Largest number of messages in one send. Each refusal takes 832 bytes of receive buffer, and each
-/// message holds its subsystem's lock. More messages would not be faster, and would delay other
-/// users.
+/// message holds its subsystem's lock. Larger sends would not be faster, and would delay other
+/// programs.
 pub const CHUNK_MESSAGES: usize = 512;
 /// Largest number of bytes in one send.
 const CHUNK_BYTES: usize = 128 * 1024;
@@ -40,7 +41,7 @@ const CHUNK_BYTES: usize = 128 * 1024;
 const DATAGRAM: usize = 2 * CHUNK_BYTES;
 /// First sequence number. Messages that the kernel sends without a request have number 0.
 pub(crate) const FIRST_SEQUENCE: u32 = 1;
-/// Upper estimate of the send buffer in bytes that the kernel needs in addition to the messages.
+/// Upper estimate of the bytes of send buffer that the kernel needs in addition to the messages.
 const SEND_OVERHEAD: usize = 4096;
 const DUMP_ATTEMPTS: u32 = 6;
 /// Pause before the second attempt at a dump. The pause doubles before each further attempt.
@@ -371,8 +372,9 @@ impl<L: Link> Exchange<L> {
         Ok(sequence)
     }
 
-    /// Processes the replies to `sequence` up to the last one. Returns true if the kernel flagged
-    /// an interrupted dump. After [`Error::LostReply`] no further replies to `sequence` are queued.
+    /// Processes the replies to `sequence` up to the last reply. Returns true if the kernel flagged
+    /// an interrupted dump. After [`Error::LostReply`], no further replies to `sequence` are
+    /// queued.
     fn collect<T>(
         &mut self,
         sequence: u32,

@@ -4,8 +4,8 @@
 //!   start(job) ─▶ Worker ─▶ poll: ready ─▶ take
 //! ```
 //!
-//! Several lanes need no lock if their owner never starts two jobs on the same objects. These
-//! objects then stay unchanged during the job.
+//! Several lanes need no lock if their owner never starts two jobs on the same objects. Only the
+//! job can then change its objects.
 
 use std::fmt;
 use std::task::{Context, Poll};

@@ -23,8 +23,8 @@ fn main() {
     let transaction = transaction(services);
     let changes = transaction.changes.len();
 
-    // The first transactions add chains to which no rule leads. The last one adds the rules that
-    // lead to these chains.
+    // The first transactions add chains to which no rule leads. The last transaction adds the rules
+    // that lead to these chains.
     for part in [100, 1000] {
         let begun = Instant::now();
         for transaction in parts(services, part) {

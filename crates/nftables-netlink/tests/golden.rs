@@ -43,7 +43,7 @@ fn files() -> Vec<PathBuf> {
 /// counts and generations. Anonymous sets are numbered, because kernel and crate name them
 /// differently and no program shows their names.
 fn raw(nftables: &mut Nftables) -> BTreeMap<String, Vec<Vec<u8>>> {
-    // Message types, and their attributes that differ between kernels or only pad.
+    // Message types, each with its attributes that differ between kernels or only pad.
     const TABLES: (u16, &[u16]) = (0x0a01, &[3, 4, 5]);
     const CHAINS: (u16, &[u16]) = (0x0a04, &[2, 6, 9]);
     const RULES: (u16, &[u16]) = (0x0a07, &[3, 6, 8]);

@@ -192,7 +192,7 @@ fn a_transaction_that_cannot_be_sent_changes_nothing() {
     }
     let mut nftables = Nftables::open().unwrap();
     let before = nftables.generation().unwrap();
-    // This is the longest comment that the kernel's tools accept.
+    // A comment of 128 bytes is the longest that `nft` can write back.
     let comment = Some("x".repeat(128).into());
     let rule = Rule {
         expressions: Vec::new(),

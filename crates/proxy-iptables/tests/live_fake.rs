@@ -70,7 +70,7 @@ fn taken(kernel: &mut impl Kernel, text: &str) -> bool {
     let done = kernel.restore(&mut |to| to.write_all(text.as_bytes()));
     match done {
         Ok(()) => true,
-        // The error messages of the programs do not distinguish these kinds clearly.
+        // The programs' error messages do not distinguish a refused rule from a missing module.
         Err(refusal) if matches!(refusal.kind, Kind::Refused | Kind::NoModule) => false,
         Err(refusal) => panic!("{text}: {refusal:?}"),
     }

@@ -315,7 +315,7 @@ fn large_services_of_one_namespace_are_written_last_in_pieces() {
     let longest = restores.iter().map(|text| text.lines().count()).max();
     assert!(longest.unwrap() < 4_000, "{longest:?} lines");
 
-    // A start that writes all Services in one plan produces the same rules.
+    // A start that writes all Services in one plan ends with the same rules.
     let mut other = World::new();
     for number in 1..=3 {
         other.apply(Event::ServiceApplied(service(number)));
@@ -562,7 +562,8 @@ fn separate_writes_after_a_temporary_refusal_are_complete() {
         world.holds()
     };
     assert_eq!(world.holds(), at_a_start());
-    // Another program removes the rules. The refusal of another change reveals the removal.
+    // Another program removes the rules. The daemon notices the removal when the kernel refuses
+    // another change.
     world.damage(Table::Nat, "KUBE-SERVICES", Vec::clear);
     world.apply(Event::ServiceDeleted(service(3).name));
     world.sync();
@@ -751,7 +752,7 @@ fn a_node_with_only_refused_services_is_stuck() {
     let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
-    // The time counts from the request. Otherwise, earlier requests would count as served.
+    // The time counts from the request. A later time would mean that the request is served.
     assert_eq!(world.proxier.standing().pending_since, Some(asked));
     // The mode still writes the rules that all Services share. No Service has progressed.
     world.now += Duration::from_mins(1);
@@ -1146,8 +1147,8 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
         rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());
     });
     let synced = world.tick(Duration::from_mins(1));
-    // The mode tries to remove the leftovers together with a write of its own rules, and then apart
-    // from it.
+    // The mode first tries to remove the leftovers together with a write of its own rules. After
+    // the refusal, it tries a separate restore.
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 2));
     assert!(has_leftovers(&world));
     let tries = 2 + world.restores_within(Duration::from_mins(2));
@@ -1198,7 +1199,7 @@ fn a_kernel_without_drift_is_not_written() {
     assert!(world.restores().is_empty());
 }
 
-/// A change of one Service in the random sequence.
+/// A step of the random sequence.
 #[derive(Debug, Clone)]
 enum Step {
     Apply(u16, u8),

@@ -396,7 +396,7 @@ fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_supports_that() {
         let names = sets.iter().map(|(found, _)| &found.set.name);
         let kept = names.filter(|name| has_clients(name)).count();
         // If the kernel can change a set's timeout (Linux 6.5, and current 6.1), all clients stay.
-        // Otherwise a new set replaces the old one.
+        // Otherwise, an empty set replaces the old set.
         let expected = if changes_timeouts() { 4 } else { 0 };
         println!("clients stayed in {kept} of 4 sets");
         assert_eq!(kept, expected);
@@ -493,8 +493,9 @@ fn old_sized_affinity_sets_free_memory_and_keep_clients() {
         again.sync();
         assert_eq!(generation(), before.next());
         assert_eq!(content(&whole()), as_wanted);
-        // The sets take about 100 MB. Other programs and the removal of earlier namespaces change the
-        // machine's figure by tens of megabytes, so the test only tells most of it from none.
+        // The sets take about 100 MB. Other programs and the removal of earlier namespaces change
+        // the machine's memory by tens of megabytes. So the test only checks that more than 50 MB
+        // are freed.
         let most = 50.0;
         // A kernel thread shrinks the sets some time later.
         let freed = || with_sizes - kernel_memory();
@@ -556,8 +557,8 @@ fn a_refused_object_does_not_affect_other_objects() {
         for number in 1..=50 {
             world.service(number, None, &[1]);
         }
-        // A Service with too long a name for a chain counts as missing. The kernel refuses a jump
-        // to a Service's chain that another program has replaced by a base chain.
+        // A Service whose name is too long for a chain counts as missing. The kernel refuses a jump
+        // to a Service's chain that another program has replaced with a base chain.
         world.sync();
         let chains = whole().chains.into_iter();
         let own = chains.filter(|chain| chain.name.contains("/web-7/"));

@@ -14,7 +14,7 @@ use proxy::IpFamily;
 use proxy_nftables::fake::FakeKernel;
 use proxy_nftables::{Kernel, NetlinkKernel, Object, Refusal, TABLE};
 
-/// Number of transactions, and of tables.
+/// Number of transactions on each table.
 const TRANSACTIONS: usize = 60;
 const TABLES: u64 = 12;
 

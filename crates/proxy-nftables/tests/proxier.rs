@@ -701,8 +701,8 @@ fn source_ranges_also_protect_a_load_balancer_address_listed_as_external_ip() {
     }
 }
 
-/// For each rule with a set, the kernel searches all sets. So the proxier does not rewrite a chain
-/// of many such rules to change one of them.
+/// For each rule with a set, the kernel searches all sets. So the proxier changes single rules of a
+/// long chain, and does not rewrite the chain.
 #[test]
 fn one_changed_endpoint_with_affinity_costs_few_changes() {
     for layout in LAYOUTS {
@@ -1414,7 +1414,7 @@ fn the_layout_stays_while_the_lists_are_incomplete() {
         world.sync();
         assert_eq!(world.proxier.form(), Some(layout.form()));
         assert_eq!(world.served_and_refused(), (listed.max(4).into(), 0));
-        // The complete lists decide.
+        // Once the lists are complete, the number of Service ports decides the layout.
         world.list(true);
         (1..=listed).for_each(|number| web(&mut world, number, [1]));
         let synced = world.sync();
@@ -1599,7 +1599,8 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
                     }
                 };
                 if world.sync().pending == 0 {
-                    // Only the external chain can be equal in both layouts and need no write.
+                    // Only the external chain may be equal in both layouts, and then needs no
+                    // write.
                     assert_eq!(refused, "chain external-");
                     continue;
                 }
@@ -1625,7 +1626,8 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
     }
 }
 
-/// Number of Services that exceeds one transaction, so that a plan contains only some of them.
+/// Number of Services whose changes exceed one transaction, so that a plan contains only some of
+/// them.
 const VERY_MANY: u16 = 5_000;
 
 #[test]

@@ -51,7 +51,7 @@ impl Address {
     /// address with this prefix length.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         let message = self.message(AddressHeaderFlags::empty());
-        // In a deletion, the kernel would read the bit of NLM_F_EXCL as NLM_F_BULK.
+        // In a deletion, the kernel would read the bit of `NLM_F_EXCL` as `NLM_F_BULK`.
         push(batch, 0, &RouteNetlinkMessage::DelAddress(message))
     }
 

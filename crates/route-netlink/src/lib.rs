@@ -12,15 +12,19 @@
 //! of messages, and [`Rtnetlink::execute`] sends them in few system calls.
 //!
 //! The message types come from `netlink-packet-route`. In a bulk write, their cost is less than the
-//! kernel's own variation (examples/encode_cost.rs). From the kernel's messages, this crate parses
-//! only the header and the used attributes, one by one. Parsing a whole message would lose it if
-//! the library cannot parse any attribute, such as a link's name that is not UTF-8.
+//! kernel's own variation (examples/encode_cost.rs). In messages from the kernel, this crate parses
+//! only the header and the used attributes, one by one. The library rejects a whole message if it
+//! cannot parse one attribute, such as a link's name that is not UTF-8.
 //!
-//! `rtnetlink` 0.24 was tried and does not fit. Its subscription reports an overflow
-//! (`NetlinkPayload::Overrun`), but skips a message that it cannot parse, and reports this only to
-//! the `log` crate. In a trial, it missed the deletion of a link. Its requests are async. They need
-//! a tokio runtime on threads that have none, and 27 µs compared with 3 µs for [`Rtnetlink::link`].
-//! It has no batches with a result for each message. It would add `netlink-proto` and `nix`.
+//! `rtnetlink` 0.24 was tried and does not fit:
+//!
+//! - Its subscription reports an overflow (`NetlinkPayload::Overrun`), but skips a message that it
+//!   cannot parse, and reports this only to the `log` crate. In a trial, it missed the deletion of
+//!   a link.
+//! - Its requests are async. They need a tokio runtime on threads that have none. A request takes
+//!   27 µs, compared with 3 µs for [`Rtnetlink::link`].
+//! - It has no batches with a result for each message.
+//! - It would add `netlink-proto` and `nix`.
 //!
 //! The crate does not know the purpose of a link, or the owner of an address.
 //!
@@ -50,8 +54,8 @@ pub use route::{LocalRoute, MainRoute};
 pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
 
-/// Returns the addresses of all links except these, in the calling thread's network namespace.
-/// Opens a new connection, because a failed connection cannot be reused.
+/// Returns the addresses of all links except the links in `but`, in the calling thread's network
+/// namespace. Opens a new connection, because a failed connection cannot be reused.
 ///
 /// # Errors
 ///

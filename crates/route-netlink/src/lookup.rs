@@ -13,8 +13,8 @@ use netlink_packet_route::route::{
 use crate::Family;
 use crate::message::attributes;
 
-/// Returns the source address that the kernel chooses for packets to hosts outside, if it is one of
-/// these addresses, else the lowest of them. Sends nothing.
+/// Returns the source address that the kernel chooses for packets to other hosts, if `own` contains
+/// this address, else the lowest address of this family in `own`. Sends no packet.
 pub fn outward_source(family: Family, own: &BTreeSet<IpAddr>) -> Option<IpAddr> {
     let (any, far) = match family {
         Family::Inet => ("0.0.0.0:0", ["198.18.0.1:9", "203.0.113.1:9", "8.8.8.8:9"]),
@@ -156,7 +156,7 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Returns the reason in the kernel's error if the error concerns the route.
+/// Returns the reason for a missing route if the kernel's error concerns the route.
 pub(crate) fn answer(error: Error) -> Result<RouteRefusal, Error> {
     match error {
         Error::Refused(refusal) => RouteRefusal::of(&refusal).ok_or(Error::Refused(refusal)),

@@ -76,8 +76,8 @@ impl LocalRoute {
         push(batch, NLM_F_CREATE | NLM_F_REPLACE, &message)
     }
 
-    /// Appends `RTM_DELROUTE`, which removes the route. `ESRCH` if the route does not exist. Without
-    /// a source, a route with any source is removed.
+    /// Appends `RTM_DELROUTE`, which removes the route. `ESRCH` if the route does not exist.
+    /// Without a source, the request removes a route with any source.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         push(batch, 0, &RouteNetlinkMessage::DelRoute(self.message()))
     }

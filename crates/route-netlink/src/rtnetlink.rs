@@ -65,8 +65,8 @@ impl Rtnetlink {
     /// # Errors
     ///
     /// [`Error::Refused`]: `EEXIST` if a link has this name, `EOPNOTSUPP` if the kernel has no
-    /// dummy links, `ERANGE` if the name is longer than 15 bytes. Otherwise those of
-    /// [`Rtnetlink::execute`], and [`Error::LostReply`].
+    /// dummy links, `ERANGE` if the name is longer than 15 bytes. Otherwise, see
+    /// [`Rtnetlink::execute`]. [`Error::LostReply`] if the reply is lost.
     pub fn create_dummy(&mut self, name: &str) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewLink(link::dummy(name));
         self.write(NLM_F_CREATE | NLM_F_EXCL, &message)
@@ -104,7 +104,7 @@ impl Rtnetlink {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: `EOPNOTSUPP` if it is hardware. Otherwise as
+    /// [`Error::Refused`]: `EOPNOTSUPP` if the link is hardware. Otherwise, see
     /// [`Rtnetlink::create_dummy`].
     pub fn delete_link(&mut self, name: &str) -> Result<(), Error> {
         let message = RouteNetlinkMessage::DelLink(link::named(name));

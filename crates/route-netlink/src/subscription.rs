@@ -48,7 +48,7 @@ impl Subscription {
     }
 
     /// Makes the kernel skip notifications of addresses that are added to this link. Replaces an
-    /// earlier choice. Notifications of removed addresses still arrive.
+    /// earlier filter. Notifications of removed addresses still arrive.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Tests missing node data, missing kernel memory and an unreadable table. Also tests the preview
-//! of a plan.
+//! Tests missing data about the node, missing kernel memory and an unreadable table. Also tests the
+//! preview of a plan.
 
 use futures::executor::block_on;
 use nftables_netlink::Set;
@@ -123,7 +123,7 @@ fn an_affinity_set_of_another_type_is_replaced() {
             let synced = world.damage(|table| make_other(table, kind));
             assert_eq!((synced.failures.len(), synced.pending), (0, 0));
             assert_eq!(world.content(), before);
-            // The replacement of the set does not show if the kernel can change timeouts.
+            // Only a kernel that cannot change timeouts needs a new set.
             world.made();
             world.apply(with_affinity(1, 60));
             assert_eq!(world.sync().pending, 0);

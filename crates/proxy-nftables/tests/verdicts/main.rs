@@ -183,7 +183,7 @@ fn packets(family: IpFamily, service: u16) -> Vec<Packet> {
         Protocol::Tcp
     };
     // Sources: a pod on this node, an endpoint on this node, a client inside the source ranges, and
-    // a client outside of them.
+    // a client outside.
     let outside = [
         [10, 244, 1, 77],
         [10, 244, 1, 2],
@@ -240,7 +240,7 @@ fn other_packets(family: IpFamily) -> Vec<Packet> {
 }
 
 /// Compares the verdicts of both layouts for all packets. Each entry of `configs` has the NodePort
-/// addresses, and true to masquerade all traffic to ClusterIPs.
+/// addresses, and true if all traffic to ClusterIPs is masqueraded.
 fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
     for (node_ports, masquerade_all) in configs {
         let [upstream, flat] = [Layout::Upstream, Layout::Flat]
