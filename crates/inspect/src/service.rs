@@ -19,7 +19,7 @@ use draining::HeldEndpoints;
 
 use super::question::{Copied, Ground};
 
-/// Detail of the converted Services.
+/// Choice to list or to count the endpoints of the converted Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Detail {
     /// True to list endpoints, false to count them.

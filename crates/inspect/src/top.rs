@@ -6,9 +6,9 @@
 //!   view::Top ◀─ rates of their endpoints ◀─ sample: endpoints of these addresses ◀┘
 //! ```
 //!
-//! All clients share the last two samples, which are kept for a minute after the last request. The
-//! counters of all addresses are read at most once a second, and so are the counters of a listed
-//! address's endpoints. Blocking threads read the kernel, one sample after the other, and rank the
+//! All clients share the last two samples, which are kept for a minute after the last request.
+//! Within a second, all requests share one read of all addresses, and one read of the endpoints of
+//! each listed address. Blocking threads read the kernel, one sample after the other, and rank the
 //! Services.
 
 mod rank;

@@ -6,8 +6,8 @@
 //! |---|---|---|---|---|
 //! | IPVS | address, endpoint | yes | yes | yes, inactive too |
 //! | iptables | address, endpoint (under one address of its Service port) | yes | no | no |
-//! | nftables | address, endpoint, where they are named | those that are still tracked | no | yes |
-//! | userspace | Service port, endpoint | yes | bytes; of UDP packets, too | yes |
+//! | nftables | address, endpoint (requested addresses only) | tracked flows | no | yes |
+//! | userspace | Service port, endpoint | yes | bytes; packets only for UDP | yes |
 
 pub mod frontend_addresses;
 

@@ -192,7 +192,7 @@ pub struct Limit {
     pub near: bool,
 }
 
-/// Prefix of the note on a feature that the kernel has but that is disabled.
+/// Prefix of a feature's note if the kernel has the feature but it is disabled.
 pub const OFF: &str = "off: ";
 
 /// A kernel feature that the mode uses.

@@ -18,7 +18,7 @@ pub(crate) const TABLE: &str = "kube-proxy-userspace";
 pub(super) enum Origin {
     /// Packets from an interface.
     Outside,
-    /// Packets from an interface and from pods of this node.
+    /// Packets from pods of this node, which enter by an interface too.
     Pods,
     /// Packets from this node itself.
     Node,
