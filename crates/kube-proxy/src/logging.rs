@@ -197,8 +197,8 @@ impl Visit for Object {
     }
 }
 
-/// Returns the filter of events. The verbosity of its source file decides about an event of our
-/// crates, the common verbosity about any other event.
+/// Returns the filter of events. The verbosity of the event's source file applies to this
+/// workspace's crates, and the common verbosity to all other crates.
 fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     let others = match verbosity {
         0..=5 => LevelFilter::OFF,

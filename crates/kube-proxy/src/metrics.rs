@@ -287,7 +287,7 @@ impl Metrics {
         trigger > self.started
     }
 
-    /// Starts the metrics of a family.
+    /// Creates the series of a family with their start values.
     pub(crate) fn begins(&self, family: IpFamily) {
         if let Some(of_mode) = &self.of_mode {
             of_mode.begins(family);

@@ -12,10 +12,13 @@ use super::foresee::Foreseen;
 use super::migration::Migration;
 use crate::config::question::Output;
 
-/// The result of the check. As an object it has the forecast: `wouldChange`, `whole`, `warnings`,
-/// `writes` (by `node`, `IPv4` and `IPv6`) and `changes`. Each change has `of`, `kind`, `action`,
-/// and `write`, which describes the change. Without a forecast the object has an `error` instead.
-/// Every object has `preflight`. `migration` appears if a kube-proxy has programmed the node.
+/// The result of the check. As an object it has these fields:
+///
+/// - `preflight`: the findings, always;
+/// - `wouldChange`, `whole`, `warnings`, `writes` (by `node`, `IPv4` and `IPv6`) and `changes`: the
+///   forecast. Each change has `of`, `kind`, `action`, and `write`, which describes the change;
+/// - `error`: the reason why the forecast is missing, in its place;
+/// - `migration`: if a kube-proxy has programmed the node.
 #[derive(Debug, Serialize)]
 pub(super) struct CheckResult {
     #[serde(flatten)]

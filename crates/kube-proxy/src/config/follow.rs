@@ -82,7 +82,7 @@ impl PendingRestart {
         }
     }
 
-    /// Reports each change that needs a restart once. Also reports when none is left.
+    /// Reports each change that needs a restart once, and reports when no such change is left.
     async fn tell(&mut self, file: &Path, waiting: &[Waiting], node: &str) {
         if self.told == waiting {
             return;

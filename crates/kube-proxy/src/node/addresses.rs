@@ -118,7 +118,7 @@ struct Subscription {
     socket: AsyncFd<route_netlink::Subscription>,
     /// The link that holds the service addresses, as of the last notification or query.
     own_link: Option<Link>,
-    /// Index of the link about whose new addresses the kernel sends no notification.
+    /// Index of the link whose new addresses the kernel's filter drops.
     left_out: Option<u32>,
 }
 

@@ -1,7 +1,10 @@
-//! Reports three findings about Services. First, contested external and load-balancer addresses:
-//! the proxy refuses some, and serves others although they belong to this node. An address in
-//! `spec.externalIPs` takes packets from its former owner. Second, Services above the size limit.
-//! Third, ignored Service options.
+//! Reports three kinds of findings about Services:
+//!
+//! - contested external and load-balancer addresses. The proxy refuses some, and serves others
+//!   although they belong to this node. An address in `spec.externalIPs` takes packets from its
+//!   former owner;
+//! - Services above the size limit;
+//! - ignored Service options.
 //!
 //! Each finding is reported once, in the log and as an event. The number of reports is limited.
 //! Otherwise a user with write access to one Service could flood the log or the events.

@@ -30,7 +30,7 @@ const ROOT: &str = "/";
 /// Values that settings had before this process wrote them, for restoring.
 static ORIGINS: Mutex<Origins> = Mutex::new(Origins::new());
 
-/// Next step of this process, which decides about its kernel settings.
+/// Step of this process that needs kernel settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Prepare the node and exit (`--init-only`). The daemon that starts later may not be allowed

@@ -1,9 +1,9 @@
 //! Configures the allocator of this process, and returns memory to the system after large work.
 //!
-//! A first sync and each drift check use tens of megabytes for about a second, for writes with
-//! their replies or for a dump of the kernel. glibc's allocator has a separate arena for each
-//! thread. In each arena, it keeps freed memory below the last allocation until `malloc_trim` is
-//! called.
+//! A first sync and each drift check use tens of megabytes for about a second. The memory holds
+//! writes with their replies, or a dump of the kernel. glibc's allocator has a separate arena for
+//! each thread. In each arena, it keeps freed memory below the last allocation until `malloc_trim`
+//! is called.
 //!
 //! So this process uses a single arena: its threads rarely allocate in parallel. The allocator
 //! keeps the memory that a first sync frees, because later work reuses it. Fresh pages would cost
