@@ -120,7 +120,7 @@ fn dns() -> Service {
         .endpoints("10.244.1.10 10.244.2.10")
 }
 
-/// A Service without an endpoint on this node.
+/// Returns a Service without an endpoint on this node.
 fn local() -> Service {
     Service::new("local", "10.96.0.20")
         .port(tcp(80, 8080).node_port(30080))
@@ -128,7 +128,7 @@ fn local() -> Service {
         .spec("externalTrafficPolicy: Local")
 }
 
-/// A Service that needs new iptables rules.
+/// Returns a Service that needs new iptables rules.
 fn with_source_ranges() -> Service {
     Service::new("ranged", "10.96.0.30")
         .port(tcp(80, 8080))

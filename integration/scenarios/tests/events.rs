@@ -257,7 +257,7 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
     assert!(told.contains("thief"), "{told}");
     assert!(told.contains("spec.externalIPs"), "{told}");
 
-    // In IPVS mode, the last of these.
+    // Runs `kube-proxy check` in IPVS mode, the last of these modes.
     let (program, check) = (scenarios::kube_proxy()?, "check");
     let command = c.prefix.iter().cloned().chain([program.into()]);
     let flags = [

@@ -366,7 +366,7 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
         draining.contains("local 10.96.10.10 proto 107"),
         "{draining}"
     );
-    // The clients have closed them. A restart continues the drain.
+    // The clients have closed the connections. A restart continues the drain.
     p.flags.push("--ipvs-drain-timeout=1s".to_owned());
     let mut daemon = p.start(&["env", &path])?;
     p.awaits("! ip link show kube-ipvs0 >/dev/null 2>&1 && [ -z \"$(ipset list -name)\" ]")?;

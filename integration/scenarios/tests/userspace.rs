@@ -21,7 +21,7 @@ use scenarios::{
 /// Timeout below TCP's retransmission of a lost packet after a second.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Longer than all attempts of a connection together, with a margin for a loaded machine.
+/// Timeout above the sum of all attempts of a connection, with a margin for a loaded machine.
 const PASSED_OVER: Duration = Duration::from_secs(4);
 
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\

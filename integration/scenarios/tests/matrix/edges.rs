@@ -141,8 +141,9 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     each(
         c,
         questions.map(|(from, transport, to)| {
-            // The node reaches its own node port through `lo`. The packets are rejected on input,
-            // but in nftables mode's flat layout on output, like all others.
+            // The node reaches its own node port through `lo`, where rules reject its packets on
+            // input. The flat layout of nftables mode rejects them on output, like all other
+            // packets.
             let is_by_lo = to.port() != 80 && !is_flat(c);
             let is_sent = !mode.is_ipvs() && is_by_lo || mode == Mode::Userspace;
             let is_send = from == "node" && transport == Transport::Udp && !is_sent;

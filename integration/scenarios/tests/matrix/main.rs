@@ -29,11 +29,11 @@ macro_rules! stories {
             story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
                 clients::has_nftables, $module::$name),
             story!("ipvs_exact::", ["--ipvs-semantics=exact"], clients::has_nftables, $module::$name),
-            // In iptables, by hand: `--include-ignored ipvs_exact`.
+            // Exact semantics by iptables rules, only on request: `--include-ignored ipvs_exact`.
             story!("ipvs_exact_upstream::", ["--ipvs-semantics=exact", "--ipvs-shim=upstream"], || false, $module::$name),
             story!("ipvs_exact_lean::", ["--ipvs-semantics=exact", "--ipvs-shim=lean"],
                 || is_in_tests(concat!(stringify!($module), "::", stringify!($name))), $module::$name),
-            // Redirects with nftables where the kernel has it, and with iptables on lane A.
+            // Redirects by nftables if the kernel has nftables, otherwise (lane A) by iptables.
             story!("userspace::", ["--proxy-mode=userspace"], || true, $module::$name),
         )+)+]
     };

@@ -8,8 +8,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
-    // This Service has an endpoint on this node, so the set for packets to themselves is never
-    // empty.
+    // This Service has an endpoint on this node, so the hairpin set (packets of a pod to itself) is
+    // never empty.
     let near = Service::new("near", "10.96.0.12 fd96::12")
         .port(tcp(80, 8081))
         .endpoints("10.244.1.10 fd44:1::10");
