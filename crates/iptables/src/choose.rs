@@ -139,7 +139,8 @@ impl Iptables {
         all.filter(|other| other.backend != used.backend)
     }
 
-    /// Returns the wanted backends. The backend with the strongest evidence comes first.
+    /// Returns the installed backends, or only the wanted one. The backend with the strongest
+    /// evidence comes first.
     fn candidates(wanted: Option<Backend>) -> Result<Vec<Self>, IptablesError> {
         let is_wanted = |found: &Self| wanted.is_none_or(|backend| backend == found.backend);
         let mut found = Self::named_ones(&Arc::default());
@@ -250,8 +251,8 @@ impl Iptables {
 }
 
 /// Returns the evidence from a backend's chains if its rules cannot be read, for example because
-/// iptables cannot express a table. A backend that refuses access cannot be chosen, so it has no
-/// evidence.
+/// iptables cannot express a table. A backend without readable chains has no evidence if the kernel
+/// lacks it or refuses access, because it cannot be chosen then.
 fn evidence_of_chains(
     chains: Option<Vec<(Table, String)>>,
     error: IptablesError,

@@ -1,4 +1,5 @@
-//! Reads all rules of a family by one process.
+//! The iptables programs of one backend: reads rules, and tests whether rules can be read and
+//! written.
 
 use std::io::BufRead;
 use std::sync::Arc;

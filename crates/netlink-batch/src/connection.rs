@@ -144,7 +144,7 @@ impl Connection {
     }
 
     /// Dumps a table. Adds `NLM_F_DUMP` to `flags`. If the kernel reports a concurrent change
-    /// (`NLM_F_DUMP_INTR`), the dump is repeated a few times within 0.1 s.
+    /// (`NLM_F_DUMP_INTR`), or a reply is lost, the dump is repeated a few times within 0.1 s.
     ///
     /// # Errors
     ///

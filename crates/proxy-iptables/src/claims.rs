@@ -179,8 +179,8 @@ impl Claims {
         }
     }
 
-    /// Claims the rules of Services without endpoints again, after a read of the kernel's rules.
-    /// Their chains keep their content while deletion is forbidden.
+    /// Claims the rules of ports without an endpoint for packets from outside again, after a read
+    /// of the kernel's rules. Their chains keep their content while deletion is forbidden.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         let ports = self.ports.values().flatten();
         let cut_off: Vec<_> = ports.filter(|port| port.is_cut_off()).cloned().collect();

@@ -152,8 +152,9 @@ impl Planner<'_> {
         false
     }
 
-    /// Returns the changed slots, and the owner's other slots in the same chains, in their final
-    /// order. Inserted rules come first.
+    /// Returns the changed slots, and the owner's unchanged slots in the same chains, in their
+    /// final order. The unchanged slots are written too, because each rule is inserted at the head
+    /// of its chain.
     fn in_order(&self, owner: Option<&Arc<Owner>>, changed: &BTreeSet<Slot>) -> Vec<Change> {
         let change = |slot: &Slot| Change {
             slot: *slot,

@@ -126,8 +126,8 @@ impl Claims {
         ports.filter_map(|port| port.chooser())
     }
 
-    /// Claims the objects of ports without endpoints again, after a read of the kernel's state. Has
-    /// no effect once deletions are allowed.
+    /// Claims the objects of ports that lack endpoints for some senders again, after a read of the
+    /// kernel's state. Has no effect once deletions are allowed.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {

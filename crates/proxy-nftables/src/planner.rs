@@ -75,7 +75,8 @@ impl<'a> Planner<'a> {
             timeouts: self.timeouts,
         };
         self.plan_base(&mut plan);
-        // Waits for the next read: the elements of a replaced set are unknown until then.
+        // Service ports wait until their base exists. After a set is replaced, they wait for the
+        // next read, because the set has lost its elements.
         if !self.is_founded(&plan) || plan.replaces_set() {
             return plan;
         }

@@ -165,7 +165,7 @@ pub struct ServedPort {
     external_local: bool,
     cluster: Endpoints,
     local: Endpoints,
-    /// Endpoints of `cluster` and `local` on this node.
+    /// Endpoints on this node that are in `cluster` or `local`.
     on_node: Endpoints,
     /// True if any endpoint serves, on any node.
     any: bool,
@@ -394,8 +394,8 @@ impl ServedPort {
             .chain(refused)
     }
 
-    /// Returns the NodePort that a relay serves on localhost, with its endpoints. Without a Service
-    /// port in it, the port is closed.
+    /// Returns the NodePort that a relay serves on localhost, with its endpoints. Returns `None` if
+    /// the relay does not serve this port.
     pub(crate) fn on_localhost(&self, localhost: LocalhostNodePorts) -> Option<(u16, Serving)> {
         let is_local = self.external_local;
         let is_served = localhost == LocalhostNodePorts::Served
@@ -442,7 +442,8 @@ impl ServedPort {
         self.cluster.iter().chain(self.local.iter()).collect()
     }
 
-    /// Calls `tell(chain, rules)` for each wanted chain of the port.
+    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also passes unwanted external
+    /// and firewall chains, because their rules are few.
     fn rules(
         &self,
         config: &Config,
@@ -491,7 +492,8 @@ impl ServedPort {
         Line::new(self.family)
     }
 
-    /// Returns the rules that choose an endpoint: the client's previous one, else a random one.
+    /// Returns the rules that choose an endpoint: the client's previous endpoint, else a random
+    /// one.
     fn policy_rules(&self, endpoints: &Endpoints) -> Vec<Rule> {
         if self.affinity.is_none() {
             let line = self.line().protocol(self.protocol());

@@ -1,7 +1,7 @@
 //! Reads the chains of an iptables table and their rules from the kernel.
 //!
 //! Rules that kube-proxies add to built-in chains are rendered as `iptables-save` prints them. Of
-//! any other rule, only the chain to which it leads is rendered, after [`NATIVE`].
+//! any other rule, only the target is rendered, after [`NATIVE`].
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/xt_conntrack.h`,
 //! `linux/netfilter/xt_addrtype.h`, `linux/netfilter/xt_comment.h`.
@@ -205,11 +205,11 @@ fn rule(payload: &[u8], table: &str, chain: &str) -> Result<Option<ListedRule>, 
     Ok((is_of_table && is_of_chain).then(|| parts.into_rule(chain)))
 }
 
-/// The expressions of a rule that iptables can express.
+/// Parts of a rule, collected from its expressions.
 #[derive(Debug, Default)]
 struct RuleParts {
     matches: Vec<Match>,
-    /// The target ` -j CHAIN`, with its leading blank.
+    /// The target with its option and a leading blank, such as ` -j CHAIN`.
     target: String,
     counted: (u64, u64),
     handle: u64,
