@@ -88,7 +88,7 @@ pub async fn connect<C: Counter>(
     })
 }
 
-/// Opens a source, and returns its events, with the client if the source is an API server. See
+/// Opens a source. Returns its events, and the client if the source is an API server. See
 /// [`connect`].
 ///
 /// # Errors

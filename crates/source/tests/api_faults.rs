@@ -213,7 +213,7 @@ async fn the_source_catches_up_after_resource_versions_restart() {
                 .is_some_and(|node| node.zone.as_deref() == Some("i"))
         })
         .await;
-        // Through a bookmark, Services also get the latest version.
+        // A bookmark brings the watch of Services to the latest version.
         listen(&mut told, Duration::from_mins(2)).await;
         let (address, version) = (server.address(), server.version());
         server.stop().await;
@@ -317,7 +317,7 @@ async fn caught_up(
     }
     for told in &mut all {
         told.until_listed().await;
-        // Through a bookmark, each kind has the last version.
+        // A bookmark brings the watch of each kind to the latest version.
         listen(told, Duration::from_mins(2)).await;
     }
     let (before, address) = (server.cluster().clone(), server.address());

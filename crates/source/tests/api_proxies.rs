@@ -349,7 +349,7 @@ async fn a_failing_socks_proxy_is_logged_with_the_next_step() {
 async fn a_silent_proxy_is_logged_by_name() {
     let world = World::new().await;
     let (log, _guard) = Log::start();
-    // One client waits for a line, the other for a response.
+    // The HTTP proxy waits for a request line, and the client waits for a SOCKS reply.
     let proxy = Proxy::start(ProxyOptions::default()).await.unwrap();
     let mut told = world.told(&format!("socks5://{}", proxy.address())).await;
     let line = complaint(&mut told, &log).await;

@@ -122,7 +122,7 @@ async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
     );
 }
 
-/// Follows a server twice: protobuf, then JSON is the requested content type.
+/// Follows a server twice. The requested content type is protobuf first, then JSON.
 async fn follows_servers(lists: Lists, options: fn() -> Options, asked: &[&str]) {
     for content_type in [ContentType::Protobuf, ContentType::Json] {
         let settings = Api {

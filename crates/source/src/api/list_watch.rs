@@ -170,8 +170,8 @@ impl ListWatch {
     pub(super) async fn run(mut self) {
         let name = kind_name(self.resource.kind);
         let mut backoff = Backoff::default();
-        // True if no list has run since the last wait; a list may then follow at once. A list is
-        // useless if the watch after it expires too, and waits before it is repeated.
+        // True if no list has run since the last wait. A list may then follow at once. If the watch
+        // after a list expires too, the next list waits.
         let mut may_list = true;
         loop {
             self.has_progressed = false;
