@@ -18,7 +18,7 @@ const ANSWER_BYTES_MAX: u64 = 256 << 20;
 ///
 /// # Errors
 ///
-/// No daemon listens, the daemon returns an error, or the response is not such an object.
+/// No daemon listens, the daemon returns an error, or the response is another object.
 pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<T, Failure> {
     let unreadable = |what: &dyn std::fmt::Display| {
         Failure::Unreadable(format!("kube-proxy's answer cannot be read: {what}"))

@@ -1,4 +1,4 @@
-//! Tests the log that the starter of the program receives: its streams and formats.
+//! Tests the streams and formats of the program's log.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 

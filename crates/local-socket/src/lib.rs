@@ -137,7 +137,7 @@ impl SocketLocations {
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(&self.folder, Permissions::from_mode(0o700))?;
         }
-        // Of these calls, only this one detects a read-only file system.
+        // This is the only call here that detects a read-only file system.
         rustix::fs::access(&self.folder, rustix::fs::Access::WRITE_OK)?;
         Ok(())
     }

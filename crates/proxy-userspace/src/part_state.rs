@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use crate::plan::{Base, RedirectTarget};
 use crate::port::Portal;
 
-/// The state of one part of the kernel.
+/// State that one read returned: the redirects or the addresses.
 pub enum PartState {
     /// The redirects.
     Rules(Box<RedirectState>),

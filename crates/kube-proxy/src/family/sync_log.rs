@@ -1,5 +1,5 @@
-//! The log line about syncs that changed the kernel: which entries, how many, and how long the
-//! syncs took. A sync without changes logs nothing. A family logs at most one such line a second,
+//! The log line about syncs that changed the kernel: the entries, their numbers, and the syncs'
+//! duration. A sync without changes logs nothing. A family logs at most one such line a second,
 //! which covers all syncs since the previous line.
 
 use std::time::{Duration, Instant};

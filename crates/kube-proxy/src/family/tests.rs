@@ -383,7 +383,8 @@ async fn a_new_mode_takes_over_once_the_old_mode_is_idle() {
     world.script.state().is_idle = true;
     world.turn(0).await;
     assert_eq!((world.script.updates(), script.updates()), (2, 1));
-    // The new mode has not read the node's addresses yet. The answer stays that of the old mode.
+    // The new mode has not read the node's addresses yet. The family keeps the old mode's
+    // addresses.
     assert!(world.family.mode.node_ports().is_none());
     assert!(world.family.node_ports.is_some());
     let told = script.last_update();

@@ -54,8 +54,7 @@ pub(super) fn judge(
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let known = KNOWN.iter().filter(|(link, _)| links.contains(*link));
-    // In other modes, the proxy's rules redirect this link's address just as the link's own rules
-    // do.
+    // In other modes, NodeLocal DNSCache can take over the address of the DNS Service.
     let known = known.filter(|(link, _)| *link != "nodelocaldns" || mode == "ipvs");
     findings.extend(known.map(|(_, message)| Finding::warn(NAME, *message)));
     let taken = foreign

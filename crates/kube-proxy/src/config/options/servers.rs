@@ -15,7 +15,7 @@ pub struct Settings {
     pub healthz_address: Option<SocketAddr>,
     /// Address of the metrics server, or `None` for no server.
     pub metrics_address: Option<SocketAddr>,
-    /// Reaction to a taken address, which a server cannot bind.
+    /// Reaction of a server to an address that another process has bound.
     pub when_taken: WhenTaken,
     /// Options of the metrics of single Services.
     pub services: metrics::services::settings::Settings,
