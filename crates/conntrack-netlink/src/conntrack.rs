@@ -134,7 +134,8 @@ impl Conntrack {
     ///
     /// # Errors
     ///
-    /// The socket failed. Any of the flows may have been deleted.
+    /// The socket failed, or `CAP_NET_ADMIN` is missing. If the socket failed, any of the flows may
+    /// have been deleted.
     pub fn delete(&mut self, flows: &[Flow]) -> Result<Vec<Outcome>, Error> {
         let mut batch = Batch::new();
         for flow in flows {

@@ -47,7 +47,7 @@ pub(crate) struct Readings {
     has_written: Condvar,
 }
 
-/// A turn to write. Only the holder of the turn writes.
+/// A turn to write. Writers take turns, but a writer that waited too long writes without a turn.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,

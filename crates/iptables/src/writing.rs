@@ -51,8 +51,9 @@ impl Iptables {
         self.restore_from(limit, family, &mut |sink| sink.write_all(text.as_bytes()))
     }
 
-    /// Applies a text that is written piece by piece. After a refusal, writes the text again to
-    /// find the faulty line.
+    /// Applies a text that is written piece by piece. Calls `text` again after a failure, to find
+    /// the faulty line. If iptables cannot read rules, deletes the text's rules in the kernel, and
+    /// applies the rest.
     ///
     /// # Errors
     ///

@@ -302,8 +302,8 @@ impl Encoder<'_> {
     /// Writes elements in as many messages as they need.
     fn elements(&mut self, command: u16, flags: u16, name: TargetSet<'_>, mut all: &[Element]) {
         let table = self.table;
-        // Stops at the last element, because the kernel reads a message without elements as a flush
-        // of the set.
+        // Sends no message without elements, because the kernel reads such a message as a flush of
+        // the set.
         while !all.is_empty() {
             self.push(command, flags, |w| {
                 w.attr_str(elements::TABLE, table);

@@ -259,7 +259,7 @@ impl Plan {
 
     fn part_ops<'a>(&'a self, part: &'a PortWrites) -> Vec<(Table, Op<'a>)> {
         let mut ops = Vec::new();
-        // Each rule is inserted at the head, so they are inserted in reverse order.
+        // Each rule is inserted at the head of its chain, so rules are inserted in reverse order.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
             // In manner `Apart`, a whole chain is first written with its old content, and the

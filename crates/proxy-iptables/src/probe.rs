@@ -31,8 +31,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError>
     iptables.try_rules(family, &rules.collect::<Vec<_>>())
 }
 
-/// Reports whether counting rules exist in a family. Without a liberal conntrack, each family has a
-/// counting rule for INVALID packets.
+/// Reports whether table filter of a family has counting rules. Without a liberal conntrack, each
+/// family has a counting rule for INVALID packets.
 pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     if iptables.is_empty(family) {
         return false;
@@ -48,7 +48,7 @@ pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
 }
 
 /// Checks that the kernel has counters and that iptables can use them. Creates missing counters.
-/// Starts one process, and writes no rule if counting rules exist.
+/// One process looks for counting rules. If none exists, another process tries a counting rule.
 ///
 /// # Errors
 ///

@@ -148,7 +148,7 @@ fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
             }
             "-p" => protocol = Some(Protocol::from_lower(&options.next()?)?),
             "--dport" => port = Some(options.next()?.parse().ok()?),
-            // The rule excludes some sources, or it is inverted.
+            // The rule matches only some of the packets to an address and port.
             "-s" | "-i" | "!" => return None,
             _ => {}
         }

@@ -357,7 +357,7 @@ fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
         Stale::Base(Key::Chooser(chooser)) => chain(chooser.name().into()),
         Stale::Set(name) => {
             if !is_affinity(name) {
-                // This map of upstream's layout refers to chains that are deleted too.
+                // Upstream's map for NodePorts on localhost refers to chains that are deleted too.
                 let flush = Change::FlushSet(Arc::clone(name));
                 changes.push(Stage::FlushStale, unit, flush);
             }

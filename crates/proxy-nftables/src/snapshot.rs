@@ -63,7 +63,7 @@ pub(crate) struct SnapshotBuilder {
 }
 
 impl SnapshotBuilder {
-    /// Creates a reader without objects.
+    /// Creates a builder without objects.
     pub(crate) fn new(family: IpFamily) -> Self {
         Self {
             family,

@@ -1,7 +1,7 @@
 //! Wanted, actual and pending objects of this mode.
 //!
-//! The wanted objects may change while the kernel writes a plan. So outcomes are booked for the
-//! values in the plan, not for the values wanted now.
+//! The wanted objects may change while the kernel writes a plan. So the tables record outcomes for
+//! the values in the plan, not for the values wanted now.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -130,7 +130,7 @@ impl Tables {
 
     // ---- outcome of a plan ----
 
-    /// Books the outcome of each object in a plan. Reports refusals.
+    /// Records the outcome of each object in a plan, and reports refusals.
     pub(crate) fn settle(
         &mut self,
         plan: &Plan,
@@ -237,7 +237,7 @@ impl Tables {
         }
     }
 
-    /// Books the outcomes of NodePorts on localhost. Reports failures and returns their number.
+    /// Records the outcomes of NodePorts on localhost. Reports failures and returns their number.
     pub(crate) fn settle_listeners(
         &mut self,
         plan: &Plan,
