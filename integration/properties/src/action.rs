@@ -127,7 +127,7 @@ impl fmt::Display for Action {
 impl FromStr for Action {
     type Err = String;
 
-    /// A `#` begins a comment.
+    /// Parses an action. A `#` begins a comment.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let told = text.split('#').next().unwrap_or_default().trim();
         let (word, dice) = told.split_once(' ').ok_or("a verb and a number")?;

@@ -1,5 +1,5 @@
-//! Event sequences that failed once, as files. The first line is `form family`, and each further
-//! line is an action. Text after `#` is a comment.
+//! Event sequences that failed once, as files. Text after `#` is a comment. Without comments, the
+//! first line is `form family`, and each further line is an action.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
