@@ -1,15 +1,15 @@
-# One node, in its network namespace and one of names (UTS): containerd, then the kubelet. Both stay in one mount namespace, so that
+# Starts containerd and then the kubelet of one node, in its network and UTS namespaces. Both share one mount namespace, so that
 # containers see the volumes that the kubelet mounts.
 #   sh node.sh NAME STATE RUN LOGS IP KUBERNETES ARCHIVE...
 set -eu
 name=$1 state=$2 run=$3 logs=$4 ip=$5 kubernetes=$6
 shift 6
 mount --make-rshared /
-# Which a pod in the node's own network tells.
+# Pods in the node's own network report this name.
 echo "$name" >/proc/sys/kernel/hostname
-# `ip netns exec` has put a sysfs of the namespace in place, without what was mounted in there.
+# `ip netns exec` has mounted the namespace's sysfs, which hides earlier mounts in /sys.
 mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup
-# The kubelet does not start where it finds no clock speed of a processor, and User Mode Linux tells none.
+# The kubelet needs a CPU clock speed to start, and User Mode Linux reports none.
 if ! grep -q '^cpu MHz' /proc/cpuinfo; then
   sed '/^processor/a cpu MHz\t\t: 1000.000' /proc/cpuinfo >"$state/cpuinfo"
   mount --bind "$state/cpuinfo" /proc/cpuinfo

@@ -1,9 +1,9 @@
-/* The cluster's own container: the sandbox of pods, and a server that says who it is.
+/* The cluster's own container: the sandbox of pods, and a server that replies with its name.
  *
- *   pod               waits, reaps what is left to it, and ends on SIGTERM
- *   pod serve PORT    answers HTTP on a TCP port of both families with its host's name, a connection at a time
+ *   pod               waits, reaps orphaned processes, and exits on SIGTERM
+ *   pod serve PORT    replies over HTTP with its host's name, on a TCP port of both families
  *
- * In C and linked statically: the image has nothing else in it. */
+ * Written in C and linked statically, because the image contains no other file. */
 #include <arpa/inet.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static void answer(int client, const char *name) {
   char request[2048], reply[512];
   struct timeval patience = {.tv_sec = 60};
   setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  /* Until the client closes: one that is held is asked again and again. */
+  /* Serves a persistent connection until the client closes it. */
   while (read(client, request, sizeof request) > 0) {
     int length = snprintf(reply, sizeof reply,
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %zu\r\n\r\n%s\n", strlen(name) + 1, name);

@@ -2,14 +2,13 @@
  * Preloaded into the User Mode Linux process, never into its guest.
  *
  * UML 6.1 keeps a guest process's vector registers in a buffer of fixed size (2696 bytes: up to and
- * including PKRU) and puts them back with PTRACE_SETREGSET(NT_X86_XSTATE). The host takes only a whole
- * image there: where the CPU has more components (AMX: 11008 bytes) it answers EFAULT, and UML dies at
- * its first process with "put_fp_registers". Reading is no trouble: GETREGSET cuts the image at the end
- * of the buffer.
+ * including PKRU) and restores them with PTRACE_SETREGSET(NT_X86_XSTATE). The host accepts only a complete
+ * image. If the CPU has more components (AMX: 11008 bytes), the host returns EFAULT, and UML dies at its
+ * first process with "put_fp_registers". Reads succeed: GETREGSET cuts the image at the end of the buffer.
  *
- * So the image is made whole again before it goes to the host: what UML kept, zeroes behind it, and in
- * XSTATE_BV only the components that lie inside what UML kept. A component whose bit is clear is put to
- * its initial state. The guest can use everything but what lies beyond the buffer (AMX tiles).
+ * This library therefore completes the image before the host receives it: UML's buffer, followed by
+ * zeroes. XSTATE_BV names only the components inside UML's buffer. The CPU resets each component whose bit
+ * is clear. The guest can use all components except those beyond the buffer (AMX tiles).
  *
  * Image layout: Intel SDM vol. 1, 13.4 (XSAVE area, standard format); offsets and sizes: CPUID leaf 0xD.
  */
@@ -26,10 +25,10 @@
 
 enum { XSTATE_BV = 512, HEADER_END = 576 };
 
-/* Not on the stack: UML's kernel stacks are small. One is enough: UML has one CPU and no preemption. */
+/* Static, because UML's kernel stacks are small. One buffer is enough, because UML has one CPU and no preemption. */
 static _Alignas(64) unsigned char whole[1 << 16];
 
-/* The components (x87 and SSE always) that end within the first `length` bytes. */
+/* Returns the components that end within the first `length` bytes, always including x87 and SSE. */
 static uint64_t components_within(size_t length)
 {
 	uint64_t within = 3;
@@ -44,7 +43,7 @@ static uint64_t components_within(size_t length)
 long ptrace(enum __ptrace_request request, ...)
 {
 	static long (*real)(enum __ptrace_request, ...);
-	static size_t host_length, known_length; /* 0: the host has not refused an image yet */
+	static size_t host_length, known_length; /* 0: the host has rejected no image yet */
 	static uint64_t known_components;
 
 	va_list arguments;

@@ -1,3 +1,3 @@
-# Upstream binds the address to kube-ipvs0 as well, and so leaves what it leaves in ipvs/clusterip-tcp, where the other
-# files are.
+# Upstream also binds the address to kube-ipvs0. It therefore leaves the same state as in ipvs/clusterip-tcp, which has the
+# other files.
 ip addr add 10.96.10.10/32 dev eth0
