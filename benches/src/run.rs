@@ -685,8 +685,8 @@ mod tests {
     fn an_unused_kube_proxy_argument_is_reported() {
         let given = "run --kube-proxy up=FILE:ipvs --kube-proxy up=FILE:iptables";
         let (all, not_named) = chosen(given).unwrap();
-        assert_eq!(all.get(9..11).unwrap(), ["up-ipvs", "up-iptables"]);
-        assert_eq!((all.len(), not_named.len()), (17, 0));
+        assert_eq!(all.get(10..12).unwrap(), ["up-ipvs", "up-iptables"]);
+        assert_eq!((all.len(), not_named.len()), (18, 0));
         let (some, not_named) = chosen(&format!("{given} --subjects ipvs,up-ipvs")).unwrap();
         assert_eq!(
             (some, not_named),

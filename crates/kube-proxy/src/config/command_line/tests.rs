@@ -723,7 +723,7 @@ fn each_flag_sets_its_option() {
             let of = &o.modes.ipvs;
             of.semantics == Semantics::Exact(MarkBits::DEFAULT)
                 && of.vip_mode == VipMode::Route
-                && of.shim == ShimChoice::Fixed(ShimStyle::Nftables)
+                && of.shim == ShimChoice::Auto
         }),
         (&["--ipvs-vip-mode=route"], |o| {
             o.modes.ipvs.vip_mode == VipMode::Route
