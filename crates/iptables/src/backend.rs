@@ -56,7 +56,7 @@ pub enum Why {
     Hint,
     /// The backend has chains of a kube-proxy.
     Chains,
-    /// The backend has more rules than the other one.
+    /// The backend has more rules than the other backend.
     Rules,
     /// No rules decide, and this backend is the default.
     First,

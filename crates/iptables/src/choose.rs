@@ -345,7 +345,7 @@ fn version(text: &str) -> ([u32; 3], Backend) {
 mod tests {
     use super::*;
 
-    /// An unreadable backend must not look empty, or the other one would be chosen.
+    /// If an unreadable backend looked empty, the other backend would be chosen.
     #[test]
     fn an_unreadable_iptables_backend_does_not_count_as_empty() {
         let slow = || IptablesError::TimedOut {

@@ -182,7 +182,8 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
     }
 }
 
-/// If nf_tables exists, loads the other modules that iptables rules need, and the `needed` modules.
+/// If nf_tables exists, loads the further modules that iptables rules need, and the `needed`
+/// modules.
 pub(crate) fn load_modules(needed: &[&str]) {
     let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == Support::Works;
     if modules::is_loadable(MODULES[0]) && Connection::open(Protocol::Netfilter).is_ok_and(works) {

@@ -12,8 +12,8 @@ use crate::obstacles::DormantTable;
 /// Largest size of a kept text in bytes. Other programs may have very many rules.
 pub(crate) const MOST: usize = 256 * 1024;
 
-/// Longest wait for the other family's writer. After it, both write, and the kernel or the
-/// programs' own lock orders the writes.
+/// Longest wait for the other family's writer. Then both families write at once, and the kernel or
+/// the programs' own lock orders the writes.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 /// The state of a family's tables in a backend, as the kernel reports it without a program.
@@ -72,9 +72,9 @@ pub(crate) struct Reading {
 
 impl Readings {
     /// Waits for the turn to write. The wait has a limit, so that a hanging program of one family
-    /// does not block the other family. Turns avoid conflicts: legacy programs of both families
-    /// share one lock, for which versions before 1.6.2 do not wait. nft programs start over if
-    /// another program has written meanwhile.
+    /// does not block the other family. Turns avoid conflicts. Legacy programs of both families
+    /// share one lock, and versions before 1.6.2 do not wait for it. nft programs start over if
+    /// another program has written during their work.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let is_writing = self.lock();
         let waited = self

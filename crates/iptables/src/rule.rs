@@ -178,7 +178,7 @@ impl Match {
     }
 
     /// Returns the rank of a match. `iptables-save` prints matches with a rank first, in the order
-    /// of ranks. All others keep the given order.
+    /// of ranks. All other matches keep the given order.
     fn rank(&self) -> u8 {
         match self {
             Self::Source(_) | Self::NotSource(_) => 0,

@@ -337,7 +337,7 @@ impl<L: Link> Exchange<L> {
                 },
                 Err(Error::LostReply) => Error::LostReply,
                 Err(error) => {
-                    // Until a dump is complete, the socket cannot begin another one (EBUSY).
+                    // Until a dump is complete, the socket cannot begin a new dump (EBUSY).
                     while !matches!(self.receive()?, QueueRead::Empty) {}
                     return Err(error);
                 }

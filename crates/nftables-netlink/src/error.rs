@@ -22,7 +22,7 @@ pub enum Error {
         attempts: u32,
     },
     /// The kernel resized a set during every attempt to read it, so some elements appeared twice
-    /// and others were missing.
+    /// and other elements were missing.
     #[error(
         "set {set} of table {table} was resized by the kernel during each of {attempts} attempts to read it, as after very many elements came or went; nothing is wrong with it: try again later"
     )]

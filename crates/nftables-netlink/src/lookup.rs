@@ -165,7 +165,7 @@ impl Nftables {
     }
 }
 
-/// Returns the key after this one in network order, or `None` after the last key.
+/// Returns the next key in network order, or `None` after the last key.
 fn next(key: &[u8]) -> Option<Bytes> {
     let mut next = Bytes::from_slice(key);
     for byte in next.iter_mut().rev() {

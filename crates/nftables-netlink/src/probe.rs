@@ -1,5 +1,5 @@
-//! Tests which features the kernel has, by a transaction that uses each one. The kernel must refuse
-//! the last change, so nothing takes effect.
+//! Tests which features the kernel has, by a transaction that uses each feature. The kernel must
+//! refuse the last change, so nothing takes effect.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Subscribes to ruleset changes (`NFNLGRP_NFTABLES`).
 //!
 //! The kernel reports each changed object and, at the end of a transaction, the generation and the
-//! author. A reconciler needs only the name of the changed table, because it reads the table
-//! anyway.
+//! author. A reconciler needs only the name of the changed table, because it then reads the whole
+//! table.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};

@@ -70,7 +70,7 @@ impl Family {
 /// part of a concatenation begins in a new slot.
 ///
 /// Messages name slots as the kernel does (`nft_dump_register`): slots 0, 4, 8 and 12 are
-/// `NFT_REG_1` to `NFT_REG_4`, all others `NFT_REG32_*`.
+/// `NFT_REG_1` to `NFT_REG_4`, and all other slots are `NFT_REG32_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Register(u8);
 

@@ -30,8 +30,7 @@ impl<K: Kernel> KernelAccess<K> for Iptables {
     }
 
     fn query(kernel: &mut K, config: &Config, _: CanaryQuery) -> Result<bool, Unreadable> {
-        // Reads the table with the fewest rules, because a flush empties it together with the
-        // others.
+        // Reads the table with the fewest rules. A flush of all tables empties this table too.
         let saved = read(kernel, config, Some(Table::Mangle));
         saved.map(|saved| saved.base.has_canary(Table::Mangle))
     }

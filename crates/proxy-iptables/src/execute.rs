@@ -203,7 +203,7 @@ impl Executor<'_> {
     }
 
     /// If the kernel rejected every write, checks that it accepts any write at all. The test
-    /// empties the canary's chain, which is empty anyway.
+    /// empties the canary's chain, which has no rules.
     fn try_nothing(&mut self) {
         let mut write = |sink: &mut dyn Write| {
             let mut restore = Restore::new(sink);

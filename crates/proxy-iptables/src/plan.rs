@@ -46,7 +46,7 @@ pub struct Plan {
 /// A step of a plan, as text for the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanStep {
-    /// Description.
+    /// Description of the step.
     pub line: String,
     /// The chain, if the step replaces a whole chain.
     pub chain: Option<WrittenChain>,
@@ -55,11 +55,11 @@ pub struct PlanStep {
 /// A chain that the write replaces completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenChain {
-    /// Table.
+    /// Table of the chain.
     pub table: Table,
-    /// Name.
+    /// Name of the chain.
     pub name: String,
-    /// Rules, as lines that begin with `-A CHAIN`.
+    /// Rules of the chain, as lines that begin with `-A CHAIN`.
     pub rules: Vec<String>,
     /// Service port that owns the chain, if any.
     pub owner: Option<ServicePortName>,
@@ -174,7 +174,7 @@ pub(crate) enum Op<'a> {
 /// The rules of a chain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines<'a> {
-    /// Texts of several lines, each with a line feed. They come before the other rules.
+    /// Texts of several lines, each with a line feed. They come before the rules of `tail`.
     pub(crate) slots: &'a [Arc<str>],
     pub(crate) tail: &'a [String],
 }

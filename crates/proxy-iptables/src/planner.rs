@@ -227,8 +227,8 @@ impl Planner<'_> {
             .collect();
     }
 
-    /// Returns all rules of Services in these chains, in the order of their owners: the wanted
-    /// rules of the slots in `written`, and the actual rules of all others.
+    /// Returns all rules of Services in these chains, in the order of their owners. Slots in
+    /// `written` have their wanted rules, and all other slots their actual rules.
     fn texts_of(
         &self,
         chains: &BTreeSet<Shared>,

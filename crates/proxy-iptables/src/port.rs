@@ -54,7 +54,7 @@ impl fmt::Display for Slot {
 }
 
 /// An address and port, in any chain. A single Service port owns all rules for it, because rules of
-/// another one would drop or reject its packets.
+/// another Service port would drop or reject its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ServiceAddress {
     /// The address, or `None` for all addresses of this node.

@@ -49,8 +49,8 @@ impl Claims {
             && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Replaces all claims of a Service. Until deletions are allowed, existing routes to endpoints
-    /// are kept.
+    /// Replaces all claims of a Service. Until deletions are allowed, keeps existing routes to
+    /// endpoints.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,

@@ -16,8 +16,8 @@ static NAMES: LazyLock<[Vec<Name>; 2]> = LazyLock::new(|| {
     IpFamily::ALL.map(|family| base::names(family).into_iter().map(Into::into).collect())
 });
 
-/// Reads an object of the table. Elements are read as elements of every set, independent of their
-/// own set.
+/// Reads an object of the table. Reads elements as elements of every set, because a message may
+/// name any set.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {

@@ -71,7 +71,8 @@ pub trait Kernel: Send + 'static {
 /// An object of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
-    /// The read starts over, because another program wrote meanwhile. All objects so far are void.
+    /// The read starts over, because another program wrote during the read. All objects so far are
+    /// void.
     Begin,
     /// The table itself.
     Table(Table),

@@ -1,5 +1,5 @@
 //! The nftables mode of kube-proxy: the wanted objects of each Service, the kernel's objects, and
-//! the transactions from one to the other.
+//! the transactions that make both equal.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan

@@ -1,5 +1,5 @@
 //! Origins of this mode's objects in the kernel: the Kubernetes object or flag that causes each
-//! one.
+//! object.
 
 use footprint::origin::{
     ADDRESSES, CLUSTER_IPS, ENDPOINTS, ENTRY, HAIRPIN, LOCAL_ENDPOINTS, MARK, MASQUERADE,

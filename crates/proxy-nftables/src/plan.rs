@@ -80,12 +80,12 @@ pub(crate) enum ExistingObject {
 /// Kernel support for changing the timeout of an existing set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Timeouts {
-    /// Not tried yet.
+    /// Unknown, because no timeout was changed yet.
     #[default]
     Unknown,
-    /// Supported (Linux 6.5).
+    /// The kernel changes timeouts (Linux 6.5, and current 6.1).
     Changed,
-    /// Not supported: the set must be replaced, which loses its clients.
+    /// The kernel keeps timeouts: a set must be replaced, which loses its clients.
     Kept,
 }
 

@@ -41,8 +41,8 @@ const MANY: usize = 1_000;
 /// is written during a read.
 const READING_SHARE: u32 = 10;
 
-/// Delay before reading again after a foreign change, because another program usually makes
-/// several.
+/// Delay before the table is read again after a foreign change, because another program usually
+/// makes several changes.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The nftables mode for one IP family.
@@ -129,8 +129,8 @@ fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
 }
 
 impl Nftables {
-    /// Returns true if NodePorts are served only at the node's own address, and the node still has
-    /// it.
+    /// Returns true if NodePorts are served only at the node's own address, and an interface still
+    /// has this address.
     fn serves_own_address(&self, state: &State) -> bool {
         let node = &state.node;
         let mut served = self.tables.node_ports.iter_wanted();

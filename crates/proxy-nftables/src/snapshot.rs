@@ -1,5 +1,5 @@
 //! Reads the table object by object. Recognizes this mode's objects by their names, and ignores all
-//! others.
+//! other objects.
 //!
 //! Keeps only a digest of each chain's rules. Elements are kept as verdicts by address and port.
 

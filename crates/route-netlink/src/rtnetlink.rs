@@ -32,7 +32,7 @@ impl Rtnetlink {
     }
 
     /// Sends all messages, and returns the reply to each message. A refused message does not stop
-    /// the others.
+    /// the other messages.
     ///
     /// # Errors
     ///

@@ -23,8 +23,8 @@ const PAYLOAD: u32 = 7;
 const CONCATENATION: u32 = 13;
 const NUMGEN: u32 = 23;
 
-/// Sets that one transaction creates. Numbers identify them in its messages. Anonymous sets also
-/// get names.
+/// Sets that one transaction creates. Numbers identify these sets in the transaction's messages.
+/// Anonymous sets also get names.
 pub(crate) struct Sets {
     last: u32,
     /// Random number that makes names unique to this transaction.

@@ -77,7 +77,7 @@ fn range(kind: &Kind, first: &[u8], last: &[u8]) -> String {
     if first == last {
         return kind.text(first);
     }
-    // If the range is exactly a prefix, shows it as such: finds the bits that both ends have in
+    // A range that is exactly a prefix is shown as a prefix. Finds the bits that both ends have in
     // common.
     let same: Vec<u8> = first
         .iter()

@@ -1,5 +1,5 @@
-//! Compiles a Service port in the layout `flat`. A port with only a ClusterIP becomes elements; all
-//! others have upstream's chains. This layout has no `filter` chains, so packets without an
+//! Compiles a Service port in the layout `flat`. A port with only a ClusterIP becomes elements. All
+//! other ports have upstream's chains. This layout has no `filter` chains, so packets without an
 //! endpoint end in the port's chain or in `service-ips`.
 
 use nftables_netlink::{Rule, Verdict};
