@@ -31,9 +31,8 @@ const ELEMENT_BYTES: usize = 63 * 1024;
 /// element.
 const TOLD_BYTES: usize = 4 * 1024;
 
-/// Transaction encoded as messages, ready for one send. It can be sent repeatedly. Its anonymous
-/// sets then have the same names, so the previous ones must be removed first by deleting their
-/// rules.
+/// Transaction encoded as messages, ready for one send. It can be sent repeatedly. Each time, its
+/// anonymous sets have the same names, so the rules with the previous sets must be deleted first.
 #[derive(Debug, Clone)]
 pub struct PreparedTransaction {
     pub(crate) batch: Batch,
@@ -171,7 +170,7 @@ pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&
 }
 
 /// Set to which elements belong. The kernel finds a set of the same transaction directly by its
-/// number. For a name, it searches all sets of the table.
+/// number. To find a set by its name, the kernel searches all sets of the table.
 #[derive(Clone, Copy)]
 enum TargetSet<'a> {
     Named(&'a str),

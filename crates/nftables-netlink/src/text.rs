@@ -1,5 +1,5 @@
 //! Renders rules and elements as `nft` 1.0.6 lists them. An expression without a known text appears
-//! by its name in the kernel.
+//! as its name in the kernel.
 
 mod constant;
 mod members;
@@ -21,8 +21,8 @@ pub use members::element;
 /// matching element is shown.
 const SHOWN: usize = 8;
 
-/// Renders a rule. `found` has the elements that matched in anonymous sets, by the index of the
-/// expression that looked them up.
+/// Renders a rule. `found` has the elements that matched in anonymous sets, each with the index of
+/// the expression that looked up the set.
 pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
     let mut renderer = Renderer {
         family,

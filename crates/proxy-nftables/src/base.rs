@@ -330,8 +330,8 @@ impl Base {
             let line = line
                 .in_set(PORT, Sense::Is, LOCALHOST_NODE_PORTS)
                 .count_in(counter);
-            // An ICMP error does not reach a sender that is still inside its send call, so the
-            // connection would wait a second for its next attempt.
+            // An ICMP error does not reach a socket that is still inside its send call. The
+            // connection would then wait a second for its next attempt. So TCP gets a reset.
             let line = match protocol {
                 Protocol::Tcp => line.reset(),
                 Protocol::Udp | Protocol::Sctp => line.reject(),

@@ -95,7 +95,7 @@ fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     }
 }
 
-/// Returns the changes from the current rules to the wanted ones, or `None` if it is cheaper to
+/// Returns the changes from the current rules to the wanted rules, or `None` if it is cheaper to
 /// rewrite the chain. If many rules are new, adds only some of them for now and deletes none. The
 /// last rule changes last, because it gives new clients an endpoint.
 fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Edit> {

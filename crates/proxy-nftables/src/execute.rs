@@ -1,8 +1,9 @@
 //! Executes a plan, and reports the outcome of each unit.
 //!
-//! The whole plan is one transaction, which the kernel applies completely or not at all. If it
-//! refuses, it names the changes at fault. Their units are removed, and the rest is tried again. If
-//! it names none, halves of the transaction are tried until the unit at fault is isolated.
+//! The whole plan is one transaction, which the kernel applies completely or not at all. If the
+//! kernel refuses the transaction, it usually names the changes at fault. The units of these
+//! changes are removed, and the rest is tried again. If the kernel names no change, halves of the
+//! transaction are tried until the unit at fault is isolated.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -131,8 +132,8 @@ impl Executor<'_> {
             if blamed.is_empty() || wanted.is_empty() || !blamed.iter().all(is_in_use) {
                 return self.isolate([wanted, stale]);
             }
-            // This transaction deletes the rules that use the stale objects, so these are deleted
-            // after it.
+            // This kernel still counts references from objects that the same transaction deletes.
+            // So the stale objects are deleted in a later transaction.
             self.outcomes.removal = Removal::After;
         }
         match self.commit(&wanted, Grouping::ByMap) {

@@ -27,8 +27,8 @@ impl Layout {
     }
 }
 
-/// Numbers of Service ports at which the layout changes. Between the two numbers, the layout stays
-/// as it is.
+/// Numbers of Service ports at which the layout changes. Between the two numbers, the current
+/// layout stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutSizes {
     /// Above this number of Service ports, the layout is flat.

@@ -123,12 +123,12 @@ impl<'a> Planner<'a> {
                 part
             })
             .collect();
-        // Deletions can wait: the chains to which these elements lead may still have to be written.
+        // Unwanted elements are deleted last, and in several transactions if they are very many.
         let many_slots = self.budget.of(MANY_SLOTS);
         if is_last && !is_moving && due.unowned.len() > many_slots {
             due.unowned.truncate(many_slots);
             is_last = false;
-            // The chains to which these elements lead are deleted together with the last element.
+            // The chains to which these elements lead are deleted together with the last elements.
             plan.parts.append(&mut due.unowned);
         }
         if is_last {
@@ -197,8 +197,9 @@ impl<'a> Planner<'a> {
     }
 
     /// Adds chains and sets of a Service port that wait for a retry, if a written element leads to
-    /// them. A chain that is missing was refused before, and the kernel refuses an element without
-    /// its chain. A chain with unknown content may lead packets to unwanted endpoints.
+    /// them or their content is unknown. A missing chain was refused before, and the kernel refuses
+    /// an element without its chain. A chain with unknown content may lead packets to unwanted
+    /// endpoints.
     fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut PortChanges) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
         let is_left = |chain: &Name| !part.chains.contains_key(chain);
@@ -225,9 +226,10 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Defers slow changes of a Service with session affinity and many endpoints. Returns true if
-    /// it deferred some. The order of such changes: sets and chains of endpoints, then the chain
-    /// that chooses an endpoint, in steps, and finally the elements that lead to it.
+    /// Defers changes of a Service with session affinity and many endpoints, because the kernel
+    /// makes such changes slowly. Returns true if it deferred some. Sets and chains of endpoints
+    /// come first, then the chain that chooses an endpoint, in steps. The elements that lead to
+    /// this chain come last.
     fn leave_for_later(&self, part: &mut PortChanges, timeouts: Timeouts) -> bool {
         let mut sets = part.affinity.iter();
         if sets.any(|(_, clients)| clients.is_replacement(timeouts)) {
@@ -273,8 +275,8 @@ impl<'a> Planner<'a> {
             let there = self.known(&chain);
             part.chains.insert(chain, ChainWrite { content, there });
         }
-        // A set can be deleted only if no rule uses it. Chains that packets no longer reach are
-        // deleted last.
+        // A set can be deleted only if no rule uses it. So existing chains that are no longer
+        // wanted are flushed, although they are deleted last.
         let left = port.chains_that_name_affinity().into_iter();
         part.emptied = left
             .filter(|chain| self.tables.chains.actual(chain).is_some())
@@ -377,8 +379,8 @@ impl<'a> Planner<'a> {
         }
         if plan.replaces_set() {
             self.empty_unwanted(plan);
-            // Rules use this set. So their chains are written twice: first without the set, then
-            // with it.
+            // Rules of the base use the replaced set. So all base chains are flushed before the set
+            // is deleted, and get their rules again.
             for (key, wanted) in base.iter_wanted() {
                 let is_chain = matches!(key, Key::Chain(_) | Key::Chooser(_));
                 if is_chain && base.actual(key).is_some() {

@@ -74,8 +74,8 @@ impl Tables {
         pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
     }
 
-    /// Returns the layout of the kernel's table, or `None` if the table has none. Upstream's
-    /// kube-proxy leaves maps of the layout `flat`, so they alone are no sign of it.
+    /// Returns the layout of the kernel's table, or `None` if the table has no layout. Upstream's
+    /// kube-proxy leaves maps of the layout `flat`, so these maps alone do not prove this layout.
     pub(crate) fn actual_layout(&self) -> Option<Layout> {
         if self.base.actual(&UPSTREAM_ONLY).is_some() {
             return Some(Layout::Upstream);
