@@ -85,7 +85,8 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// Returns the requested lane. By default, prefers the host's kernel to Debian's package.
+    /// Returns the requested lane. Without a request, chooses lane B if a kernel is given,
+    /// otherwise the host's kernel if it has IPVS, otherwise Debian's package.
     pub(crate) fn choose(lane: Option<Lane>, kernel: Option<&Path>) -> Result<Self, Missing> {
         let lane = match (lane, kernel) {
             (Some(lane), _) => lane,

@@ -60,8 +60,8 @@ enum Verb {
 
 #[derive(Args)]
 struct GuestOptions {
-    /// host, A (Debian's packaged User Mode Linux; also `uml`) or B (the one of --kernel) [default:
-    /// host if it has IPVS, else A]
+    /// host, A (Debian's packaged User Mode Linux; also `uml`) or B (the kernel of --kernel)
+    /// [default: B with --kernel, else host if it has IPVS, else A]
     #[arg(long)]
     lane: Option<Lane>,
     /// A User Mode Linux kernel of your own, everything built in

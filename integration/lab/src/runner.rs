@@ -52,7 +52,7 @@ pub struct Options {
     pub memory: String,
     /// The CPU to use. `None` chooses a CPU that no other run uses, if possible.
     pub cpu: Option<usize>,
-    /// `None` chooses the host's kernel if it has IPVS, otherwise lane B if a kernel is given,
+    /// `None` chooses lane B if a kernel is given, otherwise the host's kernel if it has IPVS,
     /// otherwise lane A.
     pub lane: Option<Lane>,
     /// Kernel of lane B.
@@ -500,9 +500,9 @@ fn tail(file: &Path, lines: usize) -> String {
         .collect()
 }
 
-/// Returns the folder for User Mode Linux's (unlinked) memory file. This is a folder in memory if
-/// it has enough space, otherwise the work dir. Containers often have a small `/dev/shm`, and a VM
-/// that fills it dies.
+/// Returns the folder for User Mode Linux's (unlinked) memory file: `/dev/shm` if it has enough
+/// space and allows executable files, otherwise the work dir. Containers often have a small
+/// `/dev/shm`, and a VM that fills it dies.
 fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     let shm = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(shm).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));

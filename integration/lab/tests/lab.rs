@@ -483,7 +483,8 @@ fn a_world_leaves_nothing_behind() -> Outcome {
     let mut stray = Command::new("ip")
         .args(["netns", "exec", small.a2.netns_name(), "sleep", "60"])
         .spawn()?;
-    // `ip` first enters the namespace and then becomes the program. Waits for the latter.
+    // `ip` first enters the namespace and then becomes the program. Waits until it has become the
+    // program.
     while std::fs::read_to_string(format!("/proc/{}/comm", stray.id()))? != "sleep\n" {
         std::thread::sleep(Duration::from_millis(5));
     }
