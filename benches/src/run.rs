@@ -67,8 +67,8 @@ pub(crate) struct Run {
     /// Do not count system calls and messages
     #[arg(long)]
     no_counting: bool,
-    /// Time limit of a measurement in seconds, doubled for other kube-proxies at up to 1,000
-    /// Services [default: 120, with --full 1800]
+    /// Time limit of a measurement in seconds, doubled for counting and for other kube-proxies at
+    /// up to 1,000 Services [default: 120, with --full 1800]
     #[arg(long, value_name = "SECS")]
     limit: Option<u64>,
     /// Endpoints that the axis `change` replaces

@@ -9,7 +9,7 @@ use crate::schema::{
     Axis, Cell, Distribution, Measured, NAT_ALONE, NATIVE, Outcome, Report, Size, WHOLE,
 };
 
-/// Subject with which the others are compared.
+/// Subject with which other subjects are compared.
 const BASE: &str = "iptables";
 
 /// Best block of one kernel, compared with iptables mode's best block in the same kernel.

@@ -39,7 +39,7 @@ const QUIET: Duration = Duration::from_millis(300);
 /// not remove entries that are less than another second old.
 const UPSTREAMS_QUIET: Duration = Duration::from_millis(2500);
 /// Pause between upstream's list of `ServiceCIDR`s and its list of Services. Upstream does not wait
-/// for the former, but it had them when the dumps were made.
+/// for `ServiceCIDR`s, but it had received them first when the dumps were made.
 const UPSTREAMS_HEAD_START: Duration = Duration::from_millis(500);
 /// Timeout for a health-check node port to listen after the first sync.
 const LISTENS_WITHIN: Duration = Duration::from_secs(2);

@@ -12,7 +12,7 @@ use crate::run::{Failure, HistoryResult, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::stepped_threads::Threads;
 
-/// One in this many sequences runs twice, to check that both runs are equal.
+/// On the fakes, one in this many sequences runs twice, to compare both runs.
 const TWICE: u64 = 20;
 
 /// Settings of a campaign.

@@ -155,8 +155,8 @@ impl Watch {
                 wanted: BTreeSet::new(),
                 settled: None,
                 good: BTreeSet::new(),
-                // A frontend without endpoints may have damaged entries as well. The mode may not
-                // have read them since, and adds its own entries to them.
+                // A frontend without endpoints may have damaged entries, too. The mode may add
+                // entries for this period before it reads the damage.
                 is_disturbed: !self.claims.is_empty() || has_lost,
             });
             period.good.extend(wanted);
@@ -164,8 +164,8 @@ impl Watch {
                 let unserved = [Verdict::Rejected, Verdict::Dropped, Verdict::Missed];
                 period.good.extend(unserved);
             }
-            // Some endpoints may appear before their rules: those of cluster IPs, and the client's
-            // own pod before its masquerading rule.
+            // Some endpoints may appear before their masquerading rule: those of cluster IPs, and
+            // the client's own pod.
             let waits_not = |target: &Target| {
                 let is_own = || target.ip == at(front.family(), POD_ADDRESS);
                 let is_loop = || front.from == From::Pod && is_own();

@@ -33,8 +33,8 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Creates the objects without a server. `node1` is the only object. `watch_list` enables
-    /// streamed initial lists.
+    /// Creates the first objects, `node1` and the cluster's ServiceCIDR, without a server.
+    /// `watch_list` enables streamed initial lists.
     pub(crate) fn new(place: &Place, address: SocketAddr, watch_list: bool) -> Result<Self> {
         Ok(Self {
             place: place.clone(),
@@ -102,7 +102,7 @@ impl ApiServer {
         self.objects.compact();
     }
 
-    /// Replaces the storage at the next start. `node1` is then the only object, and versions
+    /// Replaces the storage from the next start on. Only the first objects exist then, and versions
     /// restart.
     pub fn lose_all(&mut self) -> Result<()> {
         self.objects = with_node1()?;

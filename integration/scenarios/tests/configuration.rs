@@ -558,8 +558,8 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(cleaned.contains(part), "{cleaned}");
     }
     ensure!(!cleaned.contains("arp_announce"), "{cleaned}");
-    // Both settings have the values of strict ARP. There is no warning, because nobody knows who
-    // wrote them.
+    // If both settings have the values of strict ARP, any program may have written them. The log
+    // then mentions them as information, not as a warning.
     let is_told = |c: &Cluster| {
         let said = c.said();
         let last = said.rsplit("\n-- it ended\n").next().unwrap_or_default();

@@ -211,7 +211,8 @@ impl Subject for Nftables {
             return port.is_some_and(|port| state.taken.contains(&port));
         }
         let words = write.what.split('\n').next().unwrap_or_default();
-        // Leftovers of such a Service stay, because its previous rules refer to them.
+        // Leftovers of a Service with a rejected part stay, because its previous rules refer to
+        // them.
         let mut barred = barred.iter().map(|service| service.name.to_string());
         refused.any(|part| words.contains(part)) || barred.any(|name| words.contains(&name))
     }

@@ -22,7 +22,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
     api.start()?;
     let token = c.folder().join("token");
     fs::write(&token, "s3cr3t-of-the-file")?;
-    // Each kind of credentials, with a server that is reachable and one that is not.
+    // Credentials of each kind.
     let users = [
         "{token: s3cr3t-token}".to_owned(),
         "{username: somebody, password: s3cr3t-password}".to_owned(),
@@ -38,7 +38,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
         "http://somebody:s3cr3t-password@172.35.0.9:9",
         "https://172.35.0.9:6443",
     ] {
-        // All credentials with the reachable server, and one with each other server.
+        // The reachable server gets all credentials, and each other server gets the first.
         let count = if server == "http://172.35.0.9:6443" {
             users.len()
         } else {
