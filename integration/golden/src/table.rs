@@ -145,7 +145,7 @@ fn without_seeds(line: &str) -> String {
 }
 
 /// Returns the rules by table and chain in their order, as `nat -A KUBE-SERVICES …`, and chains as
-/// `nat :KUBE-SERVICES -`. Omits empty built-in chains with the policy ACCEPT.
+/// `nat :KUBE-SERVICES -`. Omits the lines of chains with the policy ACCEPT, but not their rules.
 fn rules(dump: &str) -> Vec<String> {
     let mut table = "";
     let mut chains = BTreeMap::<(&str, &str), Vec<(Option<&str>, &str)>>::new();
@@ -180,8 +180,9 @@ fn rules(dump: &str) -> Vec<String> {
     cleaned
 }
 
-/// Returns the service port of a rule in a chain with a random order. This is the comment's first
-/// word (`default/web:http cluster IP`), or without a comment the whole rule.
+/// Returns the sort key of a rule in a chain with a random order: the service port at the start of
+/// its comment (`default/web:http cluster IP`). In KUBE-IPVS-OUT-FILTER, a rule without a comment
+/// is its own key.
 fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
     if !ANY_ORDER.contains(&chain) {
         return None;
