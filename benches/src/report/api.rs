@@ -103,8 +103,8 @@ fn median(
     values.get(values.len() / 2).copied()
 }
 
-/// Compares our byte count with other kube-proxies' at the largest size. Also returns true if ours
-/// is no larger at any size.
+/// Compares our byte count with other kube-proxies' on each occasion at the largest size. Also
+/// returns true if our count is larger on no occasion, within `NOISE`.
 pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let size = *sizes(report, Axis::Api).last()?;
     let (_, bytes) = COLUMNS.first()?;

@@ -539,8 +539,9 @@ fn bridged_through_iptables(value: &str) -> [(&'static str, &str); 2] {
     ]
 }
 
-/// Loads the modules for worlds and for the daemon, once per process. Ignores failures, because
-/// built-in modules need no loading. If a link type is missing, the `ip` command names it.
+/// Loads the modules for worlds and for the daemon, once per process. Ignores failures of
+/// `modprobe`, because built-in modules need no loading. Fails without br_netfilter. If a link type
+/// is missing, the `ip` command names it later.
 fn load_modules() -> Result<(), Error> {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {

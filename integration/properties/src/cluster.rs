@@ -166,7 +166,7 @@ impl Cluster {
         of_barred.cloned().collect()
     }
 
-    /// Returns the names of these Services.
+    /// Returns the names of the present Services with a part that the kernel rejects forever.
     pub fn barred_names(&self, barred: &[Barred]) -> BTreeSet<String> {
         let has = |service: &Service, barred: &Barred| match *barred {
             Barred::Service(number) => service.name == name(number),
@@ -327,7 +327,8 @@ impl Cluster {
             let at = chance.index(self.slices.len());
             (Kind::EndpointSlice, self.slices.keys().nth(at)?.clone())
         };
-        // The readable endpoints of a Service might then only have addresses that no pod has.
+        // With another slice unreadable, a Service might have only endpoints at loopback addresses,
+        // which no pod has.
         let has_no_pod = |slice: &EndpointSlice| {
             let mut endpoints = slice.endpoints.iter();
             endpoints.any(|endpoint| endpoint.address.is_loopback())
