@@ -280,7 +280,8 @@ impl Plan<'_> {
         points
     }
 
-    /// Returns the sizes of an axis: those on the command line, or all.
+    /// Returns the sizes of an axis: those on the command line, or all. Some axes have one fixed
+    /// size.
     fn sizes(&self, axis: Axis) -> Vec<Size> {
         let read = |texts: &[&str]| texts.iter().filter_map(|text| text.parse().ok()).collect();
         let fixed = |text| -> Vec<Size> { read(&[text]) };

@@ -47,7 +47,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let fixture_before = stage.fixture_cpu_s()?;
     let (mut subject, started) = subject::start(&stage)?;
     if cell.axis == Axis::Change && !is_kube_proxy {
-        // The floor makes the changes, too. It ends after the last change.
+        // A floor makes the changes without the API. The expected objects therefore include them.
         for turn in 0..cell.changes {
             let (service, index) = changed(cell.size, turn);
             stage.objects.replace(service, index, turn);

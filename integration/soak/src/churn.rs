@@ -61,7 +61,7 @@ impl Churn {
         Ok(churn)
     }
 
-    /// Runs one round. When it returns, each new Service works.
+    /// Runs one round. When it returns, the last new Service with a TCP port works.
     ///
     /// # Errors
     /// Fails if the world or the API server rejects a change, or if a Service does not work in

@@ -81,8 +81,8 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     Ok(values)
 }
 
-/// Returns the Service entries in the kernel. Their number must be equal before the first Service
-/// and after the last.
+/// Returns the number of Service entries of each kind in the kernel. The numbers must be equal
+/// before the first Service and after the last.
 pub(crate) fn left(values: &Values) -> [u32; 6] {
     let [_, _, _, _, left @ .., _, _] = *values;
     left
