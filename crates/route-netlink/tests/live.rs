@@ -135,6 +135,7 @@ fn each_added_or_removed_address_gets_a_reply() {
 
 #[test]
 fn a_replaced_route_has_only_the_new_source() {
+    load_ipv6();
     in_namespace(|mut rtnetlink| {
         rtnetlink.set_link_state("lo", LinkState::Up).unwrap();
         for (net, prefix, sources) in [
