@@ -7,9 +7,9 @@ use scenarios::{Cluster, Outcome, Service, kube_proxy, tcp};
 
 const EXACT: &str = "--ipvs-semantics=exact";
 const LEAN: [&str; 2] = [EXACT, "--ipvs-shim=lean"];
-/// Script that prints table mangle and the marks.
+/// Script that prints table mangle and the marks. Without exact semantics, the sets do not exist.
 const MARKS: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle; \
-                     ipset save KUBE-LOCAL-MARK; ipset save KUBE-6-LOCAL-MARK";
+                     for set in KUBE-LOCAL-MARK KUBE-6-LOCAL-MARK; do ipset save $set || true; done";
 /// Script that adds rules of another program, and one that prints them.
 const ADD_FOREIGN: &str = "for t in iptables ip6tables; do $t-$backend -t mangle -N OTHER; \
                            $t-$backend -t mangle -A INPUT -m mark --mark 0x99 -j OTHER; done";
