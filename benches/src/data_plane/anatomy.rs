@@ -24,7 +24,7 @@ use nftables_netlink::Hook;
 use proxy::IpFamily;
 use proxy_ipvs::ShimStyle;
 
-use super::packets::{Lane, Sender};
+use super::packets::{ClientSocket, Sender};
 use super::table::{self, Pieces};
 use super::{CLIENT, POD, SERVERS, SERVICES, programmed, silent_host, write_servers};
 use crate::kernel::{Kernel, SetsIn};
@@ -88,7 +88,7 @@ impl Step {
 struct Track {
     server: Place,
     sender: Sender,
-    lanes: Vec<(String, Lane)>,
+    lanes: Vec<(String, ClientSocket)>,
     nodes: u8,
 }
 
@@ -131,7 +131,7 @@ impl Track {
         stage.world.route(node, SERVERS, &self.server)?;
         let back = format!("10.200.{third}.0/24");
         stage.world.route(&self.server, back.as_str(), node)?;
-        let lane = Lane::open(&client, source, to)?;
+        let lane = ClientSocket::open(&client, source, to)?;
         self.sender.warm_up(&lane)?;
         self.lanes.push((title, lane));
         Ok(())

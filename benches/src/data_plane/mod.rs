@@ -316,7 +316,7 @@ fn first(
     let mut sender = packets::Sender::new(server)?;
     let mut lanes = Vec::new();
     for &(name, to) in targets {
-        lanes.push((name, packets::Lane::open(client, CLIENT, to)?));
+        lanes.push((name, packets::ClientSocket::open(client, CLIENT, to)?));
     }
     let mut series = in_turns(&mut sender, &lanes, "", ROUNDS)?;
     let_answer(server)?;
@@ -327,7 +327,7 @@ fn first(
 /// Sends blocks of new flows to each target in turns. Returns the nanoseconds per packet.
 fn in_turns(
     sender: &mut packets::Sender,
-    lanes: &[(&str, packets::Lane)],
+    lanes: &[(&str, packets::ClientSocket)],
     suffix: &str,
     rounds: usize,
 ) -> Result<Vec<(String, &'static str, Vec<f64>)>> {

@@ -30,13 +30,13 @@ const ARRIVED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A raw socket from a client to an address and port.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct ClientSocket {
     socket: OwnedFd,
     source: Ipv4Addr,
     to: SocketAddrV4,
 }
 
-impl Lane {
+impl ClientSocket {
     /// Opens the socket in `client`, which has the address `source`.
     pub(crate) fn open(client: &Place, source: Ipv4Addr, to: SocketAddrV4) -> Result<Self> {
         let socket = client
@@ -69,7 +69,7 @@ impl Sender {
     }
 
     /// Sends packets until all neighbours on the path are resolved.
-    pub(crate) fn warm_up(&mut self, lane: &Lane) -> Result<()> {
+    pub(crate) fn warm_up(&mut self, lane: &ClientSocket) -> Result<()> {
         // The first packets wait for neighbour resolution, and later packets wait behind them.
         for _ in 0..3 {
             self.new_flows(lane, 1)?;
@@ -78,7 +78,7 @@ impl Sender {
     }
 
     /// Sends a block of first packets. Returns the nanoseconds per packet.
-    pub(crate) fn new_flows(&mut self, lane: &Lane, count: u16) -> Result<f64> {
+    pub(crate) fn new_flows(&mut self, lane: &ClientSocket, count: u16) -> Result<f64> {
         let end = self
             .port
             .checked_add(count)
@@ -88,7 +88,7 @@ impl Sender {
         self.send(lane, &ports)
     }
 
-    fn send(&mut self, lane: &Lane, ports: &[u16]) -> Result<f64> {
+    fn send(&mut self, lane: &ClientSocket, ports: &[u16]) -> Result<f64> {
         let packets: Vec<[u8; PACKET]> = ports
             .iter()
             .map(|&port| syn(lane.source, port, lane.to))

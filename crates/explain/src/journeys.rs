@@ -151,13 +151,13 @@ pub(crate) fn plan<'a>(
     journeys
 }
 
-type Target<'a> = (SocketAddr, Protocol, Option<ServicePortAddress<'a>>);
+type TracedAddress<'a> = (SocketAddr, Protocol, Option<ServicePortAddress<'a>>);
 
 fn targets<'a>(
     asked: &TraceRequest,
     objects: &'a Objects,
     notes: &mut Vec<String>,
-) -> Vec<Target<'a>> {
+) -> Vec<TracedAddress<'a>> {
     match &asked.to {
         To::Address(at, protocol) => {
             let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
@@ -166,14 +166,14 @@ fn targets<'a>(
                 let place = objects.place_at(*at, one)?;
                 Some((*at, one, Some(place)))
             });
-            let mut found: Vec<Target<'a>> = found.collect();
+            let mut found: Vec<TracedAddress<'a>> = found.collect();
             if found.is_empty() {
                 found.push((*at, protocol.unwrap_or(Protocol::Tcp), None));
             }
             found
         }
         To::Service(_, port) => {
-            let mut found: Vec<Target<'a>> = Vec::new();
+            let mut found: Vec<TracedAddress<'a>> = Vec::new();
             let mut passed = Vec::new();
             for place in objects
                 .places()

@@ -32,11 +32,11 @@ struct Chains {
 
 /// Treatment of a chain to which another program's rule jumps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeldChainAction {
+pub enum ReferencedChain {
     /// Keep the chain without rules.
-    Stays,
+    Keep,
     /// Delete the chain. The kernel rejects the deletion, so the failure is reported and retried.
-    Goes,
+    Delete,
 }
 
 /// Finds leftovers among the entries of `iptables-save`.
@@ -46,7 +46,7 @@ pub struct Finder {
     mine: Option<&'static Footprint>,
     /// Jumps of the current mode, each as a line.
     my_jumps: BTreeSet<(Table, String)>,
-    held: HeldChainAction,
+    held: ReferencedChain,
     /// Chains of other modes, each with true if it contains rules.
     names: BTreeMap<Table, BTreeMap<String, bool>>,
     found: Leftovers,
@@ -59,7 +59,7 @@ impl Finder {
             theirs: modes.to_vec(),
             mine: None,
             my_jumps: BTreeSet::new(),
-            held: HeldChainAction::Stays,
+            held: ReferencedChain::Keep,
             names: BTreeMap::new(),
             found: Leftovers::default(),
         }
@@ -67,7 +67,7 @@ impl Finder {
 
     /// Returns a finder for entries that `modes` other than `mine` have left and `mine` does not
     /// use. An empty chain that stays because of another program's rule is not a leftover.
-    pub fn beside(mine: &'static Footprint, modes: Footprints, held: HeldChainAction) -> Self {
+    pub fn beside(mine: &'static Footprint, modes: Footprints, held: ReferencedChain) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {
             mine: Some(mine),
@@ -142,7 +142,7 @@ impl Finder {
         let (mut found, held) = (self.found, self.held);
         for (table, mut names) in self.names {
             let of = found.tables.entry(table).or_default();
-            if self.mine.is_some() && held == HeldChainAction::Stays {
+            if self.mine.is_some() && held == ReferencedChain::Keep {
                 of.holds.retain(|chain, _| {
                     let is_empty = names.get(chain) == Some(&false);
                     if is_empty {
@@ -153,7 +153,7 @@ impl Finder {
             }
             of.names = names.into_keys().collect();
         }
-        if held == HeldChainAction::Goes {
+        if held == ReferencedChain::Delete {
             found.tables.values_mut().for_each(|of| of.holds.clear());
         }
         found.tables.retain(|_, of| {

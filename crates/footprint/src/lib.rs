@@ -22,4 +22,4 @@ pub use footprint::{
     Footprint, Footprints, Link, NFTABLES, OwnSet, Says, ServedBy, VirtualServers, is_kubelets,
     links,
 };
-pub use leftovers::{Finder, HeldChainAction, Leftovers};
+pub use leftovers::{Finder, Leftovers, ReferencedChain};

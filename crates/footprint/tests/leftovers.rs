@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use footprint::{Finder, Footprints, HeldChainAction, Leftovers, NFTABLES};
+use footprint::{Finder, Footprints, Leftovers, NFTABLES, ReferencedChain};
 use iptables::{BUILT_IN, Jump, Table};
 use proptest::prelude::*;
 use proxy_ipvs::{Config, Rules, Set, Shim};
@@ -206,7 +206,7 @@ fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
             saved,
         )
     };
-    let found = beside(HeldChainAction::Stays, &saved);
+    let found = beside(ReferencedChain::Keep, &saved);
     let chains: Vec<_> = found.chains().collect();
     let of_ipvs_mode = [
         (Table::Filter, "KUBE-IPVS-FILTER"),
@@ -219,12 +219,12 @@ fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
     assert_eq!(chains, of_ipvs_mode);
     assert_eq!(found.jumps().count(), 5);
     // Upstream's rules all belong to this mode.
-    assert!(beside(HeldChainAction::Stays, UPSTREAM).is_empty());
+    assert!(beside(ReferencedChain::Keep, UPSTREAM).is_empty());
 
     let holds =
         "*filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER\nCOMMIT\n";
-    assert!(beside(HeldChainAction::Stays, holds).is_empty());
-    let insisted = beside(HeldChainAction::Goes, holds).restore_text();
+    assert!(beside(ReferencedChain::Keep, holds).is_empty());
+    let insisted = beside(ReferencedChain::Delete, holds).restore_text();
     assert!(insisted.contains("-X KUBE-IPVS-FILTER\n"), "{insisted}");
 }
 

@@ -69,7 +69,7 @@ pub use question::{
     Question, SERVICES_A_TURN, TROUBLES,
 };
 pub use request_limits::Asker;
-use request_limits::{Room, TURN_PATIENCE, Trims};
+use request_limits::{RequestSlots, TURN_PATIENCE, Trims};
 
 /// Prefix of the paths of all requests.
 pub const PREFIX: &str = "/api/v1/";
@@ -90,8 +90,8 @@ pub struct Inspect {
     health: Arc<dyn Health>,
     questions: mpsc::Sender<Question>,
     trims: Trims,
-    of_root: Room,
-    of_anyone: Room,
+    of_root: RequestSlots,
+    of_anyone: RequestSlots,
 }
 
 /// Facts about the process that never change.
@@ -183,8 +183,8 @@ impl Inspect {
             status_counters: counters.status.clone(),
             health,
             questions,
-            of_root: Room::new(&trims),
-            of_anyone: Room::new(&trims),
+            of_root: RequestSlots::new(&trims),
+            of_anyone: RequestSlots::new(&trims),
             trims,
         };
         (Arc::new(inspect), asked)
@@ -260,7 +260,7 @@ impl Inspect {
         }
     }
 
-    fn room(&self, asker: Asker) -> &Room {
+    fn room(&self, asker: Asker) -> &RequestSlots {
         match asker {
             Asker::Root => &self.of_root,
             Asker::Anyone => &self.of_anyone,

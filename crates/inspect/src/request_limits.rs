@@ -42,7 +42,7 @@ pub enum Asker {
 
 /// Limits for one kind of client.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct RequestSlots {
     at_once: Arc<Semaphore>,
     status: Arc<Semaphore>,
     explaining: Arc<Semaphore>,
@@ -57,7 +57,7 @@ pub(super) struct Turn {
     _permit: OwnedSemaphorePermit,
 }
 
-impl Room {
+impl RequestSlots {
     pub(super) fn new(trims: &Trims) -> Self {
         let so_many = |count| Arc::new(Semaphore::new(count));
         Self {
@@ -170,7 +170,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn unread_large_responses_delay_only_other_large_responses() {
         let trims = Trims::new(|| {});
-        let [anyone, root] = [Room::new(&trims), Room::new(&trims)];
+        let [anyone, root] = [RequestSlots::new(&trims), RequestSlots::new(&trims)];
         let large = || vec![0; 6 << 20];
         let held = [
             anyone.untaken(large()).await.unwrap(),
@@ -191,7 +191,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn freed_memory_is_returned_once_per_second() {
         let trims = Trims::new(|| {});
-        let room = Room::new(&trims);
+        let room = RequestSlots::new(&trims);
         let is_due = || trims.is_due.load(Ordering::Relaxed);
         let large = async || room.untaken(vec![0; 1 << 20]).await.unwrap();
         let (one, other) = (large().await, large().await);
@@ -206,7 +206,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_status_request_does_not_wait_for_other_requests() {
-        let room = Room::new(&Trims::new(|| {}));
+        let room = RequestSlots::new(&Trims::new(|| {}));
         let _others = [room.turn().await.unwrap(), room.turn().await.unwrap()];
         assert!(matches!(room.turn().await, Err(Unanswered::Busy)));
         assert!(room.status_turn().await.is_ok());

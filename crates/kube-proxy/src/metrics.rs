@@ -35,7 +35,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use proxy::{Changes, Drift, Fate, IpFamily, Model, NodePorts, Report, Standing, Subject};
+use proxy::{Changes, Drift, EntryKind, Fate, IpFamily, Model, NodePorts, Report, Standing};
 
 use crate::process::version::{COMMIT, OWN_VERSION};
 use draining::Draining;
@@ -292,7 +292,7 @@ impl Metrics {
         if let Some(of_mode) = &self.of_mode {
             of_mode.begins(family);
         }
-        for subject in Subject::ALL {
+        for subject in EntryKind::ALL {
             for fate in [Fate::Done, Fate::Refused] {
                 drop(self.writes.get_or_create(&of_write(family, subject, fate)));
             }

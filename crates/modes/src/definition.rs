@@ -20,7 +20,7 @@ use footprint::uses::Uses;
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use proxy::{Changes, IpFamily, Mode, Model, NodeFacts, NodePortAddresses};
 use service_counters::ReadCounters;
-use source::ServiceCidrs;
+use source::ServiceCidrWatch;
 
 use super::families::{Access, LeftOut};
 use super::predecessor::Predecessor;
@@ -31,7 +31,7 @@ use super::settings::Settings;
 use crate::metrics::OfMode;
 use crate::sysctl;
 use crate::sysctl::machine::Machine;
-use crate::sysctl::row::{Row, Wanted};
+use crate::sysctl::row::{SysctlRow, Wanted};
 
 /// A mode of this build. Default methods do nothing, which suits most modes.
 pub trait Definition: Sync {
@@ -112,7 +112,7 @@ pub trait Definition: Sync {
     }
 
     /// Turns off the feature that depends on a kernel setting which could not be written.
-    fn go_without(&self, _missing: &Row, _settings: &mut Settings) {}
+    fn go_without(&self, _missing: &SysctlRow, _settings: &mut Settings) {}
 
     /// Reports whether this mode has programmed this network namespace.
     fn has_served(&self, _root: &Path) -> bool {
@@ -126,8 +126,8 @@ pub trait Definition: Sync {
     }
 
     /// Returns whether the source watches ServiceCIDRs for the mode with these flags.
-    fn service_cidrs(&self, _flags: &Flags) -> ServiceCidrs {
-        ServiceCidrs::NotWatched
+    fn service_cidrs(&self, _flags: &Flags) -> ServiceCidrWatch {
+        ServiceCidrWatch::Off
     }
 
     /// Returns the kernel modules that the mode uses on a typical node.

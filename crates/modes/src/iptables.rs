@@ -21,7 +21,7 @@ use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
 use crate::metrics::OfMode;
-use crate::sysctl::row::{Row, Wanted, wanted};
+use crate::sysctl::row::{SysctlRow, Wanted, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
@@ -105,7 +105,7 @@ impl Definition for IptablesMode {
         wanted(sysctls::ROWS, context.as_ref())
     }
 
-    fn go_without(&self, missing: &Row, settings: &mut Settings) {
+    fn go_without(&self, missing: &SysctlRow, settings: &mut Settings) {
         if sysctls::is_for_localhost(missing) {
             settings.iptables.localhost_node_ports = false;
         }

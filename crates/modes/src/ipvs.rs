@@ -16,7 +16,7 @@ use flags::Flags;
 use flags::gates::IPVS_MODE;
 use proxy::IpFamily;
 use service_counters::ReadCounters;
-use source::ServiceCidrs;
+use source::ServiceCidrWatch;
 
 use super::definition::{
     Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules, own_flags,
@@ -148,11 +148,11 @@ impl Definition for IpvsMode {
         lines.unwrap_or_default()
     }
 
-    fn service_cidrs(&self, flags: &Flags) -> ServiceCidrs {
+    fn service_cidrs(&self, flags: &Flags) -> ServiceCidrWatch {
         if flags.ipvs_vip_mode == settings::RANGE {
-            ServiceCidrs::Watched
+            ServiceCidrWatch::On
         } else {
-            ServiceCidrs::NotWatched
+            ServiceCidrWatch::Off
         }
     }
 

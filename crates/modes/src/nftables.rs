@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use flags::Flags;
 use proxy::{IpFamily, NodePortAddresses};
-use source::ServiceCidrs;
+use source::ServiceCidrWatch;
 
 use super::definition::{
     Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules, own_flags,
@@ -72,8 +72,8 @@ impl Definition for NftablesMode {
         NodePortAddresses::Primary
     }
 
-    fn service_cidrs(&self, _: &Flags) -> ServiceCidrs {
-        ServiceCidrs::Watched
+    fn service_cidrs(&self, _: &Flags) -> ServiceCidrWatch {
+        ServiceCidrWatch::On
     }
 
     fn periods(&self, flags: &Flags) -> Periods {

@@ -8,7 +8,7 @@ use reconcile::Table as Entries;
 
 use crate::chain::Table;
 use crate::config::Config;
-use crate::port::{ServedPort, ServiceAddress, Slot, Style};
+use crate::port::{RuleContext, ServedPort, ServiceAddress, Slot};
 use crate::tables::Tables;
 
 /// Number of endpoints above which comments do not name endpoints, as in upstream.
@@ -90,7 +90,7 @@ impl Claims {
     }
 
     fn claim(&mut self, port: Arc<ServedPort>, tables: &mut Tables, config: &Config) {
-        let style = Style {
+        let style = RuleContext {
             config,
             is_terse: self.is_terse,
         };
@@ -167,7 +167,7 @@ impl Claims {
         let mut others: Vec<Arc<Owner>> = others.filter(|other| other != owner).collect();
         others.sort_unstable();
         others.dedup();
-        let style = Style {
+        let style = RuleContext {
             config,
             is_terse: self.is_terse,
         };

@@ -12,7 +12,7 @@ use iptables::{Restore, Table};
 
 use crate::base::CANARY;
 use crate::kernel::{Kernel, Refusal};
-use crate::plan::{Manner, Op, Piece, Plan, Subject, Verdict, Verdicts};
+use crate::plan::{Manner, Op, Piece, PieceScope, Plan, Verdict, Verdicts};
 use crate::port::OWN;
 
 /// Maximum number of processes that a sync starts to find refused pieces.
@@ -148,12 +148,12 @@ impl Executor<'_> {
         result
     }
 
-    fn set(&mut self, subject: Subject, verdict: Verdict) {
+    fn set(&mut self, subject: PieceScope, verdict: Verdict) {
         let place = match subject {
-            Subject::Base => Some(&mut self.verdicts.base),
-            Subject::Part(at) => self.verdicts.parts.get_mut(at),
-            Subject::Stale(at) => self.verdicts.stale.get_mut(at),
-            Subject::Leftovers => Some(&mut self.verdicts.leftovers),
+            PieceScope::Base => Some(&mut self.verdicts.base),
+            PieceScope::Part(at) => self.verdicts.parts.get_mut(at),
+            PieceScope::Stale(at) => self.verdicts.stale.get_mut(at),
+            PieceScope::Leftovers => Some(&mut self.verdicts.leftovers),
         };
         if let Some(place) = place {
             *place = verdict;
@@ -168,7 +168,7 @@ impl Executor<'_> {
     }
 
     fn apart(&mut self, pieces: &[Piece<'_>]) {
-        let is_base = |piece: &&Piece<'_>| piece.subject == Subject::Base;
+        let is_base = |piece: &&Piece<'_>| piece.subject == PieceScope::Base;
         for piece in pieces.iter().filter(is_base) {
             if let Err(refusal) = self.restore(&Table::ALL, &[piece]) {
                 self.verdicts.fill(&Verdict::Untried);
@@ -178,7 +178,7 @@ impl Executor<'_> {
         }
         for table in Table::ALL {
             let parts = pieces.iter().filter(|piece| {
-                let Subject::Part(at) = piece.subject else {
+                let PieceScope::Part(at) = piece.subject else {
                     return false;
                 };
                 piece.touches(table) && self.verdicts.parts.get(at) == Some(&Verdict::Done)
@@ -188,13 +188,13 @@ impl Executor<'_> {
             parts.sort_by_key(|piece| piece.traits);
             self.halve(table, parts);
         }
-        let is_stale = |piece: &&Piece<'_>| matches!(piece.subject, Subject::Stale(_));
+        let is_stale = |piece: &&Piece<'_>| matches!(piece.subject, PieceScope::Stale(_));
         self.halve(OWN, pieces.iter().filter(is_stale).collect());
         let is_refused = |verdict: &Verdict| matches!(verdict, Verdict::Refused(_));
         if self.verdicts.parts.iter().any(is_refused) && self.verdicts.taken == 0 {
             self.try_nothing();
         }
-        let is_left = |piece: &&Piece<'_>| piece.subject == Subject::Leftovers;
+        let is_left = |piece: &&Piece<'_>| piece.subject == PieceScope::Leftovers;
         for piece in pieces.iter().filter(is_left) {
             if let Err(refusal) = self.restore(&Table::ALL, &[piece]) {
                 self.verdicts.leftovers = Verdict::Refused(refusal.reason.into());

@@ -17,11 +17,11 @@ const MAX_NAME: usize = 28;
 
 /// A handle to a fake kernel. Clones share the kernel.
 #[derive(Debug, Clone, Default)]
-pub struct FakeKernel(Arc<Mutex<State>>);
+pub struct FakeKernel(Arc<Mutex<FakeState>>);
 
 /// The content of a fake kernel, and its faults.
 #[derive(Debug, Clone, Default)]
-pub struct State {
+pub struct FakeState {
     /// Chains with their rules, from `-A` on, by table.
     pub tables: BTreeMap<Table, BTreeMap<String, Vec<String>>>,
     /// Addresses of the node.
@@ -53,7 +53,7 @@ impl FakeKernel {
     }
 
     /// Locks and returns the content.
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, FakeState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,7 +111,7 @@ fn first(words: &str) -> String {
     words.split(' ').next().unwrap_or_default().to_owned()
 }
 
-impl State {
+impl FakeState {
     fn save(&self, table: Table, line: &mut dyn FnMut(&str)) {
         let Some(chains) = self.tables.get(&table) else {
             return;

@@ -45,7 +45,7 @@ pub use kernel::{IptablesKernel, Kernel, MODULES, Refusal};
 pub use kinds::{IptablesKinds, Lane, Part};
 pub use nfacct::{Accounting, Counter};
 pub use plan::{Plan, PlanStep, WrittenChain};
-pub use port::{Content, ServedPort, Slot, Style, compile};
+pub use port::{Content, RuleContext, ServedPort, Slot, compile};
 pub use probe::{has_counting_rules, probe, probe_counters};
 pub use proxier::{Iptables, Lanes, Proxier};
 pub use rule_counters::{CounterReader, PortConnections, ServedAddress};

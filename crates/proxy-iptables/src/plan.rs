@@ -18,7 +18,7 @@ use proxy::{Owner, Protocol, ServicePortName};
 use crate::base::{Base, Edit};
 use crate::chain::{Chain, Shared};
 use crate::config::Config;
-use crate::port::{Content, OWN, ServedPort, Slot, Style};
+use crate::port::{Content, OWN, RuleContext, ServedPort, Slot};
 use crate::saved::Leftovers;
 
 /// A write to the kernel.
@@ -136,7 +136,7 @@ pub(crate) enum Manner {
 /// Commands that succeed or fail together.
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
-    pub(crate) subject: Subject,
+    pub(crate) subject: PieceScope,
     /// Sort key by which pieces that may fail for the same reason are grouped.
     pub(crate) traits: Option<(bool, Protocol, bool)>,
     pub(crate) ops: Vec<(Table, Op<'a>)>,
@@ -144,7 +144,7 @@ pub(crate) struct Piece<'a> {
 
 /// The subject of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Subject {
+pub(crate) enum PieceScope {
     /// Rules that all Services need, in one table.
     Base,
     /// The Service port with this index.
@@ -183,7 +183,7 @@ pub(crate) struct Lines<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Own<'a> {
     part: &'a PortWrites,
-    style: Style<'a>,
+    style: RuleContext<'a>,
 }
 
 /// The name of a chain.
@@ -213,17 +213,17 @@ impl Plan {
     /// Returns all pieces in order. Within a piece, commands are ordered by table.
     pub(crate) fn pieces(&self) -> Vec<Piece<'_>> {
         let base = Table::ALL.into_iter().map(|table| Piece {
-            subject: Subject::Base,
+            subject: PieceScope::Base,
             traits: None,
             ops: self.base_ops(table).map(|op| (table, op)).collect(),
         });
         let parts = self.parts.iter().enumerate().map(|(at, part)| Piece {
-            subject: Subject::Part(at),
+            subject: PieceScope::Part(at),
             traits: part.port.as_ref().map(|port| port.traits()),
             ops: self.part_ops(part),
         });
         let stale = self.stale.iter().enumerate().map(|(at, chain)| Piece {
-            subject: Subject::Stale(at),
+            subject: PieceScope::Stale(at),
             traits: None,
             ops: vec![(OWN, Op::Remove(Name::Own(*chain)))],
         });
@@ -232,7 +232,7 @@ impl Plan {
         let chains = self.leftovers.chains();
         let chains = chains.map(|(table, name)| (table, Op::Remove(Name::Other(name))));
         let leftovers = Piece {
-            subject: Subject::Leftovers,
+            subject: PieceScope::Leftovers,
             traits: None,
             ops: jumps.chain(chains).collect(),
         };
@@ -273,7 +273,7 @@ impl Plan {
             ops.extend(changes.map(|op| (chain.table(), op)));
         }
         if !part.chains.is_empty() {
-            let style = Style {
+            let style = RuleContext {
                 config: &self.config,
                 is_terse: self.is_terse,
             };
@@ -284,11 +284,11 @@ impl Plan {
 
     /// Returns the number of rules written in a table, without those in other programs' chains.
     pub(crate) fn rules(&self, table: Table) -> usize {
-        let count = |(of, op): &(Table, Op<'_>), subject: Subject| match op {
+        let count = |(of, op): &(Table, Op<'_>), subject: PieceScope| match op {
             _ if *of != table => 0,
             Op::Write(_, lines) => lines.len(),
             Op::WriteOwn(own) => own.part.rules,
-            Op::Insert(_) | Op::Append(_) => usize::from(subject != Subject::Base),
+            Op::Insert(_) | Op::Append(_) => usize::from(subject != PieceScope::Base),
             Op::Delete(_) | Op::Remove(_) => 0,
         };
         let pieces = self.pieces();

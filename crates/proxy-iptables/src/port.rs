@@ -75,7 +75,7 @@ impl fmt::Display for ServiceAddress {
 
 /// The settings that all Service ports' rules depend on.
 #[derive(Debug, Clone, Copy)]
-pub struct Style<'a> {
+pub struct RuleContext<'a> {
     /// The mode's settings.
     pub config: &'a Config,
     /// True if comments do not name endpoints, because too many exist (upstream: more than 1,000).
@@ -270,7 +270,7 @@ impl ServedPort {
     // ---- shared chains ----
 
     /// Returns the rules in shared chains, as lines that end with a line feed.
-    pub fn slots(&self, style: Style<'_>) -> Vec<(Slot, Arc<str>)> {
+    pub fn slots(&self, style: RuleContext<'_>) -> Vec<(Slot, Arc<str>)> {
         let mut slots = Slots(Vec::new());
         let protocol = self.owner.name.protocol;
         let at = |chain: Shared, address: IpAddr| Slot {
@@ -391,7 +391,7 @@ impl ServedPort {
     // ---- chains of one port ----
 
     /// Passes each rule of the port's own chains to `tell(chain, rule)`, chain by chain.
-    fn rules(&self, style: Style<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
+    fn rules(&self, style: RuleContext<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
         if !self.any {
             return;
         }
@@ -420,7 +420,7 @@ impl ServedPort {
         }
     }
 
-    fn external_rules(&self, style: Style<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
+    fn external_rules(&self, style: RuleContext<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
         let (chain, name) = (self.chain(Purpose::External), &self.name);
         let of = |what: &str| Match::comment(format!("{what} {name} external destinations"));
         if self.external_local {
@@ -462,7 +462,7 @@ impl ServedPort {
         &self,
         is_local: bool,
         endpoints: &[Endpoint],
-        style: Style<'_>,
+        style: RuleContext<'_>,
         tell: &mut dyn FnMut(Chain, Rule),
     ) {
         let (chain, protocol) = (self.policy_chain(is_local), self.owner.name.protocol);
@@ -500,7 +500,7 @@ impl ServedPort {
     fn endpoint_rules(
         &self,
         endpoint: &Endpoint,
-        style: Style<'_>,
+        style: RuleContext<'_>,
         tell: &mut dyn FnMut(Chain, Rule),
     ) {
         let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
@@ -522,7 +522,7 @@ impl ServedPort {
     }
 
     /// Returns the port's own chains, each with the number of rules and a digest of their lines.
-    pub fn chains(&self, style: Style<'_>) -> Vec<(Chain, Content)> {
+    pub fn chains(&self, style: RuleContext<'_>) -> Vec<(Chain, Content)> {
         let mut chains: Vec<(Chain, Content)> = Vec::new();
         let mut line = String::new();
         self.rules(style, &mut |chain, rule| {
@@ -541,7 +541,7 @@ impl ServedPort {
     /// Writes the rules of the wanted chains, as lines that end with a line feed.
     pub fn write(
         &self,
-        style: Style<'_>,
+        style: RuleContext<'_>,
         wanted: &dyn Fn(Chain) -> bool,
         write: &mut dyn FnMut(&str),
     ) {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use engine::{Engine, Extent, Served, Step};
 use proxy::{
-    Failure, Fate, IptablesReport, Model, NamespacedName, Notice, Selection, Subject, Unreadable,
+    EntryKind, Failure, Fate, IptablesReport, Model, NamespacedName, Notice, Selection, Unreadable,
     is_outside,
 };
 use reconcile::Rows;
@@ -345,10 +345,10 @@ impl engine::Scheme for Iptables {
         report.written += verdicts.taken;
         report
             .writes
-            .add(Subject::Rules, Fate::Done, verdicts.taken);
+            .add(EntryKind::Rules, Fate::Done, verdicts.taken);
         report
             .writes
-            .add(Subject::Rules, Fate::Refused, verdicts.refused);
+            .add(EntryKind::Rules, Fate::Refused, verdicts.refused);
         if verdicts.taken > 0 {
             state.wrote(Part::Rules);
         }

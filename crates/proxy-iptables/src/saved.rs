@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use footprint::{Finder, HeldChainAction};
+use footprint::{Finder, ReferencedChain};
 use hashbrown::HashMap;
 use ipnet::IpNet;
 use iptables::{Entry, RuleLine, Table};
@@ -52,7 +52,7 @@ impl Reader {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
             // A foreign rule that leads to leftovers is reported as long as it exists.
-            others: Finder::beside(&base::FOOTPRINT, config.modes, HeldChainAction::Goes),
+            others: Finder::beside(&base::FOOTPRINT, config.modes, ReferencedChain::Delete),
             saved: Saved::default(),
         }
     }

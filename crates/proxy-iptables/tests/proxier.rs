@@ -21,7 +21,7 @@ use proxy::{
     NamespacedName, Node, NodeFacts, NodePortAddresses, Notice, Protocol, Service, ServicePort,
     Unreadable,
 };
-use proxy_iptables::fake::{FakeKernel, State};
+use proxy_iptables::fake::{FakeKernel, FakeState};
 use proxy_iptables::{Config, Kernel, Lanes, Proxier, Refusal, Table};
 
 /// A node with a proxier and its model.
@@ -106,7 +106,7 @@ impl World<Slow> {
     }
 
     /// Runs in real time until the condition holds, and returns the elapsed time.
-    fn until(&mut self, what: &str, is_so: impl Fn(&State) -> bool) -> Duration {
+    fn until(&mut self, what: &str, is_so: impl Fn(&FakeState) -> bool) -> Duration {
         let began = Instant::now();
         while !is_so(&self.kernel.state()) {
             assert!(began.elapsed() < Duration::from_secs(20), "{what}");
@@ -386,7 +386,7 @@ fn a_slow_canary_check_delays_no_change() {
     for endpoint in 2..12 {
         world.apply(slice_of(1, [endpoint]));
         let chosen = format!("to-destination 10.244.0.{endpoint}:8080");
-        let is_chosen = |state: &State| {
+        let is_chosen = |state: &FakeState| {
             let last = state.restores.last();
             last.is_some_and(|text| text.contains(&chosen))
         };

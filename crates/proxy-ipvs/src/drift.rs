@@ -36,7 +36,7 @@ pub(crate) use tell::{tell_address, tell_member, tell_server};
 /// State of the drift check, and of glances: cheap checks between two drift checks.
 #[derive(Default)]
 pub(crate) struct Drifts {
-    check: Option<Check>,
+    check: Option<RunningCheck>,
     /// True if another check must follow the running one.
     is_asked: bool,
     /// Virtual servers that differed while a plan was writing them. The next check compares them.
@@ -45,7 +45,7 @@ pub(crate) struct Drifts {
 }
 
 /// A running check.
-enum Check {
+enum RunningCheck {
     /// The reader dumps the kernel. Holds the entries written meanwhile.
     Reading(WrittenEntries),
     /// The comparison of the finished dump with the tables.
@@ -87,7 +87,7 @@ impl Drifts {
             return false;
         }
         self.is_asked = false;
-        self.check = Some(Check::Reading(WrittenEntries::default()));
+        self.check = Some(RunningCheck::Reading(WrittenEntries::default()));
         true
     }
 
@@ -132,12 +132,12 @@ impl Drifts {
         let servers = known(state, Part::Servers, servers);
         let sets = known(state, Part::Sets, sets);
         let addresses = known(state, Part::Addresses, addresses);
-        if let Some(Check::Reading(mut touched)) = self.check.take() {
+        if let Some(RunningCheck::Reading(mut touched)) = self.check.take() {
             let in_flight = WrittenEntries::in_flight(state);
             touched.link |= in_flight.link;
             touched.sets |= in_flight.sets;
             let comparing = Comparison::new(servers, sets, addresses, touched, tables, state);
-            self.check = Some(Check::Comparison(Box::new(comparing)));
+            self.check = Some(RunningCheck::Comparison(Box::new(comparing)));
         }
     }
 
@@ -148,8 +148,8 @@ impl Drifts {
         tables: &mut Tables,
         state: &mut State,
     ) -> Vec<VirtualServerKey> {
-        let is_read = |check: &mut Check| matches!(check, Check::Comparison(_));
-        let Some(Check::Comparison(mut comparing)) = self.check.take_if(is_read) else {
+        let is_read = |check: &mut RunningCheck| matches!(check, RunningCheck::Comparison(_));
+        let Some(RunningCheck::Comparison(mut comparing)) = self.check.take_if(is_read) else {
             return Vec::new();
         };
         let found = comparing.piece(tables, &WrittenEntries::in_flight(state));
@@ -179,7 +179,7 @@ impl Drifts {
             state.ask(Part::Addresses);
         }
         if !found.is_over {
-            self.check = Some(Check::Comparison(comparing));
+            self.check = Some(RunningCheck::Comparison(comparing));
         }
         changed
     }
@@ -233,7 +233,7 @@ impl Drifts {
 
     /// Returns the time of the next comparison step or glance.
     pub(crate) fn next_due(&self, tables: &Tables, now: Instant) -> Option<Instant> {
-        if matches!(self.check, Some(Check::Comparison(_))) {
+        if matches!(self.check, Some(RunningCheck::Comparison(_))) {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
@@ -242,7 +242,7 @@ impl Drifts {
     }
 }
 
-impl Check {
+impl RunningCheck {
     fn touched(&mut self) -> &mut WrittenEntries {
         match self {
             Self::Reading(touched) => touched,

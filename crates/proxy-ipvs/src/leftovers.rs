@@ -6,7 +6,7 @@ use footprint::Footprints;
 use iptables::Backend;
 
 pub use footprint::Leftovers;
-use footprint::{Finder, HeldChainAction};
+use footprint::{Finder, ReferencedChain};
 
 use crate::footprint::FOOTPRINT;
 
@@ -42,7 +42,7 @@ impl fmt::Display for LeftoverPlace {
 /// uses. Leftovers serve until the shim is installed.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(
-        Finder::beside(&FOOTPRINT, modes, HeldChainAction::Stays),
+        Finder::beside(&FOOTPRINT, modes, ReferencedChain::Keep),
         saved,
     )
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use engine::Part as _;
 use ipnet::IpNet;
-use proxy::{IpFamily, Subject, Target};
+use proxy::{EntryKind, IpFamily, Target};
 
 use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::native::TABLE;
@@ -93,24 +93,24 @@ impl Op {
     }
 
     /// Returns the kind of the changed entry, for counters.
-    pub fn subject(&self) -> Subject {
+    pub fn subject(&self) -> EntryKind {
         match self {
-            Self::CreateLink => Subject::Link,
-            Self::CreateSet(..) | Self::RemoveSet(_) => Subject::Sets,
-            Self::AddMember(..) | Self::RemoveMember(..) => Subject::SetMembers,
-            Self::WriteRules { .. } => Subject::Rules,
+            Self::CreateLink => EntryKind::Link,
+            Self::CreateSet(..) | Self::RemoveSet(_) => EntryKind::Sets,
+            Self::AddMember(..) | Self::RemoveMember(..) => EntryKind::SetMembers,
+            Self::WriteRules { .. } => EntryKind::Rules,
             Self::AddServer(..) | Self::SetServer(..) | Self::RemoveServer(..) => {
-                Subject::VirtualServers
+                EntryKind::VirtualServers
             }
             Self::AddDestination(..) | Self::SetDestination(..) | Self::RemoveDestination(..) => {
-                Subject::Destinations
+                EntryKind::Destinations
             }
             Self::BindAddress(_)
             | Self::UnbindAddress(_)
             | Self::UnbindOtherwise(_)
             | Self::BindRange(_)
-            | Self::UnbindRange(_) => Subject::Addresses,
-            Self::RemoveLeftovers(..) => Subject::Leftovers,
+            | Self::UnbindRange(_) => EntryKind::Addresses,
+            Self::RemoveLeftovers(..) => EntryKind::Leftovers,
         }
     }
 

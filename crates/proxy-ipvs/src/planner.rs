@@ -83,9 +83,9 @@ impl Default for Turns {
     }
 }
 
-/// Room of a plan for one more query.
+/// Room in a plan for one more query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum PlanRoom {
     Some,
     None,
 }
@@ -93,7 +93,11 @@ pub(crate) enum Room {
 impl Turns {
     /// Returns the next plan for virtual servers, destinations and sets. If the plan only adds
     /// entries and fits its budget, it leaves room for a query.
-    pub(crate) fn services(&mut self, tables: &Tables, of: &Situation<'_>) -> Option<(Plan, Room)> {
+    pub(crate) fn services(
+        &mut self,
+        tables: &Tables,
+        of: &Situation<'_>,
+    ) -> Option<(Plan, PlanRoom)> {
         for turn in Turn::after(self.last.take()) {
             let budget = *self.budget(turn);
             let plan = match turn {
@@ -112,9 +116,9 @@ impl Turns {
                 self.last_server = last.and_then(Op::server).copied();
             }
             let room = if turn == Turn::Make && !is_long {
-                Room::Some
+                PlanRoom::Some
             } else {
-                Room::None
+                PlanRoom::None
             };
             return Some((plan, room));
         }

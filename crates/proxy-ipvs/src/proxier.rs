@@ -32,7 +32,7 @@ use crate::link::{Link, Loss};
 use crate::marks::Marks;
 use crate::pace::Pace;
 use crate::plan::{Op, Outcome, Plan};
-use crate::planner::{self, Room, Situation, Turns};
+use crate::planner::{self, PlanRoom, Situation, Turns};
 use crate::ranges::{RangeGround, Ranges, SkippedRange};
 use crate::schedulers::Schedulers;
 use crate::server::{RealServer, VirtualServerKey};
@@ -122,8 +122,8 @@ impl Ipvs {
             }
         }
         let drains = match room {
-            Room::Some => self.drains_due(state.now),
-            Room::None => None,
+            PlanRoom::Some => self.drains_due(state.now),
+            PlanRoom::None => None,
         };
         Step {
             plan: Some(plan),

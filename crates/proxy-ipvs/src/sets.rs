@@ -58,15 +58,15 @@ pub enum SetKind {
     AddressPortMark,
 }
 
-struct Row {
+struct SetRow {
     set: Set,
     suffix: &'static str,
     kind: SetKind,
     comment: &'static str,
 }
 
-const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static str) -> Row {
-    Row {
+const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static str) -> SetRow {
+    SetRow {
         set,
         suffix,
         kind,
@@ -75,7 +75,7 @@ const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static st
 }
 
 /// Rows in the order of [`Set`]: a set's number is the index of its row.
-const ROWS: [Row; 20] = [
+const ROWS: [SetRow; 20] = [
     row(
         Set::LoopBack,
         "LOOP-BACK",
@@ -225,7 +225,7 @@ impl Set {
     /// Number of all sets.
     pub(crate) const EVERY: usize = ROWS.len();
 
-    fn row(self) -> &'static Row {
+    fn row(self) -> &'static SetRow {
         #[allow(
             clippy::indexing_slicing,
             reason = "ROWS has a row for each Set, in their order: see the test"

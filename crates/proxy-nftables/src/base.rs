@@ -39,7 +39,7 @@ const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
 
 /// Name of an object in the base: the objects that do not depend on Services.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Key {
+pub(crate) enum BaseKey {
     Table,
     Set(&'static str),
     Chain(&'static str),
@@ -48,7 +48,7 @@ pub(crate) enum Key {
     Chooser(Chooser),
 }
 
-impl Key {
+impl BaseKey {
     /// Returns true for a chain that uses this set and may exist although it is unwanted. Such a
     /// chain belongs to upstream's layout, or chooses among a number of endpoints that no Service
     /// has. Other chains of an unwanted layout use only sets that are deleted with them.
@@ -61,7 +61,7 @@ impl Key {
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for BaseKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Table => write!(f, "table {TABLE}"),
@@ -74,14 +74,14 @@ impl fmt::Display for Key {
 }
 
 /// The chain that leads packets to the chains of Services.
-pub(crate) const SERVICES_CHAIN: Key = Key::Chain(SERVICES);
+pub(crate) const SERVICES_CHAIN: BaseKey = BaseKey::Chain(SERVICES);
 
 /// A chain that only upstream's layout has.
-pub(crate) const UPSTREAM_ONLY: Key = Key::Chain(SERVICES_CHECK);
+pub(crate) const UPSTREAM_ONLY: BaseKey = BaseKey::Chain(SERVICES_CHECK);
 
 /// The definition of an object, without its comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Value {
+pub(crate) enum BaseValue {
     Table(Activity),
     Set(Definition),
     Counter,
@@ -114,7 +114,7 @@ pub(crate) struct Base {
     layout: Layout,
     sets: BTreeMap<&'static str, Set>,
     counters: BTreeSet<&'static str>,
-    chains: BTreeMap<Key, (Chain, Vec<Rule>)>,
+    chains: BTreeMap<BaseKey, (Chain, Vec<Rule>)>,
 }
 
 /// The objects that this mode leaves in the kernel.
@@ -252,16 +252,16 @@ impl Base {
             priority,
             policy: Policy::Accept,
         };
-        self.add_any_chain(Key::Chain(name), name.into(), Some(base), None, rules);
+        self.add_any_chain(BaseKey::Chain(name), name.into(), Some(base), None, rules);
     }
 
     fn add_chain(&mut self, name: &'static str, rules: Vec<Rule>) {
-        self.add_any_chain(Key::Chain(name), name.into(), None, None, rules);
+        self.add_any_chain(BaseKey::Chain(name), name.into(), None, None, rules);
     }
 
     fn add_any_chain(
         &mut self,
-        key: Key,
+        key: BaseKey,
         name: Name,
         base: Option<BaseChain>,
         comment: Option<&str>,
@@ -385,21 +385,22 @@ impl Base {
 
     fn add_reject_chain(&mut self, comment: &str) {
         let reject = vec![self.line().reject().rule()];
-        let key = Key::Chain(REJECT);
+        let key = BaseKey::Chain(REJECT);
         self.add_any_chain(key, REJECT.into(), None, Some(comment), reject);
     }
 
     /// Returns the objects as table entries.
-    pub(crate) fn entries(&self) -> Vec<(Key, Value)> {
+    pub(crate) fn entries(&self) -> Vec<(BaseKey, BaseValue)> {
         let sets = self.sets.iter();
-        let sets = sets.map(|(name, set)| (Key::Set(name), Value::Set(Definition::of(set))));
+        let sets =
+            sets.map(|(name, set)| (BaseKey::Set(name), BaseValue::Set(Definition::of(set))));
         let chains = self.chains.iter().map(|(key, (chain, rules))| {
-            let value = Value::Chain(chain.base, Content::of(rules));
+            let value = BaseValue::Chain(chain.base, Content::of(rules));
             (key.clone(), value)
         });
-        let table = [(Key::Table, Value::Table(Activity::Active))];
+        let table = [(BaseKey::Table, BaseValue::Table(Activity::Active))];
         let counters = self.counters.iter();
-        let counters = counters.map(|name| (Key::Counter(name), Value::Counter));
+        let counters = counters.map(|name| (BaseKey::Counter(name), BaseValue::Counter));
         let all = table.into_iter().chain(sets).chain(chains);
         all.chain(counters).collect()
     }
@@ -424,14 +425,14 @@ impl Base {
 
     /// Returns the rule for unallocated ClusterIPs, or `None` without such a rule.
     pub(crate) fn unallocated(&self) -> Option<&Rule> {
-        let (_, rules) = self.chains.get(&Key::Chain(CLUSTER_IPS_CHECK))?;
+        let (_, rules) = self.chains.get(&BaseKey::Chain(CLUSTER_IPS_CHECK))?;
         rules
             .iter()
             .find(|rule| is_unallocated(CLUSTER_IPS_CHECK, rule))
     }
 
     /// Returns a chain with its rules.
-    pub(crate) fn chain(&self, key: &Key) -> Option<&(Chain, Vec<Rule>)> {
+    pub(crate) fn chain(&self, key: &BaseKey) -> Option<&(Chain, Vec<Rule>)> {
         self.chains.get(key)
     }
 }
@@ -484,13 +485,13 @@ const SETS: [&str; 9] = [
 ];
 
 /// Returns the key of the base chain with this name.
-pub(crate) fn find_chain(name: &str) -> Option<Key> {
+pub(crate) fn find_chain(name: &str) -> Option<BaseKey> {
     if is_of_service(name) {
         return None;
     }
     let fixed = CHAINS.iter().find(|known| **known == name);
-    let fixed = fixed.map(|name| Key::Chain(name));
-    fixed.or_else(|| Chooser::find(name).map(Key::Chooser))
+    let fixed = fixed.map(|name| BaseKey::Chain(name));
+    fixed.or_else(|| Chooser::find(name).map(BaseKey::Chooser))
 }
 
 /// Returns the base set with this name.

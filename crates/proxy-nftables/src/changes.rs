@@ -11,7 +11,7 @@ use nftables_netlink::{
 };
 use proxy::{IpFamily, Owner};
 
-use crate::base::{Key, SERVICES_CHAIN};
+use crate::base::{BaseKey, SERVICES_CHAIN};
 use crate::choice::{Choices, EndpointIndex, Map};
 use crate::describe::describe;
 use crate::edits::Edits;
@@ -43,7 +43,7 @@ enum Stage {
     DeleteReplaced,
     AddChains,
     /// Sets come after chains, as in upstream. A later version recognizes by this order that the
-    /// sets were created without a size ([`Room`](crate::clients::Room)).
+    /// sets were created without a size ([`SetMemory`](crate::clients::SetMemory)).
     AddSets,
     AddRules,
     DeleteElements,
@@ -151,14 +151,20 @@ impl Plan {
         }
     }
 
-    fn base_change(&self, unit: PlanUnit, key: &Key, change: &BaseChange, changes: &mut Changes) {
+    fn base_change(
+        &self,
+        unit: PlanUnit,
+        key: &BaseKey,
+        change: &BaseChange,
+        changes: &mut Changes,
+    ) {
         let BaseChange { wanted, there } = change;
         match key {
-            Key::Table => {
+            BaseKey::Table => {
                 let table = self.base.table();
                 changes.push(Stage::Table, unit, Change::AddTable(table));
             }
-            Key::Set(name) => {
+            BaseKey::Set(name) => {
                 if let Some(set) = self.base.set(name).filter(|_| wanted.is_some()) {
                     if *there == ExistingObject::Other {
                         let delete = Change::DeleteSet(Arc::clone(&set.name));
@@ -168,18 +174,20 @@ impl Plan {
                     changes.push(Stage::AddSets, unit, add);
                 }
             }
-            Key::Counter(name) => {
+            BaseKey::Counter(name) => {
                 let add = Change::AddCounter(Name::from(*name));
                 changes.push(Stage::AddSets, unit, add);
             }
-            Key::Chain(_) | Key::Chooser(_) => {
+            BaseKey::Chain(_) | BaseKey::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
                     // The chain is unwanted. It is only flushed, because it uses a set that is
                     // replaced.
                     let name = match key {
-                        Key::Chooser(chooser) => chooser.name().into(),
-                        Key::Chain(name) | Key::Set(name) | Key::Counter(name) => Name::from(*name),
-                        Key::Table => return,
+                        BaseKey::Chooser(chooser) => chooser.name().into(),
+                        BaseKey::Chain(name) | BaseKey::Set(name) | BaseKey::Counter(name) => {
+                            Name::from(*name)
+                        }
+                        BaseKey::Table => return,
                     };
                     changes.push(Stage::FlushChains, unit, Change::FlushChain(name));
                     return;
@@ -353,8 +361,8 @@ fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
     };
     match stale {
         Stale::Chain(name) => chain(Arc::clone(name)),
-        Stale::Base(Key::Chain(name)) => chain(Name::from(*name)),
-        Stale::Base(Key::Chooser(chooser)) => chain(chooser.name().into()),
+        Stale::Base(BaseKey::Chain(name)) => chain(Name::from(*name)),
+        Stale::Base(BaseKey::Chooser(chooser)) => chain(chooser.name().into()),
         Stale::Set(name) => {
             if !is_affinity(name) {
                 // Upstream's map for NodePorts on localhost refers to chains that are deleted too.
@@ -364,16 +372,16 @@ fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
             let delete = Change::DeleteSet(Arc::clone(name));
             changes.push(Stage::DeleteSets, unit, delete);
         }
-        Stale::Base(Key::Set(name)) => {
+        Stale::Base(BaseKey::Set(name)) => {
             let delete = Change::DeleteSet(Name::from(*name));
             changes.push(Stage::DeleteSets, unit, delete);
         }
-        Stale::Base(Key::Counter(name)) => {
+        Stale::Base(BaseKey::Counter(name)) => {
             let delete = Change::DeleteCounter(Name::from(*name));
             changes.push(Stage::DeleteSets, unit, delete);
         }
         // Keeps the table, because other programs may have objects in it.
-        Stale::Base(Key::Table) => {}
+        Stale::Base(BaseKey::Table) => {}
     }
 }
 

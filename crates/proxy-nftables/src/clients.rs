@@ -9,12 +9,12 @@ pub(crate) const OTHER_KIND: u32 = u32::MAX;
 pub(crate) struct Clients {
     /// Timeout of a client in seconds, or [`OTHER_KIND`].
     pub(crate) seconds: u32,
-    pub(crate) room: Room,
+    pub(crate) room: SetMemory,
 }
 
 /// Memory that the kernel reserves for a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum SetMemory {
     /// The hash table is as large as its clients need.
     AsNeeded,
     /// 131,072 buckets or 2 MiB, even for an empty set. Up to version 0.1, this program created
@@ -23,7 +23,7 @@ pub(crate) enum Room {
     Reserved,
 }
 
-impl Room {
+impl SetMemory {
     /// Infers the reserved memory from the handles of a set and of the chain that fills it.
     ///
     /// The kernel lists the same size in both cases. But the versions that gave sets a size created
@@ -42,7 +42,7 @@ impl Clients {
     pub(crate) fn new(seconds: u32) -> Self {
         Self {
             seconds,
-            room: Room::AsNeeded,
+            room: SetMemory::AsNeeded,
         }
     }
 

@@ -14,7 +14,7 @@ use crate::changes::Grouping;
 use crate::edits::Edits;
 use crate::kernel::{Blame, Kernel, Refusal};
 use crate::name::TABLE;
-use crate::plan::{Outcome, Outcomes, Plan, PlanUnit, Removal, Stale, Timeouts};
+use crate::plan::{Outcomes, Plan, PlanUnit, Removal, Stale, Timeouts, UnitOutcome};
 
 /// Largest number of transactions for isolating the refused units of one plan.
 const MAX_TRANSACTIONS: usize = 64;
@@ -119,7 +119,7 @@ impl Executor<'_> {
             all.iter().partition(|of| is_stale(of));
         if !self.outcomes.partial.is_empty() {
             // Stale objects wait: rules that are deleted with the last units may still use them.
-            self.set_all(&stale, &Outcome::Later);
+            self.set_all(&stale, &UnitOutcome::Later);
             stale.clear();
         }
         let all: Vec<PlanUnit> = wanted.iter().chain(&stale).copied().collect();
@@ -139,7 +139,7 @@ impl Executor<'_> {
         match self.commit(&wanted, Grouping::ByMap) {
             CommitResult::Done => self.isolate([stale]),
             CommitResult::Refused(..) => self.isolate([wanted, stale]),
-            CommitResult::Over => self.set_all(&stale, &Outcome::Untried),
+            CommitResult::Over => self.set_all(&stale, &UnitOutcome::Untried),
         }
     }
 
@@ -171,7 +171,7 @@ impl Executor<'_> {
                 continue;
             }
             if self.left == 0 || self.outcomes.general.is_some() {
-                self.set_all(&group, &Outcome::Untried);
+                self.set_all(&group, &UnitOutcome::Untried);
                 continue;
             }
             let CommitResult::Refused(mut blamed, reason) = self.commit(&group, Grouping::ByUnit)
@@ -181,14 +181,14 @@ impl Executor<'_> {
             let is_cascade = believe_first_of_cascade(&mut blamed);
             if let Some(blame) = blamed.get(&PlanUnit::Base) {
                 // Without the base, no other unit can be written.
-                self.set_all(&group, &Outcome::Untried);
+                self.set_all(&group, &UnitOutcome::Untried);
                 self.set(
                     PlanUnit::Base,
-                    Outcome::Refused(blame.reason.as_str().into()),
+                    UnitOutcome::Refused(blame.reason.as_str().into()),
                 );
             } else if !blamed.is_empty() {
                 for (unit, blame) in &blamed {
-                    self.set(*unit, Outcome::Refused(blame.reason.as_str().into()));
+                    self.set(*unit, UnitOutcome::Refused(blame.reason.as_str().into()));
                 }
                 group.retain(|unit| !blamed.contains_key(unit));
                 if is_cascade && has_cascaded && group.len() > 1 {
@@ -200,7 +200,7 @@ impl Executor<'_> {
                 has_cascaded |= is_cascade;
                 groups.push_front(group);
             } else if let [alone] = group[..] {
-                self.set(alone, Outcome::Refused(reason));
+                self.set(alone, UnitOutcome::Refused(reason));
             } else {
                 // The base is the first unit. The last attempt writes it alone.
                 let other = group.split_off(group.len().div_ceil(2));
@@ -223,10 +223,10 @@ impl Executor<'_> {
             PlanUnit::Base | PlanUnit::Part(_) => false,
         };
         let guards: Vec<PlanUnit> = group.extract_if(.., is_guard).collect();
-        self.set_all(&guards, &Outcome::Untried);
+        self.set_all(&guards, &UnitOutcome::Untried);
     }
 
-    fn set_all(&mut self, units: &[PlanUnit], outcome: &Outcome) {
+    fn set_all(&mut self, units: &[PlanUnit], outcome: &UnitOutcome) {
         for unit in units {
             self.set(*unit, outcome.clone());
         }
@@ -253,14 +253,14 @@ impl Executor<'_> {
             Err(Refusal::General(reason)) => {
                 outcomes.refused += 1;
                 outcomes.general = Some(reason.into());
-                self.set_all(units, &Outcome::Untried);
+                self.set_all(units, &UnitOutcome::Untried);
                 CommitResult::Over
             }
             Err(Refusal::Unknown(reason)) => {
                 outcomes.refused += 1;
                 outcomes.is_doubtful = true;
                 outcomes.general = Some(reason.into());
-                self.set_all(units, &Outcome::Unknown);
+                self.set_all(units, &UnitOutcome::Unknown);
                 CommitResult::Over
             }
             Err(Refusal::Refused { reason, changes }) => {
@@ -291,7 +291,7 @@ impl Executor<'_> {
         }
     }
 
-    fn set(&mut self, unit: PlanUnit, outcome: Outcome) {
+    fn set(&mut self, unit: PlanUnit, outcome: UnitOutcome) {
         let place = match unit {
             PlanUnit::Base => Some(&mut self.outcomes.base),
             PlanUnit::ServicesChain => Some(&mut self.outcomes.services_chain),

@@ -26,12 +26,12 @@ use crate::snapshot::seconds;
 #[derive(Debug, Clone)]
 pub struct FakeKernel {
     family: IpFamily,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<FakeState>>,
 }
 
 /// Content and behavior of the fake.
 #[derive(Debug, Clone, Default)]
-pub struct State {
+pub struct FakeState {
     /// The table, if it exists.
     pub table: Option<Content>,
     /// Handles of the table's sets and chains.
@@ -142,15 +142,15 @@ impl FakeKernel {
         let addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
         Self {
             family,
-            state: Arc::new(Mutex::new(State {
+            state: Arc::new(Mutex::new(FakeState {
                 addresses: addresses.collect(),
-                ..State::default()
+                ..FakeState::default()
             })),
         }
     }
 
     /// Returns the fake's state.
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, FakeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -367,7 +367,7 @@ fn sets(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-impl State {
+impl FakeState {
     /// Returns true if the text of a set, an element or a chain contains `part`.
     pub fn holds(&self, part: &str) -> bool {
         let Some(table) = &self.table else {

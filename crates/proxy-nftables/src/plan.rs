@@ -17,8 +17,8 @@ use nftables_netlink::Name;
 use proxy::{IpFamily, Owner, ServicePortName};
 use relay::Serving;
 
-use crate::base::{Base, Key, Value};
-use crate::clients::{Clients, Room};
+use crate::base::{Base, BaseKey, BaseValue};
+use crate::clients::{Clients, SetMemory};
 use crate::config::Config;
 use crate::content::Content;
 use crate::port::{Member, Route, ServedPort, Slot};
@@ -31,7 +31,7 @@ pub struct Plan {
     /// Definitions for the changes of the base.
     pub(crate) base: Arc<Base>,
     /// Changes of objects that do not depend on Services.
-    pub(crate) base_changes: BTreeMap<Key, BaseChange>,
+    pub(crate) base_changes: BTreeMap<BaseKey, BaseChange>,
     /// New `services` chain, if the table changes from the layout `flat`. The existing chain leads
     /// to objects of both layouts, so it is replaced last.
     pub(crate) services_chain: Option<BaseChange>,
@@ -63,7 +63,7 @@ pub struct LocalhostPort {
 #[derive(Debug, Clone)]
 pub(crate) struct BaseChange {
     /// Wanted definition, or `None` to delete the object.
-    pub(crate) wanted: Option<Value>,
+    pub(crate) wanted: Option<BaseValue>,
     pub(crate) there: ExistingObject,
 }
 
@@ -156,7 +156,8 @@ impl ClientsChange {
 
     /// Returns true if the existing set stays, and the kernel releases its reserved memory.
     pub(crate) fn is_shrunk(&self, timeouts: Timeouts) -> bool {
-        self.there.is_some_and(|there| there.room == Room::Reserved)
+        self.there
+            .is_some_and(|there| there.room == SetMemory::Reserved)
             && !self.is_replacement(timeouts)
     }
 }
@@ -184,7 +185,7 @@ pub(crate) enum Stale {
     Set(Name),
     /// A shared object: the set of NodePort addresses when all addresses serve, an object of
     /// another layout, or an unneeded chooser.
-    Base(Key),
+    Base(BaseKey),
 }
 
 impl fmt::Display for Stale {
@@ -199,7 +200,7 @@ impl fmt::Display for Stale {
 
 /// Outcome of one unit of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) enum Outcome {
+pub(crate) enum UnitOutcome {
     #[default]
     Done,
     Refused(Arc<str>),
@@ -215,12 +216,12 @@ pub(crate) enum Outcome {
 /// Outcome of a plan.
 #[derive(Debug, Clone, Default)]
 pub struct Outcomes {
-    pub(crate) base: Outcome,
-    pub(crate) services_chain: Outcome,
+    pub(crate) base: UnitOutcome,
+    pub(crate) services_chain: UnitOutcome,
     /// Outcome of each part.
-    pub(crate) parts: Vec<Outcome>,
+    pub(crate) parts: Vec<UnitOutcome>,
     /// Outcome of each stale object.
-    pub(crate) stale: Vec<Outcome>,
+    pub(crate) stale: Vec<UnitOutcome>,
     /// Result of each NodePort on localhost.
     pub(crate) listeners: Vec<Result<(), Arc<str>>>,
     /// Number of committed transactions.
@@ -248,15 +249,15 @@ impl Outcomes {
         let mut wanted = [&self.base, &self.services_chain]
             .into_iter()
             .chain(&self.parts);
-        wanted.all(|outcome| *outcome == Outcome::Done)
+        wanted.all(|outcome| *outcome == UnitOutcome::Done)
     }
 
     /// Returns the outcomes of a plan that succeeded completely.
     pub(crate) fn done(plan: &Plan) -> Self {
         Self {
             listeners: vec![Ok(()); plan.listeners.len()],
-            parts: vec![Outcome::Done; plan.parts.len()],
-            stale: vec![Outcome::Done; plan.stale.len()],
+            parts: vec![UnitOutcome::Done; plan.parts.len()],
+            stale: vec![UnitOutcome::Done; plan.stale.len()],
             removal: plan.removal,
             timeouts: plan.timeouts,
             ..Self::default()
@@ -301,7 +302,7 @@ impl Plan {
     /// Returns true if a set is replaced by a set of another kind and loses its elements.
     pub(crate) fn replaces_set(&self) -> bool {
         let mut changes = self.base_changes.iter();
-        changes.any(|(key, of)| matches!(key, Key::Set(_)) && of.there == ExistingObject::Other)
+        changes.any(|(key, of)| matches!(key, BaseKey::Set(_)) && of.there == ExistingObject::Other)
     }
 
     /// Returns true if an existing table must be activated in advance, because the plan creates
@@ -310,7 +311,7 @@ impl Plan {
     ///
     /// Source: Linux, `net/netfilter/nf_tables_api.c` (`__NFT_TABLE_F_UPDATE`).
     pub(crate) fn switches_on_first(&self) -> bool {
-        let table = self.base_changes.get(&Key::Table);
+        let table = self.base_changes.get(&BaseKey::Table);
         let is_there = table.is_some_and(|of| of.there != ExistingObject::Nothing);
         let mut others = self.base_changes.iter();
         is_there
@@ -349,16 +350,16 @@ impl Plan {
     /// Returns the sets of clients that released memory.
     pub(crate) fn shrunk(&self, outcomes: &Outcomes) -> impl Iterator<Item = Name> {
         let done = self.parts.iter().zip(&outcomes.parts);
-        let done = done.filter(|(_, outcome)| **outcome == Outcome::Done);
+        let done = done.filter(|(_, outcome)| **outcome == UnitOutcome::Done);
         let sets = done.flat_map(|(part, _)| &part.affinity);
         let shrunk = sets.filter(|(_, clients)| clients.is_shrunk(self.timeouts));
         shrunk.map(|(set, _)| Arc::clone(set))
     }
 
     /// Returns a set whose timeout changed in a successful part, with the new timeout.
-    pub(crate) fn changed_timeout(&self, outcomes: &[Outcome]) -> Option<(&Name, u32)> {
+    pub(crate) fn changed_timeout(&self, outcomes: &[UnitOutcome]) -> Option<(&Name, u32)> {
         let done = self.parts.iter().zip(outcomes);
-        let done = done.filter(|(_, outcome)| **outcome == Outcome::Done);
+        let done = done.filter(|(_, outcome)| **outcome == UnitOutcome::Done);
         let affinity = done.flat_map(|(part, _)| &part.affinity);
         let mut changed = affinity.filter(|(_, clients)| clients.is_change());
         changed

@@ -8,7 +8,7 @@ use hashbrown::HashSet;
 use nftables_netlink::Name;
 use proxy::{IpFamily, Owner, Rank, Share, Shares};
 
-use crate::base::{Base, Key, SERVICES_CHAIN, Value};
+use crate::base::{Base, BaseKey, BaseValue, SERVICES_CHAIN};
 use crate::budget::Budget;
 use crate::claims::Claims;
 use crate::config::Config;
@@ -300,7 +300,7 @@ impl<'a> Planner<'a> {
     /// waits while some Services are unknown, or while their objects in this layout were refused
     /// and wait for a retry. The `services` chain of the layout `flat` need not wait, because it
     /// leads to the objects of both layouts.
-    fn has_to_wait(&self, key: &Key) -> bool {
+    fn has_to_wait(&self, key: &BaseKey) -> bool {
         let is_there = self.tables.base.actual(key).is_some();
         let leads = *key == SERVICES_CHAIN && self.base.layout() == Layout::Upstream;
         leads
@@ -326,7 +326,7 @@ impl<'a> Planner<'a> {
         let base = &self.tables.base;
         let due = base.due(self.now).filter(|_| self.may_delete);
         let stale = due.filter(|key| base.wanted(key).is_none());
-        let mut stale: Vec<Key> = stale.cloned().collect();
+        let mut stale: Vec<BaseKey> = stale.cloned().collect();
         stale.sort_unstable();
         stale.into_iter().map(Stale::Base).collect()
     }
@@ -338,17 +338,19 @@ impl<'a> Planner<'a> {
         let replaced = replaced.filter(|(_, of)| of.there == ExistingObject::Other);
         let sets: Vec<&'static str> = replaced
             .filter_map(|(key, _)| match key {
-                Key::Set(name) => Some(*name),
-                Key::Table | Key::Chain(_) | Key::Counter(_) | Key::Chooser(_) => None,
+                BaseKey::Set(name) => Some(*name),
+                BaseKey::Table | BaseKey::Chain(_) | BaseKey::Counter(_) | BaseKey::Chooser(_) => {
+                    None
+                }
             })
             .collect();
         for (key, there) in base.iter_actual() {
             if base.wanted(key).is_none()
-                && let Value::Chain(hook, _) = there
+                && let BaseValue::Chain(hook, _) = there
                 && sets.iter().any(|set| key.names_unwanted(set))
             {
                 let change = BaseChange {
-                    wanted: Some(Value::Chain(*hook, Content::default())),
+                    wanted: Some(BaseValue::Chain(*hook, Content::default())),
                     there: ExistingObject::Same,
                 };
                 plan.base_changes.insert(key.clone(), change);
@@ -366,12 +368,12 @@ impl<'a> Planner<'a> {
             }
             let there = match (there, &wanted) {
                 (None, _) => ExistingObject::Nothing,
-                (Some(Value::Chain(there, _)), Some(Value::Chain(wanted, _)))
+                (Some(BaseValue::Chain(there, _)), Some(BaseValue::Chain(wanted, _)))
                     if there != wanted =>
                 {
                     ExistingObject::Other
                 }
-                (Some(Value::Set(_)), Some(_)) => ExistingObject::Other,
+                (Some(BaseValue::Set(_)), Some(_)) => ExistingObject::Other,
                 _ => ExistingObject::Same,
             };
             let change = BaseChange { wanted, there };
@@ -382,7 +384,7 @@ impl<'a> Planner<'a> {
             // Rules of the base use the replaced set. So all base chains are flushed before the set
             // is deleted, and get their rules again.
             for (key, wanted) in base.iter_wanted() {
-                let is_chain = matches!(key, Key::Chain(_) | Key::Chooser(_));
+                let is_chain = matches!(key, BaseKey::Chain(_) | BaseKey::Chooser(_));
                 if is_chain && base.actual(key).is_some() {
                     let change = BaseChange {
                         wanted: Some(wanted.clone()),
@@ -394,7 +396,7 @@ impl<'a> Planner<'a> {
         }
         let addresses = &self.tables.node_ports;
         // A set that this plan creates has no old elements to delete.
-        let is_new = plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS));
+        let is_new = plan.base_changes.contains_key(&BaseKey::Set(NODE_PORT_IPS));
         for address in addresses.due(self.now) {
             let is_wanted = addresses.wanted(address).is_some();
             if is_new && !is_wanted {

@@ -3,7 +3,7 @@
 use nftables_netlink::{Chain, Change, CommitError, Error, Name, Nftables, Transaction};
 use proxy::{IpFamily, LocalDetector};
 
-use crate::base::{Base, Key, NodePortIps};
+use crate::base::{Base, BaseKey, NodePortIps};
 use crate::config::{Config, LocalhostNodePorts};
 use crate::layout::Layout;
 use kube_rules::nft::{Line, Sense, Side};
@@ -61,10 +61,10 @@ fn attempt(ip_family: IpFamily, layout: Layout, localhost: LocalhostNodePorts) -
     let (mut sets, mut chains, mut rules) = (Vec::new(), Vec::new(), Vec::new());
     for (key, _) in base.entries() {
         match key {
-            Key::Table => {}
-            Key::Counter(name) => sets.push(Change::AddCounter(name.into())),
-            Key::Set(name) => sets.extend(base.set(name).cloned().map(Change::AddSet)),
-            Key::Chain(_) | Key::Chooser(_) => {
+            BaseKey::Table => {}
+            BaseKey::Counter(name) => sets.push(Change::AddCounter(name.into())),
+            BaseKey::Set(name) => sets.extend(base.set(name).cloned().map(Change::AddSet)),
+            BaseKey::Chain(_) | BaseKey::Chooser(_) => {
                 if let Some((chain, of_chain)) = base.chain(&key) {
                     chains.push(Change::AddChain(chain.clone()));
                     let add = |rule: &nftables_netlink::Rule| {

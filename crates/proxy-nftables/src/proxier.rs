@@ -16,7 +16,7 @@ use engine::{Engine, Extent, Served, Step};
 use hashbrown::HashSet;
 use nftables_netlink::{Name, Rule};
 use proxy::{
-    Failure, Fate, Model, NamespacedName, NodeFacts, Notice, Selection, Subject, is_outside,
+    EntryKind, Failure, Fate, Model, NamespacedName, NodeFacts, Notice, Selection, is_outside,
 };
 use reconcile::Rows;
 
@@ -24,11 +24,11 @@ use crate::base::{Base, NodePortIps, unallocated};
 use crate::budget::Budget;
 use crate::choice::Chooser;
 use crate::claims::Claims;
-use crate::clients::Room;
+use crate::clients::SetMemory;
 use crate::config::LocalhostNodePorts;
 use crate::kinds::{Lane, NftablesKinds, Part, State};
 use crate::layout::Layout;
-use crate::plan::{Outcome, Outcomes, Plan, Removal, Timeouts};
+use crate::plan::{Outcomes, Plan, Removal, Timeouts, UnitOutcome};
 use crate::planner::Planner;
 use crate::port::{ServedPort, compile};
 use crate::snapshot::{PartContent, Snapshot};
@@ -159,8 +159,8 @@ impl Nftables {
             serving => serving,
         };
         let is_all = |entries: &Tables| {
-            let set = crate::base::Key::Set(crate::name::NODE_PORT_IPS);
-            entries.base.actual(&crate::base::Key::Table).is_some()
+            let set = crate::base::BaseKey::Set(crate::name::NODE_PORT_IPS);
+            entries.base.actual(&crate::base::BaseKey::Table).is_some()
                 && entries.base.actual(&set).is_none()
         };
         let node_ports = match &serving {
@@ -269,7 +269,7 @@ impl Nftables {
         } = found;
         for (set, clients) in &mut affinity {
             if self.shrunk.contains(set) {
-                clients.room = Room::AsNeeded;
+                clients.room = SetMemory::AsNeeded;
             }
         }
         self.unallocated = unallocated;
@@ -465,8 +465,8 @@ impl engine::Scheme for Nftables {
         state.report.has_used_much |= plan.parts.len() >= MANY;
         state.report.written += outcomes.changes;
         let writes = &mut state.report.writes;
-        writes.add(Subject::Table, Fate::Done, outcomes.taken);
-        writes.add(Subject::Table, Fate::Refused, outcomes.refused);
+        writes.add(EntryKind::Table, Fate::Done, outcomes.taken);
+        writes.add(EntryKind::Table, Fate::Refused, outcomes.refused);
         let counts = state.report.nftables.get_or_insert_default();
         if plan.is_cleanup() {
             counts.failed_cleanups += outcomes.refused;
@@ -506,7 +506,7 @@ impl engine::Scheme for Nftables {
         if self.budget.is_none() && slots.as_wanted_len() > 0 && is_all() {
             self.budget = Some(Budget::LEAST);
         }
-        if plan.has_base() && outcomes.base == Outcome::Done {
+        if plan.has_base() && outcomes.base == UnitOutcome::Done {
             self.unallocated = self.base.unallocated().cloned();
             state.news.review();
         }

@@ -12,9 +12,9 @@ use hashbrown::{HashMap, HashSet};
 use nftables_netlink::{Element, ElementData, Name, Rule, Set, SetKind, Timeout, Verdict};
 use proxy::{IpFamily, Protocol};
 
-use crate::base::{Definition, Key, Value, find_chain, find_set, is_unallocated};
+use crate::base::{BaseKey, BaseValue, Definition, find_chain, find_set, is_unallocated};
 use crate::choice::{EndpointIndex, Map};
-use crate::clients::{Clients, OTHER_KIND, Room};
+use crate::clients::{Clients, OTHER_KIND, SetMemory};
 use crate::content::Content;
 use crate::kernel::Object;
 use crate::name::{
@@ -30,7 +30,7 @@ use kube_rules::nft::address_type;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Objects that do not depend on Services.
-    pub(crate) base: HashMap<Key, Value>,
+    pub(crate) base: HashMap<BaseKey, BaseValue>,
     /// Rule for unallocated ClusterIPs.
     pub(crate) unallocated: Option<Rule>,
     /// Addresses of the node that serve NodePorts.
@@ -78,7 +78,7 @@ impl SnapshotBuilder {
         let [sets, chains] = &self.handles;
         for (name, clients) in &mut self.snapshot.affinity {
             if let (Some(set), Some(chain)) = (sets.get(name), chains.get(name)) {
-                clients.room = Room::of(*set, *chain);
+                clients.room = SetMemory::of(*set, *chain);
             }
         }
         // Upstream's objects for NodePorts on localhost are always unwanted. They are deleted like
@@ -97,14 +97,14 @@ impl SnapshotBuilder {
         match object {
             Object::Begin => *self = Self::new(self.family),
             Object::Table(table) => {
-                let value = Value::Table(table.activity);
-                self.snapshot.base.insert(Key::Table, value);
+                let value = BaseValue::Table(table.activity);
+                self.snapshot.base.insert(BaseKey::Table, value);
             }
             Object::Set(set, handle) => self.set(&set, handle),
             Object::Chain(chain, handle) => {
                 let content = Content::default();
                 if let Some(key) = find_chain(&chain.name) {
-                    let value = Value::Chain(chain.base, content);
+                    let value = BaseValue::Chain(chain.base, content);
                     self.snapshot.base.insert(key, value);
                 } else if is_of_service(&chain.name) && chain.base.is_none() {
                     if let Some(set) = affinity_of_chain(&chain.name) {
@@ -117,8 +117,8 @@ impl SnapshotBuilder {
             Object::Rule(chain, rule) => self.rule(&chain, rule),
             Object::Counter(name) => {
                 if let Some(name) = find_counter(&name) {
-                    let key = Key::Counter(name);
-                    self.snapshot.base.insert(key, Value::Counter);
+                    let key = BaseKey::Counter(name);
+                    self.snapshot.base.insert(key, BaseValue::Counter);
                 }
             }
             Object::Elements(set, elements) => {
@@ -136,8 +136,8 @@ impl SnapshotBuilder {
 
     fn set(&mut self, set: &Set, handle: u64) {
         if let Some(name) = find_set(&set.name) {
-            let value = Value::Set(Definition::of(set));
-            self.snapshot.base.insert(Key::Set(name), value);
+            let value = BaseValue::Set(Definition::of(set));
+            self.snapshot.base.insert(BaseKey::Set(name), value);
         } else if set.kind == SetKind::Set && is_affinity(&set.name) {
             let name = Arc::clone(&set.name);
             let clients = Clients::new(seconds(self.family, set));
@@ -151,7 +151,7 @@ impl SnapshotBuilder {
         if let Some(content) = self.snapshot.chains.get_mut(chain) {
             content.add(&rule);
         } else if let Some(key) = find_chain(chain)
-            && let Some(Value::Chain(_, content)) = self.snapshot.base.get_mut(&key)
+            && let Some(BaseValue::Chain(_, content)) = self.snapshot.base.get_mut(&key)
         {
             content.add(&rule);
             if is_unallocated(chain, &rule) {

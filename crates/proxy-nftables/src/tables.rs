@@ -13,29 +13,29 @@ use proxy::{Failure, Owner, Report};
 use reconcile::{Removals, Table as Entries};
 use relay::Serving;
 
-use crate::base::{Key, SERVICES_CHAIN, UPSTREAM_ONLY, Value};
+use crate::base::{BaseKey, BaseValue, SERVICES_CHAIN, UPSTREAM_ONLY};
 use crate::clients::Clients;
 use crate::content::Content;
 use crate::layout::Layout;
 use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
-use crate::plan::{Outcome, Outcomes, Plan, PortChanges, Stale, Timeouts};
+use crate::plan::{Outcomes, Plan, PortChanges, Stale, Timeouts, UnitOutcome};
 use crate::port::{Member, Route, Slot};
 
 /// Set of addresses that serve NodePorts. It exists in either layout, unless all addresses serve.
-pub(crate) const NODE_PORTS: Key = Key::Set(NODE_PORT_IPS);
+pub(crate) const NODE_PORTS: BaseKey = BaseKey::Set(NODE_PORT_IPS);
 
 /// Returns true for objects that both layouts have if NodePorts are rejected on localhost.
-fn is_of_localhost(key: &Key) -> bool {
+fn is_of_localhost(key: &BaseKey) -> bool {
     matches!(
         key,
-        Key::Counter(_) | Key::Set(LOCALHOST_NODE_PORTS) | Key::Chain(LOCALHOST_CHECK)
+        BaseKey::Counter(_) | BaseKey::Set(LOCALHOST_NODE_PORTS) | BaseKey::Chain(LOCALHOST_CHECK)
     )
 }
 
 /// Tables of one IP family.
 #[derive(Default)]
 pub(crate) struct Tables {
-    pub(crate) base: Entries<Key, Value, ()>,
+    pub(crate) base: Entries<BaseKey, BaseValue, ()>,
     /// Elements of the set of addresses that serve NodePorts.
     pub(crate) node_ports: Entries<IpAddr, (), ()>,
     pub(crate) slots: Entries<Slot, Route, Arc<Owner>>,
@@ -91,9 +91,9 @@ impl Tables {
 
     /// Returns true for an object that the wanted layout does not use. A chooser returns false,
     /// because an unneeded chooser may belong to the wanted layout.
-    fn is_of_other_layout(&self, key: &Key) -> bool {
+    fn is_of_other_layout(&self, key: &BaseKey) -> bool {
         self.base.wanted(key).is_none()
-            && !matches!(key, Key::Table | Key::Chooser(_))
+            && !matches!(key, BaseKey::Table | BaseKey::Chooser(_))
             && *key != NODE_PORTS
             && !is_of_localhost(key)
     }
@@ -145,7 +145,7 @@ impl Tables {
                 reason: reason.to_string(),
             });
         };
-        if let Outcome::Refused(reason) = &outcomes.base {
+        if let UnitOutcome::Refused(reason) = &outcomes.base {
             let what = "write the nftables chains and sets that all Services need";
             tell(what.to_owned(), None, reason);
         }
@@ -167,12 +167,12 @@ impl Tables {
                 &SERVICES_CHAIN,
                 services_chain.wanted.clone(),
             );
-            if let Outcome::Refused(reason) = &outcomes.services_chain {
+            if let UnitOutcome::Refused(reason) = &outcomes.services_chain {
                 tell("write the nftables chain services".to_owned(), None, reason);
             }
         }
-        if outcomes.base == Outcome::Done
-            && plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS))
+        if outcomes.base == UnitOutcome::Done
+            && plan.base_changes.contains_key(&BaseKey::Set(NODE_PORT_IPS))
         {
             // The set is new, so it contains only elements from this plan.
             self.node_ports.observe([]);
@@ -182,14 +182,14 @@ impl Tables {
         }
         let is_kept = plan.timeouts == Timeouts::Unknown && outcomes.timeouts == Timeouts::Kept;
         for (part, outcome) in plan.parts.iter().zip(&outcomes.parts) {
-            if let Outcome::Refused(reason) = outcome {
+            if let UnitOutcome::Refused(reason) = outcome {
                 let what = "write nftables chains and elements".to_owned();
                 tell(what, part.owner.as_ref(), reason);
             }
             self.settle_part(part, outcome, &outcomes.partial, now);
             for (set, clients) in &part.affinity {
                 // The kernel reported success but kept the old timeout. The set must be replaced.
-                if *outcome == Outcome::Done
+                if *outcome == UnitOutcome::Done
                     && is_kept
                     && clients.is_change()
                     && let Some(there) = clients.there
@@ -207,7 +207,7 @@ impl Tables {
                 Stale::Set(name) => !self.affinity.is_failing(name),
                 Stale::Base(key) => !self.base.is_failing(key),
             };
-            if let Outcome::Refused(reason) = outcome
+            if let UnitOutcome::Refused(reason) = outcome
                 && !is_first
             {
                 tell(format!("remove nftables {stale}"), None, reason);
@@ -228,8 +228,8 @@ impl Tables {
             }
         }
         let parts = plan.parts.iter().zip(&outcomes.parts);
-        let written =
-            parts.filter(|(_, outcome)| matches!(outcome, Outcome::Done | Outcome::Unknown));
+        let written = parts
+            .filter(|(_, outcome)| matches!(outcome, UnitOutcome::Done | UnitOutcome::Unknown));
         let changes = written.flat_map(|(part, _)| &part.slots);
         for change in changes.filter(|change| change.after.is_none()) {
             let slot = &change.slot;
@@ -270,7 +270,7 @@ impl Tables {
     fn settle_part(
         &mut self,
         part: &PortChanges,
-        outcome: &Outcome,
+        outcome: &UnitOutcome,
         partial: &BTreeMap<Name, Content>,
         now: Instant,
     ) {
@@ -287,7 +287,7 @@ impl Tables {
         }
         for chain in &part.emptied {
             // No object needs the content of this unwanted chain any more.
-            if *outcome == Outcome::Done {
+            if *outcome == UnitOutcome::Done {
                 self.chains.set_actual(chain, Some(Content::default()));
             }
         }
@@ -312,7 +312,7 @@ enum Lateness {
 
 /// An outcome to record for several entries.
 struct Booking<'a> {
-    outcome: &'a Outcome,
+    outcome: &'a UnitOutcome,
     now: Instant,
     lateness: Lateness,
 }
@@ -325,13 +325,13 @@ impl Booking<'_> {
         O: Clone + Eq + std::hash::Hash + Ord,
     {
         match self.outcome {
-            Outcome::Done => entries.set_actual(key, written),
-            Outcome::Later => {}
-            Outcome::Unknown => entries.doubt(key, self.now),
-            Outcome::Refused(_) if self.lateness == Lateness::Excused => {
+            UnitOutcome::Done => entries.set_actual(key, written),
+            UnitOutcome::Later => {}
+            UnitOutcome::Unknown => entries.doubt(key, self.now),
+            UnitOutcome::Refused(_) if self.lateness == Lateness::Excused => {
                 entries.excuse(key, self.now);
             }
-            Outcome::Refused(_) | Outcome::Untried => entries.fail(key, self.now),
+            UnitOutcome::Refused(_) | UnitOutcome::Untried => entries.fail(key, self.now),
         }
     }
 }

@@ -19,8 +19,8 @@ use std::time::Instant;
 use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::{HashMap, HashSet};
 use proxy::{
-    Failure, Fate, Model, NamespacedName, Notice, Owner, Protocol, Selection, ServicePortName,
-    Subject, is_outside,
+    EntryKind, Failure, Fate, Model, NamespacedName, Notice, Owner, Protocol, Selection,
+    ServicePortName, is_outside,
 };
 use reconcile::Rows;
 
@@ -296,13 +296,13 @@ impl Userspace {
                         opened.extend(owner);
                     }
                     self.tables.opened(listener, port, Arc::clone(serving));
-                    count(state, Subject::ListeningPorts);
+                    count(state, EntryKind::ListeningPorts);
                     state.wrote(Part::Rules);
                     continue;
                 }
                 (Ok(_), _) => {
                     self.tables.closed(listener);
-                    count(state, Subject::ListeningPorts);
+                    count(state, EntryKind::ListeningPorts);
                     continue;
                 }
                 (Err(failure), _) => failure,
@@ -312,7 +312,7 @@ impl Userspace {
                 SocketError::Now(_) => self.tables.sockets.fail(listener, state.now),
             }
             let writes = &mut state.report.writes;
-            writes.add(Subject::ListeningPorts, Fate::Refused, 1);
+            writes.add(EntryKind::ListeningPorts, Fate::Refused, 1);
             let object = match serving {
                 Some(_) => format!("open the listening port of {listener}"),
                 None => format!("close the listening port of {listener}"),
@@ -356,12 +356,12 @@ impl Userspace {
                         let report = &mut state.report;
                         report.withdraw(portal.address, portal.protocol, portal.port);
                     }
-                    count(state, Subject::Redirects);
+                    count(state, EntryKind::Redirects);
                     state.wrote(Part::Rules);
                 }
                 Some((_, refusal)) => {
                     let writes = &mut state.report.writes;
-                    writes.add(Subject::Redirects, Fate::Refused, 1);
+                    writes.add(EntryKind::Redirects, Fate::Refused, 1);
                     self.refuse(state, change, &refusal, written.base.as_ref());
                 }
             }
@@ -414,7 +414,7 @@ fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
 }
 
 /// Counts a completed write.
-fn count(state: &mut State, subject: Subject) {
+fn count(state: &mut State, subject: EntryKind) {
     state.report.written += 1;
     state.report.writes.add(subject, Fate::Done, 1);
 }

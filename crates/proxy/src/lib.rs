@@ -64,4 +64,4 @@ pub use shares::{Share, Shares};
 pub use stale_flows::{Frontend, StaleOf, UdpService, UdpServices};
 pub use topology::{Backends, EndpointVerdict, Endpoints, Reason, Target};
 pub use view::ServiceView;
-pub use writes::{Fate, Subject, Writes};
+pub use writes::{EntryKind, Fate, Writes};

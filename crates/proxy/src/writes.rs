@@ -2,7 +2,7 @@
 
 /// Kind of the written entries, in the order of reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Subject {
+pub enum EntryKind {
     /// IPVS virtual servers.
     VirtualServers,
     /// Destinations of virtual servers.
@@ -27,7 +27,7 @@ pub enum Subject {
     Leftovers,
 }
 
-impl Subject {
+impl EntryKind {
     /// All kinds of entries, in order.
     pub const ALL: [Self; 11] = [
         Self::VirtualServers,
@@ -106,11 +106,11 @@ impl Fate {
 /// Numbers of writes by kind of entry and result. The size is fixed, so counting allocates no
 /// memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Writes([[u32; Fate::ALL.len()]; Subject::ALL.len()]);
+pub struct Writes([[u32; Fate::ALL.len()]; EntryKind::ALL.len()]);
 
 impl Writes {
     /// Counts writes of one kind of entry with one result.
-    pub fn add(&mut self, subject: Subject, fate: Fate, count: usize) {
+    pub fn add(&mut self, subject: EntryKind, fate: Fate, count: usize) {
         if let Some(of) = self.0.get_mut(subject as usize)
             && let Some(sum) = of.get_mut(fate as usize)
         {
@@ -127,7 +127,7 @@ impl Writes {
     }
 
     /// Returns the number of writes of this kind of entry with this result.
-    pub fn count(&self, subject: Subject, fate: Fate) -> u32 {
+    pub fn count(&self, subject: EntryKind, fate: Fate) -> u32 {
         let of = self.0.get(subject as usize);
         of.and_then(|of| of.get(fate as usize))
             .copied()
@@ -135,8 +135,8 @@ impl Writes {
     }
 
     /// Returns the numbers that are not zero.
-    pub fn iter(&self) -> impl Iterator<Item = (Subject, Fate, u32)> {
-        let all = Subject::ALL.into_iter();
+    pub fn iter(&self) -> impl Iterator<Item = (EntryKind, Fate, u32)> {
+        let all = EntryKind::ALL.into_iter();
         let all = all.flat_map(|subject| Fate::ALL.into_iter().map(move |fate| (subject, fate)));
         all.map(|(subject, fate)| (subject, fate, self.count(subject, fate)))
             .filter(|(_, _, count)| *count > 0)
@@ -144,7 +144,7 @@ impl Writes {
 
     /// Returns the number of writes with a result.
     pub fn sum(&self, fate: Fate) -> u64 {
-        let all = Subject::ALL.into_iter();
+        let all = EntryKind::ALL.into_iter();
         all.map(|subject| u64::from(self.count(subject, fate)))
             .sum()
     }
@@ -157,13 +157,13 @@ mod tests {
     #[test]
     fn each_subject_and_outcome_is_counted_separately() {
         let mut writes = Writes::default();
-        for (number, subject) in Subject::ALL.into_iter().enumerate() {
+        for (number, subject) in EntryKind::ALL.into_iter().enumerate() {
             for fate in Fate::ALL {
                 writes.add(subject, fate, number);
             }
         }
         writes.extend(&writes.clone());
-        for (number, subject) in Subject::ALL.into_iter().enumerate() {
+        for (number, subject) in EntryKind::ALL.into_iter().enumerate() {
             for fate in Fate::ALL {
                 assert_eq!(writes.count(subject, fate) as usize, 2 * number);
             }

@@ -112,7 +112,7 @@ struct Most {
 }
 
 /// The room for one more connection or flow.
-enum Room {
+enum ConnectionRoom {
     /// Free places are left.
     Free,
     /// No place is free. A member of this Service and client has to end first.
@@ -213,9 +213,9 @@ impl<T: Clone> Shares<T> {
     ) -> Option<Admitted<T>> {
         let mut held = self.held.borrow_mut();
         let evicted = match held.room(service, client) {
-            Room::Free => None,
-            Room::Of(from) => Some(held.evict(&from)?),
-            Room::None => return None,
+            ConnectionRoom::Free => None,
+            ConnectionRoom::Of(from) => Some(held.evict(&from)?),
+            ConnectionRoom::None => return None,
         };
         let number = held.next;
         held.next += 1;
@@ -252,7 +252,7 @@ impl<T: Clone> Shares<T> {
 
 impl<T: Clone> Holders<T> {
     /// Returns the room for one more connection of a client at a Service.
-    fn room(&self, service: &Service, client: Client) -> Room {
+    fn room(&self, service: &Service, client: Client) -> ConnectionRoom {
         let of_service = self.services.get(service);
         let from = if let Some(ranks) = of_service.filter(|ranks| ranks.total >= self.most.service)
         {
@@ -263,9 +263,9 @@ impl<T: Clone> Holders<T> {
             let from = chosen(&self.clients, client, self.most.few);
             from.and_then(|client| self.biggest_of(client))
         } else {
-            return Room::Free;
+            return ConnectionRoom::Free;
         };
-        from.map_or(Room::None, Room::Of)
+        from.map_or(ConnectionRoom::None, ConnectionRoom::Of)
     }
 
     /// Returns the Service at which a client has the most places.

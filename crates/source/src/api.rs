@@ -47,8 +47,8 @@ use tower::util::{BoxCloneService, option_layer};
 use tower::{BoxError, Layer, Service};
 
 use crate::error::StartError;
-use crate::settings::{Api, ContentType, Lists, ServiceCidrs};
-use addresses::{Addresses, Target};
+use crate::settings::{Api, ContentType, Lists, ServiceCidrWatch};
+use addresses::{Addresses, ServerPeer};
 pub use addresses::{ApiServerAddress, ApiServerAddresses, Clear, ConnectHooks, Resolve};
 pub use backoff::{Backoff, Cost};
 use cause::root_cause;
@@ -103,7 +103,7 @@ pub struct Server {
     outage: Arc<Outage>,
     lists: Lists,
     content_type: ContentType,
-    service_cidrs: ServiceCidrs,
+    service_cidrs: ServiceCidrWatch,
 }
 
 impl Server {
@@ -178,7 +178,7 @@ impl Server {
             Some(&config.cluster_url),
             proxy.as_ref().map(|proxy| &proxy.url),
         ];
-        let targets = reached.into_iter().flatten().filter_map(Target::of);
+        let targets = reached.into_iter().flatten().filter_map(ServerPeer::of);
         let addresses = Addresses::new(targets.collect(), hooks);
         let connection = Connection::new(config, files, proxy, addresses.clone()).map_err(wrong)?;
         let connection = authorization.layer(headers.map_err(wrong)?.layer(connection));
@@ -242,7 +242,7 @@ impl Server {
                 fields: Some(format!("metadata.name={node}")),
             },
         ];
-        if self.service_cidrs == ServiceCidrs::Watched {
+        if self.service_cidrs == ServiceCidrWatch::On {
             resources.push(Resource {
                 kind: Kind::ServiceCidr,
                 need: Need::Optional {

@@ -34,7 +34,7 @@ pub use api::{
 pub use decode::{address, kind_name};
 pub use endpoint_places::{EndpointPlaces, Registry, WhereaboutsError};
 pub use error::StartError;
-pub use settings::{Api, ContentType, Lists, ServiceCidrs, Settings};
+pub use settings::{Api, ContentType, Lists, ServiceCidrWatch, Settings};
 
 /// A source that is open.
 pub struct Source {

@@ -23,17 +23,17 @@ pub struct Api {
     /// Encoding of objects in the API server's responses.
     pub content_type: ContentType,
     /// Choice to watch ServiceCIDRs or not.
-    pub service_cidrs: ServiceCidrs,
+    pub service_cidrs: ServiceCidrWatch,
 }
 
 /// Use of ServiceCIDRs, the networks of ClusterIPs. A folder of manifests always reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ServiceCidrs {
+pub enum ServiceCidrWatch {
     /// The source does not watch ServiceCIDRs.
     #[default]
-    NotWatched,
+    Off,
     /// The source watches ServiceCIDRs. The mode works without them if the server has none.
-    Watched,
+    On,
 }
 
 /// Method of listing the existing objects.

@@ -12,7 +12,7 @@ use common::scripted::Scripted;
 use common::{Log, ReceivedState, until_said};
 use proxy::{IpFamily, Model};
 use serde_json::{Value, json};
-use source::{Api, ContentType, Lists, ServiceCidrs};
+use source::{Api, ContentType, Lists, ServiceCidrWatch};
 
 fn cidr(name: &str, nets: &[&str]) -> Value {
     json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
@@ -21,7 +21,7 @@ fn cidr(name: &str, nets: &[&str]) -> Value {
 
 fn asking() -> Api {
     Api {
-        service_cidrs: ServiceCidrs::Watched,
+        service_cidrs: ServiceCidrWatch::On,
         ..Api::default()
     }
 }

@@ -13,7 +13,7 @@ use crate::action::{Action, Verb};
 use crate::cluster::{self, Cluster};
 use crate::real;
 use crate::stepped_threads::{
-    Blame, From, Front, Lane, LaneProgress, Permit, ThreadOperation, Threads, Write,
+    Blame, From, Front, LaneProgress, Permit, SteppedThread, ThreadOperation, Threads, Write,
 };
 use crate::subject::{Fresh, Subject};
 use crate::watch::Watch;
@@ -125,7 +125,7 @@ struct World<'a> {
     subject: Box<dyn Subject>,
     threads: &'a Threads,
     mode: Option<Box<dyn Mode>>,
-    lanes: Vec<Lane>,
+    lanes: Vec<SteppedThread>,
     bystanders: Vec<Option<String>>,
     cluster: Cluster,
     model: Model,

@@ -1,7 +1,7 @@
 //! Kernel threads that wait before each read and write until the test lets them continue.
 //!
 //! ```text
-//!   engine ─ job ─▶ Worker::handing_out ─▶ Lane::begin ─▶ a thread: Turnstile ─▶ kernel
+//!   engine ─ job ─▶ Worker::handing_out ─▶ SteppedThread::begin ─▶ a thread: Turnstile ─▶ kernel
 //!                                              ▲  Waits, Finished  │
 //!                                  the driver ─┘◀──────────────────┘
 //!                                              Permit ────────────▶
@@ -200,7 +200,7 @@ impl Threads {
 }
 
 /// A lane is one kernel thread, as the test's driver sees it.
-pub struct Lane {
+pub struct SteppedThread {
     next: Box<dyn FnMut() -> Option<Run>>,
     told: Receiver<LaneMessage>,
     permits: Sender<Permit>,
@@ -218,7 +218,7 @@ pub enum LaneProgress {
     Finished,
 }
 
-impl Lane {
+impl SteppedThread {
     /// Creates a lane for this kernel, and the worker for the engine.
     pub fn new<K: Send + 'static>(kernel: K) -> (Self, Worker<Turnstile<K>>) {
         let (worker, mut jobs) = Worker::<Turnstile<K>>::handing_out();
@@ -304,9 +304,9 @@ impl Lane {
     }
 }
 
-impl fmt::Debug for Lane {
+impl fmt::Debug for SteppedThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lane")
+        f.debug_struct("SteppedThread")
             .field("asks", &self.asks)
             .finish_non_exhaustive()
     }

@@ -13,7 +13,7 @@ use proxy::{
 };
 
 use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, name, net};
-use crate::stepped_threads::{Front, Lane, Turnstile, Write};
+use crate::stepped_threads::{Front, SteppedThread, Turnstile, Write};
 use crate::verdict::Verdicts;
 
 /// Time within which a sequence waits for due work.
@@ -31,7 +31,7 @@ pub trait Subject {
     fn family(&self) -> IpFamily;
 
     /// Starts a process: the mode, and its kernel threads.
-    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>);
+    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>);
 
     /// Changes the settings for the next start. Returns a description, or `None` without other
     /// settings.
@@ -259,12 +259,12 @@ pub(crate) fn start<const N: usize, S, K>(
     node: NodeFacts,
     kernel: impl FnMut() -> K,
     now: Instant,
-) -> (Box<dyn Mode>, Vec<Lane>)
+) -> (Box<dyn Mode>, Vec<SteppedThread>)
 where
     S: KernelAccess<Turnstile<K>> + 'static,
     K: Send + 'static,
 {
-    let (lanes, workers) = Lane::all::<N, _>(kernel);
+    let (lanes, workers) = SteppedThread::all::<N, _>(kernel);
     let mode = Engine::<S, _>::new(config, node, Lanes::new(workers), now);
     (Box::new(mode), lanes)
 }

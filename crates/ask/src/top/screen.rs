@@ -116,7 +116,7 @@ impl View {
 }
 
 /// A row of a list: a Service port or an endpoint.
-struct Row {
+struct CounterRow {
     name: String,
     /// Text after the name, in a faint colour.
     of: String,
@@ -236,8 +236,8 @@ fn shares(rows: usize, ports: usize, endpoints: usize) -> (usize, usize) {
     (for_ports, endpoints.min(rows.saturating_sub(for_ports)))
 }
 
-fn port(port: &TopPort) -> Row {
-    Row {
+fn port(port: &TopPort) -> CounterRow {
+    CounterRow {
         name: named(&port.service.to_string(), &port.port_name),
         of: format!("{}/{}", port.port, port.protocol),
         rate: port.rate,
@@ -245,8 +245,8 @@ fn port(port: &TopPort) -> Row {
     }
 }
 
-fn endpoint(endpoint: &TopEndpoint) -> Row {
-    Row {
+fn endpoint(endpoint: &TopEndpoint) -> CounterRow {
+    CounterRow {
         name: endpoint.at.clone(),
         of: named(&endpoint.service.to_string(), &endpoint.port_name),
         rate: endpoint.rate,
@@ -263,7 +263,7 @@ fn named(service: &str, port: &str) -> String {
 }
 
 /// Sorts rows, the busiest first. Equal rows keep the daemon's order.
-fn sorted(rows: impl Iterator<Item = Row>, sort: Sort) -> Vec<Row> {
+fn sorted(rows: impl Iterator<Item = CounterRow>, sort: Sort) -> Vec<CounterRow> {
     let mut rows: Vec<_> = rows.collect();
     rows.sort_by(|one, other| by(&other.rate, sort).total_cmp(&by(&one.rate, sort)));
     rows
@@ -312,7 +312,7 @@ impl Column {
         self.head().len().max(8) + 2
     }
 
-    fn of(self, row: &Row) -> String {
+    fn of(self, row: &CounterRow) -> String {
         match self {
             Self::New => number(row.rate.connections),
             Self::Packets => number(row.rate.packets_in + row.rate.packets_out),
@@ -334,7 +334,7 @@ impl Column {
 
 /// Returns the width of the names in both lists: the width of the longest name, if the screen is
 /// wide enough.
-fn for_names(rows: &[&[Row]], columns: &[Column], width: usize) -> usize {
+fn for_names(rows: &[&[CounterRow]], columns: &[Column], width: usize) -> usize {
     let numbers: usize = columns.iter().map(|column| column.width()).sum();
     let rows = rows.iter().flat_map(|rows| rows.iter());
     let longest = rows.map(|row| row.name.chars().count() + row.of.chars().count() + 2);
@@ -369,7 +369,7 @@ fn columns(width: usize, sort: Sort) -> Vec<Column> {
 
 fn listed(
     name: &str,
-    all: &[Row],
+    all: &[CounterRow],
     (from, most): (usize, usize),
     view: &View,
     list: List,
@@ -403,7 +403,7 @@ fn listed(
     lines
 }
 
-fn line(row: &Row, for_name: usize, columns: &[Column]) -> Line {
+fn line(row: &CounterRow, for_name: usize, columns: &[Column]) -> Line {
     let name = shortened(&shown(&row.name), for_name);
     let left = for_name.saturating_sub(name.chars().count() + 2);
     let of = if left < 4 {

@@ -12,7 +12,7 @@ use super::{API_VERSION, Configuration, KIND};
 
 /// A field of the configuration that has a flag.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct SettingRow {
     /// Path of the field.
     pub(super) path: &'static str,
     /// Name of the flag.
@@ -36,7 +36,7 @@ pub enum Change {
 macro_rules! rows {
     ($($path:literal [$($field:tt)+] $name:literal [$flag:ident] $change:ident;)+) => {
         /// Rows of all fields that have a flag.
-        pub(super) const ROWS: &[Row] = &[$(Row { path: $path, flag: $name, change: Change::$change }),+];
+        pub(super) const ROWS: &[SettingRow] = &[$(SettingRow { path: $path, flag: $name, change: Change::$change }),+];
 
         impl Configuration {
             /// Sets the fields from the flags.

@@ -634,7 +634,7 @@ fn each_configuration_field_has_its_documented_path() {
     let ours = names(&tree);
     let missing: Vec<_> = ours.difference(&names(&kubeadm)).cloned().collect();
     assert_eq!(missing, ["windowsRunAsService"]);
-    for settings::Row { path, flag, .. } in settings::ROWS {
+    for settings::SettingRow { path, flag, .. } in settings::ROWS {
         let field = path.split('.').try_fold(&tree, |tree, name| tree.get(name));
         assert!(
             field.is_some() || *path == "featureGates",

@@ -9,7 +9,7 @@ use modes::definition::Definition;
 use modes::settings::ProxyMode;
 
 use super::Configuration;
-use super::settings::{ROWS, Row, at, is_within, wins_over_file};
+use super::settings::{ROWS, SettingRow, at, is_within, wins_over_file};
 
 /// Settings that are accepted without effect: the path of a field or section, and the reason.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
@@ -85,8 +85,9 @@ impl GivenSettings<'_> {
         let chosen = modes.find(|mode| in_effect.mode.as_deref() == Some(mode.name()));
         let chosen = chosen.unwrap_or_default().definition();
         let of_others = of_others(chosen);
-        let counts =
-            |row: &&Row| self.file.is_some() || !chosen.flags_without_file().contains(&row.flag);
+        let counts = |row: &&SettingRow| {
+            self.file.is_some() || !chosen.flags_without_file().contains(&row.flag)
+        };
         let without_effect = WITHOUT_EFFECT.iter();
         let of_all = without_effect.map(|(path, why)| (*path, (*why).to_owned()));
         let (typed, in_file) = self.differences(&in_effect);
@@ -111,8 +112,8 @@ impl GivenSettings<'_> {
 
     /// Returns the settings that differ from their defaults: flags on the command line that take
     /// effect, and fields of the file.
-    fn differences(&self, in_effect: &Configuration) -> (Vec<&'static Row>, Vec<String>) {
-        let counts = |row: &&Row| {
+    fn differences(&self, in_effect: &Configuration) -> (Vec<&'static SettingRow>, Vec<String>) {
+        let counts = |row: &&SettingRow| {
             (self.typed)(row.flag) && (self.file.is_none() || wins_over_file(row.flag))
         };
         let typed: Vec<_> = ROWS.iter().filter(counts).collect();

@@ -139,11 +139,11 @@ fn list(writes: &Writes) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proxy::Subject;
+    use proxy::EntryKind;
 
     use super::*;
 
-    fn report(services: &[&str], writes: &[(Subject, Fate, usize)]) -> Report {
+    fn report(services: &[&str], writes: &[(EntryKind, Fate, usize)]) -> Report {
         let mut report = Report {
             settled: services
                 .iter()
@@ -157,7 +157,7 @@ mod tests {
         report
     }
 
-    const ONE: (Subject, Fate, usize) = (Subject::Destinations, Fate::Done, 1);
+    const ONE: (EntryKind, Fate, usize) = (EntryKind::Destinations, Fate::Done, 1);
 
     #[test]
     fn the_sync_log_names_one_service_or_counts_several() {
@@ -166,7 +166,7 @@ mod tests {
         story.booked(&report(&["web"], &[ONE]));
         story.booked(&report(
             &["web"],
-            &[(Subject::VirtualServers, Fate::Done, 2)],
+            &[(EntryKind::VirtualServers, Fate::Done, 2)],
         ));
         assert_eq!(story.take(now), None, "it goes on");
         story.synced(Duration::from_millis(2));
@@ -183,10 +183,10 @@ mod tests {
     fn a_sync_without_service_writes_is_logged_as_such() {
         let mut story = Story::new(IpFamily::V4);
         let now = Instant::now();
-        story.booked(&report(&[], &[(Subject::Table, Fate::Done, 1)]));
+        story.booked(&report(&[], &[(EntryKind::Table, Fate::Done, 1)]));
         story.synced(Duration::from_millis(2));
         assert!(!story.take(now).unwrap().is_of_services());
-        story.booked(&report(&["web"], &[(Subject::Table, Fate::Done, 1)]));
+        story.booked(&report(&["web"], &[(EntryKind::Table, Fate::Done, 1)]));
         story.synced(Duration::from_millis(2));
         assert!(story.take(now + PAUSE).unwrap().is_of_services());
     }
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_sync_without_completed_writes_is_not_logged() {
         let mut story = Story::new(IpFamily::V4);
-        story.booked(&report(&["web"], &[(Subject::Sets, Fate::Refused, 3)]));
+        story.booked(&report(&["web"], &[(EntryKind::Sets, Fate::Refused, 3)]));
         story.synced(Duration::from_millis(2));
         let now = Instant::now();
         assert_eq!(story.take(now), None);

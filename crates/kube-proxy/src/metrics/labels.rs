@@ -1,7 +1,7 @@
 //! Label sets of the metrics.
 
 use prometheus_client::encoding::EncodeLabelSet;
-use proxy::{Fate, IpFamily, Subject};
+use proxy::{EntryKind, Fate, IpFamily};
 
 use flags::version::KUBERNETES;
 use modes::metrics::{OfFamily, of};
@@ -116,7 +116,7 @@ pub(crate) struct OfWrite {
     pub(crate) result: &'static str,
 }
 
-pub(super) fn of_write(family: IpFamily, subject: Subject, fate: Fate) -> OfWrite {
+pub(super) fn of_write(family: IpFamily, subject: EntryKind, fate: Fate) -> OfWrite {
     let OfFamily { ip_family } = of(family);
     OfWrite {
         ip_family,

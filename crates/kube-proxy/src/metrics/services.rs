@@ -301,7 +301,7 @@ struct OfLeftOut {
 type Value = (Option<&'static str>, fn(&Count) -> Option<u64>);
 
 /// A metric of Service ports and of endpoints.
-struct Row {
+struct MetricRow {
     /// Metric name without its prefix `kubeproxy_service_` or `kubeproxy_service_endpoint_`.
     name: &'static str,
     help: &'static str,
@@ -309,14 +309,14 @@ struct Row {
     values: &'static [Value],
 }
 
-const ROWS: [Row; 5] = [
-    Row {
+const ROWS: [MetricRow; 5] = [
+    MetricRow {
         name: "connections",
         help: "Connections; flows of UDP",
         kind: MetricType::Counter,
         values: &[(None, |count| Some(count.connections))],
     },
-    Row {
+    MetricRow {
         name: "packets",
         help: "Packets from clients (in) and to them (out)",
         kind: MetricType::Counter,
@@ -325,7 +325,7 @@ const ROWS: [Row; 5] = [
             (Some("out"), |count| count.packets_out),
         ],
     },
-    Row {
+    MetricRow {
         name: "bytes",
         help: "Bytes from clients (in) and to them (out)",
         kind: MetricType::Counter,
@@ -334,13 +334,13 @@ const ROWS: [Row; 5] = [
             (Some("out"), |count| count.bytes_out),
         ],
     },
-    Row {
+    MetricRow {
         name: "active_connections",
         help: "Connections now",
         kind: MetricType::Gauge,
         values: &[(None, |count| count.active)],
     },
-    Row {
+    MetricRow {
         name: "inactive_connections",
         help: "Connections that begin, or have ended and are still known; flows of UDP",
         kind: MetricType::Gauge,
@@ -396,7 +396,7 @@ fn encode(
     encoder: &mut DescriptorEncoder<'_>,
     of: &str,
     of_words: &str,
-    row: &Row,
+    row: &MetricRow,
     all: &[(Labels, Count)],
 ) -> fmt::Result {
     let name = format!("kubeproxy_{of}_{}", row.name);

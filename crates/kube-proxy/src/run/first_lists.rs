@@ -150,7 +150,7 @@ mod tests {
         let events = stream::iter(first).chain(later.flatten());
         let mut events = events.chain(stream::pending()).boxed();
         let settings = source::Settings::Api(source::Api {
-            service_cidrs: source::ServiceCidrs::Watched,
+            service_cidrs: source::ServiceCidrWatch::On,
             ..source::Api::default()
         });
         let (mut model, began) = (Model::new(), Instant::now());

@@ -1,6 +1,6 @@
 //! Kernel settings of iptables mode.
 
-use crate::sysctl::row::{End, Need, Row, Rows};
+use crate::sysctl::row::{End, Need, Rows, SysctlRow};
 
 /// Inputs from which the mode's kernel settings are computed.
 pub(super) struct Context {
@@ -11,7 +11,7 @@ pub(super) static ROWS: &Rows<Context> = &[
     // Allows sending packets from 127.0.0.1 to a pod, and receiving the replies. Rules reject
     // remote packets to 127.0.0.0/8 (k/k#90259).
     (
-        Row {
+        SysctlRow {
             need: Need::Part {
                 then: "NodePorts at 127.0.0.1 are not served, and everything else is",
             },
@@ -20,7 +20,7 @@ pub(super) static ROWS: &Rows<Context> = &[
                 by: "iptables mode for NodePorts at 127.0.0.1",
                 default: 0,
             },
-            ..Row::flagged(ROUTE_LOCALNET, "--iptables-localhost-nodeports=false")
+            ..SysctlRow::flagged(ROUTE_LOCALNET, "--iptables-localhost-nodeports=false")
         },
         |Context { serves_localhost }| serves_localhost.then_some(1),
     ),
@@ -29,6 +29,6 @@ pub(super) static ROWS: &Rows<Context> = &[
 const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
 
 /// Reports whether NodePorts on 127.0.0.1 need this setting.
-pub(super) fn is_for_localhost(row: &Row) -> bool {
+pub(super) fn is_for_localhost(row: &SysctlRow) -> bool {
     row.path == ROUTE_LOCALNET
 }

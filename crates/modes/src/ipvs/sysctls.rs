@@ -1,6 +1,6 @@
 //! Kernel settings of IPVS mode, in the order in which they are written, each with its reason.
 
-use crate::sysctl::row::{End, Row, Rows};
+use crate::sysctl::row::{End, Rows, SysctlRow};
 
 /// Inputs from which the mode's kernel settings are computed.
 pub(super) struct Context {
@@ -11,26 +11,30 @@ pub(super) struct Context {
 
 pub(super) static ROWS: &Rows<Context> = &[
     // Lets conntrack track IPVS connections, which masquerading needs.
-    (Row::needed("proc/sys/net/ipv4/vs/conntrack"), |_| Some(1)),
+    (SysctlRow::needed("proc/sys/net/ipv4/vs/conntrack"), |_| {
+        Some(1)
+    }),
     // Before Linux 5.9, this setting avoids a delay of one second for connections with a reused
     // source port (k/k#70747). From 5.9 on, the kernel's default is right (k/k#93297). Before 4.1
     // the setting does not exist.
     (
-        Row::comfort("proc/sys/net/ipv4/vs/conn_reuse_mode"),
+        SysctlRow::comfort("proc/sys/net/ipv4/vs/conn_reuse_mode"),
         |Context { kernel, .. }| ((4, 1) <= *kernel && *kernel < (5, 9)).then_some(0),
     ),
     // Connections to a removed destination end at once, rather than by a timeout.
     (
-        Row::comfort("proc/sys/net/ipv4/vs/expire_nodest_conn"),
+        SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_nodest_conn"),
         |_| Some(1),
     ),
     // Session affinity stops using a draining destination (k/k#71809).
     (
-        Row::comfort("proc/sys/net/ipv4/vs/expire_quiescent_template"),
+        SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_quiescent_template"),
         |_| Some(1),
     ),
     // Lets the kernel forward packets for Services to pods.
-    (Row::needed("proc/sys/net/ipv4/ip_forward"), |_| Some(1)),
+    (SysctlRow::needed("proc/sys/net/ipv4/ip_forward"), |_| {
+        Some(1)
+    }),
     // Makes the node answer ARP requests only for addresses of the receiving interface. Otherwise
     // all nodes would answer for service addresses.
     (
@@ -43,13 +47,13 @@ pub(super) static ROWS: &Rows<Context> = &[
     ),
 ];
 
-const fn of_strict_arp(path: &'static str, wanted: &'static str) -> Row {
-    Row {
+const fn of_strict_arp(path: &'static str, wanted: &'static str) -> SysctlRow {
+    SysctlRow {
         end: End::IsSetBack {
             wanted,
             by: "ipvs mode with strictARP",
             default: 0,
         },
-        ..Row::needed(path)
+        ..SysctlRow::needed(path)
     }
 }

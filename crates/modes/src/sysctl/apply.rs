@@ -11,7 +11,7 @@ use std::path::Path;
 use tracing::warn;
 
 use super::error::SysctlError;
-use super::row::{End, OnReadOnly, Row, Wanted};
+use super::row::{End, OnReadOnly, SysctlRow, Wanted};
 use super::setting::Setting;
 
 /// Origins of the settings that may be restored later, by file.
@@ -44,14 +44,14 @@ pub struct Applied {
 
 /// A setting whose value differs from the wanted one.
 pub struct Difference {
-    row: &'static Row,
+    row: &'static SysctlRow,
     value: u64,
     found: String,
 }
 
 impl Difference {
     /// Returns the setting's row.
-    pub fn row(&self) -> &'static Row {
+    pub fn row(&self) -> &'static SysctlRow {
         self.row
     }
 }
@@ -133,7 +133,7 @@ pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
 impl Applied {
     /// Restores a value that nothing needs any more, if this process wrote the value and it is
     /// unchanged since. If this process found the value, it stays and is reported.
-    fn set_back(&mut self, root: &Path, row: &Row, origins: &mut Origins) {
+    fn set_back(&mut self, root: &Path, row: &SysctlRow, origins: &mut Origins) {
         let Some(origin) = origins.remove(row.path) else {
             return;
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::machine::Machine;
-use super::row::{Enough, OnReadOnly, Row, Rows, Wanted, wanted};
+use super::row::{Enough, OnReadOnly, Rows, SysctlRow, Wanted, wanted};
 use super::settings::Conntrack;
 
 /// Upstream's upper bound, in entries, for `--conntrack-max-per-core` times the number of CPUs.
@@ -19,9 +19,9 @@ static ROWS: &Rows<Context> = &[
     // record who set it. So a lower value is never written, even if an earlier kube-proxy set the
     // higher one.
     (
-        Row {
+        SysctlRow {
             enough: Enough::AtLeast,
-            ..Row::flagged(
+            ..SysctlRow::flagged(
                 "proc/sys/net/netfilter/nf_conntrack_max",
                 "--conntrack-max-per-core=0",
             )
@@ -30,11 +30,11 @@ static ROWS: &Rows<Context> = &[
     ),
     // On average, a bucket has at most four entries.
     (
-        Row {
+        SysctlRow {
             enough: Enough::AtLeast,
             // With few buckets the table is slow but works. Upstream also ignores this failure.
             on_read_only: OnReadOnly::Warns,
-            ..Row::flagged(
+            ..SysctlRow::flagged(
                 "sys/module/nf_conntrack/parameters/hashsize",
                 "--conntrack-max-per-core=0",
             )
@@ -43,7 +43,7 @@ static ROWS: &Rows<Context> = &[
     ),
     // The kernel's default of five days keeps entries long after both peers are gone.
     (
-        Row::flagged(
+        SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established",
             "--conntrack-tcp-timeout-established=0",
         ),
@@ -52,7 +52,7 @@ static ROWS: &Rows<Context> = &[
     // The kernel's default of one minute is too short for a server that is slow to close
     // (k/k#32551).
     (
-        Row::flagged(
+        SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait",
             "--conntrack-tcp-timeout-close-wait=0",
         ),
@@ -61,7 +61,7 @@ static ROWS: &Rows<Context> = &[
     // Segments that count as INVALID are not translated back, so their receiver resets the
     // connection (k/k#74839).
     (
-        Row::flagged(
+        SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal",
             "--conntrack-tcp-be-liberal=false",
         ),
@@ -69,14 +69,14 @@ static ROWS: &Rows<Context> = &[
     ),
     // A client that keeps sending stays with its first endpoint until the entry expires.
     (
-        Row::flagged(
+        SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_udp_timeout",
             "--conntrack-udp-timeout=0",
         ),
         |(conntrack, _)| seconds(conntrack.udp),
     ),
     (
-        Row::flagged(
+        SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream",
             "--conntrack-udp-timeout-stream=0",
         ),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use super::row::Row;
+use super::row::SysctlRow;
 
 /// Failures to write kernel settings. Settings that are not in the list were written.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +13,7 @@ pub struct SysctlErrors(pub Vec<SysctlError>);
 #[derive(Debug)]
 pub struct SysctlError {
     /// Row of the setting.
-    pub row: &'static Row,
+    pub row: &'static SysctlRow,
     /// Value that the setting should have.
     pub(super) value: u64,
     pub(super) found: String,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// A kernel setting in /proc/sys or /sys.
 #[derive(Debug)]
-pub struct Row {
+pub struct SysctlRow {
     /// Path of the setting's file, relative to the root directory.
     pub path: &'static str,
     /// Rule that decides which values are good enough.
@@ -86,13 +86,13 @@ pub enum End {
 #[derive(Debug)]
 pub struct Wanted {
     /// Row of the setting.
-    pub row: &'static Row,
+    pub row: &'static SysctlRow,
     /// Wanted value, or `None` to keep the setting unchanged.
     pub value: Option<u64>,
 }
 
 /// Rows, each with a function that computes the wanted value from `C`.
-pub type Rows<C> = [(Row, fn(&C) -> Option<u64>)];
+pub type Rows<C> = [(SysctlRow, fn(&C) -> Option<u64>)];
 
 /// Returns the settings of a table with the values wanted in `context`. Without a context, the
 /// settings have no values.
@@ -104,7 +104,7 @@ pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<Wanted> {
     wanted.collect()
 }
 
-impl Row {
+impl SysctlRow {
     /// Returns a setting that improves the behaviour but is not required.
     pub const fn comfort(path: &'static str) -> Self {
         Self {

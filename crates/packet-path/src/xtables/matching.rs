@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use ipset_netlink::Mark;
 use ipvs_netlink::ServiceKey;
 
-use super::rule::{Bridge, Ipvs, PortSide, Property, Rule, Side, State, Test};
+use super::rule::{Bridge, ConntrackState, Ipvs, PortSide, Property, Rule, Side, Test};
 use crate::bridge::comes_by_port;
 use crate::kernel::{AddressType, Kernel, ReadFailure, SetKey};
 use crate::packet::{Interface, Packet, SourceNat, Tracking};
@@ -198,16 +198,16 @@ const EPHEMERAL: u16 = 1024;
 /// to such ports.
 const ANSWERED: u16 = 32_768;
 
-fn is_in(state: State, packet: &Packet) -> bool {
+fn is_in(state: ConntrackState, packet: &Packet) -> bool {
     let is_tracked = packet.is_tracked();
     match state {
-        State::New => packet.tracking == Tracking::New,
-        State::Established => packet.tracking == Tracking::Established,
-        State::Invalid => packet.tracking == Tracking::NotYet,
-        State::Untracked => packet.tracking == Tracking::Untracked,
-        State::Dnat => is_tracked && packet.destination_changed,
-        State::Snat => is_tracked && packet.source_nat.is_some(),
-        State::Later => false,
+        ConntrackState::New => packet.tracking == Tracking::New,
+        ConntrackState::Established => packet.tracking == Tracking::Established,
+        ConntrackState::Invalid => packet.tracking == Tracking::NotYet,
+        ConntrackState::Untracked => packet.tracking == Tracking::Untracked,
+        ConntrackState::Dnat => is_tracked && packet.destination_changed,
+        ConntrackState::Snat => is_tracked && packet.source_nat.is_some(),
+        ConntrackState::Later => false,
     }
 }
 

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use iptables::Words;
 
-use super::rule::{Bridge, Ipvs, PortSide, Property, Rule, Side, State, Target, Test};
+use super::rule::{Bridge, ConntrackState, Ipvs, PortSide, Property, Rule, Side, Target, Test};
 use super::targets::{self, RemainingWords, masked, sides};
 
 /// Supported matches. All options of any other match together form one unsupported test.
@@ -370,16 +370,16 @@ fn range(text: &str) -> Option<RangeInclusive<u16>> {
     }
 }
 
-fn states(text: &str) -> Option<Vec<State>> {
+fn states(text: &str) -> Option<Vec<ConntrackState>> {
     let state = |name| {
         Some(match name {
-            "NEW" => State::New,
-            "INVALID" => State::Invalid,
-            "UNTRACKED" => State::Untracked,
-            "DNAT" => State::Dnat,
-            "SNAT" => State::Snat,
-            "ESTABLISHED" => State::Established,
-            "RELATED" => State::Later,
+            "NEW" => ConntrackState::New,
+            "INVALID" => ConntrackState::Invalid,
+            "UNTRACKED" => ConntrackState::Untracked,
+            "DNAT" => ConntrackState::Dnat,
+            "SNAT" => ConntrackState::Snat,
+            "ESTABLISHED" => ConntrackState::Established,
+            "RELATED" => ConntrackState::Later,
             _ => return None,
         })
     };
@@ -388,10 +388,10 @@ fn states(text: &str) -> Option<Vec<State>> {
 
 /// Parses connection statuses. A first packet has none, because its connection is not confirmed
 /// yet.
-fn statuses(text: &str) -> Option<Vec<State>> {
+fn statuses(text: &str) -> Option<Vec<ConntrackState>> {
     let status = |name| match name {
-        "SEEN_REPLY" | "CONFIRMED" => Some(State::Established),
-        "EXPECTED" | "ASSURED" => Some(State::Later),
+        "SEEN_REPLY" | "CONFIRMED" => Some(ConntrackState::Established),
+        "EXPECTED" | "ASSURED" => Some(ConntrackState::Later),
         _ => None,
     };
     text.split(',').map(status).collect()

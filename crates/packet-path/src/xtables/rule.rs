@@ -35,7 +35,7 @@ pub(super) enum Property {
     /// Ports (`--sport`, `--dports`, ...).
     Ports(PortSide, Vec<RangeInclusive<u16>>),
     /// Connection states (`--ctstate`, `--state`).
-    State(Vec<State>),
+    State(Vec<ConntrackState>),
     /// Direction in the connection (`--ctdir`), true for replies.
     IsAnswer(bool),
     /// Address before translation (`--ctorigdst`, `--ctorigsrc`).
@@ -85,7 +85,7 @@ pub(super) enum PortSide {
 
 /// State in connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ConntrackState {
     New,
     Invalid,
     Untracked,

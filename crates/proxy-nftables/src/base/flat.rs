@@ -5,7 +5,7 @@
 use nftables_netlink::{DataType, Set, SetKind, TypeOf};
 use proxy::Protocol;
 
-use super::{Base, Key, LayoutInput, SERVICES};
+use super::{Base, BaseKey, LayoutInput, SERVICES};
 use crate::choice::{Chooser, FEW, Map};
 use crate::name::{CLUSTER_IPS, SERVICE_IPS};
 use kube_rules::nft::{ADDRESS_AND_PORT, DESTINATION, Sense, address_type};
@@ -51,7 +51,7 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
 pub(super) fn add_chooser(base: &mut Base, chooser: Chooser) {
     let rules = choose(base, chooser).into_iter().collect();
     let name = chooser.name().into();
-    base.add_any_chain(Key::Chooser(chooser), name, None, None, rules);
+    base.add_any_chain(BaseKey::Chooser(chooser), name, None, None, rules);
 }
 
 fn choose(base: &Base, chooser: Chooser) -> Option<nftables_netlink::Rule> {

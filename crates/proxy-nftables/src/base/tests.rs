@@ -27,7 +27,7 @@ fn names_of_base_chains_and_sets_parse_to_their_keys() {
     };
     assert_eq!(
         find_chain("endpoints-of-sctp-70"),
-        Some(Key::Chooser(chooser))
+        Some(BaseKey::Chooser(chooser))
     );
     assert_eq!(find_chain("endpoints-of-sctp-70/"), None);
 }

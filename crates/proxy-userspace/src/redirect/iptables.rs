@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use footprint::{Finder, Footprint, HeldChainAction as HeldChains, ServedBy};
+use footprint::{Finder, Footprint, ReferencedChain, ServedBy};
 use hashbrown::HashMap;
 use ipnet::IpNet;
 use iptables::{
@@ -281,7 +281,7 @@ impl<'a> SaveReader<'a> {
             family,
             config,
             lines: Reader::default(),
-            others: Finder::beside(&FOOTPRINT, config.modes, HeldChains::Goes),
+            others: Finder::beside(&FOOTPRINT, config.modes, ReferencedChain::Delete),
             chains: BTreeSet::new(),
             jumps: Vec::new(),
             redirects: HashMap::new(),

@@ -120,12 +120,12 @@ impl ApiServerAddresses {
 
 /// The peer of connections: the API server, or the proxy in front of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct ServerPeer {
     pub(super) host: String,
     pub(super) port: u16,
 }
 
-impl Target {
+impl ServerPeer {
     /// Returns the target of a URL, if it has a host.
     pub(super) fn of(url: &Uri) -> Option<Self> {
         let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
@@ -148,7 +148,7 @@ impl Target {
 pub(super) struct Addresses(Arc<Shared>);
 
 struct Shared {
-    targets: Vec<Target>,
+    targets: Vec<ServerPeer>,
     hooks: ConnectHooks,
     known: Mutex<AddressBook>,
 }
@@ -190,9 +190,9 @@ impl fmt::Display for Entry {
 
 impl Addresses {
     /// Returns the addresses of targets, and prepares the look-up of targets that are names.
-    pub(super) fn new(targets: Vec<Target>, hooks: ConnectHooks) -> Self {
+    pub(super) fn new(targets: Vec<ServerPeer>, hooks: ConnectHooks) -> Self {
         let mut known = AddressBook::default();
-        for at in targets.iter().filter_map(Target::address) {
+        for at in targets.iter().filter_map(ServerPeer::address) {
             known.entries.entry(at).or_default().is_given = true;
         }
         Self(Arc::new(Shared {
@@ -290,7 +290,7 @@ impl Addresses {
 
     /// Looks up all names now and after every [`RESOLVE_PERIOD`]. Never ends.
     pub(super) async fn follow(self) {
-        let is_named = |target: &&Target| target.address().is_none();
+        let is_named = |target: &&ServerPeer| target.address().is_none();
         let names = self.0.targets.iter().filter(is_named);
         let mut names: Vec<&str> = names.map(|target| &*target.host).collect();
         names.dedup();
@@ -379,7 +379,7 @@ impl Service<Uri> for Dial {
         Box::pin(async move {
             // The connector resolves names itself and then prepares the node. Only an address in
             // the URL is prepared here.
-            let given = Target::of(&url).and_then(|target| target.address());
+            let given = ServerPeer::of(&url).and_then(|target| target.address());
             if let Some(at) = given {
                 addresses.clear(vec![at]).await;
             }

@@ -11,7 +11,7 @@ use http::Uri;
 use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
 
-use super::addresses::Target;
+use super::addresses::ServerPeer;
 
 /// Protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,7 +149,7 @@ fn user_of(url: &Uri) -> Option<(String, String)> {
 /// in `NO_PROXY`. An entry there is `*`, an address, a network, or a name, with or without a port.
 /// A name includes all names below it. With a leading dot, it includes only the names below it.
 fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
-    let Some(target) = Target::of(server) else {
+    let Some(target) = ServerPeer::of(server) else {
         return false;
     };
     let host = target.host.to_lowercase();

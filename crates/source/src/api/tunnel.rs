@@ -34,7 +34,7 @@ use hyper_util::client::legacy::connect::proxy::SocksV5;
 use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceExt as _, service_fn};
 
-use super::addresses::Target;
+use super::addresses::ServerPeer;
 use super::backoff::Cost;
 use super::cause::root_cause;
 use super::http_proxy::{Protocol, Proxy};
@@ -283,7 +283,7 @@ where
 
 /// Adds the scheme's default port to a URL without a port.
 fn with_port(url: Uri) -> Uri {
-    let Some(target) = Target::of(&url) else {
+    let Some(target) = ServerPeer::of(&url) else {
         return url;
     };
     let mut parts = url.clone().into_parts();

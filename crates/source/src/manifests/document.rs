@@ -184,7 +184,7 @@ struct Header {
 
 /// The type that an object is read as.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Target {
+enum DocumentType {
     Object(Kind),
     /// A list whose items have the given kind or, with `None`, their own kinds.
     List(Option<Kind>),
@@ -192,21 +192,21 @@ enum Target {
 }
 
 impl Header {
-    fn target(&self) -> Target {
+    fn target(&self) -> DocumentType {
         let core = self.api_version.as_deref() == Some("v1");
         let discovery = self.api_version.as_deref() == Some("discovery.k8s.io/v1");
         let networking = self.api_version.as_deref() == Some("networking.k8s.io/v1");
         match self.kind.as_deref().unwrap_or_default() {
-            "Service" if core => Target::Object(Kind::Service),
-            "Node" if core => Target::Object(Kind::Node),
-            "EndpointSlice" if discovery => Target::Object(Kind::EndpointSlice),
-            "ServiceCIDR" if networking => Target::Object(Kind::ServiceCidr),
-            "List" if core => Target::List(None),
-            "ServiceList" if core => Target::List(Some(Kind::Service)),
-            "NodeList" if core => Target::List(Some(Kind::Node)),
-            "EndpointSliceList" if discovery => Target::List(Some(Kind::EndpointSlice)),
-            "ServiceCIDRList" if networking => Target::List(Some(Kind::ServiceCidr)),
-            _ => Target::Other,
+            "Service" if core => DocumentType::Object(Kind::Service),
+            "Node" if core => DocumentType::Object(Kind::Node),
+            "EndpointSlice" if discovery => DocumentType::Object(Kind::EndpointSlice),
+            "ServiceCIDR" if networking => DocumentType::Object(Kind::ServiceCidr),
+            "List" if core => DocumentType::List(None),
+            "ServiceList" if core => DocumentType::List(Some(Kind::Service)),
+            "NodeList" if core => DocumentType::List(Some(Kind::Node)),
+            "EndpointSliceList" if discovery => DocumentType::List(Some(Kind::EndpointSlice)),
+            "ServiceCIDRList" if networking => DocumentType::List(Some(Kind::ServiceCidr)),
+            _ => DocumentType::Other,
         }
     }
 }
@@ -214,7 +214,7 @@ impl Header {
 /// Reads an object of the header's kind into `objects`.
 struct Typed<'a> {
     header: &'a Header,
-    target: Target,
+    target: DocumentType,
     objects: &'a mut Vec<Result<DecodedObject, String>>,
 }
 
@@ -223,14 +223,14 @@ impl<'de> DeserializeSeed<'de> for Typed<'_> {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
         let object = match self.target {
-            Target::Object(kind) => match kind {
+            DocumentType::Object(kind) => match kind {
                 Kind::Service => wire::Service::deserialize(deserializer)?.decode(),
                 Kind::EndpointSlice => wire::EndpointSlice::deserialize(deserializer)?.decode(),
                 Kind::Node => wire::Node::deserialize(deserializer)?.decode(),
                 Kind::ServiceCidr => wire::ServiceCidr::deserialize(deserializer)?.decode(),
             },
-            Target::List(_) => return deserializer.deserialize_map(self),
-            Target::Other => {
+            DocumentType::List(_) => return deserializer.deserialize_map(self),
+            DocumentType::Other => {
                 let Header {
                     api_version, kind, ..
                 } = self.header;
@@ -255,7 +255,7 @@ impl<'de> Visitor<'de> for Typed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let items = self.header.items.as_deref().unwrap_or_default();
         let of = match self.target {
-            Target::List(of) => of,
+            DocumentType::List(of) => of,
             _ => None,
         };
         while let Some(key) = map.next_key::<String>()? {
@@ -298,7 +298,7 @@ impl<'de> Visitor<'de> for Items<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         for header in self.headers {
             let target = match self.of {
-                Some(kind) if header.kind.is_none() => Target::Object(kind),
+                Some(kind) if header.kind.is_none() => DocumentType::Object(kind),
                 _ => header.target(),
             };
             let item = Typed {

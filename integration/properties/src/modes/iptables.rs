@@ -12,13 +12,15 @@ use chance::Chance;
 use iptables::{Input, Kind};
 use packet_path::Xtables;
 use proxy::{IpFamily, Mode, Model, Notice, Service, Unreadable};
-use proxy_iptables::fake::{FakeKernel, State};
+use proxy_iptables::fake::{FakeKernel, FakeState};
 use proxy_iptables::{Config, Iptables as Scheme, IptablesKernel, Kernel, Refusal, Table};
 
 use crate::cluster::at;
 use crate::packets;
 use crate::real::{add_bystanders, on_a_node, set_addresses};
-use crate::stepped_threads::{Blame, Front, Lane, Permit, ThreadOperation, Turnstile, Write};
+use crate::stepped_threads::{
+    Blame, Front, Permit, SteppedThread, ThreadOperation, Turnstile, Write,
+};
 use crate::subject::{
     Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
     toggle_address,
@@ -97,7 +99,7 @@ impl Iptables {
     }
 
     /// Returns the kernel's present state.
-    fn look(&self) -> MutexGuard<'_, State> {
+    fn look(&self) -> MutexGuard<'_, FakeState> {
         if let Some(real) = &self.real {
             real.borrow_mut().look(&self.kernel);
         }
@@ -163,7 +165,7 @@ impl Subject for Iptables {
         self.family
     }
 
-    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
+    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>) {
         let (config, node) = (self.config.clone(), node(self.family));
         let Some(real) = &self.real else {
             return start::<2, Scheme, _>(config, node, || self.kernel.clone(), now);

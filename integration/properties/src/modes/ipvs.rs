@@ -23,7 +23,7 @@ use proxy_ipvs::{
 
 use crate::cluster::{NODE, NODE_ADDRESS, at};
 use crate::real::{add_bystanders, on_a_node};
-use crate::stepped_threads::{Front, Lane, Write};
+use crate::stepped_threads::{Front, SteppedThread, Write};
 use crate::subject::{
     Damage, Entries, Fresh, Subject, detector, run_afresh, start, toggle_address,
 };
@@ -225,7 +225,7 @@ impl Subject for Ipvs {
         self.family
     }
 
-    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
+    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>) {
         // Drops the kernel's notifications of earlier changes.
         self.told();
         let (config, node) = (self.config.clone(), self.node());

@@ -12,7 +12,7 @@ use chance::Chance;
 use nftables_netlink::{Activity, Bytes, Element, ElementData, Name, Rule, Transaction, Verdict};
 use packet_path::nft::{InMemoryTables, Nft};
 use proxy::{IpFamily, Mode, Model, Notice, Protocol, Service, Target, Unreadable};
-use proxy_nftables::fake::{Content, FakeKernel, State, describe};
+use proxy_nftables::fake::{Content, FakeKernel, FakeState, describe};
 use proxy_nftables::{
     Blame as BlameOne, Config, Kernel, Layout, LayoutSizes, LocalhostNodePorts, LocalhostPort,
     NetlinkKernel, Nftables as Scheme, Object, Refusal, TABLE,
@@ -21,7 +21,9 @@ use proxy_nftables::{
 use crate::cluster::SERVICES;
 use crate::packets;
 use crate::real::{add_bystanders, on_a_node, set_addresses};
-use crate::stepped_threads::{Blame, Front, Lane, Permit, ThreadOperation, Turnstile, Write};
+use crate::stepped_threads::{
+    Blame, Front, Permit, SteppedThread, ThreadOperation, Turnstile, Write,
+};
 use crate::subject::{
     Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
     toggle_address,
@@ -111,7 +113,7 @@ struct Nftables {
 
 impl Nftables {
     /// Returns the kernel's present state.
-    fn look(&self) -> MutexGuard<'_, State> {
+    fn look(&self) -> MutexGuard<'_, FakeState> {
         let mut state = self.kernel.state();
         if let Some(real) = &self.real {
             real.borrow_mut().look(&mut state);
@@ -120,7 +122,7 @@ impl Nftables {
     }
 
     /// Applies another program's change to the state, and then to the kernel.
-    fn change<T>(&mut self, how: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&mut self, how: impl FnOnce(&mut FakeState) -> T) -> T {
         let mut state = self.look();
         let before = (state.addresses.clone(), state.table.clone());
         let done = how(&mut state);
@@ -147,7 +149,7 @@ impl Subject for Nftables {
         self.family
     }
 
-    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
+    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>) {
         let (config, node) = (self.config.clone(), node(self.family));
         if self.real.is_some() {
             let kernel = || NetlinkKernel::new(self.family);
@@ -383,7 +385,7 @@ impl Subject for Nftables {
 }
 
 impl Nftables {
-    fn damage_state(state: &mut State, chance: &mut Chance) -> Option<Damage> {
+    fn damage_state(state: &mut FakeState, chance: &mut Chance) -> Option<Damage> {
         let told = |what: String| {
             Some(Damage {
                 what,

@@ -16,7 +16,7 @@ use proxy_userspace::{
 use relay::Serving;
 
 use crate::cluster::{SERVICES, at};
-use crate::stepped_threads::{Blame, From, Front, Lane, Permit, Turnstile, Write};
+use crate::stepped_threads::{Blame, From, Front, Permit, SteppedThread, Turnstile, Write};
 use crate::subject::{
     Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
     toggle_address,
@@ -50,7 +50,7 @@ impl Subject for Userspace {
         self.family
     }
 
-    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
+    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>) {
         // Listening ports end with their process. A later process may get the same numbers.
         {
             let mut state = self.kernel.state();

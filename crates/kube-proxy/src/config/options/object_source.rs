@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use source::{Api, ContentType, Lists, ServiceCidrs, Settings};
+use source::{Api, ContentType, Lists, ServiceCidrWatch, Settings};
 
 use flags::gates::{Gates, STREAMED_LISTS};
 use flags::unusable_flag::UnusableFlag;
@@ -41,7 +41,7 @@ impl SideKinds {
     /// all kinds together.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
-            Settings::Api(api) if api.service_cidrs == ServiceCidrs::NotWatched => Self::Nothing,
+            Settings::Api(api) if api.service_cidrs == ServiceCidrWatch::Off => Self::Nothing,
             Settings::Api(_) | Settings::Manifests(_) => Self::ServiceCidrs,
         }
     }
@@ -50,7 +50,7 @@ impl SideKinds {
 pub(super) fn read(
     flags: &Flags,
     gates: &Gates,
-    service_cidrs: ServiceCidrs,
+    service_cidrs: ServiceCidrWatch,
 ) -> Result<Settings, UnusableFlag> {
     let kubeconfig = (!flags.kubeconfig.is_empty()).then(|| PathBuf::from(&flags.kubeconfig));
     let master = (!flags.master.is_empty()).then(|| flags.master.clone());

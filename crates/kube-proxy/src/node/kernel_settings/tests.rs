@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use modes::settings::ProxyMode;
 use modes::sysctl::apply::Applied;
-use modes::sysctl::row::Row;
+use modes::sysctl::row::SysctlRow;
 use modes::sysctl::setting::Setting;
 use modes::sysctl::settings::Conntrack;
 
@@ -34,7 +34,7 @@ impl Facts {
 }
 
 /// Returns all settings.
-fn rows() -> Vec<&'static Row> {
+fn rows() -> Vec<&'static SysctlRow> {
     let all = wanted(&options(&[]), Machine::this()).into_iter();
     all.map(|wanted| wanted.row).collect()
 }

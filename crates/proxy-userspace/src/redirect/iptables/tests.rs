@@ -187,7 +187,7 @@ fn the_footprint_covers_each_written_redirect_rule() {
         saved.push_str("\nCOMMIT\n*filter\n:KUBE-NODEPORT-NON-LOCAL - [0:0]\n-A INPUT -m comment --comment \"Ensure that non-local NodePort traffic can flow\" -j KUBE-NODEPORT-NON-LOCAL\nCOMMIT\n");
         let leftovers = Leftovers::find(Finder::all(&[&FOOTPRINT]), &saved);
         assert_eq!(leftovers.counts(), (5, 5), "{saved}");
-        let beside = Finder::beside(&FOOTPRINT, &[&FOOTPRINT], HeldChains::Goes);
+        let beside = Finder::beside(&FOOTPRINT, &[&FOOTPRINT], ReferencedChain::Delete);
         assert!(Leftovers::find(beside, &saved).is_empty());
     }
 }

@@ -29,7 +29,7 @@ impl World {
             cleared.lock().unwrap().extend(addresses);
             Box::pin(async {})
         };
-        let targets = urls.iter().map(|url| Target::of(&url.parse().unwrap()));
+        let targets = urls.iter().map(|url| ServerPeer::of(&url.parse().unwrap()));
         let hooks = ConnectHooks::default().resolved_by(Arc::new(resolve));
         Addresses::new(
             targets.flatten().collect(),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use iptables::{Backend, Iptables};
 use proxy::IpFamily;
-use proxy_iptables::fake::{FakeKernel, State};
+use proxy_iptables::fake::{FakeKernel, FakeState};
 
 use crate::real::{set_addresses, shell};
 
@@ -48,7 +48,7 @@ impl Real {
     }
 
     /// Changes the kernel from the first state to the second, as another program.
-    pub(super) fn follow(&mut self, before: &State, after: &FakeKernel) {
+    pub(super) fn follow(&mut self, before: &FakeState, after: &FakeKernel) {
         set_addresses(&before.addresses, &after.state().addresses);
         if before.tables == after.state().tables {
             return;

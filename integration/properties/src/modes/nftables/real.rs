@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use nftables_netlink::{Change, Table, Transaction};
 use proxy::IpFamily;
-use proxy_nftables::fake::{Content, State};
+use proxy_nftables::fake::{Content, FakeState};
 use proxy_nftables::{Kernel as _, Layout, LocalhostNodePorts, NetlinkKernel, Object, TABLE};
 
 use crate::real::set_addresses;
@@ -31,7 +31,7 @@ impl Real {
     }
 
     /// Reads the kernel's present state.
-    pub(super) fn look(&mut self, state: &mut State) {
+    pub(super) fn look(&mut self, state: &mut FakeState) {
         state.addresses = self.kernel.addresses().expect("the addresses");
         let mut there: Option<Content> = None;
         let mut tell = |object| match (object, &mut there) {
@@ -71,7 +71,11 @@ impl Real {
     }
 
     /// Changes the kernel from the first state to the second, as another program.
-    pub(super) fn follow(&mut self, before: &(BTreeSet<IpAddr>, Option<Content>), after: &State) {
+    pub(super) fn follow(
+        &mut self,
+        before: &(BTreeSet<IpAddr>, Option<Content>),
+        after: &FakeState,
+    ) {
         set_addresses(&before.0, &after.addresses);
         let Some(was) = &before.1 else {
             return;
