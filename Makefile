@@ -13,7 +13,7 @@ shipped = $(CARGO) build --locked --profile shipped -p kube-proxy
 # Builds the measuring programs, with the shipped daemon next to them.
 release = $(CARGO) build --locked --release $(1) && $(shipped) && cp $(patsubst %/debug,%/shipped,$(TARGET))/kube-proxy $(patsubst %/debug,%/release,$(TARGET))/
 
-.PHONY: help demo tour test check test-full test-kernels properties fuzz faults golden soak cluster e2e migrate bench lint build image man reproducible deps doctor advisories
+.PHONY: help demo tour test check test-full test-kernels properties fuzz faults golden upgrade recording soak cluster e2e migrate bench lint build image man reproducible deps doctor advisories
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,7 @@ test-full: test ## Run the tests of a release: make test, the same on lane B, an
 	@LANE=B integration/deps
 	LANE=B integration/test
 	LANE=A KERNEL=6.12 integration/test selected
+	integration/upgrade
 
 test-kernels: ## Run tests on several Linux versions, and write a row for each in docs/kernels.md: KERNELS="6.12 6.1 7.x 6.12-packaged" STEPS="netlink proxier golden scenarios"
 	@LANE=B integration/deps
@@ -60,6 +61,16 @@ faults: deps ## Run every fault under real traffic, on both lanes, and write doc
 golden: deps ## Compare the kernel state that the daemon leaves with upstream's dumps: CASES=DIR MODE=ipvs|iptables|nftables
 	$(programs)
 	$(TARGET)/golden --kube-proxy $(TARGET)/kube-proxy --mode $(MODE) --cases "$(CASES)"
+
+upgrade: deps ## Test the upgrade from an earlier version and the way back, under traffic: BEFORE=COMMIT or PATH (default: the recorded version)
+	@LANE=B integration/deps
+	$(programs)
+	integration/upgrade $(BEFORE)
+
+recording: deps ## Record the kernel state of an earlier version for `make test`: BEFORE=COMMIT (CONTRIBUTING.md)
+	@LANE=B integration/deps
+	$(programs)
+	integration/golden/record $(BEFORE)
 
 soak: deps ## Run hours of churn under traffic in the lab, and report growing figures: HOURS=2 RELEASE=1 MODE=ipvs|iptables|nftables OUT=target/soak (docs/soak.md)
 	$(if $(RELEASE),$(call release,-p lab -p soak),$(programs))

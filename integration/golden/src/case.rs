@@ -9,6 +9,7 @@
 //! | `config.yaml` | configuration file instead of flags. `KUBECONFIG` stands for the kubeconfig's path |
 //! | `pre.sh`, `pre.nft`, `pre-iptables-save`, `pre-ip6tables-save` | commands to run and state to load before the daemon starts |
 //! | one for each [`Table`] | kernel state at the end. A table without a file is not compared |
+//! | `writes` | of a recording: number of intended writes of a start on this state. Without a file, none |
 //! | `nft-ip-1`, `nft-ip6-1`, … | kernel state at the end of phase 1. Without a file, equal to the state at the end |
 
 use std::fs;
@@ -43,6 +44,8 @@ pub(crate) struct Case {
     pub(crate) pre: Pre,
     /// Expected dumps after the last phase.
     pub(crate) expected: Dumps,
+    /// Number of intended writes of a start on the state of these dumps.
+    pub(crate) writes: u64,
 }
 
 /// Objects that the API server receives in one step, and the resulting dumps of the mode.
@@ -90,11 +93,6 @@ impl Case {
                 expected.insert(table, text);
             }
         }
-        ensure!(
-            !expected.is_empty(),
-            "{} says nothing about the kernel: it has none of the dumps",
-            folder.display()
-        );
         let mut objects = vec![objects];
         while let Some(next) = text(&format!("objects-{}.yaml", objects.len() + 1))? {
             objects.push(next);
@@ -124,6 +122,8 @@ impl Case {
                 .map(Into::into),
         };
         let config = text("config.yaml")?;
+        let writes = text("writes")?.unwrap_or_else(|| "0".to_owned());
+        let writes = writes.trim().parse().context("writes")?;
         Ok(Self {
             folder,
             phases,
@@ -131,7 +131,18 @@ impl Case {
             config,
             pre,
             expected,
+            writes,
         })
+    }
+
+    /// Fails if the case has no dump, and so proves nothing.
+    pub(crate) fn ensure_comparable(&self) -> Result<()> {
+        ensure!(
+            !self.expected.is_empty(),
+            "{} says nothing about the kernel: it has none of the dumps",
+            self.folder.display()
+        );
+        Ok(())
     }
 
     /// Returns, for IPv4 and IPv6, true if `--nodeport-addresses` names networks but none of the
@@ -226,6 +237,7 @@ mod tests {
             config: None,
             pre: Pre::default(),
             expected: Dumps::new(),
+            writes: 0,
         };
         assert!(!case("").needs_initial_namespace());
         assert!(

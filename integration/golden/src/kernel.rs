@@ -1,10 +1,14 @@
-//! The nf_tables state of this network namespace, read by the `nft` program.
+//! The nf_tables state of this network namespace, read by the `nft` program, and the details
+//! of IPVS that `ipvsadm` does not print.
 
+use std::fmt::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use ipvs_netlink::{Destination, DestinationEntry, Flags, Ipvs, ServiceEntry};
 use lab::Running;
+use netlink_batch::{Batch, Reply};
 
 use crate::scratch::{Scratch, output};
 use crate::table::{Dumps, Table};
@@ -21,25 +25,112 @@ const PROBE: &str = " kube-proxy-probe";
 /// Timeout for the monitor to report an event.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
+/// Tables of IPVS mode's shim and of userspace mode's redirects.
+const SHIMS: [&str; 2] = ["kube-proxy-ipvs", "kube-proxy-userspace"];
+
+/// Returns the names of all tables, such as `ip kube-proxy`.
+fn tables() -> Result<Vec<String>> {
+    let tables = output(Command::new("nft").args(["list", "tables"]))?;
+    let names = tables
+        .lines()
+        .filter_map(|line| line.strip_prefix("table "));
+    Ok(names.map(str::to_owned).collect())
+}
+
+fn listing(table: &str) -> Result<String> {
+    let words = ["-s", "list", "table"].into_iter().chain(table.split(' '));
+    output(Command::new("nft").args(words))
+}
+
+/// Dumps the tables of the modes that use nf_tables beside IPVS or sockets. Empty on a kernel
+/// without nf_tables.
+pub(crate) fn shims() -> Result<String> {
+    let mut dump = String::new();
+    for table in tables().unwrap_or_default() {
+        if SHIMS
+            .iter()
+            .any(|name| table.ends_with(&format!(" {name}")))
+        {
+            dump.push_str(&listing(&table)?);
+        }
+    }
+    Ok(dump)
+}
+
+/// Returns the flags of all virtual servers, and the limits of destinations that have one:
+///
+/// ```text
+/// TCP 10.96.0.1:443 flags 0x40000002
+/// TCP 10.96.0.1:443 to 192.0.2.1:6443 limit 100
+/// ```
+pub(crate) fn details() -> Result<String> {
+    let mut ipvs = Ipvs::open()?;
+    let mut dump = String::new();
+    for entry in ipvs.services()? {
+        let (key, flags) = (entry.service.key, entry.service.flags.bits());
+        let _ = writeln!(dump, "{key} flags {flags:#x}");
+        for entry in ipvs.destinations(&key)? {
+            let Destination {
+                key: to,
+                upper_threshold: limit,
+                ..
+            } = entry.destination;
+            if limit != 0 {
+                let _ = writeln!(dump, "{key} to {to} limit {limit}");
+            }
+        }
+    }
+    Ok(dump)
+}
+
+/// Sets the flags and limits of existing virtual servers. `dump` has the form of [`details`].
+pub(crate) fn set_details(dump: &str) -> Result<()> {
+    if dump.is_empty() {
+        return Ok(());
+    }
+    let mut ipvs = Ipvs::open()?;
+    let (family, mut batch) = (ipvs.family(), Batch::new());
+    for ServiceEntry { mut service, .. } in ipvs.services()? {
+        let key = service.key;
+        let own = format!("{key} ");
+        let details: Vec<&str> = dump
+            .lines()
+            .filter_map(|line| line.strip_prefix(&own))
+            .collect();
+        let flags = details
+            .iter()
+            .find_map(|detail| detail.strip_prefix("flags 0x"));
+        let flags = flags.with_context(|| format!("ipvs-details has no flags of {key}"))?;
+        service.flags = Flags::from_bits_retain(u32::from_str_radix(flags, 16)?);
+        family.set_service(&mut batch, &service);
+        for DestinationEntry {
+            mut destination, ..
+        } in ipvs.destinations(&key)?
+        {
+            let limit = format!("to {} limit ", destination.key);
+            if let Some(limit) = details.iter().find_map(|one| one.strip_prefix(&limit)) {
+                destination.upper_threshold = limit.parse()?;
+                family.set_destination(&mut batch, &key, &destination);
+            }
+        }
+    }
+    let replies = ipvs.execute(&batch)?;
+    let refused = replies.iter().find(|reply| **reply != Reply::Done);
+    ensure!(refused.is_none(), "ipvs-details: {refused:?}");
+    Ok(())
+}
+
 /// Dumps the tables of nftables mode and all other tables.
 pub(crate) fn dumps() -> Result<Dumps> {
     let mut dumps = Dumps::from(Table::NFT.map(|table| (table, String::new())));
-    let tables = output(Command::new("nft").args(["list", "tables"]))?;
-    // A line looks like `table ip kube-proxy`.
-    for line in tables.lines() {
-        let words: Vec<&str> = line.split_whitespace().skip(1).collect();
-        let table = match *words {
-            ["ip", "kube-proxy"] => Table::NftIp,
-            ["ip6", "kube-proxy"] => Table::NftIp6,
-            ["ip" | "ip6", name] if OF_IPTABLES.contains(&name) => continue,
+    for name in tables()? {
+        let table = match name.split_once(' ') {
+            Some(("ip", "kube-proxy")) => Table::NftIp,
+            Some(("ip6", "kube-proxy")) => Table::NftIp6,
+            Some(("ip" | "ip6", name)) if OF_IPTABLES.contains(&name) => continue,
             _ => Table::NftOthers,
         };
-        let listing = output(
-            Command::new("nft")
-                .args(["-s", "list", "table"])
-                .args(&words),
-        )?;
-        dumps.entry(table).or_default().push_str(&listing);
+        dumps.entry(table).or_default().push_str(&listing(&name)?);
     }
     Ok(dumps)
 }
@@ -47,12 +138,15 @@ pub(crate) fn dumps() -> Result<Dumps> {
 /// Returns a file's rules as this `nft` lists them, because versions print the same kernel state
 /// differently.
 pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<String> {
-    let family = match table {
-        Table::NftIp => "ip",
-        Table::NftIp6 => "ip6",
-        _ => return Ok(file.to_owned()),
-    };
-    let script = format!("nft -f - && nft -s list table {family} kube-proxy");
+    if file.is_empty() || !matches!(table, Table::NftIp | Table::NftIp6 | Table::NftShim) {
+        return Ok(file.to_owned());
+    }
+    // The names in `table ip kube-proxy {`, the first line of a listing.
+    let mut script = "nft -f -".to_owned();
+    let names = file.lines().filter_map(|line| line.strip_prefix("table "));
+    for name in names.map(|name| name.trim_end_matches([' ', '{'])) {
+        script.extend([" && nft -s list table ", name]);
+    }
     let file = scratch.file(file)?;
     output(
         Command::new("unshare")

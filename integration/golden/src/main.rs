@@ -15,10 +15,12 @@ mod differences;
 mod kernel;
 mod nft;
 mod node;
+mod record;
 mod scratch;
 mod table;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -63,6 +65,13 @@ struct Arguments {
     /// gets the next case, and the daemon must make the changes that `kube-proxy check` listed
     #[arg(long)]
     adopt: bool,
+    /// With --adopt: the dumps are recordings of an earlier version, so no further case follows
+    #[arg(long, requires = "adopt")]
+    recorded: bool,
+    /// Write the state that the daemon leaves to a case of the same name in this folder, instead of
+    /// a comparison
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["adopt", "upstream"])]
+    record: Option<PathBuf>,
     /// Next case; in the lab, with `adopt`
     #[arg(long, value_name = "CASE", hide = true)]
     next: Option<String>,
@@ -87,7 +96,18 @@ struct Arguments {
 
 fn main() -> ExitCode {
     lab::maybe_init();
-    let arguments = Arguments::parse();
+    let mut arguments = Arguments::parse();
+    if let Some(folder) = &mut arguments.record {
+        // The lab's guests need absolute paths.
+        let absolute = fs::create_dir_all(&*folder).and_then(|()| folder.canonicalize());
+        match absolute {
+            Ok(absolute) => *folder = absolute,
+            Err(error) => {
+                eprintln!("golden: --record={}: {error}", folder.display());
+                return ExitCode::from(2);
+            }
+        }
+    }
     let is_well = match &arguments.verdicts {
         Some(_) | None if arguments.here => arguments.here(),
         Some(verdicts) => arguments.in_lab(verdicts).map(|()| true),
@@ -173,6 +193,18 @@ impl Arguments {
         Ok(score.failed == 0)
     }
 
+    /// Returns the flags that each further process of a run gets.
+    fn further(&self) -> Vec<OsString> {
+        let mut flags: Vec<OsString> = Vec::new();
+        flags.extend(self.adopt.then(|| "--adopt".into()));
+        flags.extend(self.upstream.then(|| "--upstream".into()));
+        flags.extend(self.recorded.then(|| "--recorded".into()));
+        if let Some(folder) = &self.record {
+            flags.extend(["--record".into(), folder.into()]);
+        }
+        flags
+    }
+
     /// Returns the options of the lab in which cases run.
     fn place(&self) -> Result<Options> {
         let given = Options::from_env();
@@ -198,10 +230,7 @@ impl Arguments {
             part.args(["--mode", &self.mode])
                 .arg("--cases")
                 .arg(&self.cases);
-            part.args(self.adopt.then_some("--adopt"))
-                .args(self.upstream.then_some("--upstream"))
-                .arg("--")
-                .args(names);
+            part.args(self.further()).arg("--").args(names);
             let mut part = part.stdout(Stdio::piped()).spawn()?;
             let stdout = part.stdout.take().context("standard output")?;
             let lines = std::thread::spawn(move || {
@@ -261,14 +290,16 @@ impl Arguments {
         ]);
         argv.extend(["--verdicts".into(), verdicts.clone().into()]);
         argv.extend(is_initial.then(|| "--initial".into()));
-        argv.extend(self.adopt.then(|| "--adopt".into()));
-        argv.extend(self.upstream.then(|| "--upstream".into()));
+        argv.extend(self.further());
         argv.push("--".into());
         argv.extend(names.iter().map(Into::into));
         let limit = CASE_LIMIT * u32::try_from(names.len()).unwrap_or(u32::MAX) + BOOT_LIMIT;
         let options = Options {
             timeout: limit,
-            keep: vec![folder.clone()],
+            keep: [folder.clone()]
+                .into_iter()
+                .chain(self.record.clone())
+                .collect(),
             ..options.clone()
         };
         let status = lab::run(&argv, &options);
@@ -327,7 +358,11 @@ impl Arguments {
         let [own, next] = self.names.chunks(2).nth(index / 2)? else {
             return None;
         };
-        let is_given = self.adopt && index.is_multiple_of(2) && is_plain(&own) && is_plain(&next);
+        let is_given = self.adopt
+            && !self.recorded
+            && index.is_multiple_of(2)
+            && is_plain(&own)
+            && is_plain(&next);
         is_given.then_some(next.as_str())
     }
 
@@ -350,8 +385,7 @@ impl Arguments {
             .arg("--cases")
             .arg(&self.cases)
             .args(self.initial.then_some("--initial"))
-            .args(self.adopt.then_some("--adopt"))
-            .args(self.upstream.then_some("--upstream"))
+            .args(self.further())
             .args(next.map(|next| format!("--next={next}")))
             .arg("--")
             .arg(name);
@@ -377,6 +411,10 @@ impl Arguments {
         };
         let is_nft = self.mode == NFTABLES;
         let node = Node::new(program, self.initial)?;
+        if let Some(folder) = &self.record {
+            return record::record(&node, &case, folder).map(|()| true);
+        }
+        case.ensure_comparable()?;
         // If `--nodeport-addresses` lacks a family, our wanted state differs from upstream's state.
         let is_otherwise = case.has_no_node_ports().contains(&true);
         let (mut before, check, phases) = if self.adopt {
@@ -386,6 +424,8 @@ impl Arguments {
                 Check::Unasked
             } else if is_otherwise {
                 Check::Any
+            } else if case.writes > 0 {
+                Check::Writes(case.writes)
             } else {
                 Check::Nothing
             };
@@ -397,9 +437,13 @@ impl Arguments {
         let judge = |before: &Before| {
             let before = before.clone();
             let node = &node;
-            move |phase: &Phase, found: &Dumps| differing(node, phase, &before, found)
+            move |phase: &Phase, found: &Dumps| match check {
+                // The writes change the recorded state.
+                Check::Writes(_) => String::new(),
+                _ => differing(node, phase, &before, found),
+            }
         };
-        let is_silent = self.adopt && is_nft && !is_otherwise && kernel::is_reference()?;
+        let is_silent = check == Check::Nothing && is_nft && kernel::is_reference()?;
         let mut monitor = is_silent.then(Monitor::start).transpose()?;
         let (found, mut differing) = node.serve(&case, phases, check, &judge(&before))?;
         if let Some(monitor) = &mut monitor {

@@ -58,6 +58,9 @@ const COUNTERS: [&str; 2] = [
 /// Settings that a namespace may inherit from the machine. Every node of a case starts with 0.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
 
+/// Selector of the local routes that a proxy adds, for `ip route`.
+const ROUTES: &str = "table local proto 107";
+
 /// Program and flags of the daemon.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program<'a> {
@@ -98,6 +101,8 @@ pub(crate) enum Check {
     Unasked,
     /// No write: the kernel already has the wanted state.
     Nothing,
+    /// Exactly these writes, at least one.
+    Writes(u64),
     /// Any number of writes, as the state differs from the wanted one.
     Any,
 }
@@ -222,12 +227,21 @@ impl<'a> Node<'a> {
         for address in addresses.lines() {
             links.extend(["address add ", address, " dev kube-ipvs0\n"]);
         }
+        let routes = dump(Table::LocalRoutes);
+        if !routes.is_empty() {
+            // The kernel refuses an IPv6 route on a link that is down.
+            links.push_str("link set kube-ipvs0 up\n");
+        }
+        for route in routes.lines() {
+            links.extend(["route add ", route, " ", ROUTES, "\n"]);
+        }
         for (command, input) in [
             ("ip -batch -", links.as_str()),
             ("ipset restore", &sets),
             ("ipvsadm -R", dump(Table::IpvsadmSave)),
             ("nft -f -", dump(Table::NftIp)),
             ("nft -f -", dump(Table::NftIp6)),
+            ("nft -f -", dump(Table::NftShim)),
         ] {
             if !input.trim().is_empty() {
                 self.scratch.feed(command, input)?;
@@ -241,6 +255,7 @@ impl<'a> Node<'a> {
                 self.restore(tables, dump(table))?;
             }
         }
+        kernel::set_details(dump(Table::IpvsDetails))?;
         self.settle(None, case)?;
         let mut dumps = case.expected.clone();
         if self.program.is_nftables() {
@@ -410,6 +425,12 @@ impl<'a> Node<'a> {
             let mut ask = command(&["check", "--output=json"]);
             let is_wanted = check == Check::Nothing;
             let foretold = foretold(&mut ask, is_wanted)?;
+            if let Check::Writes(wanted) = check {
+                ensure!(
+                    foretold == wanted,
+                    "`check` foretold {foretold} writes instead of {wanted}"
+                );
+            }
             differs(&mut command(&["diff"]), is_wanted, foretold)?;
             Some(foretold)
         };
@@ -576,6 +597,9 @@ fn dumps() -> Result<Dumps> {
         (Table::IpvsadmSave, command("ipvsadm -Sn")?),
         (Table::IpsetSave, command("ipset save")?),
         (Table::KubeIpvs0Addresses, bound.join("\n")),
+        (Table::LocalRoutes, routes()?),
+        (Table::IpvsDetails, kernel::details()?),
+        (Table::NftShim, kernel::shims()?),
         (Table::IpvsTimeouts, command("ipvsadm -l --timeout")?),
     ]);
     dumps.extend(iptables()?);
@@ -593,6 +617,23 @@ fn iptables() -> Result<Dumps> {
         (Table::IptablesSave, save("iptables")?),
         (Table::Ip6tablesSave, save("ip6tables")?),
     ]))
+}
+
+/// Returns the local routes that a proxy has added: `local 10.96.0.1 dev kube-ipvs0 scope host`.
+fn routes() -> Result<String> {
+    let mut routes = String::new();
+    for family in ["-4", "-6"] {
+        let words = ["ip", family, "route", "show"].into_iter();
+        let mut words = words.chain(ROUTES.split(' '));
+        let mut command = Command::new(words.next().unwrap_or_default());
+        for line in output(command.args(words))?.lines() {
+            // The state of the link, which is no part of the route.
+            let is_state = |word: &&str| matches!(*word, "dead" | "linkdown");
+            let route: Vec<&str> = line.split_whitespace().filter(|w| !is_state(w)).collect();
+            routes.extend([&*route.join(" "), "\n"]);
+        }
+    }
+    Ok(routes)
 }
 
 /// Returns addresses with their prefix lengths, one per line: `10.96.0.1/32`.

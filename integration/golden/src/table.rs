@@ -17,8 +17,13 @@ pub(crate) enum Table {
     /// All other nf_tables tables, except those of iptables. A case has no file for them: they must
     /// not change.
     NftOthers,
+    /// Output of `nft -s list table` for the shim of IPVS mode and for the redirects of userspace
+    /// mode, both families.
+    NftShim,
     /// Output of `ipvsadm -Sn`.
     IpvsadmSave,
+    /// Properties that `ipvsadm -Sn` omits: flags of virtual servers, and limits of destinations.
+    IpvsDetails,
     /// Output of `ipset save`.
     IpsetSave,
     /// Output of `iptables-save` with the lab's backend.
@@ -27,6 +32,8 @@ pub(crate) enum Table {
     Ip6tablesSave,
     /// Addresses on `kube-ipvs0` with their prefix lengths.
     KubeIpvs0Addresses,
+    /// Local routes that a proxy has added, in the form of `ip route`.
+    LocalRoutes,
     /// Output of `ipvsadm -l --timeout`.
     IpvsTimeouts,
     /// `path:value` for each changed file below /proc/sys.
@@ -53,15 +60,18 @@ impl Table {
     pub(crate) const NFT: [Self; 3] = [Self::NftIp, Self::NftIp6, Self::NftOthers];
 
     /// Files of a case for each table.
-    const FILES: [(Self, &'static str); 11] = [
+    const FILES: [(Self, &'static str); 14] = [
         (Self::NftIp, "nft-ip"),
         (Self::NftIp6, "nft-ip6"),
         (Self::NftOthers, "nft-others"),
+        (Self::NftShim, "nft-shim"),
         (Self::IpvsadmSave, "ipvsadm-save"),
+        (Self::IpvsDetails, "ipvs-details"),
         (Self::IpsetSave, "ipset-save"),
         (Self::IptablesSave, "iptables-save"),
         (Self::Ip6tablesSave, "ip6tables-save"),
         (Self::KubeIpvs0Addresses, "kube-ipvs0-addresses"),
+        (Self::LocalRoutes, "local-routes"),
         (Self::IpvsTimeouts, "ipvs-timeouts"),
         (Self::SysctlChanges, "sysctl-changes"),
         (Self::HealthCheckNodePort, "health-check-node-port"),
@@ -79,16 +89,39 @@ impl Table {
             .map_or("", |(_, file)| file)
     }
 
+    /// Returns true for a table that a recording has. Other programs' tables and responses are no
+    /// state of the proxy.
+    pub(crate) fn is_recorded(self) -> bool {
+        !matches!(self, Self::NftOthers | Self::HealthCheckNodePort)
+    }
+
+    /// Returns a dump without random parts, in a form that the operator's tools load.
+    pub(crate) fn recorded(self, dump: &str) -> Vec<String> {
+        match self {
+            Self::NftIp | Self::NftIp6 | Self::NftShim => dump.lines().map(str::to_owned).collect(),
+            Self::IptablesSave | Self::Ip6tablesSave => lines(dump)
+                .filter(|line| !line.starts_with('#'))
+                .map(|line| match line.split_once(" [") {
+                    // Packet counters: `:INPUT ACCEPT [7:420]`.
+                    Some((chain, _)) if chain.starts_with(':') => chain.to_owned(),
+                    _ => line.to_owned(),
+                })
+                .collect(),
+            _ => self.clean(dump),
+        }
+    }
+
     /// Returns the lines of a dump without random parts.
     pub(crate) fn clean(self, dump: &str) -> Vec<String> {
         match self {
-            Self::NftIp | Self::NftIp6 => nft::table(dump),
+            Self::NftIp | Self::NftIp6 | Self::NftShim => nft::table(dump),
             Self::IpvsadmSave => virtual_servers(dump),
             Self::IpsetSave => sorted(dump, |line| Some(without_seeds(line))),
             Self::IptablesSave | Self::Ip6tablesSave => rules(dump),
             Self::KubeIpvs0Addresses => sorted(dump, |line| {
                 (!line.starts_with("fe80:")).then(|| line.to_owned())
             }),
+            Self::IpvsDetails | Self::LocalRoutes => sorted(dump, |line| Some(line.to_owned())),
             Self::NftOthers | Self::IpvsTimeouts => lines(dump).map(str::to_owned).collect(),
             Self::SysctlChanges => sorted(dump, |line| is_setting(line).then(|| line.to_owned())),
             Self::HealthCheckNodePort => answers(dump),

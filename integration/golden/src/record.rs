@@ -1,0 +1,37 @@
+//! Recordings: the kernel state that a kube-proxy leaves, in the files of a case.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+use crate::case::Case;
+use crate::node::{Check, Node};
+use crate::table::Table;
+
+/// Runs the daemon on the objects of a case. Writes its kernel state to the case of the same name
+/// in `folder`.
+pub(crate) fn record(node: &Node<'_>, case: &Case, folder: &Path) -> Result<()> {
+    node.prepare(case)?;
+    let (found, _) = node.serve(case, &case.phases, Check::Unasked, &|_, _| String::new())?;
+    let name = case.folder.file_name().context("the case has no name")?;
+    let folder = folder.join(name);
+    fs::create_dir_all(&folder)?;
+    for file in ["objects.yaml", "flags"] {
+        // A case that is recorded in place keeps its link to the objects.
+        if folder.canonicalize()? != case.folder && case.folder.join(file).exists() {
+            fs::copy(case.folder.join(file), folder.join(file))?;
+        }
+    }
+    for table in Table::all() {
+        let file = folder.join(table.file());
+        let lines = found.get(&table).map(|dump| table.recorded(dump));
+        match lines.filter(|lines| !lines.is_empty() && table.is_recorded()) {
+            Some(lines) => fs::write(&file, lines.join("\n") + "\n")
+                .with_context(|| format!("cannot write {}", file.display()))?,
+            None if file.exists() => fs::remove_file(&file)?,
+            None => {}
+        }
+    }
+    Ok(())
+}
