@@ -9,7 +9,10 @@ mod source;
 
 use anyhow::Result;
 
-use crate::mode::{IPTABLES, IPVS, IPVS_NFTABLES, Mode, NFTABLES, USERSPACE};
+use crate::mode::{
+    IPTABLES, IPVS, IPVS_EXACT, IPVS_LEAN, IPVS_NFTABLES, IPVS_RANGES, IPVS_ROUTES, Mode, NFTABLES,
+    NFTABLES_FLAT, USERSPACE,
+};
 use crate::row::Row;
 use crate::stage::Stage;
 
@@ -28,7 +31,19 @@ pub(crate) struct Fault {
     pub(crate) is_for: fn() -> bool,
 }
 
-pub(crate) const EVERY: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES, &USERSPACE];
+const EVERY: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES, &USERSPACE];
+/// Modes in which the kernel carries connections, with each form of their kernel state.
+const EACH_FORM: &[&Mode] = &[
+    &IPVS,
+    &IPVS_LEAN,
+    &IPVS_ROUTES,
+    &IPVS_EXACT,
+    &IPVS_NFTABLES,
+    &IPVS_RANGES,
+    &IPTABLES,
+    &NFTABLES,
+    &NFTABLES_FLAT,
+];
 /// Modes in which the kernel carries connections.
 const BY_KERNEL: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES];
 const ALL_IPVS: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
@@ -86,11 +101,16 @@ macro_rules! faults {
     };
 }
 
+/// Returns all modes and forms in which a fault runs.
+pub(crate) fn modes() -> impl Iterator<Item = &'static Mode> {
+    EVERY.iter().chain(EACH_FORM).copied()
+}
+
 /// The faults. Unless stated otherwise, a fault promises no failed request and no lost connection.
 pub(crate) const ALL: &[Fault] = faults! {
     operator::restart, "restart", BY_KERNEL, NEVER, anywhere,
         "kube-proxy gets SIGTERM and starts again, several times.";
-    operator::upgrade, "upgrade and back", BY_KERNEL, NEVER, anywhere,
+    operator::upgrade, "upgrade and back", EACH_FORM, NEVER, anywhere,
         "An older binary (`BEFORE`) and this binary replace each other twice.";
     operator::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
         "Scheduler, sync period, masquerading and address form change from start to start.";

@@ -17,6 +17,7 @@ mod mode;
 mod row;
 mod stage;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,7 +30,7 @@ use clap::Parser;
 use lab::Lane;
 
 use crate::document::KernelRows;
-use crate::faults::{ALL, EVERY, Fault};
+use crate::faults::{ALL, Fault, modes};
 use crate::mode::Mode;
 use crate::row::Row;
 use crate::stage::{Size, Stage};
@@ -128,11 +129,11 @@ fn ensure_known(arguments: &Arguments) -> Result<()> {
     let Some(mode) = &arguments.mode else {
         return Ok(());
     };
-    let names: Vec<_> = EVERY.iter().map(|mode| mode.name).collect();
+    let names: BTreeSet<_> = modes().map(|mode| mode.name).collect();
     ensure!(
-        names.contains(&mode.as_str()),
+        names.contains(mode.as_str()),
         "--mode={mode}: there are {}",
-        names.join("; ")
+        Vec::from_iter(names).join("; ")
     );
     Ok(())
 }

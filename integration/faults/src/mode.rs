@@ -25,6 +25,44 @@ pub(crate) const IPVS_NFTABLES: Mode = Mode {
     needs_nftables: true,
     ..IPVS
 };
+/// IPVS mode with fewer iptables rules.
+pub(crate) const IPVS_LEAN: Mode = Mode {
+    name: "ipvs, lean shim",
+    flags: &["--proxy-mode=ipvs", "--ipvs-shim=lean"],
+    ..IPVS
+};
+/// IPVS mode with a local route for each Service address.
+pub(crate) const IPVS_ROUTES: Mode = Mode {
+    name: "ipvs, routes",
+    flags: &[
+        "--proxy-mode=ipvs",
+        "--ipvs-shim=upstream",
+        "--ipvs-vip-mode=route",
+    ],
+    ..IPVS
+};
+/// IPVS mode with virtual servers by firewall mark.
+pub(crate) const IPVS_EXACT: Mode = Mode {
+    name: "ipvs, exact",
+    flags: &[
+        "--proxy-mode=ipvs",
+        "--ipvs-shim=upstream",
+        "--ipvs-semantics=exact",
+    ],
+    ..IPVS
+};
+/// IPVS mode with local routes to whole networks of Service addresses.
+pub(crate) const IPVS_RANGES: Mode = Mode {
+    name: "ipvs, ranges",
+    flags: &[
+        "--proxy-mode=ipvs",
+        "--ipvs-shim=nftables",
+        "--ipvs-vip-mode=range",
+        "--ipvs-service-cidrs=10.96.0.0/12,fd96::/112",
+    ],
+    needs_nftables: true,
+    ..IPVS
+};
 /// iptables mode.
 pub(crate) const IPTABLES: Mode = Mode {
     name: "iptables",
@@ -38,6 +76,12 @@ pub(crate) const NFTABLES: Mode = Mode {
     flags: &["--proxy-mode=nftables"],
     needs_nftables: true,
     ..IPTABLES
+};
+/// nftables mode with the flat layout.
+pub(crate) const NFTABLES_FLAT: Mode = Mode {
+    name: "nftables, flat layout",
+    flags: &["--proxy-mode=nftables", "--nftables-layout=flat"],
+    ..NFTABLES
 };
 /// Userspace mode, in which the process carries connections.
 pub(crate) const USERSPACE: Mode = Mode {
