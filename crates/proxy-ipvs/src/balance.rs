@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use proxy::options::{MaxConnections, Weights};
+use proxy::options::{MaxConnections, SlowStart, Weights};
 use proxy::{Backends, Service, Target};
 
 use crate::server::{Destinations, Properties, RealServer};
+use crate::slow_start::Ramp;
 
 /// Schedulers for the virtual servers of one Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub(crate) struct Balance<'a> {
     flags: u32,
     max_connections: u16,
     weights: Option<Weights>,
+    /// Slow start of new endpoints.
+    pub(crate) ramp: Option<Ramp>,
 }
 
 impl<'a> Balance<'a> {
@@ -42,12 +45,17 @@ impl<'a> Balance<'a> {
             None => 0,
         };
         let weights = options.and_then(|options| options.weights);
+        let weights = weights.filter(|_| Weights::are_heeded_by(scheduler));
         let ceiling = options.and_then(|options| options.max_connections);
+        let slow_start = options.and_then(|options| options.slow_start);
+        let slow_start = slow_start.filter(|_| SlowStart::is_heeded_by(scheduler));
+        let largest = weights.map_or(1, Weights::largest);
         Self {
             scheduler,
             flags,
             max_connections: ceiling.map_or(0, MaxConnections::get),
-            weights: weights.filter(|_| Weights::are_heeded_by(scheduler)),
+            weights,
+            ramp: slow_start.and_then(|time| Ramp::new(time.duration(), scheduler, largest)),
         }
     }
 
@@ -75,8 +83,9 @@ impl<'a> Balance<'a> {
                 is_in(&backends.in_zone, target),
             )
         };
+        let steps = self.ramp.map_or(1, Ramp::steps);
         let real = |target: &Target| RealServer {
-            weight: self.weights.map_or(1, |weights| weight(target, weights)),
+            weight: steps * self.weights.map_or(1, |weights| weight(target, weights)),
             max_connections: self.max_connections,
             ..RealServer::new(*target)
         };

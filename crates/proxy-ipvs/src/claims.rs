@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use hashbrown::{HashMap, HashSet};
 use proxy::{IpFamily, NamespacedName, Owner, Protocol, ServiceAddress, Target, released};
@@ -25,6 +26,7 @@ use crate::drain::Drains;
 use crate::marks::Marks;
 use crate::server::{Destinations, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
+use crate::slow_start::{Growths, Place};
 use crate::tables::Tables;
 
 /// Claims of all Services of one IP family.
@@ -42,6 +44,8 @@ pub(crate) struct Claims {
     /// Prefix lengths of source ranges.
     prefixes: Table<u8, (), Arc<Owner>>,
     pub(crate) drains: Drains,
+    /// Destinations with a growing weight.
+    pub(crate) growths: Growths,
     /// Marks of the virtual servers that serve clients from outside the cluster.
     pub(crate) marks: Marks,
     /// True once the initial lists are complete. Until then, no entry is deleted.
@@ -50,7 +54,7 @@ pub(crate) struct Claims {
 
 impl Claims {
     /// Creates a table without claims.
-    pub(crate) fn new(drains: Drains, marks: Marks) -> Self {
+    pub(crate) fn new(drains: Drains, marks: Marks, now: Instant) -> Self {
         Self {
             owners: HashMap::new(),
             disputed: BTreeSet::new(),
@@ -58,6 +62,7 @@ impl Claims {
             forbidden_version: 0,
             prefixes: Table::new(),
             drains,
+            growths: Growths::new(now),
             marks,
             may_delete: false,
         }
@@ -160,7 +165,9 @@ impl Claims {
             addresses,
             forbidden_to_node,
             outside: _,
+            ramp,
         } = fragment;
+        let has_new_ramp = self.growths.set_ramp(&owner, ramp);
         // A key may occur twice. Only its first occurrence counts.
         let mut keys = HashSet::new();
         let mut merge = None;
@@ -170,7 +177,7 @@ impl Claims {
             .chain(outside)
             .filter(|(key, _)| keys.insert(*key))
             .map(|(key, server)| {
-                let server = self.claim_of(&owner, key, server, tables, &mut merge);
+                let server = self.claim_of(&owner, key, server, tables, &mut merge, has_new_ramp);
                 (key, server)
             })
             .collect();
@@ -284,6 +291,7 @@ impl Claims {
         compiled: VirtualServer,
         tables: &mut Tables,
         last: &mut Option<Merge>,
+        has_new_ramp: bool,
     ) -> VirtualServer {
         match tables.servers.owner(&key) {
             Some(first) if first < owner => return compiled,
@@ -295,7 +303,12 @@ impl Claims {
             }
             _ => {}
         }
-        self.with_leftovers(key, compiled, tables, last)
+        let place = Place {
+            key,
+            owner,
+            before: tables.servers.wanted(&key).filter(|_| !has_new_ramp),
+        };
+        self.with_leftovers(&place, compiled, tables, last)
     }
 
     /// Passes the leftovers of a released virtual server to its next owner.
@@ -303,12 +316,17 @@ impl Claims {
         let owner = tables.servers.owner(&key).cloned();
         if let (Some(owner), Some(compiled)) = (owner, tables.servers.wanted(&key).cloned()) {
             self.disputed.insert(owner.name.service.clone());
-            let claim = self.with_leftovers(key, compiled, tables, &mut None);
+            let place = Place {
+                key,
+                owner: &owner,
+                before: None,
+            };
+            let claim = self.with_leftovers(&place, compiled, tables, &mut None);
             tables.servers.amend(&owner, &key, claim);
         }
     }
 
-    /// Returns the winning claim, without leftovers, and its owner.
+    /// Returns the winning claim, without leftovers and with full weights, and its owner.
     fn compiled(
         &self,
         key: &VirtualServerKey,
@@ -318,7 +336,8 @@ impl Claims {
         let endpoints = wanted
             .destinations
             .iter()
-            .filter(|real| !self.drains.contains(key, real.target));
+            .filter(|real| !self.drains.contains(key, real.target))
+            .map(|real| self.growths.full(key, real));
         let compiled = VirtualServer {
             destinations: endpoints.collect(),
             properties: wanted.properties.clone(),
@@ -326,17 +345,20 @@ impl Claims {
         Some((tables.servers.owner(key)?.clone(), compiled))
     }
 
-    /// Adds the leftovers to the compiled destinations. `last` keeps the previous result, because
-    /// the virtual servers of one Service port mostly have equal destinations.
+    /// Adds the leftovers to the compiled destinations, and lowers the weights of new ones with a
+    /// slow start. `last` keeps the previous result, because the virtual servers of one Service
+    /// port mostly have equal destinations.
     fn with_leftovers(
         &mut self,
-        key: VirtualServerKey,
+        place: &Place<'_>,
         compiled: VirtualServer,
         tables: &Tables,
         last: &mut Option<Merge>,
     ) -> VirtualServer {
+        let key = place.key;
         let Some(actual) = tables.servers.actual(&key) else {
             self.drains.forget(&key);
+            self.growths.forget(&key);
             return compiled;
         };
         let merge = match last.take() {
@@ -344,10 +366,12 @@ impl Claims {
             _ => last.insert(self.merge(&key, actual, &compiled)),
         };
         self.drains.set(key, &merge.leftovers);
-        VirtualServer {
-            destinations: merge.merged.clone(),
+        let destinations = merge.merged.clone();
+        let merged = VirtualServer {
+            destinations,
             ..compiled
-        }
+        };
+        self.growths.apply(place, actual, merged)
     }
 
     /// Merges the kernel's destinations with the compiled ones. Removed TCP endpoints drain at
@@ -395,11 +419,39 @@ impl Claims {
 
     /// Merges the leftovers again after a read found the virtual server changed.
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
+        self.merge_again(key, |tables| tables.servers.wanted(&key), tables);
+    }
+
+    /// Merges the leftovers of a virtual server that was found in the kernel. Its weights show how
+    /// far an earlier process had raised them.
+    pub(crate) fn adopt_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
+        self.merge_again(key, |_| None, tables);
+    }
+
+    fn merge_again(
+        &mut self,
+        key: VirtualServerKey,
+        before: impl Fn(&Tables) -> Option<&VirtualServer>,
+        tables: &mut Tables,
+    ) {
         if let Some((owner, compiled)) = self.compiled(&key, tables) {
-            let claim = self.with_leftovers(key, compiled, tables, &mut None);
+            let place = Place {
+                key,
+                owner: &owner,
+                before: before(tables),
+            };
+            let claim = self.with_leftovers(&place, compiled, tables, &mut None);
             tables.servers.adjust(&owner, &key, claim);
         } else if tables.servers.wanted(&key).is_none() {
             self.drains.forget(&key);
+            self.growths.forget(&key);
+        }
+    }
+
+    /// Raises the weights of growing destinations that are due.
+    pub(crate) fn grow(&mut self, tables: &mut Tables) {
+        for key in self.growths.take_due() {
+            self.settle_leftovers(key, tables);
         }
     }
 

@@ -13,6 +13,7 @@ use crate::balance::{Balance, ServiceSchedulers};
 use crate::config::Semantics;
 use crate::server::{Destinations, Properties, VirtualServer};
 use crate::sets::{Member, Set};
+use crate::slow_start::Ramp;
 
 /// Kernel entries that one Service port wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct Fragment {
     pub forbidden_to_node: Vec<ServiceAddress>,
     /// Virtual server with the local endpoints, for clients from outside the cluster.
     pub outside: Option<OutsideServer>,
+    /// Slow start of new endpoints.
+    pub ramp: Option<Ramp>,
 }
 
 /// A virtual server by mark, with the local endpoints. Clients from outside the cluster use it in
@@ -54,6 +57,7 @@ impl Fragment {
             addresses: Vec::new(),
             forbidden_to_node: Vec::new(),
             outside: None,
+            ramp: None,
         }
     }
 }
@@ -132,6 +136,10 @@ impl<'a> Compiler<'a> {
         } else {
             balance.destinations(&backends.local, &backends)
         };
+        let fragment = Fragment {
+            ramp: balance.ramp,
+            ..Fragment::of_nothing(Owner::new(service, port))
+        };
         Self {
             service,
             port,
@@ -144,7 +152,7 @@ impl<'a> Compiler<'a> {
             local,
             semantics: Semantics::Upstream,
             outside: Vec::new(),
-            fragment: Fragment::of_nothing(Owner::new(service, port)),
+            fragment,
         }
     }
 

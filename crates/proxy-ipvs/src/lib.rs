@@ -52,6 +52,7 @@ mod server;
 mod service_cidrs;
 mod sets;
 mod shim;
+mod slow_start;
 mod tables;
 mod takeover;
 
@@ -77,3 +78,4 @@ pub use server::{Destinations, Properties, RealServer, VirtualServer, VirtualSer
 pub use sets::{Member, Set, SetKind};
 pub use shim::Shim;
 pub use shim::native::names as native_names;
+pub use slow_start::Ramp;

@@ -360,7 +360,7 @@ impl Ipvs {
             if servers.actual(&key).is_none() {
                 servers.set_actual(&key, Some(server));
                 if servers.is_pending(&key) {
-                    self.claims.settle_leftovers(key, &mut self.tables);
+                    self.claims.adopt_leftovers(key, &mut self.tables);
                 }
             }
         }

@@ -229,7 +229,7 @@ impl engine::Scheme for Ipvs {
         let marks = Marks::new(bits, state.node.family, config.mark_addresses.clone());
         Self {
             node_ports: NodePortAddresses::default(),
-            claims: Claims::new(Drains::new(config.drain_timeout), marks),
+            claims: Claims::new(Drains::new(config.drain_timeout), marks, now),
             tables: Tables::new(config.semantics, now),
             takeover: Some(TakeOver::default()),
             link: Link::default(),
@@ -246,6 +246,7 @@ impl engine::Scheme for Ipvs {
 
     fn begin(&mut self, now: Instant) {
         self.tables.begin(now);
+        self.claims.growths.begin(now);
     }
 
     fn tables(&self, part: Part) -> impl Iterator<Item = &dyn Rows> {
@@ -374,6 +375,7 @@ impl engine::Scheme for Ipvs {
         for key in self.drifts.compare(&mut self.tables, state) {
             self.claims.settle_leftovers(key, &mut self.tables);
         }
+        self.claims.grow(&mut self.tables);
         if state.look(Part::Sets).is_tried() {
             let ranges = self.guarded_ranges();
             let (tables, claims) = (&mut self.tables, &self.claims);
@@ -406,6 +408,7 @@ impl engine::Scheme for Ipvs {
     fn next_due(&self, now: Instant) -> Option<Instant> {
         let waits = self.cover.next_due().into_iter().flatten();
         let waits = waits.chain(self.claims.drains.next_due(now));
+        let waits = waits.chain(self.claims.growths.next_due());
         waits
             .filter(|due| *due > now)
             .chain(self.drifts.next_due(&self.tables, now))

@@ -23,6 +23,8 @@ mod nftables;
 mod options;
 #[path = "proxier/ranges.rs"]
 mod ranges;
+#[path = "proxier/slow_start.rs"]
+mod slow_start;
 mod support;
 #[path = "proxier/takeover.rs"]
 mod takeover;

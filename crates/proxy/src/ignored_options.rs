@@ -159,7 +159,7 @@ mod tests {
             "default/wrong: heed annotation kube-proxy-ipvs/scheduler \"be\\\"st\": give one of rr, wrr, lc, wlc, sh, mh, dh, sed, nq, \
              fo, ovf, lblc, lblcr, twos; --ipvs-scheduler holds until then",
             "default/wrong: heed annotation kube-proxy-ipvs/weight \"3\": there is no such option, only kube-proxy-ipvs/scheduler, \
-             kube-proxy-ipvs/scheduler-flags, kube-proxy-ipvs/weights, kube-proxy-ipvs/max-connections; correct it, or take it away",
+             kube-proxy-ipvs/scheduler-flags, kube-proxy-ipvs/weights, kube-proxy-ipvs/slow-start, kube-proxy-ipvs/max-connections; correct it, or take it away",
         ];
         let lacking = "default/lacking: heed annotation kube-proxy-ipvs/scheduler \"lblc\": run `modprobe ip_vs_lblc`; \
                        --ipvs-scheduler holds until then";

@@ -12,7 +12,7 @@ mod balancing;
 
 use std::fmt;
 
-pub use balancing::{MaxConnections, SchedulerFlags, Weights};
+pub use balancing::{MaxConnections, SchedulerFlags, SlowStart, Weights};
 
 /// Prefix of all options' annotations: the program's name. The prefix is no domain, because the
 /// project owns no domain and `kubernetes.io` is reserved.
@@ -29,6 +29,9 @@ pub const MAX_CONNECTIONS: &str = "kube-proxy-ipvs/max-connections";
 
 /// The annotation that weighs near endpoints.
 pub const WEIGHTS: &str = "kube-proxy-ipvs/weights";
+
+/// The annotation that lets the weight of a new endpoint grow.
+pub const SLOW_START: &str = "kube-proxy-ipvs/slow-start";
 
 /// Limit of stored invalid annotations of one Service.
 const WRONG_MAX: usize = 4;
@@ -139,6 +142,12 @@ options! {
         default: "1 for each endpoint",
         modes: &["ipvs"],
         doc: "Weights of endpoints on this node and in its zone. All other endpoints have weight 1.",
+    };
+    slow_start: SlowStart = {
+        annotation: SLOW_START,
+        default: "full weight at once",
+        modes: &["ipvs"],
+        doc: "The time in which an endpoint that comes to a serving Service grows to its full weight.",
     };
     max_connections: MaxConnections = {
         annotation: MAX_CONNECTIONS,

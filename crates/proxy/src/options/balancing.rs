@@ -1,5 +1,7 @@
 //! Options that refine how a Service's scheduler balances.
 
+use std::time::Duration;
+
 use super::OptionValue;
 
 /// Flags of a scheduler, as `ipvsadm --sched-flags` names them.
@@ -129,6 +131,18 @@ impl Weights {
         let zone = self.zone.filter(|_| is_in_zone);
         local.or(zone).unwrap_or(1).into()
     }
+
+    /// Returns the largest weight of an endpoint.
+    pub fn largest(self) -> u16 {
+        self.local.max(self.zone).unwrap_or(1).into()
+    }
+
+    fn objection_to(scheduler: &str) -> Option<String> {
+        (!Self::are_heeded_by(scheduler)).then(|| {
+            let schedulers = Self::SCHEDULERS.join(", ");
+            format!("scheduler {scheduler} has no weights, only {schedulers} have")
+        })
+    }
 }
 
 impl OptionValue for Weights {
@@ -164,10 +178,66 @@ impl OptionValue for Weights {
     }
 
     fn objection(&self, scheduler: &str) -> Option<String> {
-        (!Self::are_heeded_by(scheduler)).then(|| {
-            let schedulers = Self::SCHEDULERS.join(", ");
-            format!("scheduler {scheduler} has no weights, only {schedulers} have")
-        })
+        Self::objection_to(scheduler)
+    }
+}
+
+/// Time in which the weight of a new endpoint grows to the full weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlowStart {
+    /// Number as in the annotation.
+    number: u16,
+    /// Seconds of its unit.
+    unit: u16,
+}
+
+impl SlowStart {
+    /// Units by their letters, with their seconds.
+    const UNITS: [(char, u16); 2] = [('s', 1), ('m', 60)];
+    /// Shortest and longest time, in seconds. A shorter time would only cost writes, because a
+    /// weight grows in coarse steps.
+    const SECONDS: std::ops::RangeInclusive<u64> = 10..=3600;
+
+    /// Returns the time.
+    pub fn duration(self) -> Duration {
+        Duration::from_secs(u64::from(self.number) * u64::from(self.unit))
+    }
+
+    /// Reports whether a scheduler divides connections by weights.
+    pub fn is_heeded_by(scheduler: &str) -> bool {
+        Weights::are_heeded_by(scheduler)
+    }
+}
+
+impl OptionValue for SlowStart {
+    fn parse(text: &str) -> Option<Self> {
+        let unit = text.chars().next_back()?;
+        let (letter, unit) = Self::UNITS
+            .into_iter()
+            .find(|(letter, _)| *letter == unit)?;
+        let digits = text.strip_suffix(letter)?;
+        let number: u16 = digits.parse().ok()?;
+        let time = Self { number, unit };
+        let is_canonical = number.to_string() == digits;
+        (is_canonical && Self::SECONDS.contains(&time.duration().as_secs())).then_some(time)
+    }
+
+    fn allowed() -> String {
+        "a time from 10s to 60m, such as 30s or 5m".to_owned()
+    }
+
+    fn text(&self) -> String {
+        let mut units = Self::UNITS.iter();
+        let letter = units.find(|(_, seconds)| *seconds == self.unit);
+        format!(
+            "{}{}",
+            self.number,
+            letter.map_or('s', |(letter, _)| *letter)
+        )
+    }
+
+    fn objection(&self, scheduler: &str) -> Option<String> {
+        Weights::objection_to(scheduler)
     }
 }
 
@@ -219,6 +289,28 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_start_has_a_time_with_one_spelling() {
+        for (text, seconds) in [("10s", 10), ("90s", 90), ("5m", 300), ("60m", 3600)] {
+            let time = SlowStart::parse(text).unwrap();
+            assert_eq!(
+                (time.duration().as_secs(), time.text()),
+                (seconds, text.to_owned())
+            );
+            assert_eq!(time.objection("sed"), None);
+            let objection = time.objection("sh").unwrap();
+            assert_eq!(
+                objection,
+                "scheduler sh has no weights, only wrr, wlc, sed, nq, mh have"
+            );
+        }
+        for text in [
+            "", "s", "30", "9s", "61m", "1h", "+30s", "030s", "1.5m", "1m30s", "30ß",
+        ] {
+            assert_eq!(SlowStart::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
     fn an_endpoint_has_the_weight_of_its_nearest_place() {
         for (text, local, in_zone) in [
             ("local=4", 4, 1),
@@ -234,6 +326,7 @@ mod tests {
                 "{text}"
             );
             assert_eq!(of(false, false), 1);
+            assert_eq!(weights.largest(), local.max(in_zone));
             assert_eq!(weights.text(), text);
         }
         // An endpoint on a node without a zone.
