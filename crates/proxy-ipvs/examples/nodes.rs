@@ -10,7 +10,9 @@
 //! one network namespace. Each figure counts real TCP connections, by the address that the endpoint
 //! sees as its own.
 //!
-//! The program prints the tables of docs/service-options.md.
+//! The program prints the tables of docs/service-options.md. With a folder, it also writes the
+//! charts there: `lab run --keep docs/pictures -- target/debug/examples/nodes docs/pictures`. Names
+//! of measurements (`spread slow-start`) after the folder select these.
 #![allow(clippy::restriction, reason = "a measurement")]
 #![allow(clippy::print_stdout, reason = "a measurement")]
 #![allow(clippy::cast_precision_loss, reason = "the counts are small")]
@@ -20,12 +22,14 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use charts::Line;
 use iptables::Iptables;
-use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS, WEIGHTS};
+use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS, SLOW_START, WEIGHTS};
 use proxy::{Endpoint, EndpointSlice, IpFamily, NodeFacts, Placement, Service, ServiceOptions};
 use proxy_ipvs::fake::FakeKernel;
 use proxy_ipvs::{Config, Kernel as _, Lanes, NetlinkKernel, Op, Outcome, Plan, Proxier};
@@ -54,10 +58,12 @@ struct Lab {
     /// Number of cases so far. Each case has its own service addresses, because the kernel keeps
     /// the counters of removed destinations for some minutes.
     cases: u8,
+    /// Folder for charts.
+    charts: Option<PathBuf>,
 }
 
 impl Lab {
-    fn new() -> Self {
+    fn new(charts: Option<PathBuf>) -> Self {
         let script = "ip link set lo up; ip route add local 10.0.0.0/8 dev lo";
         let status = Command::new("sh").args(["-ec", script]).status();
         assert!(status.unwrap().success(), "{script}");
@@ -66,6 +72,13 @@ impl Lab {
             kernel: NetlinkKernel::open(IpFamily::V4, iptables).unwrap(),
             endpoints: TcpListener::bind("0.0.0.0:8080").unwrap(),
             cases: 0,
+            charts,
+        }
+    }
+
+    fn draw(&self, name: &str, chart: Option<String>) {
+        if let Some(folder) = &self.charts {
+            std::fs::write(folder.join(name), chart.expect("points")).unwrap();
         }
     }
 
@@ -224,6 +237,8 @@ impl Arrival {
     }
 }
 
+type Measure = fn(&mut Lab);
+
 fn percent(part: usize, of: usize) -> String {
     format!("{:.1} %", 100.0 * part as f64 / of as f64)
 }
@@ -232,6 +247,7 @@ fn percent(part: usize, of: usize) -> String {
 fn spread(lab: &mut Lab) {
     println!("| scheduler | endpoints come | 1 connection a node | 2 | 4 |\n|---|---|---|---|---|");
     let all = [Arrival::Ascending, Arrival::AtOnce, Arrival::OneByOne];
+    let mut bars = Vec::new();
     for scheduler in ["rr", "wrr", "lc", "wlc", "sed", "nq", "mh"] {
         for arrival in all {
             let mut nodes = lab.nodes(NODES, scheduler, "");
@@ -249,13 +265,21 @@ fn spread(lab: &mut Lab) {
                     open.push(connection);
                 }
                 if CONNECTIONS.contains(&round) {
-                    shares.push(percent(*busy.values().max().unwrap(), open.len()));
+                    let most = *busy.values().max().unwrap();
+                    shares.push(percent(most, open.len()));
+                    if ["rr", "mh"].contains(&scheduler) {
+                        let name = format!("{scheduler}, {}: {round} per node", arrival.words());
+                        bars.push((name, 100.0 * most as f64 / open.len() as f64));
+                    }
                 }
             }
             let shares = shares.join(" | ");
             println!("| `{scheduler}` | {} | {shares} |", arrival.words());
         }
     }
+    let title = format!("Connections of the busiest of {ENDPOINTS} endpoints, {NODES} nodes");
+    let unit = format!("% of all, ideal {}", 100 / ENDPOINTS);
+    lab.draw("spread.svg", charts::bars(&title, &unit, &bars));
 }
 
 /// Prints whether all nodes choose the same endpoint for a client.
@@ -475,11 +499,74 @@ fn weights(lab: &mut Lab) {
     }
 }
 
+/// Prints a new endpoint's share of concurrent connections while its weight grows.
+fn slow_start(lab: &mut Lab) {
+    const MINUTES: u8 = 9;
+    /// Connections in each minute. All end before the next minute.
+    const OPEN: u8 = 200;
+    println!(
+        "\n| scheduler | minute 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+    );
+    let mut lines = Vec::new();
+    for scheduler in ["wrr", "wlc", "sed", "nq", "mh"] {
+        let time = format!("{MINUTES}m");
+        let annotations = [(SCHEDULER, scheduler), (SLOW_START, &*time)];
+        let node = &mut lab.nodes_with(1, &annotations, None)[0];
+        let hosts: Vec<u8> = (0..=ENDPOINTS).collect();
+        lab.write(node.endpoints(&hosts[..ENDPOINTS.into()]));
+        let mut writes = node.endpoints(&hosts);
+        let mut points = Vec::new();
+        for minute in 0..=MINUTES + 1 {
+            assert_eq!(writes.len(), usize::from(minute <= MINUTES), "{writes:?}");
+            lab.write(writes);
+            let client = |number| Ipv4Addr::new(10, 3, minute, number);
+            let open = (0..OPEN).map(|number| lab.open(client(number), node).expect("served"));
+            let open: Vec<_> = open.collect();
+            let newest = open.iter().filter(|(endpoint, _)| *endpoint == ENDPOINTS);
+            let share = 100.0 * newest.count() as f64 / f64::from(OPEN);
+            points.push((f64::from(minute), share));
+            for (_, [connection, _]) in &open {
+                set_socket_linger(connection, Some(Duration::ZERO)).unwrap();
+            }
+            node.world.wait(Duration::from_mins(1));
+            node.world.settle();
+            writes = node.writes();
+        }
+        let shares: Vec<String> = points
+            .iter()
+            .map(|(_, share)| format!("{share:.1} %"))
+            .collect();
+        println!("| `{scheduler}` | {} |", shares.join(" | "));
+        lines.push(Line {
+            name: scheduler.to_owned(),
+            look: lines.len(),
+            points,
+            over: Vec::new(),
+        });
+    }
+    let title = format!("An 11th endpoint with slow-start: {MINUTES}m");
+    let unit = format!("% of {OPEN} concurrent connections");
+    lab.draw(
+        "slow-start.svg",
+        charts::over_time(&title, &unit, 0.0, &lines),
+    );
+}
+
 fn main() {
-    let mut lab = Lab::new();
-    spread(&mut lab);
-    agreement(&mut lab);
-    moves(&mut lab);
-    weights(&mut lab);
-    full(&mut lab);
+    let mut arguments = std::env::args().skip(1);
+    let mut lab = Lab::new(arguments.next().map(PathBuf::from));
+    let only: Vec<String> = arguments.collect();
+    let measurements: [(&str, Measure); 6] = [
+        ("spread", spread),
+        ("agreement", agreement),
+        ("moves", moves),
+        ("weights", weights),
+        ("slow-start", slow_start),
+        ("full", full),
+    ];
+    for (name, measure) in measurements {
+        if only.is_empty() || only.iter().any(|only| only == name) {
+            measure(&mut lab);
+        }
+    }
 }
