@@ -8,13 +8,15 @@
 //! [`drain_beside`](crate::drain_beside) continues a drain after a restart.
 
 use std::collections::BTreeSet;
+use std::mem;
 use std::net::IpAddr;
 
 use footprint::Footprints;
+use inet::IpFamily;
 use ipvs_netlink::{Error, Ipvs};
 
 use crate::evidence::Server;
-use crate::report::{Cleanup, DrainingServer};
+use crate::report::{Cleanup, DrainingServer, NeededAddresses};
 use crate::{links, servers};
 
 /// Virtual servers that drain.
@@ -31,10 +33,13 @@ impl Drain {
         (!servers.is_empty()).then_some(Self { modes, servers })
     }
 
-    /// Returns the numbers of virtual servers and of their connections at the last look.
-    pub fn counts(&self) -> (usize, u64) {
-        let connections = self.servers.iter().map(|server| server.connections);
-        (self.servers.len(), connections.sum())
+    /// Returns the numbers of a family's virtual servers and of their connections at the last look.
+    pub fn counts(&self, family: IpFamily) -> (u64, u64) {
+        let servers = self.servers.iter();
+        let of_family = servers.filter(|server| server.key.family() == family);
+        of_family.fold((0, 0), |(servers, connections), server| {
+            (servers + 1, connections + server.connections)
+        })
     }
 
     /// Removes the virtual servers whose last connection has ended, and their addresses. Returns
@@ -59,7 +64,7 @@ impl Drain {
         let mut ipvs = Ipvs::open()?;
         let mut ended = Vec::new();
         let mut left = Vec::new();
-        for mut server in self.servers.iter().copied() {
+        for mut server in mem::take(&mut self.servers) {
             // A virtual server that another program has deleted has no destinations.
             server.connections = servers::connections(&ipvs.destinations(&server.key)?);
             if server.connections == 0 {
@@ -75,9 +80,9 @@ impl Drain {
         });
         // The cleanup after the drain reports a virtual server that cannot be deleted.
         servers::delete(&mut ipvs, &doomed.collect::<Vec<_>>())?;
-        let of = |servers: &[DrainingServer]| -> BTreeSet<IpAddr> {
-            servers.iter().filter_map(DrainingServer::ip).collect()
-        };
-        Ok(&of(&ended) - &of(&self.servers))
+        let needed = NeededAddresses::of(&self.servers);
+        let mut released = NeededAddresses::of(&ended).named;
+        released.retain(|ip| !needed.contains(*ip));
+        Ok(released)
     }
 }

@@ -1,7 +1,7 @@
 //! Evidence that assigns virtual servers to modes: addresses on links, members of sets, and notes
 //! in the flags of virtual servers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,6 +21,8 @@ pub(crate) struct Evidence {
     pub(crate) said_bound: BTreeSet<IpAddr>,
     servers: BTreeSet<(SocketAddr, Protocol)>,
     node_ports: BTreeSet<(u16, Protocol)>,
+    /// Addresses whose packets get a firewall mark, by mark.
+    marks: BTreeMap<u32, BTreeSet<IpAddr>>,
 }
 
 /// A virtual server, reduced to the fields that are evidence.
@@ -73,6 +75,9 @@ impl Evidence {
             (Says::Bound, Entry::Ip(ip)) => {
                 self.said_bound.insert(ip);
             }
+            (Says::Marks, Entry::IpPortMark { ip, mark, .. }) => {
+                self.marks.entry(mark.value).or_default().insert(ip);
+            }
             // No mode writes entries of this type, so another program wrote this entry.
             _ => {}
         }
@@ -86,7 +91,7 @@ impl Evidence {
     /// * Its port is a NodePort, and its address belongs to the node. With the note in the flags,
     ///   the address may also have belonged to the node at creation only.
     ///
-    /// For a firewall mark, only the note is evidence, because no set names marks.
+    /// For a firewall mark, only the note is evidence: another program may use the same mark.
     pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
         let is_noted = kinds.any(|kind| server.flags & kind.ownership_flag != 0);
@@ -97,6 +102,14 @@ impl Evidence {
             || (self.bound.contains(&at.ip()) && !self.names_any_at(at.ip()))
             || ((self.elsewhere.contains(&at.ip()) || is_noted)
                 && self.node_ports.contains(&(at.port(), protocol)))
+    }
+
+    /// Returns the addresses of a virtual server. Returns none if no set names its firewall mark.
+    pub(crate) fn addresses(&self, key: &ServiceKey) -> BTreeSet<IpAddr> {
+        match key {
+            ServiceKey::Address { address, .. } => [*address].into(),
+            ServiceKey::Fwmark { mark, .. } => self.marks.get(mark).cloned().unwrap_or_default(),
+        }
     }
 
     /// Returns true if a set names virtual servers at this address. Such a set names all virtual
@@ -111,6 +124,7 @@ impl Evidence {
 #[cfg(test)]
 mod tests {
     use footprint::{Footprint, VirtualServers};
+    use ipset_netlink::Mark;
 
     use super::*;
 
@@ -172,5 +186,15 @@ mod tests {
         };
         let of_mark = [0, NOTE].map(|flags| found.says_ours(MODES, &Server { key, flags }));
         assert_eq!(of_mark, [false, true]);
+        assert_eq!(found.addresses(&key), [].into());
+        let (ip, mark) = ("192.0.2.1".parse().unwrap(), Mark::whole(30_000));
+        let marked = Entry::IpPortMark {
+            ip,
+            protocol: IpProtocol(Protocol::Tcp.number()),
+            port: 80,
+            mark,
+        };
+        found.add(Says::Marks, &marked);
+        assert_eq!(found.addresses(&key), [ip].into());
     }
 }

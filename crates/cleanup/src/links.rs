@@ -12,7 +12,7 @@ use route_netlink::{
 };
 
 use crate::evidence::Evidence;
-use crate::report::{Cleanup, DrainingServer, LOST, Manner, Need, many};
+use crate::report::{Cleanup, LOST, Manner, Need, NeededAddresses, many};
 
 /// The links of some modes with their addresses, in one family.
 #[derive(Debug, Default)]
@@ -97,10 +97,9 @@ pub(crate) fn remove(
     let name = link.name;
     let need = families.iter().map(|of| of.need).max();
     if need == Some(Need::Draining) {
-        let draining = cleanup.draining.iter().filter_map(DrainingServer::ip);
-        let draining: BTreeSet<IpAddr> = draining.collect();
+        let needed = NeededAddresses::of(&cleanup.draining);
         for of in families {
-            if let Err(error) = keep(link, of, &draining, cleanup) {
+            if let Err(error) = keep(link, of, &needed, cleanup) {
                 cleanup.leave(of.family, &format_args!("the addresses on {name}"), &error);
             }
         }
@@ -150,7 +149,7 @@ pub(crate) fn remove(
 fn keep(
     link: &Link,
     of: &FamilyEvidence<'_>,
-    draining: &BTreeSet<IpAddr>,
+    needed: &NeededAddresses,
     cleanup: &mut Cleanup,
 ) -> Result<(), Error> {
     let Some(held) = of.links.on(link) else {
@@ -160,19 +159,18 @@ fn keep(
     let Some(found) = rtnetlink.link(link.name)? else {
         return Ok(());
     };
-    let is_draining = |ip: IpAddr| draining.contains(&ip) && IpFamily::of(ip) == of.family;
     let mut bound = held.service_addresses();
-    bound.retain(|ip| is_draining(*ip));
+    bound.retain(|ip| needed.contains(*ip));
     // A draining address of a range gets a route of its own, before the range is removed.
     let ranges = || held.routes.iter().filter(|route| !route.is_host());
     let is_within = |ip: &&IpAddr| ranges().any(|range| range.contains(**ip));
-    bound.extend(draining.iter().filter(is_within));
+    bound.extend(needed.named.iter().filter(is_within));
     if !bound.is_empty() {
         prepare_for_routes(&mut rtnetlink, link, of.family, found.index)?;
     }
     let source = outward_source(of.family.into(), &of.evidence.elsewhere);
     let mut batch = Batch::new();
-    let mut doomed = Vec::new();
+    let mut requested = Vec::new();
     for address in bound {
         let route = LocalRoute {
             source,
@@ -183,14 +181,14 @@ fn keep(
         let before = hosts.find(|held| held.address == address);
         if let Some(before) = before.filter(|before| before.source != source) {
             before.push_del(&mut batch);
-            doomed.push(address);
+            requested.push(address);
         }
         route.push_new(&mut batch);
-        doomed.push(address);
+        requested.push(address);
     }
     let replies = rtnetlink.execute(&batch)?;
     let mut without_route = BTreeSet::new();
-    for (address, reply) in doomed.into_iter().zip(&replies) {
+    for (address, reply) in requested.into_iter().zip(&replies) {
         match reply {
             Reply::Done => {}
             Reply::Refused(refusal) if [libc::EEXIST, libc::ESRCH].contains(&refusal.errno) => {}
@@ -215,9 +213,9 @@ fn keep(
     }
     let is_unused = |route: &&LocalRoute| {
         let is_needed = if route.is_host() {
-            is_draining(route.address)
+            needed.contains(route.address)
         } else {
-            without_route.iter().any(|ip| route.contains(*ip))
+            needed.is_whole(of.family) || without_route.iter().any(|ip| route.contains(*ip))
         };
         counts(route.address) && !is_needed
     };

@@ -1,5 +1,6 @@
 //! The report of a cleanup, as lines for the operator.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::IpAddr;
 
@@ -42,20 +43,43 @@ pub(crate) enum Need {
 }
 
 /// A virtual server that gets no new connections and stays until its last connection has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainingServer {
     pub(crate) key: ServiceKey,
+    /// Addresses of its connections. Empty if unknown: packets do not get the firewall mark any
+    /// more.
+    pub(crate) addresses: BTreeSet<IpAddr>,
     /// Number of connections that the kernel stores, including those that have just ended.
     pub connections: u64,
 }
 
-impl DrainingServer {
-    /// Returns the address. Returns `None` for a firewall mark.
-    pub(crate) fn ip(&self) -> Option<IpAddr> {
-        match self.key {
-            ServiceKey::Address { address, .. } => Some(address),
-            ServiceKey::Fwmark { .. } => None,
+/// Addresses that draining virtual servers need.
+#[derive(Debug, Default)]
+pub(crate) struct NeededAddresses {
+    pub(crate) named: BTreeSet<IpAddr>,
+    /// Families that need every address, because the addresses of some connections are unknown.
+    whole_families: BTreeSet<IpFamily>,
+}
+
+impl NeededAddresses {
+    pub(crate) fn of(servers: &[DrainingServer]) -> Self {
+        let mut needed = Self::default();
+        for server in servers {
+            needed.named.extend(&server.addresses);
+            let is_unknown = server.addresses.is_empty();
+            let whole = is_unknown.then(|| server.key.family());
+            needed.whole_families.extend(whole);
         }
+        needed
+    }
+
+    /// Reports whether every address of a family is needed.
+    pub(crate) fn is_whole(&self, family: IpFamily) -> bool {
+        self.whole_families.contains(&family)
+    }
+
+    pub(crate) fn contains(&self, ip: IpAddr) -> bool {
+        self.named.contains(&ip) || self.is_whole(IpFamily::of(ip))
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn remove(
     let removed = Ipvs::open().and_then(|mut ipvs| {
         let mut doomed = doomed(&mut ipvs, modes, family, evidence, excluded)?;
         if manner == Manner::Drain {
-            let drained = begin_drain(&mut ipvs, &mut doomed)?;
+            let drained = begin_drain(&mut ipvs, &mut doomed, evidence)?;
             cleanup.draining.extend(drained);
         }
         let replies = match manner {
@@ -165,7 +165,11 @@ fn doomed(
 
 /// Removes the virtual servers with open connections from a list, and sets their destinations to
 /// weight 0. IPVS then schedules no new connection and keeps the open ones.
-fn begin_drain(ipvs: &mut Ipvs, doomed: &mut Vec<Server>) -> Result<Vec<DrainingServer>, Error> {
+fn begin_drain(
+    ipvs: &mut Ipvs,
+    doomed: &mut Vec<Server>,
+    evidence: &Evidence,
+) -> Result<Vec<DrainingServer>, Error> {
     let (mut draining, mut ended) = (Vec::new(), Vec::new());
     let mut batch = Batch::new();
     let family = ipvs.family();
@@ -177,7 +181,11 @@ fn begin_drain(ipvs: &mut Ipvs, doomed: &mut Vec<Server>) -> Result<Vec<Draining
             continue;
         }
         let key = server.key;
-        draining.push(DrainingServer { key, connections });
+        draining.push(DrainingServer {
+            key,
+            addresses: evidence.addresses(&key),
+            connections,
+        });
         for entry in destinations {
             let mut destination = entry.destination;
             if destination.weight > 0 {

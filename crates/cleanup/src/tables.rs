@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use footprint::{Footprint, Says, nft};
 use inet::IpFamily;
-use ipset_netlink::{Entry, IpProtocol};
+use ipset_netlink::{Entry, IpProtocol, Mark};
 use netlink_batch::Refusal;
-use nftables_netlink::{Change, CommitError, Error, Family, Transaction};
+use nftables_netlink::{Change, CommitError, Element, ElementData, Error, Family, Transaction};
 
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner, Need};
@@ -39,7 +39,7 @@ pub(crate) fn read(
                     elements => elements?,
                 };
                 let entries = elements.iter();
-                for entry in entries.filter_map(|one| entry(set.says, &one.key, family)) {
+                for entry in entries.filter_map(|one| entry(set.says, one, family)) {
                     evidence.add(set.says, &entry);
                 }
             }
@@ -49,7 +49,8 @@ pub(crate) fn read(
 }
 
 /// Converts a set element to the corresponding entry of an ipset.
-fn entry(says: Says, key: &[u8], family: IpFamily) -> Option<Entry> {
+fn entry(says: Says, element: &Element, family: IpFamily) -> Option<Entry> {
+    let key = &element.key[..];
     if let Says::NodePorts(_) = says {
         return Some(Entry::Port(port(key)?));
     }
@@ -61,14 +62,27 @@ fn entry(says: Says, key: &[u8], family: IpFamily) -> Option<Entry> {
     let ip = address_of(address)?;
     match says {
         Says::Bound => Some(Entry::Ip(ip)),
-        Says::VirtualServers => Some(Entry::IpPort {
-            ip,
+        Says::VirtualServers | Says::Marks => {
             // Each field of the key is padded to four bytes.
-            protocol: IpProtocol(*rest.first()?),
-            port: port(rest.get(4..)?)?,
-        }),
-        _ => None,
+            let protocol = IpProtocol(*rest.first()?);
+            let port = port(rest.get(4..)?)?;
+            Some(match &element.data {
+                Some(ElementData::Value(value)) => Entry::IpPortMark {
+                    ip,
+                    protocol,
+                    port,
+                    mark: Mark::whole(mark(value)?),
+                },
+                _ => Entry::IpPort { ip, protocol, port },
+            })
+        }
+        Says::Nothing | Says::NodePorts(_) => None,
     }
+}
+
+/// Reads a mark, which the kernel stores in host byte order.
+fn mark(bytes: &[u8]) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
 fn address_of(bytes: &[u8]) -> Option<IpAddr> {
@@ -142,27 +156,43 @@ mod tests {
 
     use footprint::OwnSet;
     use inet::Protocol;
+    use nftables_netlink::Bytes;
 
     use super::*;
 
     #[test]
     fn nftables_elements_decode_to_ipset_entries() {
+        let element = |key: &[u8]| Element::of_set(Bytes::from_slice(key));
         let key = [10, 96, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0];
-        let named = Entry::IpPort {
-            ip: "10.96.0.1".parse().unwrap(),
-            protocol: IpProtocol(6),
-            port: 80,
-        };
+        let (ip, protocol, port) = ("10.96.0.1".parse().unwrap(), IpProtocol(6), 80);
         let v4 = IpFamily::V4;
-        assert_eq!(entry(Says::VirtualServers, &key, v4), Some(named));
         assert_eq!(
-            entry(Says::Bound, &key[..4], v4),
-            Some(Entry::Ip("10.96.0.1".parse().unwrap()))
+            entry(Says::VirtualServers, &element(&key), v4),
+            Some(Entry::IpPort { ip, protocol, port })
+        );
+        assert_eq!(
+            entry(Says::Bound, &element(&key[..4]), v4),
+            Some(Entry::Ip(ip))
+        );
+        let mut marked = element(&key);
+        let value = Bytes::from_slice(&0x1001_u32.to_ne_bytes());
+        marked.data = Some(ElementData::Value(value));
+        assert_eq!(
+            entry(Says::Marks, &marked, v4),
+            Some(Entry::IpPortMark {
+                ip,
+                protocol,
+                port,
+                mark: Mark::whole(0x1001),
+            })
         );
         let ports = Says::NodePorts(Protocol::Tcp);
-        assert_eq!(entry(ports, &[117, 48], v4), Some(Entry::Port(30_000)));
-        assert_eq!(entry(Says::VirtualServers, &key[..6], v4), None);
-        assert_eq!(entry(ports, &[], v4), None);
+        assert_eq!(
+            entry(ports, &element(&[117, 48]), v4),
+            Some(Entry::Port(30_000))
+        );
+        assert_eq!(entry(Says::VirtualServers, &element(&key[..6]), v4), None);
+        assert_eq!(entry(ports, &element(&[]), v4), None);
     }
 
     /// Querying the kernel needs administrator rights.

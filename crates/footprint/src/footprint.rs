@@ -82,6 +82,9 @@ pub enum Says {
     NodePorts(Protocol),
     /// Each member is an address that was bound to the mode's link.
     Bound,
+    /// Each member is an address and port, with the firewall mark for packets to them. The mark
+    /// names a virtual server.
+    Marks,
 }
 
 /// A link that holds service addresses, as interface addresses or as local routes.

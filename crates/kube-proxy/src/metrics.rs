@@ -78,6 +78,8 @@ pub struct Metrics {
     writes: Family<OfWrite, Counter>,
     programming_duration: Family<OfFamily, Histogram, Buckets>,
     draining: Draining,
+    former_servers: Family<OfFamily, Gauge>,
+    former_connections: Family<OfFamily, Gauge>,
     standings: Standings,
     services: Option<ServiceMetrics>,
     of_mode: Option<Arc<dyn OfMode>>,
@@ -128,6 +130,8 @@ impl Metrics {
             writes: Family::default(),
             programming_duration: Family::new_with_constructor(Buckets::Programming),
             draining: Draining::default(),
+            former_servers: Family::default(),
+            former_connections: Family::default(),
             standings: Standings::default(),
             services,
             of_mode,
@@ -212,6 +216,18 @@ impl Metrics {
             self.programming_duration.clone(),
         );
         all.collect(self.draining.clone());
+        let help = "Virtual servers of another mode that stay until their connections end";
+        all.registry.register(
+            "kubeproxy_former_mode_draining_virtual_servers",
+            help,
+            self.former_servers.clone(),
+        );
+        let help = "Connections of virtual servers of another mode";
+        all.registry.register(
+            "kubeproxy_former_mode_draining_connections",
+            help,
+            self.former_connections.clone(),
+        );
         all.collect(self.standings.clone());
         if let Some(services) = &self.services {
             all.collect(services.clone());
@@ -301,6 +317,7 @@ impl Metrics {
         let now = seconds(SystemTime::now());
         self.last_queued.get_or_create(&of(family)).set(now);
         self.draining.set(family, 0, None);
+        self.former_mode_drains(family, (0, 0));
         self.standings.set(family, &Standing::default());
         // A rate needs a start value: the first increment of a missing counter would not appear.
         let of_family = of(family);
@@ -336,6 +353,17 @@ impl Metrics {
     /// Sets the number of draining endpoints, and the time at which the oldest began to drain.
     pub(crate) fn drains(&self, family: IpFamily, count: usize, oldest: Option<Instant>) {
         self.draining.set(family, count, oldest);
+    }
+
+    /// Sets the numbers of virtual servers and connections that an earlier mode left to drain.
+    pub(crate) fn former_mode_drains(&self, family: IpFamily, (servers, connections): (u64, u64)) {
+        for (gauge, count) in [
+            (&self.former_servers, servers),
+            (&self.former_connections, connections),
+        ] {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            gauge.get_or_create(&of(family)).set(count);
+        }
     }
 
     /// Sets the progress of a family.

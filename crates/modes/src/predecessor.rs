@@ -6,6 +6,7 @@ use ::cleanup::{
     Cleanup, Drain, Serving, clean_up_beside, disarm_ended, drain_beside, foresee_beside,
 };
 use ipnet::IpNet;
+use proxy::IpFamily;
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
@@ -46,7 +47,7 @@ impl Predecessor {
         let clear = move || drain_beside(footprints::ALL, &serving, &excluded);
         let cleanup = tell(spawn_blocking(clear).await)?;
         let drain = Drain::of(footprints::ALL, &cleanup)?;
-        let (servers, connections) = drain.counts();
+        let (servers, connections) = counts(&drain);
         info!(
             servers,
             connections,
@@ -80,11 +81,18 @@ impl Predecessor {
 
 impl PredecessorDrain {
     /// Waits until the last connection has ended or the time is over. Then removes all entries of
-    /// other modes, and logs them.
-    pub async fn finish(self) {
+    /// other modes, and logs them. Passes each family's numbers of virtual servers and connections
+    /// to `count`: at the start, and after each look.
+    pub async fn finish(self, count: impl Fn(IpFamily, (u64, u64))) {
         let (mut drain, start) = (self.drain, Instant::now());
         let end = self.timeout.and_then(|timeout| start.checked_add(timeout));
+        let count_all = |drain: &Drain| {
+            for family in IpFamily::ALL {
+                count(family, drain.counts(family));
+            }
+        };
         let mut delay = FIRST_LOOK;
+        count_all(&drain);
         loop {
             let now = Instant::now();
             let left = end.map_or(delay, |end| end.saturating_duration_since(now));
@@ -97,6 +105,7 @@ impl PredecessorDrain {
             let is_over = match spawn_blocking(look).await {
                 Ok((looked, is_over)) => {
                     drain = looked;
+                    count_all(&drain);
                     is_over
                 }
                 Err(error) => {
@@ -109,7 +118,7 @@ impl PredecessorDrain {
                 Err(error) => warn!(%error, "virtual servers of another mode stay for now"),
             }
             if end.is_some_and(|end| Instant::now() >= end) {
-                let (servers, connections) = drain.counts();
+                let (servers, connections) = counts(&drain);
                 info!(
                     servers,
                     connections,
@@ -124,7 +133,17 @@ impl PredecessorDrain {
         let (serving, excluded) = (self.serving, self.excluded);
         let clear = move || clean_up_beside(footprints::ALL, &serving, &excluded);
         tell(spawn_blocking(clear).await);
+        for family in IpFamily::ALL {
+            count(family, (0, 0));
+        }
     }
+}
+
+/// Returns the numbers of virtual servers and of connections.
+fn counts(drain: &Drain) -> (u64, u64) {
+    let families = IpFamily::ALL.map(|family| drain.counts(family));
+    let [(servers, connections), (more_servers, more_connections)] = families;
+    (servers + more_servers, connections + more_connections)
 }
 
 /// Makes packets bypass the rules of modes whose process has ended. Called while the mode `serving`

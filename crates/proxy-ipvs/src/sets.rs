@@ -282,6 +282,7 @@ impl Set {
             Self::NodePortTcp => Says::NodePorts(Protocol::Tcp),
             Self::NodePortUdp => Says::NodePorts(Protocol::Udp),
             Self::IpvsIps => Says::Bound,
+            Self::LocalMark => Says::Marks,
             _ => Says::Nothing,
         }
     }

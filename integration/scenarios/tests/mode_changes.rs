@@ -27,26 +27,56 @@ struct ModeForm {
     marks: &'static [&'static str],
 }
 
+impl ModeForm {
+    fn is_exact(&self) -> bool {
+        self.flags.contains(&"--ipvs-semantics=exact")
+    }
+}
+
 const DEVICE: &str = "dev kube-ipvs0";
 const SET: &str = "create KUBE-CLUSTER-IP";
+/// A service address as an address of the link, in a range, and as a route.
+const ADDRESS: &str = "inet 10.96.0.10/32";
+const RANGE: &str = "local 10.96.0.0/12 proto 107";
+const ROUTE: &str = "local 10.96.0.10 proto 107";
 const MATCH: &str = "-m set --match-set KUBE-CLUSTER-IP";
 
 const IPVS: ModeForm = ModeForm {
     name: "ipvs",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=upstream"],
-    marks: &[DEVICE, SET, MATCH, "for masquerade purpose"],
+    marks: &[DEVICE, ADDRESS, SET, MATCH, "for masquerade purpose"],
 };
 const LEAN: ModeForm = ModeForm {
     name: "lean",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=lean"],
-    marks: &[DEVICE, SET, MATCH],
+    marks: &[DEVICE, ADDRESS, SET, MATCH],
+};
+/// Exact semantics, carried by iptables and ipsets.
+const EXACT_LEAN: ModeForm = ModeForm {
+    name: "exact_lean",
+    flags: &[
+        "--proxy-mode=ipvs",
+        "--ipvs-shim=lean",
+        "--ipvs-semantics=exact",
+    ],
+    marks: &[DEVICE, ROUTE, SET, MATCH, MARKS],
+};
+/// Exact semantics, carried by nftables.
+const EXACT: ModeForm = ModeForm {
+    name: "exact",
+    flags: &[
+        "--proxy-mode=ipvs",
+        "--ipvs-shim=nftables",
+        "--ipvs-semantics=exact",
+    ],
+    marks: &[DEVICE, ROUTE, "kube-proxy-ipvs\n"],
 };
 const IPVS_NFTABLES: ModeForm = ModeForm {
     name: "ipvs_nftables",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
-    marks: &[DEVICE, "kube-proxy-ipvs\n"],
+    marks: &[DEVICE, ADDRESS, "kube-proxy-ipvs\n"],
 };
-/// The same kernel state, except that routes make networks of service addresses local.
+/// Routes make networks of service addresses local.
 const IPVS_RANGES: ModeForm = ModeForm {
     name: "ipvs_ranges",
     flags: &[
@@ -55,7 +85,7 @@ const IPVS_RANGES: ModeForm = ModeForm {
         "--ipvs-vip-mode=range",
         "--ipvs-service-cidrs=10.96.0.0/12,fd96::/112",
     ],
-    marks: IPVS_NFTABLES.marks,
+    marks: &[DEVICE, RANGE, "kube-proxy-ipvs\n"],
 };
 const IPTABLES: ModeForm = ModeForm {
     name: "iptables",
@@ -80,14 +110,20 @@ const NFTABLES_FLAT: ModeForm = ModeForm {
         "map endpoints-tcp-2\n",
     ],
 };
-const ALL: [&ModeForm; 6] = [
+const ALL: [&ModeForm; 9] = [
     &IPVS,
     &LEAN,
+    &EXACT_LEAN,
     &IPVS_NFTABLES,
+    &EXACT,
+    &IPVS_RANGES,
     &IPTABLES,
     &NFTABLES,
     &NFTABLES_FLAT,
 ];
+
+/// Set with the firewall marks of exact semantics.
+const MARKS: &str = "create KUBE-LOCAL-MARK";
 
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
@@ -118,6 +154,7 @@ fn main() {
     let before = stories! { || true;
         IPVS, IPTABLES: "from_ipvs_to_iptables_and_back",
         IPVS, LEAN: "from_the_upstream_shim_to_the_lean_shim_and_back",
+        EXACT_LEAN, IPTABLES: "from_exact_semantics_on_iptables_to_iptables_and_back",
     };
     let many = [
         Story {
@@ -142,6 +179,7 @@ fn main() {
         IPVS_NFTABLES, NFTABLES: "from_ipvs_on_nftables_to_nftables_and_back",
         IPVS, IPVS_NFTABLES: "from_ipvs_on_iptables_to_ipvs_on_nftables_and_back",
         LEAN, IPVS_NFTABLES: "from_the_lean_shim_to_the_nftables_shim_and_back",
+        EXACT, NFTABLES: "from_exact_semantics_to_nftables_and_back",
         IPTABLES, IPVS_RANGES: "from_iptables_to_ipvs_with_service_ranges_and_back",
         NFTABLES, NFTABLES_FLAT: "from_upstreams_nftables_layout_to_the_flat_layout_and_back",
     };
@@ -164,7 +202,8 @@ fn held(c: &Cluster) -> Result<String> {
             nft -t list map ip kube-proxy $map >/dev/null 2>&1 && echo map $map
         done
         iptables-$backend-save; ip6tables-$backend-save; ipset save; ipvsadm -Sn
-        ip -oneline address show dev kube-ipvs0 2>/dev/null | sed 's/.*/dev kube-ipvs0 &/' || true",
+        ip -oneline address show dev kube-ipvs0 2>/dev/null | sed 's/.*/dev kube-ipvs0 &/' || true
+        ip route show table local dev kube-ipvs0 2>/dev/null || true",
     ))
 }
 
@@ -179,6 +218,11 @@ fn set_up(c: &Cluster) -> Outcome {
     c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
     // A virtual server of another program, which every change keeps.
     c.sh("ipvsadm -A -t 198.51.100.9:9 -s rr && ipvsadm -a -t 198.51.100.9:9 -r 10.244.2.10:9 -m")?;
+    // With exact semantics, clients outside reach it by firewall mark.
+    let local = Service::new("local", "10.96.0.12 fd96::12").port(tcp(80, 8080));
+    let local = local.ingress("192.0.2.30 2001:db8::30");
+    let local = local.spec("externalTrafficPolicy: Local");
+    c.apply(&local.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
     let inner = Service::new("inner", "10.96.0.11 fd96::11").port(tcp(80, 8080));
     c.apply(&inner.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
     Ok(())
@@ -198,6 +242,9 @@ fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
 
 /// Addresses of a Service that has no chain in the flat layout.
 const INNER: [&str; 2] = ["10.96.0.11:80", "[fd96::11]:80"];
+
+/// Addresses of a Service with `externalTrafficPolicy: Local`.
+const LOCAL: [&str; 2] = ["192.0.2.30:80", "[2001:db8::30]:80"];
 
 /// Returns Services without traffic.
 fn crowd() -> String {
@@ -257,6 +304,9 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     let mut asked = ways(c).to_vec();
     if other.marks == NFTABLES_FLAT.marks {
         asked.extend(INNER.map(|to| (&c.client, to)));
+    } else if [one, other].iter().any(|form| form.is_exact()) {
+        // Only clients outside ask these addresses, so that no connection exists without a mark.
+        asked.extend(LOCAL.map(|to| (&c.outside, to)));
     } else {
         // The node's own packets have another source address if the Service's address is local.
         asked.extend(["10.96.0.10:80", "[fd96::10]:80"].map(|to| (&*c.node1, to)));

@@ -190,8 +190,9 @@ impl Daemon {
                     self.notice_of(of, &notice);
                 }
                 drain = ended(&mut self.clearing) => {
-                    self.clearing = drain.map(|drain| tokio::spawn(async {
-                        drain.finish().await;
+                    let metrics = self.observed.metrics.clone();
+                    self.clearing = drain.map(|drain| tokio::spawn(async move {
+                        drain.finish(|family, counts| metrics.former_mode_drains(family, counts)).await;
                         None
                     }));
                     // The removed link's addresses belonged to the node. The kernel sent no
