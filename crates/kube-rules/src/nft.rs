@@ -4,6 +4,7 @@
 //! rule as foreign, and writes its own rule once.
 
 mod interval;
+mod marks;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -269,15 +270,7 @@ impl Line {
 
     /// Matches addresses of this node: `fib saddr type local`.
     pub fn of_this_node(self, side: Side) -> Self {
-        let load = Expression::Fib {
-            result: FibResult::AddressType,
-            flags: match side {
-                Side::Source => FIB_SOURCE,
-                Side::Destination => FIB_DESTINATION,
-            },
-            to: Register::FIRST,
-        };
-        self.push([load, compare(Comparison::Equal, number(LOCAL))])
+        self.push([fib_type(side), compare(Comparison::Equal, number(LOCAL))])
     }
 
     /// Matches traffic of this node's pods, or all other traffic. Returns `None` without a
@@ -320,41 +313,6 @@ impl Line {
             kind: COUNTER,
             name: counter.into(),
         }])
-    }
-
-    fn change_mark(self, mask: u32, xor: u32) -> Self {
-        self.push([
-            meta(MetaKey::Mark, Register::FIRST),
-            bitwise(number(mask), number(xor)),
-            Expression::SetMeta {
-                key: MetaKey::Mark,
-                from: Register::FIRST,
-            },
-        ])
-    }
-
-    /// Sets mark bits: `mark set mark or MARK`.
-    pub fn set_mark(self, mark: u32) -> Self {
-        self.change_mark(!mark, mark)
-    }
-
-    /// Replaces the mark with a map's value for a key: `mark set ip daddr . meta l4proto . th dport
-    /// map @map`. If the map has no such key, the rule ends.
-    pub fn mark_by(self, key: &[Field], map: impl Into<Name>) -> Self {
-        let map = SetRef::Named(map.into());
-        let from = Register::FIRST;
-        let set = Expression::SetMeta {
-            key: MetaKey::Mark,
-            from,
-        };
-        self.load(key, 0)
-            .look_up(map, LookupFor::Value(from))
-            .push([set])
-    }
-
-    /// Flips mark bits: `mark set mark xor MARK`.
-    pub fn flip_mark(self, mark: u32) -> Self {
-        self.change_mark(u32::MAX, mark)
     }
 
     /// Replaces the source with the node's address: `masquerade`, `masquerade fully-random`.
@@ -547,6 +505,22 @@ fn payload(base: PayloadBase, offset: u32, bytes: usize, to: Register) -> Expres
 
 fn meta(key: MetaKey, to: Register) -> Expression {
     Expression::Meta { key, to }
+}
+
+fn set_meta(key: MetaKey, from: Register) -> Expression {
+    Expression::SetMeta { key, from }
+}
+
+/// Loads the type of the packet's address.
+fn fib_type(side: Side) -> Expression {
+    Expression::Fib {
+        result: FibResult::AddressType,
+        flags: match side {
+            Side::Source => FIB_SOURCE,
+            Side::Destination => FIB_DESTINATION,
+        },
+        to: Register::FIRST,
+    }
 }
 
 fn ct(key: CtKey) -> Expression {

@@ -86,6 +86,8 @@ pub struct Packet {
     pub original_source: IpAddr,
     /// Mark of the packet (`meta mark`).
     pub mark: u32,
+    /// Priority of the packet (`meta priority`), if a rule has set it.
+    pub priority: Option<u32>,
     /// Mark of the connection (`ct mark`).
     pub connection_mark: u32,
     /// Input interface, or `None` for the node's own packets.
@@ -124,6 +126,7 @@ impl Packet {
             original: SocketAddr::new(destination, port),
             original_source: source,
             mark: 0,
+            priority: None,
             connection_mark: 0,
             iif: None,
             oif: None,

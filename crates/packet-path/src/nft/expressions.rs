@@ -244,6 +244,10 @@ impl Run {
                 ExpressionResult::On
             }
             (MetaKey::Mark, None) => ExpressionResult::Lost,
+            (MetaKey::Priority, priority) => {
+                self.branch.packet.priority = priority;
+                ExpressionResult::On
+            }
             // Other keys have no effect on the packet's path.
             _ => ExpressionResult::On,
         }

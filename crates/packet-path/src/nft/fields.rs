@@ -111,6 +111,7 @@ impl Fields<'_> {
         match key {
             MetaKey::Protocol => known(if is_v4 { &[0x08, 0x00] } else { &[0x86, 0xdd] }),
             MetaKey::Mark => number(Some(self.0.mark)),
+            MetaKey::Priority => number(self.0.priority),
             MetaKey::Iif => index(&self.0.iif),
             MetaKey::Oif => index(&self.0.oif),
             MetaKey::IifName => name(self.0.iif.as_ref()),
@@ -122,7 +123,6 @@ impl Fields<'_> {
             // The packet is for this host, and no program traces it.
             MetaKey::PktType | MetaKey::NfTrace => known(&[0]),
             MetaKey::Len
-            | MetaKey::Priority
             | MetaKey::SkUid
             | MetaKey::SkGid
             | MetaKey::Cpu

@@ -31,7 +31,7 @@ use super::early::{Clients, EarlyAction, EarlyHook, EarlyRule};
 use super::words::{
     BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, destination, flip_mark, in_set,
     in_set_by_prefix, keep_destination, mark_by, marked, masquerade, new_flow, not_local,
-    port_in_set, port_not_in_set, reject, set_mark, source, to_local, verdict,
+    port_in_set, port_not_in_set, reject, restore_mark, set_mark, source, to_local, verdict,
 };
 use super::{Shim, loopback};
 use crate::config::{Config, MarkBits, Semantics};
@@ -405,6 +405,13 @@ impl Shim {
         }
         let mut rules = self.firewall();
         rules.extend(self.native_early(EarlyHook::Out, config));
+        // Behind IPVS, other programs find their own mark again. Calico's says which network policy
+        // applies.
+        let bits = config.semantics.mark_bits();
+        if let Some(MarkBits(bits)) = bits.filter(|_| self.has(Set::LocalMark)) {
+            let why = "IPVS has used our mark, so the former one returns";
+            rules.insert(0, rule([new_flow(), restore_mark(bits)], why));
+        }
         rules
     }
 

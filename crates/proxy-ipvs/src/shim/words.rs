@@ -99,6 +99,11 @@ pub(super) fn mark_by(family: IpFamily, map: Name) -> Clause {
     clause(family, |line| line.mark_by(TO, map))
 }
 
+/// Gives packets that IPVS forwards their former mark back, if it was replaced by one of these bits.
+pub(super) fn restore_mark(bits: u32) -> Clause {
+    any(|line| line.restore_mark(bits))
+}
+
 /// Inverts bits of the packet mark: `meta mark set meta mark ^ MARK`.
 pub(super) fn flip_mark(mark: u32) -> Clause {
     any(|line| line.flip_mark(mark))
