@@ -30,7 +30,7 @@ const MOST_TURNS: usize = 10_000;
 /// figures can be read.
 pub(crate) fn run(cell: &Cell) -> Result<()> {
     let mut objects = Objects::new(cell.size);
-    let mut modes = [IpFamily::V4, IpFamily::V6].map(|family| Recorded::new(family, cell));
+    let mut modes = [IpFamily::V4, IpFamily::V6].map(|family| RecordedMode::new(family, cell));
     let mut model = Model::of_node("node1");
     for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
         model.apply(Event::ListStarted(kind));
@@ -82,7 +82,7 @@ pub(crate) fn run(cell: &Cell) -> Result<()> {
 }
 
 /// Returns the transactions that result from changes of the model.
-fn record(modes: &mut [Recorded; 2], model: &mut Model) -> Result<Vec<PreparedTransaction>> {
+fn record(modes: &mut [RecordedMode; 2], model: &mut Model) -> Result<Vec<PreparedTransaction>> {
     let changes = model.take_changes();
     let mut all = Vec::new();
     for mode in modes {
@@ -93,12 +93,12 @@ fn record(modes: &mut [Recorded; 2], model: &mut Model) -> Result<Vec<PreparedTr
 }
 
 /// A mode with its recorded transactions.
-struct Recorded {
+struct RecordedMode {
     mode: Proxier<Recorder>,
     written: Arc<Mutex<Vec<Transaction>>>,
 }
 
-impl Recorded {
+impl RecordedMode {
     fn new(family: IpFamily, cell: &Cell) -> Self {
         let written = Arc::default();
         let lanes = Lanes::inline(|| Recorder {

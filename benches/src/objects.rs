@@ -54,12 +54,12 @@ pub(crate) struct Objects {
     services: u32,
     /// Services with replaced endpoints.
     others: BTreeMap<u32, Vec<Endpoint>>,
-    looks: Looks,
+    looks: ObjectContent,
 }
 
 /// Content of objects beyond the fields that a kube-proxy reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Looks {
+pub(crate) enum ObjectContent {
     /// No additional fields.
     #[default]
     Bare,
@@ -74,12 +74,12 @@ impl Objects {
             size,
             services: size.services,
             others: BTreeMap::new(),
-            looks: Looks::default(),
+            looks: ObjectContent::default(),
         }
     }
 
     /// Sets the additional content of the objects.
-    pub(crate) fn set_looks(&mut self, looks: Looks) {
+    pub(crate) fn set_looks(&mut self, looks: ObjectContent) {
         self.looks = looks;
     }
 
@@ -156,7 +156,7 @@ impl Objects {
             .map(|(number, endpoints)| {
                 let name = format!("{owner}-{number}");
                 let mut slice = slice(&owner, &name, endpoints);
-                if self.looks == Looks::Served {
+                if self.looks == ObjectContent::Served {
                     served::slice(&mut slice, &owner);
                 }
                 (name, slice)
@@ -177,7 +177,7 @@ impl Objects {
         let mut weight = 0;
         for service in 0..self.services {
             let mut object = Self::service(service);
-            if self.looks == Looks::Served {
+            if self.looks == ObjectContent::Served {
                 served::service(&mut object);
             }
             services.push(object);

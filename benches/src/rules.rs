@@ -44,7 +44,7 @@ struct Rule<'a> {
 
 /// Effect of a rule on a packet of which only a part is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Takes {
+enum RuleEffect {
     Never,
     Maybe,
     Always,
@@ -156,7 +156,7 @@ impl<'a> Rules<'a> {
         loop {
             let rule = self.rule(at)?;
             match rule.takes(packet)? {
-                Takes::Never => {}
+                RuleEffect::Never => {}
                 takes => {
                     let goes_on = match rule.fate(at)? {
                         Fate::On => true,
@@ -176,7 +176,7 @@ impl<'a> Rules<'a> {
                             false
                         }
                     };
-                    if takes == Takes::Always && !goes_on {
+                    if takes == RuleEffect::Always && !goes_on {
                         return Ok(may_return);
                     }
                 }
@@ -216,7 +216,7 @@ impl<'a> Rules<'a> {
                         Fate::On => true,
                         Fate::Back | Fate::End => false,
                     };
-                    *are_all = !goes_on && rule.takes(packet)? == Takes::Always;
+                    *are_all = !goes_on && rule.takes(packet)? == RuleEffect::Always;
                 }
             } else {
                 match fate {
@@ -253,7 +253,7 @@ impl<'a> Rules<'a> {
 
 impl<'a> Rule<'a> {
     /// Matches the rule with a TCP packet to an address and port, from any source.
-    fn takes(&self, packet: SocketAddrV4) -> Result<Takes> {
+    fn takes(&self, packet: SocketAddrV4) -> Result<RuleEffect> {
         // Checks the destination first: among tens of thousands of rules, nearly every rule is for
         // another address.
         let wanted = self.number(DESTINATION)?;
@@ -261,20 +261,24 @@ impl<'a> Rule<'a> {
         let inverted = self.byte(INVERTED)?;
         let address = u32::from_ne_bytes(packet.ip().octets());
         if (address & mask == wanted) == (inverted & NOT_DESTINATION != 0) {
-            return Ok(Takes::Never);
+            return Ok(RuleEffect::Never);
         }
         let protocol = self.bytes(PROTOCOL..PROTOCOL + 2)?;
         let is_tcp = protocol == [0, 0] || protocol == TCP;
         if is_tcp == (inverted & NOT_PROTOCOL != 0) {
-            return Ok(Takes::Never);
+            return Ok(RuleEffect::Never);
         }
         let is_for_fragments = self.byte(FLAGS)? & FRAGMENT != 0;
         if is_for_fragments && inverted & NOT_FRAGMENT == 0 {
-            return Ok(Takes::Never);
+            return Ok(RuleEffect::Never);
         }
         let any = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
         let asks = self.number(SOURCE_MASK)? != 0 || any(self.bytes(INTERFACE_MASKS)?);
-        let mut takes = if asks { Takes::Maybe } else { Takes::Always };
+        let mut takes = if asks {
+            RuleEffect::Maybe
+        } else {
+            RuleEffect::Always
+        };
         for one in self.matches() {
             takes = takes.min(one?.takes(packet)?);
         }
@@ -403,21 +407,21 @@ impl<'a> Extension<'a> {
     }
 
     /// Matches a TCP packet to a port, from any source.
-    fn takes(&self, packet: SocketAddrV4) -> Result<Takes> {
+    fn takes(&self, packet: SocketAddrV4) -> Result<RuleEffect> {
         match self.name {
-            b"comment" => Ok(Takes::Always),
+            b"comment" => Ok(RuleEffect::Always),
             b"tcp" => {
                 let tcp = self.tcp()?;
                 let is_in = tcp.to.contains(&packet.port());
                 Ok(if is_in == (tcp.inverted & NOT_TO_PORT != 0) {
-                    Takes::Never
+                    RuleEffect::Never
                 } else if tcp.asks_more {
-                    Takes::Maybe
+                    RuleEffect::Maybe
                 } else {
-                    Takes::Always
+                    RuleEffect::Always
                 })
             }
-            _ => Ok(Takes::Maybe),
+            _ => Ok(RuleEffect::Maybe),
         }
     }
 

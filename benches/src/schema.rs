@@ -293,7 +293,7 @@ impl Cell {
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub(crate) enum Outcome {
     /// Figures of a correct state.
-    Measured(Box<Measured>),
+    Measured(Box<CellFigures>),
     /// The time limit passed. The result is "over N s".
     Over {
         /// The limit. In JSON, its name differs from the cell's limit in the same object.
@@ -327,7 +327,7 @@ pub(crate) enum Outcome {
 /// Figures of a cell. Figures that the axis does not measure are absent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Measured {
+pub(crate) struct CellFigures {
     /// Wall time of the whole measurement, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wall_s: Option<f64>,
@@ -354,7 +354,7 @@ pub(crate) struct Measured {
     pub(crate) figures: BTreeMap<String, f64>,
     /// Load of the API server on each occasion.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) server: BTreeMap<Occasion, ServerCost>,
+    pub(crate) server: BTreeMap<RequestOccasion, ServerCost>,
     /// Counts of a counting repeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counts: Option<Counts>,
@@ -402,7 +402,7 @@ impl Distribution {
 /// Occasion on which a subject sends requests to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Occasion {
+pub(crate) enum RequestOccasion {
     /// First start of the subject.
     First,
     /// Restart of the subject.
@@ -417,7 +417,7 @@ pub(crate) enum Occasion {
     Storm,
 }
 
-impl Occasion {
+impl RequestOccasion {
     pub(crate) const ALL: [Self; 6] = [
         Self::First,
         Self::Restart,
@@ -559,11 +559,11 @@ mod tests {
     #[test]
     fn each_outcome_survives_serialization() {
         let text = || "why".to_owned();
-        let measured = Measured {
+        let measured = CellFigures {
             wall_s: Some(1.0),
             counts: Some(Counts::default()),
             state: Some(KernelDigest::default()),
-            ..Measured::default()
+            ..CellFigures::default()
         };
         let outcomes = [
             Outcome::Measured(Box::new(measured)),

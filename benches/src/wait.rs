@@ -83,9 +83,9 @@ pub(crate) fn until(
     // Not in the background: while the subject keeps working after its write, a background look
     // would notice the state too late.
     let mut looks = match mode {
-        Mode::Ipvs => Looks::Servers(sample(services)),
-        Mode::Nftables => Looks::Elements(sample(services)),
-        Mode::Iptables | Mode::Userspace => Looks::Table {
+        Mode::Ipvs => LookSubject::Servers(sample(services)),
+        Mode::Nftables => LookSubject::Elements(sample(services)),
+        Mode::Iptables | Mode::Userspace => LookSubject::Table {
             services: sample(services),
             // After a restart, a change or a deletion, the table has enough rules from the start.
             // The number of rules then does not show the end of the work.
@@ -99,16 +99,16 @@ pub(crate) fn until(
         let since = loop {
             let before = own_cpu();
             let look = match &mut looks {
-                Looks::Servers(services) => seen(kernel, wanted, services)?,
-                Looks::Elements(services) => carried(kernel, wanted, services)?,
-                Looks::Table { services, unwanted } => {
+                LookSubject::Servers(services) => seen(kernel, wanted, services)?,
+                LookSubject::Elements(services) => carried(kernel, wanted, services)?,
+                LookSubject::Table { services, unwanted } => {
                     reached(kernel, mode, wanted, services, unwanted)?
                 }
             };
             let rest = match look {
-                Look::Done(since) if kernel.is_in_both()? => break since,
-                Look::NotYet { rest } => rest,
-                Look::Done(_) => REST,
+                LookResult::Done(since) if kernel.is_in_both()? => break since,
+                LookResult::NotYet { rest } => rest,
+                LookResult::Done(_) => REST,
             };
             alive()?;
             if Instant::now() > deadline {
@@ -118,7 +118,7 @@ pub(crate) fn until(
         };
         let rules = kernel.rules()?;
         let length = match looks {
-            Looks::Table { .. } => kernel.nat()?.length()?,
+            LookSubject::Table { .. } => kernel.nat()?.length()?,
             _ => Length::default(),
         };
         let found = kernel.snapshot(wanted)?;
@@ -139,13 +139,13 @@ pub(crate) fn until(
         }
         let lacking = found.lacking(wanted).into_iter();
         match &mut looks {
-            Looks::Servers(services) | Looks::Elements(services) => {
+            LookSubject::Servers(services) | LookSubject::Elements(services) => {
                 *services = lacking.collect();
                 if services.is_empty() {
                     std::thread::sleep(WHOLE_PAUSE);
                 }
             }
-            Looks::Table { services, unwanted } => {
+            LookSubject::Table { services, unwanted } => {
                 let amiss = lacking.chain(found.excess(wanted));
                 *services = amiss.take(SAMPLE as usize).collect();
                 *unwanted = Some(length);
@@ -155,7 +155,7 @@ pub(crate) fn until(
 }
 
 /// Part of the kernel's state that a wait looks at.
-enum Looks {
+enum LookSubject {
     /// Virtual servers of the Services not yet found correct, by their keys, and the number of set
     /// members.
     Servers(Vec<Ipv4Addr>),
@@ -190,7 +190,7 @@ fn sample(services: u32) -> Vec<Ipv4Addr> {
 }
 
 /// Result of a look.
-enum Look {
+enum LookResult {
     /// All entries were correct at this time.
     Done(Instant),
     /// An entry is missing. The next pause is at least `rest` times the CPU time of this look.
@@ -198,7 +198,11 @@ enum Look {
 }
 
 /// Looks at virtual servers. Removes correct Services from the list.
-fn seen(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) -> Result<Look> {
+fn seen(
+    kernel: &mut Kernel,
+    wanted: &Snapshot,
+    services: &mut Vec<Ipv4Addr>,
+) -> Result<LookResult> {
     while let Some(&address) = services.last() {
         let reals = wanted.servers.get(&SocketAddrV4::new(address, PORT));
         let is_seen = match reals {
@@ -206,7 +210,7 @@ fn seen(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) ->
             None => !kernel.is_local(address)? && kernel.reals(address)?.is_empty(),
         };
         if !is_seen {
-            return Ok(Look::NotYet { rest: REST });
+            return Ok(LookResult::NotYet { rest: REST });
         }
         services.pop();
     }
@@ -217,23 +221,27 @@ fn seen(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) ->
     ];
     for (set, members) in sets {
         if kernel.members(set)? != members as u64 {
-            return Ok(Look::NotYet { rest: REST });
+            return Ok(LookResult::NotYet { rest: REST });
         }
     }
-    Ok(Look::Done(Instant::now()))
+    Ok(LookResult::Done(Instant::now()))
 }
 
 /// Looks at chains of Services. Removes correct Services from the list.
-fn carried(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) -> Result<Look> {
+fn carried(
+    kernel: &mut Kernel,
+    wanted: &Snapshot,
+    services: &mut Vec<Ipv4Addr>,
+) -> Result<LookResult> {
     let none = BTreeSet::new();
     while let Some(&address) = services.last() {
         let reals = wanted.servers.get(&SocketAddrV4::new(address, PORT));
         if !kernel.serves(address, reals.unwrap_or(&none))? {
-            return Ok(Look::NotYet { rest: REST });
+            return Ok(LookResult::NotYet { rest: REST });
         }
         services.pop();
     }
-    Ok(Look::Done(Instant::now()))
+    Ok(LookResult::Done(Instant::now()))
 }
 
 /// Looks at the targets of packets to these Services. Removes correct Services from the list.
@@ -243,14 +251,14 @@ fn reached(
     wanted: &Snapshot,
     services: &mut Vec<Ipv4Addr>,
     unwanted: &mut Option<Length>,
-) -> Result<Look> {
+) -> Result<LookResult> {
     let length = kernel.nat()?.length()?;
     let since = Instant::now();
     if !are_enough(mode, wanted, length) {
-        return Ok(Look::NotYet { rest: REST });
+        return Ok(LookResult::NotYet { rest: REST });
     }
     if unwanted.is_none() {
-        return Ok(Look::Done(since));
+        return Ok(LookResult::Done(since));
     }
     // The table may have been replaced by a table of the same length, which only a read shows. A
     // read takes long, so it runs in the background.
@@ -275,12 +283,14 @@ fn reached(
             })
         {
             let rest = if background.is_some() { 1 } else { REST };
-            return Ok(Look::NotYet { rest });
+            return Ok(LookResult::NotYet { rest });
         }
         services.pop();
     }
     // A background read takes an unknown time after the query of the length.
-    Ok(Look::Done(background.map_or(since, |_| Instant::now())))
+    Ok(LookResult::Done(
+        background.map_or(since, |_| Instant::now()),
+    ))
 }
 
 /// Returns true if a nat table may be long enough. Each destination takes three rules, and each

@@ -24,9 +24,9 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::json;
 
 use crate::http::Api;
-use crate::objects::{Looks, changed, path};
+use crate::objects::{ObjectContent, changed, path};
 use crate::process::Process;
-use crate::schema::{Cell, Measured, Occasion, Outcome, ServerCost};
+use crate::schema::{Cell, CellFigures, Outcome, RequestOccasion, ServerCost};
 use crate::stage::Stage;
 use crate::subject;
 use crate::wait::WaitEnd;
@@ -55,7 +55,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     };
     setrlimit(Resource::Nofile, files).context("cannot have that many sockets")?;
     let mut stage = Stage::new(cell)?;
-    stage.objects.set_looks(Looks::Served);
+    stage.objects.set_looks(ObjectContent::Served);
     stage.serve()?;
     let mut run = Run {
         pace: Pace::of(cell),
@@ -72,13 +72,13 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         return Ok(outcome);
     }
     run.watched = run.quiet(&stage, &mut subject, &phase)?.watched();
-    run.end(&stage, &phase, Occasion::First)?;
+    run.end(&stage, &phase, RequestOccasion::First)?;
 
     subject.stop()?;
     let phase = run.begin(&stage)?;
     (subject, _) = subject::start(&stage)?;
     run.well(&stage, &mut subject, &phase)?;
-    run.end(&stage, &phase, Occasion::Restart)?;
+    run.end(&stage, &phase, RequestOccasion::Restart)?;
 
     let phase = run.begin(&stage)?;
     run.api.post("/fixture/cut", &json!({}))?;
@@ -88,8 +88,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let phase = run.begin(&stage)?;
     run.change_watched(&mut stage, &again)?;
     run.quiet(&stage, &mut subject, &phase)?;
-    run.end(&stage, &phase, Occasion::Watch)?;
-    if let Some(cost) = run.costs.get_mut(&Occasion::Watch) {
+    run.end(&stage, &phase, RequestOccasion::Watch)?;
+    if let Some(cost) = run.costs.get_mut(&RequestOccasion::Watch) {
         // Cost per watching client, without the cost of the changes themselves.
         cost.cpu_s = (cost.cpu_s - own).max(0.0) / f64::from(MORE + 1);
     }
@@ -98,9 +98,9 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     }
 
     let watches = ["watch", "streamed-list"];
-    run.storm(&stage, &mut subject, Occasion::WatchStorm, &watches)?;
+    run.storm(&stage, &mut subject, RequestOccasion::WatchStorm, &watches)?;
     let all = ["watch", "streamed-list", "list", "next-page"];
-    run.storm(&stage, &mut subject, Occasion::Storm, &all)?;
+    run.storm(&stage, &mut subject, RequestOccasion::Storm, &all)?;
     run.change(&mut stage)?;
     let programmed = stage.until_programmed(&mut subject, Instant::now())?;
     let WaitEnd::Done(_, state) = programmed else {
@@ -109,13 +109,13 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         });
     };
 
-    Ok(Outcome::Measured(Box::new(Measured {
+    Ok(Outcome::Measured(Box::new(CellFigures {
         server: run.costs,
         figures: [("clients", clients(cell)), ("changes", cell.changes)]
             .map(|(name, count)| (name.to_owned(), f64::from(count)))
             .into(),
         state: Some(state),
-        ..Measured::default()
+        ..CellFigures::default()
     })))
 }
 
@@ -168,7 +168,7 @@ struct Run {
     turn: u32,
     /// Resource kinds that the subject watches.
     watched: Vec<String>,
-    costs: BTreeMap<Occasion, ServerCost>,
+    costs: BTreeMap<RequestOccasion, ServerCost>,
 }
 
 /// Start of an occasion, as a base for its cost.
@@ -186,7 +186,7 @@ impl Run {
     }
 
     /// Records the server's cost of a finished occasion.
-    fn end(&mut self, stage: &Stage, phase: &Phase, occasion: Occasion) -> Result<()> {
+    fn end(&mut self, stage: &Stage, phase: &Phase, occasion: RequestOccasion) -> Result<()> {
         let cpu_s = stage.fixture_cpu_s()? - phase.cpu_s;
         let traffic = Traffic::read(&mut self.api, Some(phase.since))?;
         let cost = traffic.cost(phase.since, cpu_s);
@@ -244,7 +244,7 @@ impl Run {
             lists: of_all(lists.count()),
             cpu_s: stage.fixture_cpu_s()? - before,
         };
-        self.costs.insert(Occasion::Reconnect, cost);
+        self.costs.insert(RequestOccasion::Reconnect, cost);
         Ok(())
     }
 
@@ -288,7 +288,7 @@ impl Run {
         &mut self,
         stage: &Stage,
         subject: &mut Process,
-        occasion: Occasion,
+        occasion: RequestOccasion,
         refused: &[&str],
     ) -> Result<()> {
         let rules: Vec<_> = refused

@@ -15,7 +15,9 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use crate::counts;
 use crate::objects::{Objects, PORT, changed, path};
 use crate::process::{self, Process};
-use crate::schema::{Axis, Cell, Distribution, KernelDigest, Measured, Mode, Outcome, SubjectKind};
+use crate::schema::{
+    Axis, Cell, CellFigures, Distribution, KernelDigest, Mode, Outcome, SubjectKind,
+};
 use crate::stage::Stage;
 use crate::subject;
 use crate::wait::{Background, WaitEnd};
@@ -57,13 +59,13 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         WaitEnd::Done(since, state) => (since, state),
         WaitEnd::Not(outcome) => return Ok(outcome),
     };
-    let mut measured = Measured {
+    let mut measured = CellFigures {
         wall_s: Some((since - started).as_secs_f64()),
         cpu_s: Some(subject.cpu_s()?),
         fixture_cpu_s: Some(stage.fixture_cpu_s()? - fixture_before),
         peak_kib: Some(subject.memory_kib("VmHWM")?),
         state: Some(state),
-        ..Measured::default()
+        ..CellFigures::default()
     };
     match cell.axis {
         Axis::Cold | Axis::Loaded | Axis::Big => {}
@@ -84,10 +86,10 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     }
     if cell.is_counting {
         // Durations that are measured under strace mean nothing.
-        measured = Measured {
+        measured = CellFigures {
             counts: Some(counted(&stage, 0)?),
             state: measured.state,
-            ..Measured::default()
+            ..CellFigures::default()
         };
     } else if !is_kube_proxy {
         parts(&subject.log(), &mut measured);
@@ -114,7 +116,7 @@ fn load_modules() -> Result<()> {
 
 /// Parses the figures that a floor or the tools print: a duration (`write_sets_s 0.12`), the start
 /// and the end of a part, or all `changes_ms`.
-fn parts(log: &str, measured: &mut Measured) {
+fn parts(log: &str, measured: &mut CellFigures) {
     for line in log.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |text: &str| text.parse::<f64>().ok();
@@ -186,12 +188,12 @@ impl Phase {
         })
     }
 
-    fn end(&self, stage: &Stage, subject: &Process) -> Result<Measured> {
-        Ok(Measured {
+    fn end(&self, stage: &Stage, subject: &Process) -> Result<CellFigures> {
+        Ok(CellFigures {
             cpu_s: Some(subject.cpu_s()? - self.cpu_s),
             fixture_cpu_s: Some(stage.fixture_cpu_s()? - self.fixture_cpu_s),
             peak_kib: Some(subject.memory_kib("VmHWM")?),
-            ..Measured::default()
+            ..CellFigures::default()
         })
     }
 }
@@ -227,19 +229,19 @@ fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
     };
     if stage.cell.is_counting {
         let counts = counted(&stage, 0)?;
-        return Ok(Outcome::Measured(Box::new(Measured {
+        return Ok(Outcome::Measured(Box::new(CellFigures {
             counts: Some(counts),
             state: Some(state),
-            ..Measured::default()
+            ..CellFigures::default()
         })));
     }
-    Ok(Outcome::Measured(Box::new(Measured {
+    Ok(Outcome::Measured(Box::new(CellFigures {
         wall_s: Some((since - started).as_secs_f64()),
         cpu_s: Some(subject.cpu_s()?),
         fixture_cpu_s: Some(stage.fixture_cpu_s()? - fixture_before),
         peak_kib: Some(subject.memory_kib("VmHWM")?),
         state: Some(state),
-        ..Measured::default()
+        ..CellFigures::default()
     })))
 }
 
@@ -420,7 +422,7 @@ fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
 }
 
 /// Measures an idle subject.
-fn idle(stage: &Stage, subject: &Process) -> Result<Measured> {
+fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
     std::thread::sleep(SETTLE);
     let phase = Phase::begin(stage, subject)?;
     let (kernel, forks) = (process::kernel_threads()?, process::forks()?);
@@ -497,10 +499,10 @@ fn finish(
     };
     let count = took.len() as u64;
     if stage.cell.is_counting {
-        measured = Measured {
+        measured = CellFigures {
             counts: Some(counted(stage, phase.traced)?),
             figures: [("steps".to_owned(), per(count, 1.0))].into(),
-            ..Measured::default()
+            ..CellFigures::default()
         };
     } else {
         let cpu = measured.cpu_s.unwrap_or_default() * 1e3;
@@ -530,10 +532,10 @@ fn whole(
     measured.wall_s = Some((since - started).as_secs_f64());
     measured.state = Some(state);
     if stage.cell.is_counting {
-        measured = Measured {
+        measured = CellFigures {
             counts: Some(counted(stage, phase.traced)?),
             state: measured.state,
-            ..Measured::default()
+            ..CellFigures::default()
         };
     }
     Ok(Outcome::Measured(Box::new(measured)))

@@ -31,7 +31,7 @@ use crate::kernel::{Kernel, SetsIn};
 use crate::nft;
 use crate::objects::{Objects, PORT};
 use crate::schema::{
-    Cell, Distribution, EXACT, FLAT, LEAN, Measured, Mode, NAT_ALONE, NATIVE, Outcome, Subject,
+    Cell, CellFigures, Distribution, EXACT, FLAT, LEAN, Mode, NAT_ALONE, NATIVE, Outcome, Subject,
     SubjectKind, WHOLE,
 };
 use crate::stage::Stage;
@@ -138,7 +138,7 @@ impl Track {
     }
 
     /// Sends blocks of packets to all nodes in turns.
-    fn run(mut self) -> Result<Measured> {
+    fn run(mut self) -> Result<CellFigures> {
         let mut values: Vec<Vec<f64>> = vec![Vec::new(); self.lanes.len()];
         for _ in 0..ROUNDS {
             for ((_, lane), values) in self.lanes.iter().zip(&mut values) {
@@ -146,7 +146,7 @@ impl Track {
                 values.push(self.sender.new_flows(lane, BLOCK)?);
             }
         }
-        let mut measured = Measured::default();
+        let mut measured = CellFigures::default();
         for ((number, (title, _)), values) in self.lanes.iter().enumerate().zip(values) {
             let distribution = Distribution::of("ns", values).context("nothing was measured")?;
             let name = format!("{number:02} {title}");
@@ -215,7 +215,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
 /// Lets the daemon program the stage's node, and stops the daemon. Returns the outcome if
 /// programming fails.
 fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
-    match programmed(stage, &mut Measured::default())? {
+    match programmed(stage, &mut CellFigures::default())? {
         Ok(subject) => {
             if let Some(subject) = subject {
                 subject.stop()?;

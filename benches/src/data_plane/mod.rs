@@ -30,7 +30,7 @@ use serde_json::json;
 use crate::kernel::Kernel;
 use crate::objects::{NAMESPACE, Objects, PORT, TARGET_PORT};
 use crate::process::Process;
-use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, SubjectKind};
+use crate::schema::{Axis, Cell, CellFigures, Distribution, Mode, Outcome, SubjectKind};
 use crate::stage::Stage;
 use crate::subject;
 use crate::wait::WaitEnd;
@@ -80,7 +80,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     stage.world.route(&node, SERVERS, &server)?;
     stage.world.route(&server, "10.200.1.0/24", &node)?;
 
-    let mut measured = Measured::default();
+    let mut measured = CellFigures::default();
     let subject = match programmed(&mut stage, &mut measured)? {
         Ok(subject) => subject,
         Err(outcome) => return Ok(outcome),
@@ -131,7 +131,7 @@ fn let_answer(host: &Place) -> Result<()> {
 /// Programs the subject's state into the node. Returns the process, or the outcome of a failure.
 fn programmed(
     stage: &mut Stage,
-    measured: &mut Measured,
+    measured: &mut CellFigures,
 ) -> Result<Result<Option<Process>, Outcome>> {
     match stage.cell.subject.kind {
         SubjectKind::Direct => return Ok(Ok(None)),

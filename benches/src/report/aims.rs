@@ -7,7 +7,7 @@ use super::point::{self, cell};
 use super::table::{self, short};
 use super::{anatomy, api};
 use crate::objects::{Objects, changed};
-use crate::schema::{Axis, Cell, Measured, Outcome, Report, Size};
+use crate::schema::{Axis, Cell, CellFigures, Outcome, Report, Size};
 
 /// Aims: a text, a kind with its bound, and the figures of the report that decide. The figures are
 /// those of `axes.txt`.
@@ -152,7 +152,7 @@ fn surplus(addresses: Option<f64>, routes: Option<f64>) -> Option<Figure> {
 /// Returns the time that the bare loader reports for its parts at 50,000 Services.
 fn tables(report: &Report) -> Option<Figure> {
     let part = |name: &'static str| {
-        let of = |one: &Measured| one.figures.get(name).copied();
+        let of = |one: &CellFigures| one.figures.get(name).copied();
         let values: Vec<f64> = report
             .measurements
             .iter()
@@ -254,7 +254,7 @@ fn writes_for_change(report: &Report) -> Option<Figure> {
 }
 
 /// Returns the counts of our IPVS mode on an axis at the largest counted size.
-fn counted(report: &Report, axis: Axis) -> Option<(&Cell, &Measured)> {
+fn counted(report: &Report, axis: Axis) -> Option<(&Cell, &CellFigures)> {
     let ours = report.measurements.iter().filter(|one| {
         one.cell.axis == axis && one.cell.is_counting && one.cell.subject.name == "ipvs"
     });

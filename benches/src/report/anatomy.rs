@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::table::{short, table};
 use super::{measured, services};
 use crate::schema::{
-    Axis, Cell, Distribution, Measured, NAT_ALONE, NATIVE, Outcome, Report, Size, WHOLE,
+    Axis, Cell, CellFigures, Distribution, NAT_ALONE, NATIVE, Outcome, Report, Size, WHOLE,
 };
 
 /// Subject with which other subjects are compared.
@@ -32,7 +32,7 @@ pub(super) fn against(report: &Report, subject: &str) -> Option<Against> {
 }
 
 fn of_kernels(report: &Report, name: &str, is_meant: fn(&Cell) -> bool) -> Option<Against> {
-    let best = |measured: &Measured, name: &str| {
+    let best = |measured: &CellFigures, name: &str| {
         let series = &measured.series;
         let found = series.iter().find(|(step, _)| title(step) == name)?;
         Some(found.1.min)
@@ -180,7 +180,7 @@ mod tests {
                 "limit_s": 1, "changes": 1, "idle_s": 1, "subject": {"name": "ipvs-nftables", "kind": "kube-proxy",
                 "path": "/x", "mode": "ipvs", "flags": ["--ipvs-shim=nftables"], "is_ours": true}}"#,
         );
-        let mut measured = Measured::default();
+        let mut measured = CellFigures::default();
         for (number, (name, least)) in blocks.iter().enumerate() {
             let values = Distribution::of("ns", vec![*least, least * 3.0]).unwrap();
             measured

@@ -4,7 +4,7 @@ use super::comparison::{self, Pair};
 use super::point::{sizes, subjects};
 use super::table::{short, table};
 use super::{measured, services};
-use crate::schema::{Axis, Occasion, Report, ServerCost, Size};
+use crate::schema::{Axis, Report, RequestOccasion, ServerCost, Size};
 
 /// A column of the table: its name and its value.
 type Column = (&'static str, fn(&ServerCost) -> f64);
@@ -34,7 +34,7 @@ pub(super) fn tables(report: &Report) -> String {
                 .map(|pair| format!("{} / {}", pair.ours, pair.other)),
         );
         let mut rows = Vec::new();
-        for occasion in Occasion::ALL {
+        for occasion in RequestOccasion::ALL {
             for (index, (column, value)) in COLUMNS.into_iter().enumerate() {
                 let of = |name: &str| median(report, name, size, occasion, value);
                 let title = if index == 0 {
@@ -73,16 +73,18 @@ fn written(value: f64) -> String {
 }
 
 /// Returns the name of an occasion, with the number of its clients or changes.
-fn told(report: &Report, size: Size, occasion: Occasion) -> String {
+fn told(report: &Report, size: Size, occasion: RequestOccasion) -> String {
     let figure = |name: &str| {
         let mut all = measured(report, Axis::Api, size);
         all.find_map(|(_, one)| one.figures.get(name).copied())
     };
     let count = match occasion {
-        Occasion::Reconnect => {
+        RequestOccasion::Reconnect => {
             figure("clients").map(|count| format!(" of {} clients", written(count)))
         }
-        Occasion::Watch => figure("changes").map(|count| format!(", {} of them", written(count))),
+        RequestOccasion::Watch => {
+            figure("changes").map(|count| format!(", {} of them", written(count)))
+        }
         _ => None,
     };
     occasion.name().to_owned() + &count.unwrap_or_default()
@@ -93,7 +95,7 @@ fn median(
     report: &Report,
     subject: &str,
     size: Size,
-    occasion: Occasion,
+    occasion: RequestOccasion,
     value: fn(&ServerCost) -> f64,
 ) -> Option<f64> {
     let of_subject = measured(report, Axis::Api, size).filter(|(name, _)| *name == subject);
@@ -110,7 +112,7 @@ pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let (_, bytes) = COLUMNS.first()?;
     let (mut texts, mut is_met) = (Vec::new(), true);
     for Pair { ours, other } in comparison::pairs(report) {
-        let ratios = Occasion::ALL.into_iter().filter_map(|occasion| {
+        let ratios = RequestOccasion::ALL.into_iter().filter_map(|occasion| {
             let of = |name| median(report, name, size, occasion, *bytes);
             let ratio = of(ours)? / of(other).filter(|base| *base > 0.0)?;
             Some((occasion, ratio))
@@ -132,7 +134,7 @@ pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{About, Cell, Measured, Measurement, Mode, Outcome, Subject};
+    use crate::schema::{About, Cell, CellFigures, Measurement, Mode, Outcome, Subject};
 
     fn measurement(name: &str, is_ours: bool, bytes: u64) -> Measurement {
         let cost = ServerCost {
@@ -152,10 +154,10 @@ mod tests {
                 changes: 1_000,
                 idle_s: 1,
             },
-            outcome: Outcome::Measured(Box::new(Measured {
-                server: [(Occasion::First, cost)].into(),
+            outcome: Outcome::Measured(Box::new(CellFigures {
+                server: [(RequestOccasion::First, cost)].into(),
                 figures: [("clients".to_owned(), 500.0)].into(),
-                ..Measured::default()
+                ..CellFigures::default()
             })),
             took_s: 1.0,
         }

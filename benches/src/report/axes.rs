@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::point::{Metric, Unit};
-use crate::schema::{Axis, Cell, Distribution, Measured, Occasion};
+use crate::schema::{Axis, Cell, CellFigures, Distribution, RequestOccasion};
 
 const TEXT: &str = include_str!("axes.txt");
 
@@ -29,7 +29,7 @@ pub(super) fn explained(axis: Axis) -> String {
 }
 
 /// Describes the counts of a cell.
-pub(super) fn counted(cell: &Cell, measured: &Measured) -> String {
+pub(super) fn counted(cell: &Cell, measured: &CellFigures) -> String {
     match (cell.axis, measured.figures.get("steps")) {
         (Axis::Add, Some(steps)) => format!("{steps:.0} Services more"),
         (Axis::Change, Some(steps)) => format!("{steps:.0} changes"),
@@ -87,7 +87,7 @@ impl FigureSource {
     }
 
     /// Returns this figure of a cell, if the cell has it.
-    pub(super) fn value(self, one: &Measured) -> Option<f64> {
+    pub(super) fn value(self, one: &CellFigures) -> Option<f64> {
         let mut names = self.names.split('/');
         let mut series =
             |of: fn(&Distribution) -> f64| names.find_map(|name| one.series.get(name)).map(of);
@@ -97,7 +97,7 @@ impl FigureSource {
             "cpu" => one.cpu_s,
             "peak" => megabytes(one.peak_kib?, 1024.0),
             "steady" => megabytes(one.steady_kib?, 1024.0),
-            "first-list" => megabytes(one.server.get(&Occasion::First)?.bytes, 1.0),
+            "first-list" => megabytes(one.server.get(&RequestOccasion::First)?.bytes, 1.0),
             "figure" => one.figures.get(self.names).copied(),
             "p50" => series(|of| of.p50),
             "p99" => series(|of| of.p99),

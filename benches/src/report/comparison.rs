@@ -243,7 +243,7 @@ mod tests {
     use crate::report::axes::HEADLINE;
     use crate::report::point::Point;
     use crate::schema::{
-        About, Axis, Cell as Asked, Measured, Measurement, Other, Outcome, Subject,
+        About, Axis, Cell as Asked, CellFigures, Measurement, Other, Outcome, Subject,
     };
 
     fn point(median: f64, spread: f64) -> Cell {
@@ -309,9 +309,9 @@ mod tests {
     }
 
     fn took(seconds: f64) -> Outcome {
-        Outcome::Measured(Box::new(Measured {
+        Outcome::Measured(Box::new(CellFigures {
             wall_s: Some(seconds),
-            ..Measured::default()
+            ..CellFigures::default()
         }))
     }
 

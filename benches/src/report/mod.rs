@@ -20,7 +20,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 
 use crate::plan::is_main;
-use crate::schema::{Axis, Measured, Measurement, NO_TIME, Outcome, Report, Size};
+use crate::schema::{Axis, CellFigures, Measurement, NO_TIME, Outcome, Report, Size};
 use axes::{HEADLINE, SHOWN};
 use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
@@ -230,7 +230,7 @@ fn about(report: &Report) -> String {
 fn not_shown(report: &Report) -> String {
     let mut text = "Each cell has a fresh kernel. A figure counts only if the kernel, read back, holds the expected state. Figures are \
         medians of the repeats. *Best* is the least (of rates: the most). *Spread* is (max − min) / median. \
-        *Over 120 s* means incomplete after 120 s.\n\n\
+        *StopSignal 120 s* means incomplete after 120 s.\n\n\
         **Limits of these figures.** "
         .to_owned();
     if report.about.lane != "host" {
@@ -491,7 +491,7 @@ fn pairs<'a>(subjects: Vec<&'a str>, sizes: &[Size]) -> impl Iterator<Item = (&'
 }
 
 /// Returns subjects with their measurements on an axis at a size.
-fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&str, &Measured)> {
+fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&str, &CellFigures)> {
     let of_axis = report
         .measurements
         .iter()

@@ -154,7 +154,7 @@ fn the_status_api_matches_its_documentation() {
             whole: true,
             node_exists: Some(true),
         },
-        errors: vec![Refused {
+        errors: vec![RejectedEntry {
             family: text(),
             object: text(),
             service: Some(text()),
@@ -172,7 +172,7 @@ fn the_status_api_matches_its_documentation() {
             winner: text(),
             loser: text(),
         }],
-        drift: vec![Drifted {
+        drift: vec![RepairedEntries {
             family: text(),
             kind: text(),
             count: 1,

@@ -1,6 +1,6 @@
 //! The command `kube-proxy explain`.
 
-use ::explain::{Objects, Quotes, Style, To, TraceRequest, exit_status, render};
+use ::explain::{Objects, Quotes, Style, TraceDestination, TraceRequest, exit_status, render};
 use clap::Args;
 use footprint::Footprints;
 use view::Explanation;
@@ -65,7 +65,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
         // Exit status 1 is reserved for a packet that fails.
         Err(Failure::NotFound(why)) => {
             let why = match &asked.to {
-                To::Service(service, _) if !to.contains('/') => {
+                TraceDestination::Service(service, _) if !to.contains('/') => {
                     not_found(&why, &service.name, timeout).to_string()
                 }
                 _ => why,
@@ -90,7 +90,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
 
 /// Traces packets to an address from the kernel's state alone, without a daemon.
 fn without_daemon(asked: &TraceRequest, modes: Footprints) -> Result<Explanation, Failure> {
-    if let To::Service(..) = asked.to {
+    if let TraceDestination::Service(..) = asked.to {
         return Err(Failure::NoDaemon);
     }
     let explanation = ::explain::answer(

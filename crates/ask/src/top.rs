@@ -23,7 +23,7 @@ use view::Top;
 
 use super::table::coloured;
 use super::{EXIT_WELL, Failure, Form, Printed, has_colours, socket};
-use screen::{Next, View};
+use screen::{KeyReaction, View};
 use terminal::Terminal;
 
 /// Text below the help.
@@ -198,7 +198,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
         tokio::select! {
             key = keys.next() => match key {
                 Some(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => {
-                    if view.press(key) == Next::End {
+                    if view.press(key) == KeyReaction::End {
                         return Ok(EXIT_WELL);
                     }
                 }

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use ipvs_netlink::ServiceKey;
 use serde::Serialize;
-use service_counters::{At, Count, OfAddress, OfEndpoint, ReadCounters, Which};
+use service_counters::{At, Count, CounterSelection, OfAddress, OfEndpoint, ReadCounters};
 
 use super::Failure;
 use super::table::{Cell, TextTable, short};
@@ -53,7 +53,7 @@ impl VirtualServers {
     ///
     /// This kernel has no IPVS, or the process lacks CAP_NET_ADMIN.
     pub(super) fn read(from: &mut dyn ReadCounters) -> Result<Self> {
-        let counted = from.read(Which::All)?;
+        let counted = from.read(CounterSelection::All)?;
         let mut by_address: BTreeMap<At, (OfAddress, BTreeMap<SocketAddr, OfEndpoint>)> =
             BTreeMap::new();
         for (at, of) in counted.addresses {
@@ -184,7 +184,11 @@ mod tests {
     struct OfMarks;
 
     impl ReadCounters for OfMarks {
-        fn tell(&mut self, _: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+        fn tell(
+            &mut self,
+            _: CounterSelection<'_>,
+            take: &mut dyn FnMut(CounterSample<'_>),
+        ) -> Result<()> {
             let count = Count {
                 connections: 3,
                 ..Count::default()

@@ -90,7 +90,7 @@ pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
 
 /// The mode that serves while the cleanup removes the entries of other modes.
 #[derive(Debug, Clone)]
-pub struct Serving {
+pub struct ServingMode {
     /// Footprint of this mode. The cleanup keeps its entries.
     pub mode: &'static Footprint,
     /// The iptables backend that this mode cleans up itself. No rule in that backend refers to a
@@ -100,23 +100,23 @@ pub struct Serving {
 }
 
 /// Removes the entries of these modes, except the entries of the current mode.
-pub fn clean_up_beside(modes: Footprints, serving: &Serving, excluded: &[IpNet]) -> Cleanup {
+pub fn clean_up_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Remove)
 }
 
 /// Removes the entries of these modes like [`clean_up_beside`], except those that open connections
 /// need: their virtual servers get no new connections, and their addresses become routes. The result
 /// lists these virtual servers for a [`Drain`].
-pub fn drain_beside(modes: Footprints, serving: &Serving, excluded: &[IpNet]) -> Cleanup {
+pub fn drain_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Drain)
 }
 
 /// Lists the entries that [`clean_up_beside`] would remove. Writes nothing.
-pub fn foresee_beside(modes: Footprints, serving: &Serving, excluded: &[IpNet]) -> Cleanup {
+pub fn foresee_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Count)
 }
 
-fn beside(modes: Footprints, serving: &Serving, excluded: &[IpNet], manner: Manner) -> Cleanup {
+fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: Manner) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let iptables: Vec<Iptables> = match &serving.iptables {
         Some(used) => Iptables::other_than(used).collect(),
@@ -206,7 +206,7 @@ pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<Stri
     let mut cleanup = Cleanup::default();
     let mut foreign = Vec::new();
     for family in IpFamily::ALL {
-        let remains = Remains::read(modes, family, &mut cleanup);
+        let remains = FamilyLeftovers::read(modes, family, &mut cleanup);
         match servers::foreign(modes, family, &remains.evidence) {
             Ok(found) => foreign.extend(found),
             Err(error) => {
@@ -231,7 +231,7 @@ fn take_down(
     manner: Manner,
     cleanup: &mut Cleanup,
 ) {
-    let mut families = IpFamily::ALL.map(|family| Remains::read(modes, family, cleanup));
+    let mut families = IpFamily::ALL.map(|family| FamilyLeftovers::read(modes, family, cleanup));
     for family in &mut families {
         let (of, evidence) = (family.family, &family.evidence);
         let need = servers::remove(modes, of, evidence, excluded, manner, cleanup);
@@ -258,7 +258,7 @@ fn take_down(
 }
 
 /// Leftovers of one family in the kernel.
-struct Remains {
+struct FamilyLeftovers {
     family: IpFamily,
     evidence: Evidence,
     links: Links,
@@ -267,7 +267,7 @@ struct Remains {
     need: Need,
 }
 
-impl Remains {
+impl FamilyLeftovers {
     /// Reads the evidence that assigns each virtual server to a program.
     fn read(modes: &[&'static Footprint], family: IpFamily, cleanup: &mut Cleanup) -> Self {
         let mut need = Need::Over;

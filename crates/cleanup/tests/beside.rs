@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cleanup::{Cleanup, Serving, clean_up_beside, disarm_ended, foresee_beside};
+use cleanup::{Cleanup, ServingMode, clean_up_beside, disarm_ended, foresee_beside};
 use footprint::{Footprint, Footprints, NFTABLES};
 use iptables::{Backend, Iptables};
 use namespace::in_namespace;
@@ -69,8 +69,8 @@ fn kept() -> [bool; 4] {
     ]
 }
 
-fn serving(mode: &'static Footprint, iptables: Option<Iptables>) -> Serving {
-    Serving { mode, iptables }
+fn serving(mode: &'static Footprint, iptables: Option<Iptables>) -> ServingMode {
+    ServingMode { mode, iptables }
 }
 
 fn said(cleanup: &Cleanup) -> String {

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use cleanup::{Serving, disarm_ended, foresee_beside};
+use cleanup::{ServingMode, disarm_ended, foresee_beside};
 use footprint::{Footprint, ServedBy};
 
 const MODE: &Footprint = &Footprint::none("nftables");
@@ -47,7 +47,7 @@ fn state_behind_failing_programs_is_reported_as_unknown() {
         fs::remove_dir_all(folder).unwrap();
         return;
     }
-    let serving = Serving {
+    let serving = ServingMode {
         mode: MODE,
         iptables: None,
     };

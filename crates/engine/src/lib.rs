@@ -112,7 +112,7 @@ use reconcile::Rows;
 
 pub use kinds::{Config, Kinds, Lane, Part};
 pub use lanes::Lanes;
-pub use news::News;
+pub use news::ReportDraft;
 pub use scheme::{Concern, Extent, KernelAccess, Scheme, Step};
 pub use served::{CONFLICTS_MAX, Served};
 pub use state::State;

@@ -18,7 +18,7 @@ const MANY: usize = 1_000;
 
 /// The Services and drift for the next report.
 #[derive(Debug, Default)]
-pub struct News {
+pub struct ReportDraft {
     /// Services that changed and are not settled yet.
     awaited: HashSet<NamespacedName>,
     /// Awaited Services that the next check looks at.
@@ -33,7 +33,7 @@ pub struct News {
     drifting: Option<Instant>,
 }
 
-impl News {
+impl ReportDraft {
     /// Records that a Service may want different entries.
     pub fn changed(&mut self, service: &NamespacedName) {
         if self.awaited.insert(service.clone()) {

@@ -9,7 +9,7 @@ use proxy::{IpFamily, Node, NodeFacts, NodePorts, Report, Unreadable};
 use reconcile::{ReadSchedule, Removals};
 
 use crate::kinds::{Config as _, Kinds, Part as _, number};
-use crate::news::News;
+use crate::news::ReportDraft;
 
 /// Shortest pause between two reads of a part with unexpected content.
 const REREAD_PAUSE: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ pub struct State<K: Kinds> {
     /// The next report.
     pub report: Report,
     /// Changed Services and drift for later reports.
-    pub news: News,
+    pub news: ReportDraft,
     /// The parts in the order of [`Part::ALL`](crate::Part::ALL).
     parts: Vec<Knowledge>,
     /// The plans that lanes are writing.
@@ -63,7 +63,7 @@ impl<K: Kinds> State<K> {
                 on_localhost: config.serves_localhost(),
             },
             report: Report::default(),
-            news: News::default(),
+            news: ReportDraft::default(),
             parts: K::Part::ALL.iter().map(unknown).collect(),
             in_flight: Vec::new(),
             has_claims: false,

@@ -14,9 +14,9 @@ use packet_path::{Fate, Source};
 use proxy::Protocol;
 use view::{Step, Walk};
 
-use super::journeys::{PacketOrigin, Planned, Routing};
+use super::journeys::{PacketOrigin, Routing, TracedPacket};
 use super::origin::NOT_OURS;
-use super::walk_text::{Surroundings, in_view, source};
+use super::walk_text::{TextInputs, in_view, source};
 
 /// Access to the kernel's handling of endpoints' replies.
 pub(crate) trait EndpointReplies: Routing {
@@ -35,8 +35,8 @@ pub(crate) trait EndpointReplies: Routing {
 pub(crate) fn follow(
     walk: &mut Walk,
     followed: &packet_path::Walk,
-    planned: &Planned<'_>,
-    around: &Surroundings<'_>,
+    planned: &TracedPacket<'_>,
+    around: &TextInputs<'_>,
 ) {
     walk.unanswered = never_back(followed, planned, around);
     if walk.unanswered.is_some() {
@@ -70,7 +70,7 @@ fn arrives(way: &packet_path::Walk) -> bool {
     matches!(way.fate, Fate::Local | Fate::Forwarded)
 }
 
-fn steps(way: &packet_path::Walk, planned: &Planned<'_>, modes: Footprints) -> Vec<Step> {
+fn steps(way: &packet_path::Walk, planned: &TracedPacket<'_>, modes: Footprints) -> Vec<Step> {
     way.steps
         .iter()
         .map(|step| in_view(step, planned, modes))
@@ -103,8 +103,8 @@ fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
 /// Returns why an endpoint's replies never come back, or `None` if they may.
 fn never_back(
     followed: &packet_path::Walk,
-    planned: &Planned<'_>,
-    around: &Surroundings<'_>,
+    planned: &TracedPacket<'_>,
+    around: &TextInputs<'_>,
 ) -> Option<String> {
     let (endpoint, address) = (followed.endpoint?, followed.packet.source);
     match source(followed, planned) {
@@ -127,8 +127,8 @@ fn never_back(
 /// Returns the reason why it is unknown whether the reply passes this node.
 fn elsewhere(
     followed: &packet_path::Walk,
-    planned: &Planned<'_>,
-    around: &Surroundings<'_>,
+    planned: &TracedPacket<'_>,
+    around: &TextInputs<'_>,
 ) -> Option<String> {
     let endpoint = followed.endpoint?;
     let client = match source(followed, planned) {
@@ -159,7 +159,7 @@ fn elsewhere(
 
 /// Reports whether an endpoint is on this node, according to its EndpointSlice or otherwise to the
 /// route.
-fn is_here(endpoint: SocketAddr, planned: &Planned<'_>, around: &Surroundings<'_>) -> bool {
+fn is_here(endpoint: SocketAddr, planned: &TracedPacket<'_>, around: &TextInputs<'_>) -> bool {
     let known = planned.of.as_ref().and_then(|of| {
         let mut endpoints = of.endpoints();
         endpoints

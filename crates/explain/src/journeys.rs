@@ -18,7 +18,7 @@ use proxy::Protocol;
 use senders::SenderChoice;
 
 use super::objects::{Objects, ServicePortAddress, is_asked};
-use super::trace_request::{From, To, TraceRequest};
+use super::trace_request::{TraceDestination, TraceRequest, TraceSender};
 
 /// Next hop towards an address, according to the node's routes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub(crate) enum PacketOrigin {
 
 /// First packet of a flow, which is traced.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Planned<'a> {
+pub(crate) struct TracedPacket<'a> {
     pub(crate) sender: Sender,
     pub(crate) to: SocketAddr,
     pub(crate) protocol: Protocol,
@@ -87,7 +87,7 @@ pub(crate) struct Planned<'a> {
 /// All packets to trace for a request.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Journeys<'a> {
-    pub(crate) planned: Vec<Planned<'a>>,
+    pub(crate) planned: Vec<TracedPacket<'a>>,
     /// Reasons why some senders are missing.
     pub(crate) notes: Vec<String>,
 }
@@ -117,20 +117,20 @@ pub(crate) fn plan<'a>(
             of,
         };
         let is_default = asked.from.is_empty();
-        let default = [From::Pod, From::Node, From::External];
+        let default = [TraceSender::Pod, TraceSender::Node, TraceSender::External];
         let from = if is_default { &default } else { &*asked.from };
         for from in from {
             let is_inner = of.is_some_and(|of| of.address.kind == AddressKind::ClusterIp);
             // A host outside the cluster uses a ClusterIP only if the request asks for it.
-            if is_default && *from == From::External && is_inner {
+            if is_default && *from == TraceSender::External && is_inner {
                 continue;
             }
-            if matches!(from, From::Address(from) if from.is_ipv4() != to.is_ipv4()) {
+            if matches!(from, TraceSender::Address(from) if from.is_ipv4() != to.is_ipv4()) {
                 continue;
             }
             match cast.senders(*from) {
                 Ok(senders) => {
-                    let planned = senders.into_iter().map(|sender| Planned {
+                    let planned = senders.into_iter().map(|sender| TracedPacket {
                         sender,
                         to,
                         protocol,
@@ -159,7 +159,7 @@ fn targets<'a>(
     notes: &mut Vec<String>,
 ) -> Vec<TracedAddress<'a>> {
     match &asked.to {
-        To::Address(at, protocol) => {
+        TraceDestination::Address(at, protocol) => {
             let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
             let asked = |one: &Protocol| protocol.is_none_or(|asked| asked == *one);
             let found = all.into_iter().filter(asked).filter_map(|one| {
@@ -172,7 +172,7 @@ fn targets<'a>(
             }
             found
         }
-        To::Service(_, port) => {
+        TraceDestination::Service(_, port) => {
             let mut found: Vec<TracedAddress<'a>> = Vec::new();
             let mut passed = Vec::new();
             for place in objects

@@ -28,14 +28,14 @@ pub use live::answer;
 pub use objects::{Objects, OwnNode};
 pub use quotes::Quotes;
 pub use text::{Style, render};
-pub use trace_request::{From, PortOf, To, TraceRequest, Unclear};
+pub use trace_request::{PortOf, RequestError, TraceDestination, TraceRequest, TraceSender};
 pub use walk_text::Listening;
 
 use answer::EndpointReplies;
 use footprint::Footprints;
-use journeys::Planned;
+use journeys::TracedPacket;
 use view::{Explanation, Fate, Journey, Walk};
-use walk_text::Surroundings;
+use walk_text::TextInputs;
 
 /// Largest number of traced packets.
 const JOURNEYS_MAX: usize = 200;
@@ -45,9 +45,9 @@ const LISTED_MAX: usize = 500;
 const WALKS_MAX: usize = 2_000;
 
 /// Traces packets through the kernel's state.
-pub(crate) trait Follow: EndpointReplies {
+pub(crate) trait PacketTracer: EndpointReplies {
     /// Returns all paths of the first packet of a flow.
-    fn follow(&self, planned: &Planned<'_>) -> Vec<packet_path::Walk>;
+    fn follow(&self, planned: &TracedPacket<'_>) -> Vec<packet_path::Walk>;
 
     /// Returns the state that could not be read, with the reason.
     fn unread(&self) -> Vec<String>;
@@ -57,7 +57,7 @@ pub(crate) trait Follow: EndpointReplies {
 pub(crate) fn explain(
     asked: &TraceRequest,
     objects: &Objects,
-    kernel: &impl Follow,
+    kernel: &impl PacketTracer,
     listening: Listening<'_>,
     quotes: Quotes,
     modes: Footprints,
@@ -69,7 +69,7 @@ pub(crate) fn explain(
         notes: planned.notes,
         ..Explanation::default()
     };
-    let around = Surroundings {
+    let around = TextInputs {
         kernel,
         listening,
         modes,

@@ -14,9 +14,9 @@ use proxy::{IpFamily, Protocol};
 use view::Explanation;
 
 use super::answer::EndpointReplies;
-use super::journeys::{self, Hop, PacketOrigin, Planned, Routing};
+use super::journeys::{self, Hop, PacketOrigin, Routing, TracedPacket};
 use super::listeners;
-use super::{Follow, Listening, Objects, Quotes, TraceRequest, explain};
+use super::{Listening, Objects, PacketTracer, Quotes, TraceRequest, explain};
 
 /// Largest number of attempts, if the rules change during an attempt.
 const TRIES: u32 = 3;
@@ -36,7 +36,7 @@ pub fn answer(
 ) -> Result<Explanation, String> {
     let mut tries = 1;
     loop {
-        let kernel = Live::open(modes)?;
+        let kernel = LiveState::open(modes)?;
         let mut explanation = explain(asked, objects, &kernel, listening, quotes, modes);
         let has_changed = kernel.has_changed();
         if has_changed && tries == TRIES {
@@ -52,8 +52,8 @@ pub fn answer(
 }
 
 /// The live kernel, and the rules read up to now.
-struct Live {
-    kernel: read::Live,
+struct LiveState {
+    kernel: read::LiveKernel,
     modes: Footprints,
     /// Generation of nf\_tables at the first read, or `None` without nf\_tables.
     generation: Option<Generation>,
@@ -68,9 +68,9 @@ struct Rules {
     unread: Vec<String>,
 }
 
-impl Live {
+impl LiveState {
     fn open(modes: Footprints) -> Result<Self, String> {
-        let kernel = read::Live::open().map_err(|unread| unread.to_string())?;
+        let kernel = read::LiveKernel::open().map_err(|unread| unread.to_string())?;
         Ok(Self {
             kernel,
             modes,
@@ -133,7 +133,7 @@ impl Rules {
     }
 }
 
-impl Routing for Live {
+impl Routing for LiveState {
     fn hop(&self, to: IpAddr) -> Option<Hop> {
         let question = RouteQuestion {
             destination: to,
@@ -163,7 +163,7 @@ impl Routing for Live {
     }
 }
 
-impl Live {
+impl LiveState {
     /// Reports whether this address is bound to the link of IPVS mode.
     fn is_on_service_link(&self, address: IpAddr) -> bool {
         footprint::links(self.modes).into_iter().any(|link| {
@@ -195,7 +195,7 @@ impl Live {
     }
 }
 
-impl EndpointReplies for Live {
+impl EndpointReplies for LiveState {
     fn answers(&self, arrived: &Walk) -> Vec<Walk> {
         let rules = self.rules(arrived.packet.family());
         packet_path::answer(arrived, &rules.all(), &self.kernel)
@@ -207,8 +207,8 @@ impl EndpointReplies for Live {
     }
 }
 
-impl Follow for Live {
-    fn follow(&self, planned: &Planned<'_>) -> Vec<Walk> {
+impl PacketTracer for LiveState {
+    fn follow(&self, planned: &TracedPacket<'_>) -> Vec<Walk> {
         let from = match &planned.sender.way {
             PacketOrigin::Made(source) => Sender::Node(*source),
             PacketOrigin::Comes(interface, source) => {

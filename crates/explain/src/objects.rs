@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Protocol};
 use view::{Address, AddressKind, Endpoint, Port, Service};
 
-use super::trace_request::{PortOf, To, TraceRequest, protocol_of};
+use super::trace_request::{PortOf, TraceDestination, TraceRequest, protocol_of};
 
 /// This node, and the Services with the requested name or address.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -68,8 +68,10 @@ impl Objects {
     /// Reports whether one of the Services has the requested port.
     pub fn has_asked(&self, asked: &TraceRequest) -> bool {
         match &asked.to {
-            To::Service(_, port) => self.places().any(|place| is_asked(&place, port.as_ref())),
-            To::Address(..) => true,
+            TraceDestination::Service(_, port) => {
+                self.places().any(|place| is_asked(&place, port.as_ref()))
+            }
+            TraceDestination::Address(..) => true,
         }
     }
 

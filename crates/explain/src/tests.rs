@@ -31,8 +31,8 @@ impl EndpointReplies for Fake {
     }
 }
 
-impl Follow for Fake {
-    fn follow(&self, planned: &Planned<'_>) -> Vec<packet_path::Walk> {
+impl PacketTracer for Fake {
+    fn follow(&self, planned: &TracedPacket<'_>) -> Vec<packet_path::Walk> {
         let mut packet = Packet::new(6, [10, 0, 0, 1].into(), planned.to.ip(), planned.to.port());
         packet.translate(Some([10, 244, 2, 1].into()), None);
         let walk = |port: u16| packet_path::Walk {

@@ -17,14 +17,14 @@ pub struct TraceRequest {
     /// The destination as the user typed it.
     pub text: String,
     /// Destination of the traced packets.
-    pub to: To,
+    pub to: TraceDestination,
     /// Senders, each a kind of sender or a single address.
-    pub from: Vec<From>,
+    pub from: Vec<TraceSender>,
 }
 
 /// Destination of the traced packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum To {
+pub enum TraceDestination {
     /// All addresses of a Service, at all of its ports or at one.
     Service(ServiceName, Option<PortOf>),
     /// An address and port. Without a protocol, each protocol of a Service at that address and
@@ -43,7 +43,7 @@ pub enum PortOf {
 
 /// A kind of sender, or a single sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum From {
+pub enum TraceSender {
     /// A pod on this node.
     Pod,
     /// This node itself.
@@ -56,7 +56,7 @@ pub enum From {
 
 /// Errors of a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unclear {
+pub enum RequestError {
     /// The destination cannot be parsed.
     #[error(
         "`{0}` is neither a Service nor an address: give NAMESPACE/NAME, NAMESPACE/NAME:PORT, 10.96.0.1:80, 10.96.0.1:53/UDP \
@@ -89,23 +89,23 @@ impl TraceRequest {
     /// # Errors
     ///
     /// Fails if the destination or a sender cannot be parsed.
-    pub fn parse(to: &str, from: &str, namespace: &str) -> Result<Self, Unclear> {
+    pub fn parse(to: &str, from: &str, namespace: &str) -> Result<Self, RequestError> {
         let text = to.trim();
         let to = to_of(text, namespace)?;
         let from = from.split(',').map(str::trim);
         let from = from.filter(|word| !word.is_empty()).map(from_of);
-        let from: Vec<From> = from.collect::<Result<_, _>>()?;
-        if let To::Address(at, _) = to {
+        let from: Vec<TraceSender> = from.collect::<Result<_, _>>()?;
+        if let TraceDestination::Address(at, _) = to {
             for sender in &from {
-                if let From::Address(address) = *sender
+                if let TraceSender::Address(address) = *sender
                     && address.is_ipv4() != at.is_ipv4()
                 {
-                    return Err(Unclear::Family(address, at));
+                    return Err(RequestError::Family(address, at));
                 }
             }
         }
         let text = match &to {
-            To::Service(name, _) if !text.contains('/') => {
+            TraceDestination::Service(name, _) if !text.contains('/') => {
                 text.replacen(&name.name, &format!("{}/{}", name.namespace, name.name), 1)
             }
             _ => text.to_owned(),
@@ -126,25 +126,25 @@ impl TraceRequest {
     /// # Errors
     ///
     /// Fails for an unknown parameter, or if the destination or a sender cannot be parsed.
-    pub fn read_query(query: &str) -> Result<Self, Unclear> {
+    pub fn read_query(query: &str) -> Result<Self, RequestError> {
         let (mut to, mut from) = (String::new(), String::new());
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*name {
                 "to" => to = value.into_owned(),
                 "from" if from.is_empty() => from = value.into_owned(),
                 "from" => from = format!("{from},{value}"),
-                _ => return Err(Unclear::Parameter(name.into_owned())),
+                _ => return Err(RequestError::Parameter(name.into_owned())),
             }
         }
         Self::parse(&to, &from, NAMESPACE)
     }
 }
 
-fn to_of(text: &str, namespace: &str) -> Result<To, Unclear> {
+fn to_of(text: &str, namespace: &str) -> Result<TraceDestination, RequestError> {
     if let Some(address) = address_of(text)? {
         return Ok(address);
     }
-    let unclear = || Unclear::To(text.to_owned());
+    let unclear = || RequestError::To(text.to_owned());
     let (name, port) = match text.split_once(':') {
         Some((name, port)) => (name, Some(port)),
         None => (text, None),
@@ -169,11 +169,11 @@ fn to_of(text: &str, namespace: &str) -> Result<To, Unclear> {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
     };
-    Ok(To::Service(name, port))
+    Ok(TraceDestination::Service(name, port))
 }
 
 /// Parses an address and port. Returns `None` if the text does not begin like an address.
-fn address_of(text: &str) -> Result<Option<To>, Unclear> {
+fn address_of(text: &str) -> Result<Option<TraceDestination>, RequestError> {
     let (at, protocol) = match text.rsplit_once('/') {
         Some((at, protocol)) => (at, Some(protocol)),
         None => (text, None),
@@ -184,35 +184,35 @@ fn address_of(text: &str) -> Result<Option<To>, Unclear> {
             IpAddr::V4(address) => address.to_string(),
             IpAddr::V6(address) => format!("[{address}]"),
         };
-        return Err(Unclear::Port(text.to_owned(), address));
+        return Err(RequestError::Port(text.to_owned(), address));
     }
     let Ok(at) = at.parse::<SocketAddr>() else {
         return Ok(None);
     };
     if at.port() == 0 {
-        return Err(Unclear::To(text.to_owned()));
+        return Err(RequestError::To(text.to_owned()));
     }
     let protocol = protocol.map(protocol_of).transpose()?;
-    Ok(Some(To::Address(at, protocol)))
+    Ok(Some(TraceDestination::Address(at, protocol)))
 }
 
 /// Parses a protocol in upper or lower case.
-pub(crate) fn protocol_of(word: &str) -> Result<Protocol, Unclear> {
+pub(crate) fn protocol_of(word: &str) -> Result<Protocol, RequestError> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     let found = all
         .into_iter()
         .find(|protocol| protocol.lower().eq_ignore_ascii_case(word));
-    found.ok_or_else(|| Unclear::Protocol(word.to_owned()))
+    found.ok_or_else(|| RequestError::Protocol(word.to_owned()))
 }
 
-fn from_of(word: &str) -> Result<From, Unclear> {
+fn from_of(word: &str) -> Result<TraceSender, RequestError> {
     Ok(match word {
-        "pod" => From::Pod,
-        "node" => From::Node,
-        "external" => From::External,
+        "pod" => TraceSender::Pod,
+        "node" => TraceSender::Node,
+        "external" => TraceSender::External,
         other => {
             let address = other.trim_start_matches('[').trim_end_matches(']').parse();
-            From::Address(address.map_err(|_| Unclear::From(other.to_owned()))?)
+            TraceSender::Address(address.map_err(|_| RequestError::From(other.to_owned()))?)
         }
     })
 }
@@ -223,7 +223,7 @@ fn is_label(text: &str) -> bool {
     (1..=253).contains(&text.len()) && text.bytes().all(is_usual)
 }
 
-impl fmt::Display for From {
+impl fmt::Display for TraceSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pod => f.write_str("pod"),
@@ -252,16 +252,16 @@ mod tests {
         assert!(why("too=a/b").contains("there is no parameter too"));
     }
 
-    fn to(text: &str) -> Result<To, Unclear> {
+    fn to(text: &str) -> Result<TraceDestination, RequestError> {
         TraceRequest::parse(text, "", "default").map(|asked| asked.to)
     }
 
-    fn service(namespace: &str, name: &str, port: Option<PortOf>) -> To {
+    fn service(namespace: &str, name: &str, port: Option<PortOf>) -> TraceDestination {
         let name = ServiceName {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         };
-        To::Service(name, port)
+        TraceDestination::Service(name, port)
     }
 
     #[test]
@@ -294,7 +294,11 @@ mod tests {
             ("[fd00::1]:80", "[fd00::1]:80", None),
             ("[fd00::1]:80/tcp", "[fd00::1]:80", Some(Protocol::Tcp)),
         ] {
-            assert_eq!(to(text), Ok(To::Address(at(address), protocol)), "{text}");
+            assert_eq!(
+                to(text),
+                Ok(TraceDestination::Address(at(address), protocol)),
+                "{text}"
+            );
         }
     }
 
@@ -337,10 +341,10 @@ mod tests {
         assert_eq!(
             from("pod,node, external,10.244.1.5").unwrap().from,
             [
-                From::Pod,
-                From::Node,
-                From::External,
-                From::Address("10.244.1.5".parse().unwrap())
+                TraceSender::Pod,
+                TraceSender::Node,
+                TraceSender::External,
+                TraceSender::Address("10.244.1.5".parse().unwrap())
             ]
         );
         assert!(from("pods").unwrap_err().to_string().contains("`pods`"));

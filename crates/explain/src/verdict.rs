@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use view::{ANOTHER_PROGRAM, Fate, Walk};
 
-use super::journeys::{PacketOrigin, Planned};
+use super::journeys::{PacketOrigin, TracedPacket};
 use super::objects::ServicePortAddress;
 use super::origin::NOT_OURS;
 use super::walk_text::THIS_NODE;
@@ -17,7 +17,7 @@ const ROUTING: &str = "routing";
 const NAMED: usize = 4;
 
 /// Returns the verdict on a packet with these paths.
-pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
+pub(crate) fn verdict(planned: &TracedPacket<'_>, walks: &[Walk]) -> String {
     let mut parts: Vec<(f64, String)> = Vec::new();
     for (end, delivered) in delivered(walks) {
         let said = match end {
@@ -86,7 +86,7 @@ fn total(walks: &[&Walk]) -> f64 {
 
 /// Formats the destination and source, as in `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half
 /// each; the endpoint sees …`.
-fn reached(planned: &Planned<'_>, walks: &[&Walk]) -> String {
+fn reached(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     format!(
         "reaches {}; {}",
         named(planned, walks),
@@ -95,7 +95,7 @@ fn reached(planned: &Planned<'_>, walks: &[&Walk]) -> String {
 }
 
 /// Formats the endpoints with their shares, as in `10.244.1.5:8080 or 10.244.2.7:8080, half each`.
-fn named(planned: &Planned<'_>, walks: &[&Walk]) -> String {
+fn named(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     let mut shares: Vec<(String, f64)> = Vec::new();
     let mut places: HashMap<&str, usize> = HashMap::new();
     for walk in walks {
@@ -115,7 +115,7 @@ fn named(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     endpoints(&shares)
 }
 
-fn is_itself(planned: &Planned<'_>, endpoint: &str) -> bool {
+fn is_itself(planned: &TracedPacket<'_>, endpoint: &str) -> bool {
     let endpoint = endpoint.parse::<SocketAddr>().map(|at| at.ip());
     matches!((&planned.sender.way, endpoint), (PacketOrigin::Comes(_, from), Ok(at)) if *from == at)
 }
@@ -161,7 +161,7 @@ fn endpoints(shares: &[(String, f64)]) -> String {
     text
 }
 
-fn seen(planned: &Planned<'_>, walks: &[&Walk]) -> String {
+fn seen(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     let kept = |walk: &&&Walk| is_kept(walk);
     let count = walks.iter().filter(kept).count();
     if count == walks.len() {
@@ -189,7 +189,7 @@ pub(crate) fn is_kept(walk: &Walk) -> bool {
 }
 
 /// Describes a path that does not end at an endpoint.
-fn other(planned: &Planned<'_>, walk: &Walk) -> String {
+fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     let last = walk.steps.last();
     let why = why(planned, walk.fate);
     let at = last.map(|step| {
@@ -241,7 +241,7 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
 }
 
 /// Describes a destination address that belongs to this node.
-fn taken(planned: &Planned<'_>) -> String {
+fn taken(planned: &TracedPacket<'_>) -> String {
     if planned.named_by.is_empty() || planned.of.is_some() {
         return String::new();
     }
@@ -254,7 +254,7 @@ fn taken(planned: &Planned<'_>) -> String {
 }
 
 /// Describes why routing drops a packet, with the next step if the sender has a service address.
-fn by_routing(planned: &Planned<'_>, says: &str) -> String {
+fn by_routing(planned: &TracedPacket<'_>, says: &str) -> String {
     let why = says.strip_prefix("dropped: ").unwrap_or(says);
     if planned.sender.has_service_address {
         format!(
@@ -269,7 +269,7 @@ fn by_routing(planned: &Planned<'_>, says: &str) -> String {
 }
 
 /// Describes a packet that a process on this node receives, without a Service.
-fn local(planned: &Planned<'_>, walk: &Walk) -> String {
+fn local(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     let at = walk.endpoint.clone();
     let at = at.unwrap_or_else(|| planned.to.to_string());
     let reaches =
@@ -284,7 +284,7 @@ fn local(planned: &Planned<'_>, walk: &Walk) -> String {
 }
 
 /// Returns the reason why a Service's address is not served, from the Service's objects.
-fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
+fn why(planned: &TracedPacket<'_>, fate: Fate) -> Option<String> {
     if !matches!(fate, Fate::Refused | Fate::Dropped | Fate::Reset) {
         return None;
     }
@@ -323,7 +323,7 @@ fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
     outside_ranges(planned, of)
 }
 
-fn outside_ranges(planned: &Planned<'_>, of: &ServicePortAddress<'_>) -> Option<String> {
+fn outside_ranges(planned: &TracedPacket<'_>, of: &ServicePortAddress<'_>) -> Option<String> {
     let is_balanced = of.address.kind == view::AddressKind::LoadBalancerIp;
     let ranges = &of.service.source_ranges;
     if !is_balanced || ranges.is_empty() {

@@ -6,11 +6,11 @@ use footprint::Footprints;
 use footprint::origin::LISTENING;
 use packet_path::{Doubt, Packet, Source};
 use proxy::{IpFamily, Protocol};
-use service_counters::Relayed;
+use service_counters::RelayedPort;
 use view::{AddressKind, Chance, Fate, Step, Walk};
 
 use super::answer::{self, EndpointReplies};
-use super::journeys::Planned;
+use super::journeys::TracedPacket;
 use super::origin::{PathStep, origin};
 
 /// Source address in userspace mode, as the endpoint sees it.
@@ -21,11 +21,11 @@ const KEPT: &str = "kept";
 pub(crate) const THIS_NODE: &str = "this node itself";
 
 /// Function that looks up the Service port behind a listening port of the daemon.
-pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
+pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<RelayedPort>;
 
 /// Inputs for converting a path into text.
 #[derive(Clone, Copy)]
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct TextInputs<'a> {
     pub(crate) kernel: &'a dyn EndpointReplies,
     pub(crate) listening: Listening<'a>,
     /// Modes that may have written the entries.
@@ -35,8 +35,8 @@ pub(crate) struct Surroundings<'a> {
 /// Converts a path. Returns a path for each endpoint if the daemon relays the connection.
 pub(crate) fn told(
     followed: &packet_path::Walk,
-    planned: &Planned<'_>,
-    around: &Surroundings<'_>,
+    planned: &TracedPacket<'_>,
+    around: &TextInputs<'_>,
 ) -> Vec<Walk> {
     use packet_path::Fate as Found;
 
@@ -101,8 +101,8 @@ pub(crate) fn told(
 fn listened(
     walk: &mut Walk,
     followed: &packet_path::Walk,
-    planned: &Planned<'_>,
-    around: &Surroundings<'_>,
+    planned: &TracedPacket<'_>,
+    around: &TextInputs<'_>,
 ) {
     let at = followed.packet.to();
     match around.kernel.listens(at, planned.protocol) {
@@ -134,7 +134,11 @@ fn doubt(doubt: &Doubt) -> String {
     format!("{}; taken {taken}", doubt.what)
 }
 
-pub(super) fn in_view(step: &packet_path::Step, planned: &Planned<'_>, modes: Footprints) -> Step {
+pub(super) fn in_view(
+    step: &packet_path::Step,
+    planned: &TracedPacket<'_>,
+    modes: Footprints,
+) -> Step {
     let met = PathStep {
         place: &step.place,
         entry: &step.entry,
@@ -152,7 +156,7 @@ pub(super) fn in_view(step: &packet_path::Step, planned: &Planned<'_>, modes: Fo
 }
 
 /// Adds the source address that the endpoint sees.
-fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &Planned<'_>) {
+fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &TracedPacket<'_>) {
     let packet = &followed.packet;
     let (new, how) = match source(followed, planned) {
         Source::Kept => {
@@ -177,7 +181,7 @@ fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &Planned<'_>) {
 
 /// Returns the source that the endpoint sees. For a node port, the source is never a service
 /// address, because the node owns the address.
-pub(super) fn source(followed: &packet_path::Walk, planned: &Planned<'_>) -> Source {
+pub(super) fn source(followed: &packet_path::Walk, planned: &TracedPacket<'_>) -> Source {
     let of = planned.of.as_ref().map(|of| of.address.kind);
     match followed.source {
         Source::ServiceAddress if matches!(of, None | Some(AddressKind::NodePort)) => Source::Kept,
@@ -195,8 +199,8 @@ fn is_listening(walk: &Walk) -> bool {
 /// Reports whether a packet is sent to a NodePort that the daemon serves on localhost.
 fn is_relayed_on_localhost(
     packet: &Packet,
-    planned: &Planned<'_>,
-    around: &Surroundings<'_>,
+    planned: &TracedPacket<'_>,
+    around: &TextInputs<'_>,
 ) -> bool {
     let family = packet.family();
     packet.destination == family.localhost()
@@ -207,8 +211,8 @@ fn is_relayed_on_localhost(
 fn relayed(
     mut walk: Walk,
     packet: &Packet,
-    planned: &Planned<'_>,
-    around: &Surroundings<'_>,
+    planned: &TracedPacket<'_>,
+    around: &TextInputs<'_>,
 ) -> Vec<Walk> {
     let at = packet.to();
     walk.endpoint = Some(at.to_string());

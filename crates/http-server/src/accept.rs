@@ -17,11 +17,11 @@ pub trait Listen: Send + 'static {
     /// # Errors
     ///
     /// The peer has already closed the connection, or no file descriptor is free.
-    fn accept(&self) -> impl Future<Output = io::Result<Accepted<Self::Stream>>> + Send;
+    fn accept(&self) -> impl Future<Output = io::Result<AcceptedConnection<Self::Stream>>> + Send;
 }
 
 /// An accepted connection and its client.
-pub struct Accepted<S> {
+pub struct AcceptedConnection<S> {
     /// Byte stream of the connection.
     pub stream: S,
     /// Client that opened the connection.
@@ -33,9 +33,9 @@ pub struct Accepted<S> {
 impl Listen for TcpListener {
     type Stream = TcpStream;
 
-    async fn accept(&self) -> io::Result<Accepted<TcpStream>> {
+    async fn accept(&self) -> io::Result<AcceptedConnection<TcpStream>> {
         let (stream, peer) = Self::accept(self).await?;
-        Ok(Accepted {
+        Ok(AcceptedConnection {
             stream,
             client: Client::of(peer.ip()),
             refusal: None,

@@ -38,12 +38,12 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 use tracing::{debug, error, info};
 
-pub use accept::{Accepted, Listen};
+pub use accept::{AcceptedConnection, Listen};
 pub use connection_slots::Client;
 use connection_slots::{ConnectionSlot, ConnectionSlots};
 use listen::listen;
 pub use listen::{Unspecified, listen_on};
-use step_timeouts::Patient;
+use step_timeouts::TimedStream;
 pub use thread::HttpThread;
 
 /// Largest head of a request, in bytes. Every probe sends less, and each connection may use this
@@ -143,7 +143,7 @@ impl Drop for Server {
 
 /// Reaction to an address that another process has bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhenTaken {
+pub enum ConflictPolicy {
     /// Retry until the address is free.
     Retry,
     /// Fail (`--bind-address-hard-fail`).
@@ -158,7 +158,7 @@ pub enum WhenTaken {
 pub fn start(
     purpose: Purpose,
     at: SocketAddr,
-    when_taken: WhenTaken,
+    when_taken: ConflictPolicy,
     respond: impl Respond,
 ) -> Result<Server, ListenError> {
     let respond = Arc::new(respond);
@@ -170,7 +170,7 @@ pub fn start(
     let first = listen(at).and_then(|listener| Ok((listener.local_addr()?, listener)));
     let (first, address) = match first.map_err(failed) {
         Ok((address, listener)) => (Some(listener), Ok(address)),
-        Err(error) if when_taken == WhenTaken::Fail => return Err(error),
+        Err(error) if when_taken == ConflictPolicy::Fail => return Err(error),
         Err(error) => {
             error!("{error}. It is tried again every {LISTEN_RETRY_PERIOD:?}");
             (None, Err(error))
@@ -243,11 +243,11 @@ async fn serve_within(
 /// Responds to the requests of one connection until the peer closes it, exceeds a time limit, or is
 /// evicted.
 async fn answer_all<S: AsyncRead + AsyncWrite + Unpin + Send>(
-    accepted: Accepted<S>,
+    accepted: AcceptedConnection<S>,
     place: ConnectionSlot,
     respond: Arc<impl Respond>,
 ) {
-    let Accepted {
+    let AcceptedConnection {
         stream, refusal, ..
     } = accepted;
     let activity = Arc::clone(&place.activity);
@@ -262,7 +262,7 @@ async fn answer_all<S: AsyncRead + AsyncWrite + Unpin + Send>(
             })
         }
     });
-    let stream = Patient::new(stream, Arc::clone(&place.activity));
+    let stream = TimedStream::new(stream, Arc::clone(&place.activity));
     let connection = http1::Builder::new()
         .max_buf_size(HEAD_BYTES_MAX)
         .title_case_headers(true)

@@ -21,17 +21,17 @@ const IDLE_PATIENCE: Duration = Duration::from_mins(3);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A stream whose reads and writes fail if the peer exceeds a time limit.
-pub(super) struct Patient<S> {
+pub(super) struct TimedStream<S> {
     stream: S,
     activity: Arc<Activity>,
-    awaits: Awaits,
+    awaits: PeerStep,
     /// Time at which the current step must be complete.
     limit: Pin<Box<Sleep>>,
 }
 
 /// Next step of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Awaits {
+enum PeerStep {
     /// Send the rest of a head, or the whole head of the first request.
     Head,
     /// Send another request, or stay idle.
@@ -40,17 +40,17 @@ enum Awaits {
     Taking,
 }
 
-impl<S> Patient<S> {
+impl<S> TimedStream<S> {
     pub(super) fn new(stream: S, activity: Arc<Activity>) -> Self {
         Self {
             stream,
             activity,
-            awaits: Awaits::Head,
+            awaits: PeerStep::Head,
             limit: Box::pin(sleep(HEAD_PATIENCE)),
         }
     }
 
-    fn await_for(&mut self, awaits: Awaits, time: Duration) {
+    fn await_for(&mut self, awaits: PeerStep, time: Duration) {
         self.awaits = awaits;
         self.limit.as_mut().reset(Instant::now() + time);
     }
@@ -71,14 +71,14 @@ impl<S> Patient<S> {
             return result;
         }
         // A peer that takes the response byte by byte gets no more time.
-        if self.awaits != Awaits::Taking {
-            self.await_for(Awaits::Taking, ANSWER_PATIENCE);
+        if self.awaits != PeerStep::Taking {
+            self.await_for(PeerStep::Taking, ANSWER_PATIENCE);
         }
         self.patience(context)
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -92,14 +92,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
             }
             return self.patience(context);
         }
-        if buffer.filled().len() > before && self.awaits == Awaits::Request {
-            self.await_for(Awaits::Head, HEAD_PATIENCE);
+        if buffer.filled().len() > before && self.awaits == PeerStep::Request {
+            self.await_for(PeerStep::Head, HEAD_PATIENCE);
         }
         result
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -127,7 +127,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         if self.activity.is_busy() {
             self.activity.idle();
-            self.await_for(Awaits::Request, IDLE_PATIENCE);
+            self.await_for(PeerStep::Request, IDLE_PATIENCE);
         }
         Poll::Ready(Ok(()))
     }

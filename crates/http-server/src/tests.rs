@@ -23,7 +23,7 @@ async fn the_unspecified_address_listens_on_both_ip_families() {
     let server = start(
         TEST,
         (Ipv4Addr::UNSPECIFIED, 0).into(),
-        WhenTaken::Fail,
+        ConflictPolicy::Fail,
         echo,
     )
     .unwrap();
@@ -48,9 +48,9 @@ struct ByAddress(TcpListener);
 impl Listen for ByAddress {
     type Stream = TcpStream;
 
-    async fn accept(&self) -> io::Result<Accepted<TcpStream>> {
+    async fn accept(&self) -> io::Result<AcceptedConnection<TcpStream>> {
         let (stream, peer) = self.0.accept().await?;
-        Ok(Accepted {
+        Ok(AcceptedConnection {
             stream,
             client: Client::Network(peer.ip()),
             refusal: None,
@@ -243,7 +243,7 @@ async fn an_unread_response_times_out() {
 async fn a_listen_address_in_use_is_fatal_or_retried() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
-    let error = start(TEST, at, WhenTaken::Fail, echo)
+    let error = start(TEST, at, ConflictPolicy::Fail, echo)
         .unwrap_err()
         .to_string();
     assert!(
@@ -251,7 +251,7 @@ async fn a_listen_address_in_use_is_fatal_or_retried() {
             && error.contains("--test-bind-address"),
         "{error}"
     );
-    let server = start(TEST, at, WhenTaken::Retry, echo).unwrap();
+    let server = start(TEST, at, ConflictPolicy::Retry, echo).unwrap();
     assert!(server.address.is_err());
     drop(taken);
     while TcpStream::connect(at).await.is_err() {

@@ -2,16 +2,16 @@
 
 use std::net::IpAddr;
 
-use ::explain::{Objects, OwnNode, Quotes, To, TraceRequest};
+use ::explain::{Objects, OwnNode, Quotes, TraceDestination, TraceRequest};
 use http::Uri;
 use proxy::{AddressField, IpFamily, LocalDetector, Model, NamespacedName, Protocol, Service};
 use service_counters::frontend_addresses::{FrontendAddress, places};
 use service_counters::{CounterSamples, Counters};
 use source::EndpointPlaces;
 
-use super::question::{Claimed, Copied, Ground, Question};
+use super::question::{ClaimingServices, NodeContext, Question, ServiceCopy};
 use super::service::{Detail, ServiceContext};
-use super::{Asker, Inspect, Unanswered, rendered};
+use super::{Asker, Inspect, RequestRefusal, rendered};
 
 /// Number of Services that one turn of the loop checks.
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
@@ -25,9 +25,9 @@ const TRIES: usize = 3;
 
 impl Inspect {
     /// Traces packets to a destination.
-    pub(super) async fn explain(&self, uri: &Uri, asker: Asker) -> Result<Vec<u8>, Unanswered> {
+    pub(super) async fn explain(&self, uri: &Uri, asker: Asker) -> Result<Vec<u8>, RequestRefusal> {
         let asked = TraceRequest::read_query(uri.query().unwrap_or_default());
-        let asked = asked.map_err(|error| Unanswered::Wrong(error.to_string()))?;
+        let asked = asked.map_err(|error| RequestRefusal::Wrong(error.to_string()))?;
         let turn = self.room(asker).explaining_turn().await?;
         let known = self.known(&asked).await?;
         let (counters, modes) = (self.counters.clone(), self.about.modes);
@@ -41,18 +41,20 @@ impl Inspect {
             let objects = known.objects(&asked)?;
             let listening = listening(&counters);
             ::explain::answer(&asked, &objects, &listening, quotes, modes)
-                .map_err(Unanswered::Unreadable)
+                .map_err(RequestRefusal::Unreadable)
         })
         .await
     }
 
     /// Asks the daemon's loop for the objects that a trace needs.
-    async fn known(&self, asked: &TraceRequest) -> Result<CopiedObjects, Unanswered> {
+    async fn known(&self, asked: &TraceRequest) -> Result<CopiedObjects, RequestRefusal> {
         let names = match &asked.to {
-            To::Service(name, _) => vec![NamespacedName::new(&name.namespace, &name.name)],
-            To::Address(at, _) => self.claimants(at.ip(), at.port()).await?,
+            TraceDestination::Service(name, _) => {
+                vec![NamespacedName::new(&name.namespace, &name.name)]
+            }
+            TraceDestination::Address(at, _) => self.claimants(at.ip(), at.port()).await?,
         };
-        let is_named = matches!(asked.to, To::Service(..));
+        let is_named = matches!(asked.to, TraceDestination::Service(..));
         let mut copied = Vec::new();
         let mut rest = &*names;
         while !rest.is_empty() {
@@ -63,14 +65,14 @@ impl Inspect {
             copied.extend(told.into_iter().flatten());
         }
         if let (true, Some(name), true) = (is_named, names.first(), copied.is_empty()) {
-            return Err(Unanswered::NotFound(format!(
+            return Err(RequestRefusal::NotFound(format!(
                 "there is no Service {name} that is proxied: kube-proxy services lists those that are"
             )));
         }
         let ground = self.ask(Question::Ground).await?;
         let address = match &asked.to {
-            To::Address(at, _) => Some(at.ip()),
-            To::Service(..) => None,
+            TraceDestination::Address(at, _) => Some(at.ip()),
+            TraceDestination::Service(..) => None,
         };
         let own_node = |answer| Question::OwnNode(address, answer);
         let (mode, node) = self.ask(own_node).await?;
@@ -88,10 +90,10 @@ impl Inspect {
         &self,
         address: IpAddr,
         port: u16,
-    ) -> Result<Vec<NamespacedName>, Unanswered> {
+    ) -> Result<Vec<NamespacedName>, RequestRefusal> {
         let (mut all, mut from, mut version, mut tries) = (Vec::new(), 0, None, 1);
         loop {
-            let told: Claimed = self
+            let told: ClaimingServices = self
                 .ask(|answer| Question::Claimants(from, address, port, answer))
                 .await?;
             let is_moved = version.is_some_and(|version| version != told.version);
@@ -114,15 +116,15 @@ impl Inspect {
 
 /// Objects for a trace, as the daemon's loop returned them.
 struct CopiedObjects {
-    copied: Vec<Copied>,
-    ground: Ground,
+    copied: Vec<ServiceCopy>,
+    ground: NodeContext,
     mode: &'static str,
     node: OwnNode,
 }
 
 impl CopiedObjects {
     /// Converts the copied objects to API objects, which takes a while for many endpoints.
-    fn objects(self, asked: &TraceRequest) -> Result<Objects, Unanswered> {
+    fn objects(self, asked: &TraceRequest) -> Result<Objects, RequestRefusal> {
         let (counted, nowhere) = (CounterSamples::default(), EndpointPlaces::default());
         let seen = ServiceContext::new(&self.ground, &counted, &nowhere);
         let detail = Detail {
@@ -140,7 +142,7 @@ impl CopiedObjects {
 }
 
 /// Searches the Services for an address and port, from index `from` up to the limit of one turn.
-pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Claimed {
+pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> ClaimingServices {
     let mut looked_at = 0;
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
     let names = names.inspect(|_| looked_at += 1);
@@ -149,7 +151,7 @@ pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Clai
         view.is_some_and(|view| has(view.service, address, port))
     };
     let names = names.filter(claims).cloned().collect();
-    Claimed {
+    ClaimingServices {
         names,
         version: model.names_version(),
         next: (looked_at == LOOKED_AT_A_TURN).then_some(from + looked_at),
@@ -212,7 +214,7 @@ fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
 /// Returns a function that finds the Service port behind a listening port of this process.
 fn listening(
     counters: &Counters,
-) -> impl Fn(IpFamily, Protocol, u16) -> Option<service_counters::Relayed> + '_ {
+) -> impl Fn(IpFamily, Protocol, u16) -> Option<service_counters::RelayedPort> + '_ {
     |family, protocol, port| {
         let relayed = counters.with(|reader| reader.relayed(family, protocol, port));
         relayed.flatten()
@@ -220,8 +222,8 @@ fn listening(
 }
 
 /// Fails if a Service lacks the requested port.
-fn unknown_port(asked: &TraceRequest, objects: &Objects) -> Result<(), Unanswered> {
-    let To::Service(name, Some(_)) = &asked.to else {
+fn unknown_port(asked: &TraceRequest, objects: &Objects) -> Result<(), RequestRefusal> {
+    let TraceDestination::Service(name, Some(_)) = &asked.to else {
         return Ok(());
     };
     if objects.has_asked(asked) {
@@ -234,7 +236,7 @@ fn unknown_port(asked: &TraceRequest, objects: &Objects) -> Result<(), Unanswere
             name => format!("{name} ({}/{})", port.port, port.protocol),
         })
         .collect();
-    Err(Unanswered::NotFound(format!(
+    Err(RequestRefusal::NotFound(format!(
         "Service {name} has no port as in {}; it has {}",
         asked.text,
         ports.join(", ")

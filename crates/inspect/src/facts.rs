@@ -16,7 +16,7 @@ pub struct Facts {
     /// The kernel features and variants of the mode.
     pub uses: Uses,
     /// State of each served family.
-    pub families: Vec<OfFamily>,
+    pub families: Vec<FamilyFacts>,
     /// External and load-balancer addresses that are not served, each with the time of its
     /// discovery.
     pub refused: Vec<(Contested, Instant)>,
@@ -45,7 +45,7 @@ impl Facts {
 
 /// The state of an IP family.
 #[derive(Debug)]
-pub struct OfFamily {
+pub struct FamilyFacts {
     /// IP family of this state.
     pub family: IpFamily,
     /// Progress of the family's writes.

@@ -54,19 +54,19 @@ use http_server::{Answer, Respond, answer, not_found};
 use local_socket::SocketLocations;
 use proxy::IpFamily;
 use serde::Serialize;
-use service_counters::{Apart, Counters};
+use service_counters::{Counters, SeparateReaders};
 use source::{Registry, Troubles};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 pub use explain::{claimants, own_node};
-pub use facts::{DriftTotal, Facts, FamilyProblems, OfFamily};
+pub use facts::{DriftTotal, Facts, FamilyFacts, FamilyProblems};
 pub use local_only::refusal;
-pub use owners::{Owners, Wanted, owners};
+pub use owners::{Owners, RequestedPorts, owners};
 pub use question::{
-    Claimed, Copied, DRAINS, ENDPOINTS_A_TURN, Ground, GroundOfFamily, NAMES_A_TURN, Names,
-    Question, SERVICES_A_TURN, TROUBLES,
+    ClaimingServices, DRAINS, ENDPOINTS_A_TURN, GroundOfFamily, NAMES_A_TURN, Names, NodeContext,
+    Question, SERVICES_A_TURN, ServiceCopy, TROUBLES,
 };
 pub use request_limits::Asker;
 use request_limits::{RequestSlots, TURN_PATIENCE, Trims};
@@ -142,7 +142,7 @@ pub struct Origin {
 
 /// Reason why a request gets no object.
 #[derive(Debug, thiserror::Error)]
-pub enum Unanswered {
+pub enum RequestRefusal {
     /// The initial lists are not complete yet.
     #[error("the daemon is starting, and awaits {0}")]
     Starting(String),
@@ -171,7 +171,7 @@ impl Inspect {
     pub fn new(
         about: About,
         health: Arc<dyn Health>,
-        counters: &Apart,
+        counters: &SeparateReaders,
     ) -> (Arc<Self>, mpsc::Receiver<Question>) {
         let (questions, asked) = mpsc::channel(QUEUE);
         let trims = Trims::new(about.trim);
@@ -227,7 +227,7 @@ impl Inspect {
         });
         answered
             .await
-            .unwrap_or_else(|ended| refused(&Unanswered::Unreadable(ended.to_string())))
+            .unwrap_or_else(|ended| refused(&RequestRefusal::Unreadable(ended.to_string())))
     }
 
     async fn answered(&self, uri: &Uri, asker: Asker) -> Answer {
@@ -240,7 +240,7 @@ impl Inspect {
                     "explain" => self.explain(uri, asker).await,
                     _ => match path.strip_prefix("services/") {
                         Some(name) => self.service(name).await,
-                        None => Err(Unanswered::NotFound(
+                        None => Err(RequestRefusal::NotFound(
                             "there is no such path: see docs/api.md".to_owned(),
                         )),
                     },
@@ -271,9 +271,9 @@ impl Inspect {
     async fn ask<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> Question,
-    ) -> Result<T, Unanswered> {
+    ) -> Result<T, RequestRefusal> {
         if !self.health.is_expecting() {
-            return Err(Unanswered::Starting(self.health.awaiting().join("; ")));
+            return Err(RequestRefusal::Starting(self.health.awaiting().join("; ")));
         }
         let (answer, answered) = oneshot::channel();
         let asked = async {
@@ -282,7 +282,7 @@ impl Inspect {
         };
         match timeout(LOOP_PATIENCE, asked).await {
             Ok(Some(answer)) => Ok(answer),
-            Ok(None) | Err(_) => Err(Unanswered::Late),
+            Ok(None) | Err(_) => Err(RequestRefusal::Late),
         }
     }
 }
@@ -305,7 +305,7 @@ impl Respond for ByRoot {
     }
 }
 
-impl Unanswered {
+impl RequestRefusal {
     fn code(&self) -> StatusCode {
         match self {
             Self::Starting(_) | Self::Late | Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
@@ -316,7 +316,7 @@ impl Unanswered {
     }
 }
 
-fn refused(why: &Unanswered) -> Answer {
+fn refused(why: &RequestRefusal) -> Answer {
     failed(why.code(), &why.to_string())
 }
 
@@ -334,13 +334,13 @@ fn uncached(mut answer: Answer) -> Answer {
 
 /// Computes an object and renders it as JSON on a blocking thread.
 async fn rendered<T: Serialize>(
-    work: impl FnOnce() -> Result<T, Unanswered> + Send + 'static,
-) -> Result<Vec<u8>, Unanswered> {
+    work: impl FnOnce() -> Result<T, RequestRefusal> + Send + 'static,
+) -> Result<Vec<u8>, RequestRefusal> {
     let rendered = spawn_blocking(move || {
         let object = work()?;
-        serde_json::to_vec(&object).map_err(|error| Unanswered::Unreadable(error.to_string()))
+        serde_json::to_vec(&object).map_err(|error| RequestRefusal::Unreadable(error.to_string()))
     });
-    let ended = |error: tokio::task::JoinError| Unanswered::Unreadable(error.to_string());
+    let ended = |error: tokio::task::JoinError| RequestRefusal::Unreadable(error.to_string());
     rendered.await.map_err(ended)?
 }
 

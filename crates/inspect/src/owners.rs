@@ -14,7 +14,7 @@ pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 
 /// Requested addresses and names of Service ports.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct RequestedPorts {
     /// Addresses of Service ports.
     pub(crate) at: HashSet<At>,
     /// Ports of these addresses. Each may be a node port, because this module does not know the
@@ -24,7 +24,7 @@ pub struct Wanted {
     pub(crate) names: HashSet<ServicePortName>,
 }
 
-impl Wanted {
+impl RequestedPorts {
     /// Requests these addresses and names.
     pub(crate) fn new(
         at: impl IntoIterator<Item = At>,
@@ -68,7 +68,7 @@ pub struct Owners {
 }
 
 /// Searches as many Services as one turn allows, from index `from` on.
-pub fn owners(model: &Model, wanted: &Wanted, from: usize) -> Owners {
+pub fn owners(model: &Model, wanted: &RequestedPorts, from: usize) -> Owners {
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
     let mut found = Vec::new();
     for name in names {
@@ -82,7 +82,10 @@ pub fn owners(model: &Model, wanted: &Wanted, from: usize) -> Owners {
     }
 }
 
-fn of<'a>(service: &'a Service, wanted: &'a Wanted) -> impl Iterator<Item = Owner> + use<'a> {
+fn of<'a>(
+    service: &'a Service,
+    wanted: &'a RequestedPorts,
+) -> impl Iterator<Item = Owner> + use<'a> {
     let ports = service.ports.iter();
     let ports = ports.filter(move |port| wanted.has(service, port));
     ports.map(move |port| Owner {

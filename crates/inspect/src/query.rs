@@ -3,7 +3,7 @@
 use http::Uri;
 use proxy::NamespacedName;
 
-use super::Unanswered;
+use super::RequestRefusal;
 
 /// Default number of Services on a page.
 const LIMIT: usize = 500;
@@ -32,7 +32,7 @@ impl Query {
     /// # Errors
     ///
     /// Fails for an unknown parameter or an invalid value.
-    pub(super) fn read(uri: &Uri) -> Result<Self, Unanswered> {
+    pub(super) fn read(uri: &Uri) -> Result<Self, RequestRefusal> {
         let mut query = Self {
             namespace: None,
             search: String::new(),
@@ -43,7 +43,7 @@ impl Query {
         };
         let pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
         for (name, value) in pairs {
-            let wrong = |advice: &str| Unanswered::Wrong(format!("{name}={value}: {advice}"));
+            let wrong = |advice: &str| RequestRefusal::Wrong(format!("{name}={value}: {advice}"));
             match &*name {
                 "namespace" => query.namespace = (!value.is_empty()).then(|| value.into_owned()),
                 "search" => query.search = value.to_lowercase(),
@@ -66,7 +66,7 @@ impl Query {
                 _ => {
                     let known = "namespace, search, after, limit, endpoints, counters";
                     let why = format!("there is no parameter {name}; there are: {known}");
-                    return Err(Unanswered::Wrong(why));
+                    return Err(RequestRefusal::Wrong(why));
                 }
             }
         }

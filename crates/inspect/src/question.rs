@@ -17,7 +17,7 @@ use proxy::{
 use tokio::sync::oneshot::Sender;
 
 use super::facts::Facts;
-use super::owners::{Owners, Wanted};
+use super::owners::{Owners, RequestedPorts};
 
 /// Number of names that the loop returns in one turn.
 pub const NAMES_A_TURN: usize = 2_500;
@@ -37,23 +37,23 @@ pub enum Question {
     Facts(Sender<Facts>),
     /// Requests the owners of addresses. One turn checks a limited number of Services from an index
     /// on.
-    Owners(Arc<Wanted>, usize, Sender<Owners>),
+    Owners(Arc<RequestedPorts>, usize, Sender<Owners>),
     /// Requests the names of Services from an index on, unsorted, as many as fit in one turn.
     Names(usize, Sender<Names>),
     /// Requests copies of these Services, as many as fit in one turn. At least one is returned.
-    Services(Vec<NamespacedName>, Sender<Vec<Option<Copied>>>),
+    Services(Vec<NamespacedName>, Sender<Vec<Option<ServiceCopy>>>),
     /// Requests facts about the node and its problems.
-    Ground(Sender<Ground>),
+    Ground(Sender<NodeContext>),
     /// Requests the Services with an address and port. One turn checks a limited number of Services
     /// from an index on.
-    Claimants(usize, IpAddr, u16, Sender<Claimed>),
+    Claimants(usize, IpAddr, u16, Sender<ClaimingServices>),
     /// Requests the name of the mode, and facts about this node and this address.
     OwnNode(Option<IpAddr>, Sender<(&'static str, OwnNode)>),
 }
 
 /// The Services with an address, found in one turn.
 #[derive(Debug, Default)]
-pub struct Claimed {
+pub struct ClaimingServices {
     /// Names of these Services.
     pub names: Vec<NamespacedName>,
     /// Version of the list of Services, which changes with their order.
@@ -75,14 +75,14 @@ pub struct Names {
 
 /// A copy of a Service and its EndpointSlices.
 #[derive(Debug)]
-pub struct Copied {
+pub struct ServiceCopy {
     /// Copy of the Service.
     pub service: Service,
     /// Copies of its EndpointSlices.
     pub slices: Vec<EndpointSlice>,
 }
 
-impl Copied {
+impl ServiceCopy {
     /// Copies a Service and its slices.
     pub fn of(view: &ServiceView<'_>) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl Copied {
 
 /// The node and its problems, for responses about Services.
 #[derive(Debug, Default)]
-pub struct Ground {
+pub struct NodeContext {
     /// Served families, with their problems.
     pub families: Vec<GroundOfFamily>,
     /// External and load-balancer addresses that are not served.

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::Unanswered;
+use super::RequestRefusal;
 
 /// Number of requests from one kind of client that are processed in parallel, which limits their
 /// memory.
@@ -70,28 +70,28 @@ impl RequestSlots {
     }
 
     /// Waits for a turn to process a request.
-    pub(super) async fn turn(&self) -> Result<Turn, Unanswered> {
+    pub(super) async fn turn(&self) -> Result<Turn, RequestRefusal> {
         wait(&self.at_once, 1).await
     }
 
     /// Waits for a turn to process a status request.
-    pub(super) async fn status_turn(&self) -> Result<Turn, Unanswered> {
+    pub(super) async fn status_turn(&self) -> Result<Turn, RequestRefusal> {
         wait(&self.status, 1).await
     }
 
     /// Waits for a turn to trace packets.
-    pub(super) async fn explaining_turn(&self) -> Result<Turn, Unanswered> {
+    pub(super) async fn explaining_turn(&self) -> Result<Turn, RequestRefusal> {
         wait(&self.explaining, 1).await
     }
 
     /// Wraps a response. It counts as unread until it is sent or the connection ends.
-    pub(super) async fn untaken(&self, answer: Vec<u8>) -> Result<Bytes, Unanswered> {
+    pub(super) async fn untaken(&self, answer: Vec<u8>) -> Result<Bytes, RequestRefusal> {
         if answer.len() <= SMALL_BYTES {
             return Ok(answer.into());
         }
         let size = u32::try_from(answer.len() >> 10).unwrap_or(u32::MAX);
         let room = wait(&self.untaken, size.saturating_add(1).min(UNTAKEN_KIB)).await?;
-        Ok(Bytes::from_owner(Untaken {
+        Ok(Bytes::from_owner(UnreadResponse {
             answer,
             _room: room,
             trims: self.trims.clone(),
@@ -99,29 +99,29 @@ impl RequestSlots {
     }
 }
 
-async fn wait(turns: &Arc<Semaphore>, count: u32) -> Result<Turn, Unanswered> {
+async fn wait(turns: &Arc<Semaphore>, count: u32) -> Result<Turn, RequestRefusal> {
     let permit = Arc::clone(turns).acquire_many_owned(count);
     match timeout(TURN_PATIENCE, permit).await {
         Ok(Ok(permit)) => Ok(Turn { _permit: permit }),
         // Cannot fail: the semaphore is never closed.
-        Ok(Err(_)) | Err(_) => Err(Unanswered::Busy),
+        Ok(Err(_)) | Err(_) => Err(RequestRefusal::Busy),
     }
 }
 
 /// A response that the client has not read yet.
-struct Untaken {
+struct UnreadResponse {
     answer: Vec<u8>,
     _room: Turn,
     trims: Trims,
 }
 
-impl AsRef<[u8]> for Untaken {
+impl AsRef<[u8]> for UnreadResponse {
     fn as_ref(&self) -> &[u8] {
         &self.answer
     }
 }
 
-impl Drop for Untaken {
+impl Drop for UnreadResponse {
     fn drop(&mut self) {
         self.trims.soon();
     }
@@ -178,7 +178,7 @@ mod tests {
         ];
         assert!(matches!(
             anyone.untaken(large()).await,
-            Err(Unanswered::Busy)
+            Err(RequestRefusal::Busy)
         ));
         assert!(anyone.untaken(vec![0; SMALL_BYTES]).await.is_ok());
         assert!(root.untaken(large()).await.is_ok());
@@ -208,7 +208,7 @@ mod tests {
     async fn a_status_request_does_not_wait_for_other_requests() {
         let room = RequestSlots::new(&Trims::new(|| {}));
         let _others = [room.turn().await.unwrap(), room.turn().await.unwrap()];
-        assert!(matches!(room.turn().await, Err(Unanswered::Busy)));
+        assert!(matches!(room.turn().await, Err(RequestRefusal::Busy)));
         assert!(room.status_turn().await.is_ok());
     }
 }

@@ -17,7 +17,7 @@ use view::{
 
 use draining::HeldEndpoints;
 
-use super::question::{Copied, Ground};
+use super::question::{NodeContext, ServiceCopy};
 
 /// Choice to list or to count the endpoints of the converted Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,13 +29,13 @@ pub(super) struct Detail {
 /// Data that the conversion of a Service needs: the node's state, counters, and names of pods and
 /// nodes.
 pub(super) struct ServiceContext<'a> {
-    ground: &'a Ground,
+    ground: &'a NodeContext,
     counted: &'a CounterSamples,
     places: &'a EndpointPlaces,
     held: HeldEndpoints<'a>,
 }
 
-impl Ground {
+impl NodeContext {
     /// Lists the addresses of a port with their kinds.
     pub(super) fn addresses(
         &self,
@@ -82,7 +82,7 @@ impl Ground {
 
 impl<'a> ServiceContext<'a> {
     pub(super) fn new(
-        ground: &'a Ground,
+        ground: &'a NodeContext,
         counted: &'a CounterSamples,
         places: &'a EndpointPlaces,
     ) -> Self {
@@ -95,7 +95,7 @@ impl<'a> ServiceContext<'a> {
     }
 
     /// Converts a copied Service to an API object.
-    pub(super) fn service(&self, copied: &Copied, detail: Detail) -> view::Service {
+    pub(super) fn service(&self, copied: &ServiceCopy, detail: Detail) -> view::Service {
         let service = &copied.service;
         let policy = |is_local| if is_local { "Local" } else { "Cluster" }.to_owned();
         let families = self.ground.families.iter();

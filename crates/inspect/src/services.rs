@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use http::Uri;
 use proxy::NamespacedName;
-use service_counters::{At, CounterSamples, Counters, Which};
+use service_counters::{At, CounterSamples, CounterSelection, Counters};
 use source::EndpointPlaces;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use view::{Service, ServiceList};
 
 use super::query::Query;
-use super::question::{Copied, Ground, Question, SERVICES_A_TURN};
+use super::question::{NodeContext, Question, SERVICES_A_TURN, ServiceCopy};
 use super::service::{Detail, ServiceContext, anywhere};
-use super::{Inspect, Unanswered, rendered};
+use super::{Inspect, RequestRefusal, rendered};
 
 /// Largest number of attempts to list the Services. An attempt fails if the Services change during
 /// it.
@@ -37,7 +37,7 @@ struct Page {
 
 impl Inspect {
     /// Returns a page of Services.
-    pub(super) async fn services(&self, uri: &Uri) -> Result<Vec<u8>, Unanswered> {
+    pub(super) async fn services(&self, uri: &Uri) -> Result<Vec<u8>, RequestRefusal> {
         let query = Query::read(uri)?;
         let mut list = ServiceList::default();
         let names = self.names(&mut list.notes).await?;
@@ -84,7 +84,7 @@ impl Inspect {
     }
 
     /// Returns one Service with all details.
-    pub(super) async fn service(&self, path: &str) -> Result<Vec<u8>, Unanswered> {
+    pub(super) async fn service(&self, path: &str) -> Result<Vec<u8>, RequestRefusal> {
         let (namespace, name) = path.split_once('/').unwrap_or_default();
         let is_name = |text: &str| {
             !text.is_empty()
@@ -94,13 +94,13 @@ impl Inspect {
         };
         if !is_name(namespace) || !is_name(name) {
             let why = "give /api/v1/services/NAMESPACE/NAME".to_owned();
-            return Err(Unanswered::Wrong(why));
+            return Err(RequestRefusal::Wrong(why));
         }
         let name = NamespacedName::new(namespace, name);
         let asked = vec![name.clone()];
         let told = self.ask(|answer| Question::Services(asked, answer)).await?;
         let Some(copied) = told.into_iter().next().flatten() else {
-            return Err(Unanswered::NotFound(format!(
+            return Err(RequestRefusal::NotFound(format!(
                 "there is no Service {name} that is proxied: none of that name, or it is \
                  headless, of type ExternalName, or has \
                  the label service.kubernetes.io/service-proxy-name"
@@ -117,7 +117,7 @@ impl Inspect {
         rendered(move || {
             let copied = [copied];
             let addresses = addresses(&copied, &ground);
-            let counted = counted(&counters, Which::Of(&addresses), &mut notes);
+            let counted = counted(&counters, CounterSelection::Of(&addresses), &mut notes);
             let seen = ServiceContext::new(&ground, &counted, &places);
             let detail = Detail {
                 has_endpoints: true,
@@ -149,7 +149,7 @@ impl Inspect {
     }
 
     /// Returns the names of all Services, unsorted.
-    async fn names(&self, notes: &mut Vec<String>) -> Result<Vec<NamespacedName>, Unanswered> {
+    async fn names(&self, notes: &mut Vec<String>) -> Result<Vec<NamespacedName>, RequestRefusal> {
         let mut all = Vec::new();
         for _ in 0..TRIES {
             all.clear();
@@ -212,7 +212,7 @@ fn by_name(one: &NamespacedName, other: &NamespacedName) -> std::cmp::Ordering {
 }
 
 /// Lists the addresses of all ports of these Services.
-fn addresses(copied: &[Copied], ground: &Ground) -> Vec<At> {
+fn addresses(copied: &[ServiceCopy], ground: &NodeContext) -> Vec<At> {
     let ports = copied.iter().flat_map(|one| {
         let service = &one.service;
         service.ports.iter().map(move |port| (service, port))
@@ -239,15 +239,19 @@ fn counted_of_page(
         notes.push(note.to_owned());
     }
     let which = if is_much {
-        Which::Addresses
+        CounterSelection::Addresses
     } else {
-        Which::Of(addresses)
+        CounterSelection::Of(addresses)
     };
     counted(counters, which, notes)
 }
 
 /// Reads counters, and adds a note if they cannot be read. Blocks.
-fn counted(counters: &Counters, which: Which<'_>, notes: &mut Vec<String>) -> CounterSamples {
+fn counted(
+    counters: &Counters,
+    which: CounterSelection<'_>,
+    notes: &mut Vec<String>,
+) -> CounterSamples {
     let read = counters.with(|reader| reader.read(which));
     match read {
         Some(Ok(counted)) => {
@@ -262,9 +266,9 @@ fn counted(counters: &Counters, which: Which<'_>, notes: &mut Vec<String>) -> Co
 
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Unanswered> {
+) -> Result<T, RequestRefusal> {
     let done = spawn_blocking(work).await;
-    done.map_err(|error| Unanswered::Unreadable(error.to_string()))
+    done.map_err(|error| RequestRefusal::Unreadable(error.to_string()))
 }
 
 /// Time that IPVS keeps a closed TCP connection (`TIME_WAIT`), in seconds.

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_server::{Accepted, Client, Listen, Respond};
+use http_server::{AcceptedConnection, Client, Listen, Respond};
 use local_socket::{OwnFile, SocketLocations};
 use rustix::process::geteuid;
 use tokio::net::{UnixListener, UnixStream};
@@ -63,7 +63,7 @@ async fn until_bound(places: &SocketLocations) -> Local {
 }
 
 fn listen(places: &SocketLocations) -> io::Result<Local> {
-    let local_socket::Bound { listener, file } = places.bind()?;
+    let local_socket::BoundSocket { listener, file } = places.bind()?;
     listener.set_nonblocking(true)?;
     Ok(Local {
         listener: UnixListener::from_std(listener)?,
@@ -86,7 +86,7 @@ struct Local {
 impl Listen for Local {
     type Stream = UnixStream;
 
-    async fn accept(&self) -> io::Result<Accepted<UnixStream>> {
+    async fn accept(&self) -> io::Result<AcceptedConnection<UnixStream>> {
         let (stream, _) = self.listener.accept().await?;
         // The kernel recorded the user when the client connected. A client without a record is
         // refused.
@@ -95,9 +95,9 @@ impl Listen for Local {
     }
 }
 
-fn accepted(stream: UnixStream, user: Option<u32>, own: u32) -> Accepted<UnixStream> {
+fn accepted(stream: UnixStream, user: Option<u32>, own: u32) -> AcceptedConnection<UnixStream> {
     let refusal = refusal(user, own);
-    Accepted {
+    AcceptedConnection {
         stream,
         client: match (user, &refusal) {
             (Some(user), None) => Client::Local(user),

@@ -6,13 +6,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Standing};
-use service_counters::{At, Counters, Which};
+use service_counters::{At, CounterSelection, Counters};
 use source::Trouble;
-use view::{Conflict, Draining, Drifted, Family, Refused, Source, Status, SyncState, Unreadable};
+use view::{
+    Conflict, Draining, Family, RejectedEntry, RepairedEntries, Source, Status, SyncState,
+    Unreadable,
+};
 
-use super::facts::{Facts, OfFamily};
+use super::facts::{Facts, FamilyFacts};
 use super::parts::{features, limits, switched_off};
-use super::{About, Inspect, Unanswered, rendered};
+use super::{About, Inspect, RequestRefusal, rendered};
 
 /// Largest number of errors, conflicts and drains in the response, over all families.
 const LISTED: usize = 100;
@@ -20,17 +23,17 @@ const LISTED: usize = 100;
 impl Inspect {
     /// Returns the state of the node. During the start, returns the conditions that the daemon
     /// waits for.
-    pub(super) async fn status(&self) -> Result<Vec<u8>, Unanswered> {
+    pub(super) async fn status(&self) -> Result<Vec<u8>, RequestRefusal> {
         let facts = match self.ask(super::Question::Facts).await {
             Ok(facts) => Some(facts),
-            Err(Unanswered::Starting(_)) => None,
+            Err(RequestRefusal::Starting(_)) => None,
             Err(error) => return Err(error),
         };
         let now = Instant::now();
         let source = self.source.get();
         let is_serving = facts.is_some();
         let troubles = source.map(|of| of.troubles.now()).unwrap_or_default();
-        let outer = Outer {
+        let outer = ExternalFacts {
             about: self.about.clone(),
             source: source.map(|of| of.from.clone()).unwrap_or_default(),
             troubles: troubles
@@ -47,7 +50,7 @@ impl Inspect {
 }
 
 /// Facts for the response that the loop does not know.
-struct Outer {
+struct ExternalFacts {
     about: About,
     source: String,
     /// Descriptions of the source's errors.
@@ -59,7 +62,7 @@ struct Outer {
     counters: Counters,
 }
 
-impl Outer {
+impl ExternalFacts {
     fn status(self, facts: Option<Facts>) -> Status {
         let is_ready = self.awaiting.is_empty();
         let awaited = self.awaiting.into_iter();
@@ -95,11 +98,11 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
     let switched_off = switched_off(&facts.uses.parts).into_iter();
     status
         .errors
-        .extend(switched_off.map(|(family, reason)| Refused {
+        .extend(switched_off.map(|(family, reason)| RejectedEntry {
             family: family.to_string(),
             object: "lead packets by iptables".to_owned(),
             reason,
-            ..Refused::default()
+            ..RejectedEntry::default()
         }));
     status.forms = facts.uses.forms;
     status.source.services = facts.services;
@@ -120,7 +123,7 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
         status.families.push(family(&of, updated, facts.now));
         add_seen(status, of, facts.now);
     }
-    let refused = facts.refused.iter().map(|(one, since)| Refused {
+    let refused = facts.refused.iter().map(|(one, since)| RejectedEntry {
         family: one.family().map(|of| of.to_string()).unwrap_or_default(),
         object: one.object(),
         service: Some(one.service.to_string()),
@@ -134,7 +137,7 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
 }
 
 /// Adds the forms that families use now. Names the family if families differ.
-fn add_forms(forms: &mut Vec<String>, families: &[OfFamily]) {
+fn add_forms(forms: &mut Vec<String>, families: &[FamilyFacts]) {
     let all = families.iter().filter_map(|of| Some((of.family, of.form?)));
     let all: Vec<(IpFamily, &str)> = all.collect();
     for (family, form) in &all {
@@ -158,7 +161,7 @@ fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], coun
     }
     let mut at: Vec<At> = drains.iter().map(|one| one.at).collect();
     at.dedup();
-    let Some(Ok(counted)) = counters.with(|reader| reader.read(Which::Of(&at))) else {
+    let Some(Ok(counted)) = counters.with(|reader| reader.read(CounterSelection::Of(&at))) else {
         return;
     };
     for (told, one) in status.draining.iter_mut().zip(drains) {
@@ -168,18 +171,20 @@ fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], coun
     }
 }
 
-fn add_seen(status: &mut Status, of: OfFamily, now: Instant) {
+fn add_seen(status: &mut Status, of: FamilyFacts, now: Instant) {
     let family = of.family.to_string();
     let seen = of.seen;
-    status
-        .errors
-        .extend(seen.failures.into_iter().map(|(failure, since)| Refused {
-            family: family.clone(),
-            object: failure.object,
-            service: failure.owner.map(|owner| owner.to_string()),
-            reason: failure.reason,
-            seconds: since.as_secs_f64(),
-        }));
+    status.errors.extend(
+        seen.failures
+            .into_iter()
+            .map(|(failure, since)| RejectedEntry {
+                family: family.clone(),
+                object: failure.object,
+                service: failure.owner.map(|owner| owner.to_string()),
+                reason: failure.reason,
+                seconds: since.as_secs_f64(),
+            }),
+    );
     status
         .unreadable
         .extend(seen.unreadable.into_iter().map(|of| Unreadable {
@@ -197,7 +202,7 @@ fn add_seen(status: &mut Status, of: OfFamily, now: Instant) {
         }));
     status
         .drift
-        .extend(seen.drift.into_iter().map(|(kind, of)| Drifted {
+        .extend(seen.drift.into_iter().map(|(kind, of)| RepairedEntries {
             family: family.clone(),
             kind: kind.to_owned(),
             count: of.count,
@@ -215,7 +220,7 @@ fn add_seen(status: &mut Status, of: OfFamily, now: Instant) {
         }));
 }
 
-fn family(of: &OfFamily, updated: Option<Instant>, now: Instant) -> Family {
+fn family(of: &FamilyFacts, updated: Option<Instant>, now: Instant) -> Family {
     let standing = &of.standing;
     Family {
         family: of.family.to_string(),

@@ -33,7 +33,7 @@ fn starting() -> (Arc<Inspect>, mpsc::Receiver<Question>) {
         missing_scheduler: |_| None,
         trim: || {},
     };
-    Inspect::new(about, Arc::new(Starting), &Apart::default())
+    Inspect::new(about, Arc::new(Starting), &SeparateReaders::default())
 }
 
 /// Returns the status and the object of a response.

@@ -23,8 +23,8 @@ use tokio::task::spawn_blocking;
 use rank::{Sort, assemble, busiest};
 pub(super) use samples::SampleStore;
 
-use super::owners::{Owner, Wanted};
-use super::{Inspect, Question, Unanswered, rendered};
+use super::owners::{Owner, RequestedPorts};
+use super::{Inspect, Question, RequestRefusal, rendered};
 
 /// Default number of listed Service ports and endpoints.
 const LIMIT: usize = 50;
@@ -39,7 +39,7 @@ struct TopQuery {
 }
 
 impl TopQuery {
-    fn read(uri: &Uri) -> Result<Self, Unanswered> {
+    fn read(uri: &Uri) -> Result<Self, RequestRefusal> {
         let mut asked = Self {
             limit: LIMIT,
             sort: Sort::Connections,
@@ -52,19 +52,19 @@ impl TopQuery {
                     let limit = value.parse().ok();
                     let limit = limit.filter(|limit| (1..=LIMIT_MAX).contains(limit));
                     asked.limit = limit.ok_or_else(|| {
-                        Unanswered::Wrong(format!("limit={value}: give 1 to {LIMIT_MAX}"))
+                        RequestRefusal::Wrong(format!("limit={value}: give 1 to {LIMIT_MAX}"))
                     })?;
                 }
                 "sort" => {
                     asked.sort = Sort::named(value).ok_or_else(|| {
-                        Unanswered::Wrong(format!(
+                        RequestRefusal::Wrong(format!(
                             "sort={value}: give connections, packets or bytes"
                         ))
                     })?;
                 }
                 _ => {
                     let why = format!("there is no parameter {name}; there are: limit, sort");
-                    return Err(Unanswered::Wrong(why));
+                    return Err(RequestRefusal::Wrong(why));
                 }
             }
         }
@@ -74,7 +74,7 @@ impl TopQuery {
 
 impl Inspect {
     /// Returns the busiest Service ports and endpoints.
-    pub(super) async fn top(&self, uri: &Uri) -> Result<Vec<u8>, Unanswered> {
+    pub(super) async fn top(&self, uri: &Uri) -> Result<Vec<u8>, RequestRefusal> {
         let TopQuery { limit, sort } = TopQuery::read(uri)?;
         let facts = self.ask(Question::Facts).await?;
         let looks = self.looks.clone();
@@ -82,9 +82,9 @@ impl Inspect {
         let looked = spawn_blocking(move || {
             let span = looks.take(&counters, Instant::now())?;
             let found = busiest(&span, sort, limit);
-            Ok::<_, Unanswered>((span, Wanted::new(found.at, found.names)))
+            Ok::<_, RequestRefusal>((span, RequestedPorts::new(found.at, found.names)))
         });
-        let ended = |error: tokio::task::JoinError| Unanswered::Unreadable(error.to_string());
+        let ended = |error: tokio::task::JoinError| RequestRefusal::Unreadable(error.to_string());
         let (span, wanted) = looked.await.map_err(ended)??;
         self.looks.forget_later();
         let owners = self.owners(wanted).await?;
@@ -107,7 +107,7 @@ impl Inspect {
     }
 
     /// Requests the owners of addresses from the loop, turn by turn.
-    async fn owners(&self, wanted: Wanted) -> Result<Vec<Owner>, Unanswered> {
+    async fn owners(&self, wanted: RequestedPorts) -> Result<Vec<Owner>, RequestRefusal> {
         let wanted = Arc::new(wanted);
         let mut all = Vec::new();
         let mut from = 0;

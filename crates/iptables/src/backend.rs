@@ -45,7 +45,7 @@ pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
 
 /// The reason for the choice of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum BackendReason {
     /// The user requested this backend.
     Asked,
     /// Only this backend is installed.
@@ -62,7 +62,7 @@ pub enum Why {
     First,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for BackendReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Asked => "asked for",

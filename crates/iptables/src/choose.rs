@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use inet::IpFamily;
 
-use crate::backend::{Backend, Why};
+use crate::backend::{Backend, BackendReason};
 use crate::error::{IptablesError, Kind, failure};
 use crate::iptables::{Iptables, SAVE_LIMIT};
 use crate::program::Program;
-use crate::reading::{Readings, Support};
+use crate::reading::{Readings, RuleSupport};
 use crate::saved::Line;
 use crate::table::Table;
 
@@ -55,10 +55,10 @@ impl Iptables {
             let verdicts = IpFamily::ALL.map(|family| iptables.verdict(family));
             let is_first = reasons.is_empty() && never.is_empty();
             let iptables = iptables.unless_first(is_first);
-            if verdicts.contains(&Support::Works) {
+            if verdicts.contains(&RuleSupport::Works) {
                 return Ok(iptables);
             }
-            if verdicts == [Support::Never; 2] {
+            if verdicts == [RuleSupport::Never; 2] {
                 never.push(iptables);
                 continue;
             }
@@ -116,7 +116,11 @@ impl Iptables {
 
     /// Marks a backend as `Usable` if earlier backends do not work.
     fn unless_first(self, is_first: bool) -> Self {
-        let why = if is_first { self.why } else { Why::Usable };
+        let why = if is_first {
+            self.why
+        } else {
+            BackendReason::Usable
+        };
         Self { why, ..self }
     }
 
@@ -153,7 +157,7 @@ impl Iptables {
             return Err(IptablesError::Missing(format!("iptables{infix}-restore")));
         }
         let is_alone = found.len() == 1;
-        let mut why = Why::First;
+        let mut why = BackendReason::First;
         // If all backends after the first have no rules, the default order is right.
         if found.iter().skip(1).any(|iptables| !iptables.is_bare()) {
             let mut judged = Vec::with_capacity(found.len());
@@ -168,8 +172,8 @@ impl Iptables {
         }
         if let Some(first) = found.first_mut() {
             first.why = match wanted {
-                Some(_) => Why::Asked,
-                None if is_alone => Why::Alone,
+                Some(_) => BackendReason::Asked,
+                None if is_alone => BackendReason::Alone,
                 None => why,
             };
         }
@@ -191,7 +195,7 @@ impl Iptables {
             },
             is_modern: true,
             readings: Arc::clone(readings),
-            why: Why::Alone,
+            why: BackendReason::Alone,
         };
         let has = |verb| iptables.program(IpFamily::V4, verb).is_ok();
         (has("save") && has("restore")).then_some(iptables)
@@ -213,14 +217,19 @@ impl Iptables {
             infix: "",
             is_modern: version >= MODERN,
             readings: Arc::default(),
-            why: Why::Alone,
+            why: BackendReason::Alone,
         }))
     }
 
     /// Reports whether the kernel is known to accept no rules of this backend. Does not ask legacy
     /// iptables, because the query would create a table.
     fn is_known_unwritable(&self) -> bool {
-        let lacks = |family| matches!(self.verdict(family), Support::Never | Support::Lacks);
+        let lacks = |family| {
+            matches!(
+                self.verdict(family),
+                RuleSupport::Never | RuleSupport::Lacks
+            )
+        };
         self.backend == Backend::Nft && IpFamily::ALL.into_iter().all(lacks)
     }
 
@@ -286,14 +295,14 @@ struct Evidence {
 
 impl Evidence {
     /// Returns the strongest evidence.
-    fn why(&self) -> Why {
+    fn why(&self) -> BackendReason {
         match self {
-            Self { has_hint: true, .. } => Why::Hint,
+            Self { has_hint: true, .. } => BackendReason::Hint,
             Self {
                 has_chains: true, ..
-            } => Why::Chains,
-            Self { rules: 0, .. } => Why::First,
-            Self { .. } => Why::Rules,
+            } => BackendReason::Chains,
+            Self { rules: 0, .. } => BackendReason::First,
+            Self { .. } => BackendReason::Rules,
         }
     }
 

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use inet::IpFamily;
 
-use crate::backend::{Backend, Why, exists};
+use crate::backend::{Backend, BackendReason, exists};
 use crate::error::{IptablesError, Kind, failure};
 use crate::legacy::LegacyTables;
 use crate::native::{self, PrintedTables};
 use crate::obstacles::{DormantTable, TakenChain};
 use crate::program::{Limit, Program};
-use crate::reading::{self, Reading, Readings, Support, TablesState};
+use crate::reading::{self, Reading, Readings, RuleSupport, TablesState};
 use crate::restore::restore_text;
 use crate::rule::{Match, Rule, SourcePort, Target};
 use crate::saved::Line;
@@ -41,7 +41,7 @@ pub struct Iptables {
     /// True if the programs know `iptables-restore -w` and `MASQUERADE --random-fully`.
     pub(crate) is_modern: bool,
     pub(crate) readings: Arc<Readings>,
-    pub(crate) why: Why,
+    pub(crate) why: BackendReason,
 }
 
 /// A request to `iptables-save`.
@@ -95,7 +95,7 @@ impl Backend {
 
 impl Iptables {
     /// Returns the reason for the choice of this backend.
-    pub fn why(&self) -> Why {
+    pub fn why(&self) -> BackendReason {
         self.why
     }
 
@@ -123,8 +123,10 @@ impl Iptables {
     pub fn check(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
         match self.verdict(family) {
-            Support::Works => Ok(()),
-            Support::Never | Support::Lacks | Support::Unknown => self.try_writing(family),
+            RuleSupport::Works => Ok(()),
+            RuleSupport::Never | RuleSupport::Lacks | RuleSupport::Unknown => {
+                self.try_writing(family)
+            }
         }
     }
 
@@ -283,16 +285,16 @@ impl Iptables {
         }
     }
 
-    pub(crate) fn verdict(&self, family: IpFamily) -> Support {
+    pub(crate) fn verdict(&self, family: IpFamily) -> RuleSupport {
         let slot = self.readings.of(self.backend, family);
         if slot.works() {
-            return Support::Works;
+            return RuleSupport::Works;
         }
         let verdict = match self.backend {
             Backend::Nft => nft::probe(family),
             Backend::Legacy => legacy::probe(family),
         };
-        if verdict == Support::Works {
+        if verdict == RuleSupport::Works {
             slot.set_works();
         }
         verdict

@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, SocketType, ipproto, socket};
 
 use crate::backend::exists;
 use crate::modules;
-use crate::reading::{Support, TablesState};
+use crate::reading::{RuleSupport, TablesState};
 use crate::table::Table;
 
 /// Socket option that returns a table's size: `IPT_SO_GET_INFO`, `IP6T_SO_GET_INFO`.
@@ -183,11 +183,11 @@ pub(crate) fn load_modules(needed: &[&str]) {
 
 /// Checks that the kernel has or loads table nat, a match and a target, and that the lock can be
 /// opened.
-pub(crate) fn probe(family: IpFamily) -> Support {
+pub(crate) fn probe(family: IpFamily) -> RuleSupport {
     match ask_for_nat(family).and_then(|()| lock()) {
-        Ok(_) => Support::Works,
+        Ok(_) => RuleSupport::Works,
         // Only the iptables program can explain the failure.
-        Err(_) => Support::Unknown,
+        Err(_) => RuleSupport::Unknown,
     }
 }
 

@@ -38,7 +38,7 @@ mod saved;
 mod table;
 mod writing;
 
-pub use backend::{Backend, Why, exists};
+pub use backend::{Backend, BackendReason, exists};
 pub use error::{IptablesError, Kind};
 pub use iptables::Iptables;
 pub use legacy::{LegacyTable, LegacyTables};

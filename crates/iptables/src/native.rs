@@ -30,7 +30,7 @@ const MAX_PROCESSES: usize = 8;
 
 /// The part of a table that `iptables-save` has not printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Gap {
+pub(crate) enum UnprintedPart {
     /// The whole table.
     Whole,
     /// Base chains that do not have the name of a built-in chain.
@@ -101,14 +101,14 @@ impl PrintedTables {
     }
 
     /// Returns the unprinted parts of the existing tables.
-    pub(crate) fn gaps(&self, existing: &[&'static str]) -> Vec<(&'static str, Gap)> {
+    pub(crate) fn gaps(&self, existing: &[&'static str]) -> Vec<(&'static str, UnprintedPart)> {
         let gap = |table: &'static str| {
             if self.open.as_deref() == Some(table) {
-                Some((table, Gap::Rest))
+                Some((table, UnprintedPart::Rest))
             } else if !self.tables.contains(table) {
-                Some((table, Gap::Whole))
+                Some((table, UnprintedPart::Whole))
             } else if self.partial.contains(table) {
-                Some((table, Gap::BaseChains))
+                Some((table, UnprintedPart::BaseChains))
             } else {
                 None
             }
@@ -129,7 +129,7 @@ pub(crate) fn read(
     restore: Restore<'_>,
     family: IpFamily,
     printed: &PrintedTables,
-    (table, gap): (&'static str, Gap),
+    (table, gap): (&'static str, UnprintedPart),
     is_counted: bool,
     limit: Limit,
     line: &mut dyn FnMut(&str),
@@ -149,11 +149,11 @@ pub(crate) fn read(
         let (_, before) = reader.tables().map_err(asked)?;
         let mut chains = reader.chains(table).map_err(asked)?;
         match gap {
-            Gap::Whole => {}
-            Gap::BaseChains => {
+            UnprintedPart::Whole => {}
+            UnprintedPart::BaseChains => {
                 chains.retain(|chain| chain.hook.is_some() && !is_built_in(table, chain));
             }
-            Gap::Rest => chains.retain(|chain| !printed.told.contains(&chain.name)),
+            UnprintedPart::Rest => chains.retain(|chain| !printed.told.contains(&chain.name)),
         }
         let rules = listing.rules(&chains, &mut reader)?;
         let (_, after) = reader.tables().map_err(asked)?;
@@ -470,7 +470,13 @@ mod tests {
         assert_eq!(told, text.lines().take(5).collect::<Vec<_>>());
         assert_eq!(printed.told.iter().collect::<Vec<_>>(), ["A"]);
         let gaps = printed.gaps(&["filter", "nat"]);
-        assert_eq!(gaps, [("filter", Gap::Whole), ("nat", Gap::Rest)]);
+        assert_eq!(
+            gaps,
+            [
+                ("filter", UnprintedPart::Whole),
+                ("nat", UnprintedPart::Rest)
+            ]
+        );
         printed.pass("COMMIT", &mut |line| told.push(line.to_owned()));
         assert_eq!(told.len(), 7);
         assert!(printed.gaps(&["nat"]).is_empty());
@@ -484,9 +490,9 @@ mod tests {
              # Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n\
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
         let gaps = printed(text).gaps(&["filter", "nat"]);
-        assert_eq!(gaps, [("nat", Gap::Whole)]);
+        assert_eq!(gaps, [("nat", UnprintedPart::Whole)]);
         // The result does not depend on the messages that the program prints.
-        assert_eq!(printed("").gaps(&["raw"]), [("raw", Gap::Whole)]);
+        assert_eq!(printed("").gaps(&["raw"]), [("raw", UnprintedPart::Whole)]);
         assert!(printed(text).gaps(&["filter"]).is_empty());
     }
 
@@ -495,7 +501,7 @@ mod tests {
         let text = "# Table `filter' contains incompatible base-chains, use 'nft' tool to list them.\n\
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
         let gaps = printed(text).gaps(&["filter"]);
-        assert_eq!(gaps, [("filter", Gap::BaseChains)]);
+        assert_eq!(gaps, [("filter", UnprintedPart::BaseChains)]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use netlink_batch::{
 };
 
 use crate::modules;
-use crate::reading::{Support, TablesState};
+use crate::reading::{RuleSupport, TablesState};
 use crate::table::Table;
 
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
@@ -72,9 +72,9 @@ pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     };
     match read(&mut connection, family) {
         Ok((tables, _)) if tables.is_empty() => match probe_table(&mut connection, family) {
-            Support::Works => Some(TablesState::Empty),
-            Support::Never => Some(TablesState::Unsupported),
-            Support::Lacks | Support::Unknown => None,
+            RuleSupport::Works => Some(TablesState::Empty),
+            RuleSupport::Never => Some(TablesState::Unsupported),
+            RuleSupport::Lacks | RuleSupport::Unknown => None,
         },
         Ok((_, generation)) => Some(TablesState::Holds(generation.map(u64::from))),
         Err(error) => is_missing(&error).then_some(TablesState::Unsupported),
@@ -169,7 +169,7 @@ pub(crate) fn is_absent(family: IpFamily) -> bool {
         let refused = has_match(family, "addrtype", 1);
         refused.is_err_and(|error| is_unknown(&error))
     };
-    probe(family) == Support::Never || has_no_matches()
+    probe(family) == RuleSupport::Never || has_no_matches()
 }
 
 /// Reports whether the kernel lacks the match, or the means to query it.
@@ -185,21 +185,21 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
 /// If nf_tables exists, loads the further modules that iptables rules need, and the `needed`
 /// modules.
 pub(crate) fn load_modules(needed: &[&str]) {
-    let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == Support::Works;
+    let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == RuleSupport::Works;
     if modules::is_loadable(MODULES[0]) && Connection::open(Protocol::Netfilter).is_ok_and(works) {
         modules::load(&MODULES, needed);
     }
 }
 
 /// Checks that the kernel would accept a NAT chain, and a match and target of iptables.
-pub(crate) fn probe(family: IpFamily) -> Support {
+pub(crate) fn probe(family: IpFamily) -> RuleSupport {
     match Connection::open(Protocol::Netfilter) {
         Ok(mut connection) => match probe_table(&mut connection, family) {
-            Support::Works => probe_rule(&mut connection, family),
+            RuleSupport::Works => probe_rule(&mut connection, family),
             verdict => verdict,
         },
-        Err(error) if is_missing(&error) => Support::Never,
-        Err(_) => Support::Unknown,
+        Err(error) if is_missing(&error) => RuleSupport::Never,
+        Err(_) => RuleSupport::Unknown,
     }
 }
 
@@ -217,11 +217,11 @@ pub(crate) fn has_match(family: IpFamily, name: &str, revision: u8) -> Result<()
 }
 
 /// Checks that nftables knows the family.
-fn probe_table(connection: &mut Connection, family: IpFamily) -> Support {
+fn probe_table(connection: &mut Connection, family: IpFamily) -> RuleSupport {
     dry_run(connection, &begin(family))
 }
 
-fn probe_rule(connection: &mut Connection, family: IpFamily) -> Support {
+fn probe_rule(connection: &mut Connection, family: IpFamily) -> RuleSupport {
     let mut batch = begin(family);
     batch.push(NFT_MSG_NEWCHAIN, NLM_F_CREATE, |w| {
         header(w, family);
@@ -278,22 +278,24 @@ fn of_batch(w: &mut Writer<'_>) {
     w.bytes(&[0, 0, 0, NFNL_SUBSYS_NFTABLES]);
 }
 
-fn dry_run(connection: &mut Connection, batch: &Batch) -> Support {
+fn dry_run(connection: &mut Connection, batch: &Batch) -> RuleSupport {
     match connection.execute(batch) {
-        Ok(replies) if replies.iter().all(|reply| matches!(reply, Reply::Done)) => Support::Works,
+        Ok(replies) if replies.iter().all(|reply| matches!(reply, Reply::Done)) => {
+            RuleSupport::Works
+        }
         Ok(replies) => {
             // Without nf_tables, the first message fails. Without the family, the table fails.
             let mut first = replies.iter().take(2).filter_map(Reply::errno);
             if first.any(|errno| errno == libc::EOPNOTSUPP || errno == libc::EAFNOSUPPORT) {
-                Support::Never
+                RuleSupport::Never
             } else if replies.iter().any(|of| of.errno() == Some(libc::ENOENT)) {
                 // The kernel lacks the type of chain, the match or the target.
-                Support::Lacks
+                RuleSupport::Lacks
             } else {
-                Support::Unknown
+                RuleSupport::Unknown
             }
         }
-        Err(_) => Support::Unknown,
+        Err(_) => RuleSupport::Unknown,
     }
 }
 

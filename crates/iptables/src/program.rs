@@ -129,7 +129,7 @@ impl Program {
             }
             let in_time = fed.map(|()| {
                 child.stdout.take().is_none_or(|stdout| {
-                    let until = Until {
+                    let until = TimedOutput {
                         stdout,
                         deadline,
                         silence: limit.silence,
@@ -181,14 +181,14 @@ impl From<Duration> for Limit {
 }
 
 /// A program's output, readable until its deadline.
-struct Until {
+struct TimedOutput {
     stdout: ChildStdout,
     deadline: Instant,
     silence: Duration,
     is_late: bool,
 }
 
-impl Read for Until {
+impl Read for TimedOutput {
     /// Fails with [`io::ErrorKind::TimedOut`] after the deadline.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {

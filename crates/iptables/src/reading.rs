@@ -29,7 +29,7 @@ pub(crate) enum TablesState {
 
 /// The kernel's support for rules, as the kernel reports it without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Support {
+pub(crate) enum RuleSupport {
     Works,
     Never,
     /// Tables can exist, but the kernel lacks a part that rules of every mode need. A program may

@@ -45,7 +45,7 @@ use crate::config::options::Options;
 use crate::config::question::{AnswerOptions, Output, Question, StartQuestion};
 use answer::CheckResult;
 use diff::Colour;
-use foresee::{Foreseen, foresee};
+use foresee::{StartForecast, foresee};
 use migration::Migration;
 use preflight::Traces;
 
@@ -100,7 +100,7 @@ async fn preflighted(options: &Options, answer: AnswerOptions) -> Result<ExitCod
         Ok((foreseen, _)) => (Some(foreseen), None),
         Err(error) => (None, Some(error)),
     };
-    let status = foreseen.as_ref().map_or(CANNOT_SAY, Foreseen::status);
+    let status = foreseen.as_ref().map_or(CANNOT_SAY, StartForecast::status);
     let answer = CheckResult {
         foreseen,
         error: error.as_ref().map(|error| format!("{error:#}")),

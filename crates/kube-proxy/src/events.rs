@@ -312,12 +312,12 @@ fn first_bytes(text: &str, most: usize) -> &str {
 /// Queue for events to send. Clones share the queue.
 #[derive(Debug, Clone)]
 pub struct Recorder {
-    queue: Option<mpsc::Sender<Recorded>>,
+    queue: Option<mpsc::Sender<RecordedEvent>>,
 }
 
 /// An event with the time at which it was recorded.
 #[derive(Debug)]
-pub(crate) struct Recorded {
+pub(crate) struct RecordedEvent {
     pub(crate) event: Event,
     time: Timestamp,
     since: Instant,
@@ -335,7 +335,7 @@ impl Recorder {
     /// last clone of the recorder is dropped. Needs a tokio runtime.
     pub fn start(client: Client, node: &str) -> Self {
         let (recorder, queue) = Self::queued();
-        let teller = Teller {
+        let teller = EventSender {
             client,
             instance: first_bytes(&format!("{CONTROLLER}-{node}"), INSTANCE_BYTES_MAX).to_owned(),
             told: HashMap::new(),
@@ -346,7 +346,7 @@ impl Recorder {
     }
 
     /// Returns a recorder and the receiving end of its queue.
-    pub(crate) fn queued() -> (Self, mpsc::Receiver<Recorded>) {
+    pub(crate) fn queued() -> (Self, mpsc::Receiver<RecordedEvent>) {
         let (queue, received) = mpsc::channel(EVENTS_MAX);
         (Self { queue: Some(queue) }, received)
     }
@@ -369,13 +369,13 @@ impl Recorder {
         let Some(queue) = &self.queue else {
             return;
         };
-        let recorded = Recorded {
+        let recorded = RecordedEvent {
             event,
             time: Timestamp::now(),
             since: Instant::now(),
             _waiter: waiter,
         };
-        if let Err(mpsc::error::TrySendError::Full(Recorded { event, .. })) =
+        if let Err(mpsc::error::TrySendError::Full(RecordedEvent { event, .. })) =
             queue.try_send(recorded)
         {
             debug!(
@@ -388,7 +388,7 @@ impl Recorder {
 }
 
 /// Sends events to an API server, one after the other.
-struct Teller {
+struct EventSender {
     client: Client,
     instance: String,
     /// Time at which each event was last sent, by the event's digest.
@@ -405,8 +405,8 @@ enum SendOutcome {
     NotYet(String),
 }
 
-impl Teller {
-    async fn run(mut self, mut queue: mpsc::Receiver<Recorded>) {
+impl EventSender {
+    async fn run(mut self, mut queue: mpsc::Receiver<RecordedEvent>) {
         while let Some(recorded) = queue.recv().await {
             let event = &recorded.event;
             let (digest, now) = (event.digest(), Instant::now());
@@ -434,7 +434,7 @@ impl Teller {
     }
 
     /// Retries until the event is sent or too old. Returns true if the event was sent.
-    async fn tell(&mut self, recorded: &Recorded) -> bool {
+    async fn tell(&mut self, recorded: &RecordedEvent) -> bool {
         let object = recorded.event.object(&self.instance, recorded.time);
         let mut backoff = Backoff::default();
         loop {

@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
-use inspect::{DRAINS, GroundOfFamily, OfFamily};
-use modes::metrics::Extent;
+use inspect::{DRAINS, FamilyFacts, GroundOfFamily};
+use modes::metrics::SyncExtent;
 use proxy::{
     Changes, IpFamily, Mode, Model, NamespacedName, NodeFacts, NodePorts, Pieces, Report, Standing,
     Trigger, UnavailableOption,
@@ -90,12 +90,12 @@ struct Round {
     /// True if some kernel state could not be read.
     has_unreadable: bool,
     /// Extent of the sync, partial or full, if the mode distinguishes them.
-    extent: Option<Extent>,
+    extent: Option<SyncExtent>,
 }
 
 /// Results of the kernel work that one call of `book` found finished.
 #[derive(Debug, Default)]
-pub(crate) struct Booked {
+pub(crate) struct BookingResult {
     /// True if any kernel work was finished.
     pub(crate) is_any: bool,
     /// True if the finished work had used much memory for a while.
@@ -322,12 +322,12 @@ impl Family {
     }
 
     /// Books finished kernel work. Passes the results to the metrics, the log and the health state.
-    pub(crate) async fn book(&mut self, model: &Model, now: Instant) -> Booked {
+    pub(crate) async fn book(&mut self, model: &Model, now: Instant) -> BookingResult {
         let Some(report) = self.mode.book(model, now) else {
-            return Booked::default();
+            return BookingResult::default();
         };
         self.tell(&report, model, now).await;
-        Booked {
+        BookingResult {
             is_any: true,
             has_used_much: report.has_used_much,
             gone: report.gone,
@@ -462,8 +462,8 @@ impl Family {
     }
 
     /// Returns the family's progress and findings, with at most `most` entries of each kind.
-    pub(crate) fn told(&self, most: usize, now: Instant) -> OfFamily {
-        OfFamily {
+    pub(crate) fn told(&self, most: usize, now: Instant) -> FamilyFacts {
+        FamilyFacts {
             family: self.family(),
             standing: self.standing(),
             is_served: self.is_served,

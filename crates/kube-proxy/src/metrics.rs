@@ -29,7 +29,7 @@ use flags::gates::Gates;
 use http::StatusCode;
 use modes::metrics::buckets::Buckets;
 use modes::metrics::rows::Rows;
-use modes::metrics::{Extent, OfFamily, OfMode, of, set};
+use modes::metrics::{FamilyLabels, ModeLabels, SyncExtent, of, set};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -40,8 +40,8 @@ use proxy::{Changes, Drift, EntryKind, Fate, IpFamily, Model, NodePorts, Report,
 use crate::process::version::{COMMIT, OWN_VERSION};
 use draining::Draining;
 use labels::{
-    Build, OfCheck, OfCheckStatus, OfCode, OfFeature, OfKind, OfPolicy, OfRequest, OfStability,
-    OfVerb, OfWrite, OwnBuild, of_kind, of_write,
+    Build, CheckLabels, CheckStatusLabels, CodeLabels, FeatureLabels, KindLabels, OwnBuild,
+    PolicyLabels, RequestLabels, StabilityLabels, VerbLabels, WriteLabels, of_kind, of_write,
 };
 use services::ServiceMetrics;
 use standing::Standings;
@@ -51,38 +51,38 @@ use standing::Standings;
 pub struct Metrics {
     registry: Arc<Registry>,
     pub(crate) started: SystemTime,
-    sync_duration: Family<OfFamily, Histogram, Buckets>,
-    network_programming_duration: Family<OfFamily, Histogram, Buckets>,
-    last_synced: Family<OfFamily, Seconds>,
-    last_queued: Family<OfFamily, Seconds>,
+    sync_duration: Family<FamilyLabels, Histogram, Buckets>,
+    network_programming_duration: Family<FamilyLabels, Histogram, Buckets>,
+    last_synced: Family<FamilyLabels, Seconds>,
+    last_queued: Family<FamilyLabels, Seconds>,
     endpoint_changes_pending: Gauge,
     endpoint_changes: Counter,
     service_changes_pending: Gauge,
     service_changes: Counter,
-    no_local_endpoints: Family<OfPolicy, Gauge>,
-    healthz_answers: Family<OfCode, Counter>,
-    livez_answers: Family<OfCode, Counter>,
-    flows_duration: Family<OfFamily, Histogram, Buckets>,
-    flows_deleted: Family<OfFamily, Counter>,
-    requests: Family<OfRequest, Counter>,
-    request_duration: Family<OfVerb, Histogram, Buckets>,
-    request_wait: Family<OfVerb, Histogram, Buckets>,
-    request_size: Family<OfVerb, Histogram, Buckets>,
-    answer_size: Family<OfVerb, Histogram, Buckets>,
+    no_local_endpoints: Family<PolicyLabels, Gauge>,
+    healthz_answers: Family<CodeLabels, Counter>,
+    livez_answers: Family<CodeLabels, Counter>,
+    flows_duration: Family<FamilyLabels, Histogram, Buckets>,
+    flows_deleted: Family<FamilyLabels, Counter>,
+    requests: Family<RequestLabels, Counter>,
+    request_duration: Family<VerbLabels, Histogram, Buckets>,
+    request_wait: Family<VerbLabels, Histogram, Buckets>,
+    request_size: Family<VerbLabels, Histogram, Buckets>,
+    answer_size: Family<VerbLabels, Histogram, Buckets>,
     slis: Arc<Registry>,
-    check_result: Family<OfCheck, Gauge>,
-    check_results: Family<OfCheckStatus, Counter>,
+    check_result: Family<CheckLabels, Gauge>,
+    check_results: Family<CheckStatusLabels, Counter>,
     pub(crate) vanished: crate::node::missing_objects::Counts,
     pub(crate) contested: crate::node::external_addresses::Counts,
-    drifted: Family<OfKind, Counter>,
-    writes: Family<OfWrite, Counter>,
-    programming_duration: Family<OfFamily, Histogram, Buckets>,
+    drifted: Family<KindLabels, Counter>,
+    writes: Family<WriteLabels, Counter>,
+    programming_duration: Family<FamilyLabels, Histogram, Buckets>,
     draining: Draining,
-    former_servers: Family<OfFamily, Gauge>,
-    former_connections: Family<OfFamily, Gauge>,
+    former_servers: Family<FamilyLabels, Gauge>,
+    former_connections: Family<FamilyLabels, Gauge>,
     standings: Standings,
     services: Option<ServiceMetrics>,
-    of_mode: Option<Arc<dyn OfMode>>,
+    of_mode: Option<Arc<dyn ModeLabels>>,
 }
 
 type Seconds = Gauge<f64, AtomicU64>;
@@ -96,7 +96,7 @@ impl Metrics {
     /// Returns the metrics of a mode with these feature gates, at their start values. Includes
     /// metrics of single Services if they are enabled.
     pub(crate) fn of(
-        of_mode: Option<Arc<dyn OfMode>>,
+        of_mode: Option<Arc<dyn ModeLabels>>,
         gates: &Gates,
         services: Option<ServiceMetrics>,
     ) -> Self {
@@ -250,10 +250,10 @@ impl Metrics {
         let help = "A metric with a constant '1' value labeled by the version of kube-proxy-ipvs.";
         all.registry
             .register("kubeproxy_ipvs_build_info", help, own);
-        let features = Family::<OfFeature, Gauge>::default();
+        let features = Family::<FeatureLabels, Gauge>::default();
         for (name, stage, is_on) in gates.all() {
             let stage = stage.label();
-            let feature = OfFeature { name, stage };
+            let feature = FeatureLabels { name, stage };
             features.get_or_create(&feature).set(is_on.into());
         }
         let help = "This metric records the data about the stage and enablement of a k8s feature.";
@@ -398,12 +398,12 @@ impl Metrics {
     }
 
     /// Returns the extent of the report's sync, partial or full, if the mode distinguishes them.
-    pub(crate) fn extent(&self, report: &Report) -> Option<Extent> {
+    pub(crate) fn extent(&self, report: &Report) -> Option<SyncExtent> {
         self.of_mode.as_ref()?.extent(report)
     }
 
     /// Counts a finished sync.
-    pub(crate) fn synced(&self, family: IpFamily, took: Duration, extent: Option<Extent>) {
+    pub(crate) fn synced(&self, family: IpFamily, took: Duration, extent: Option<SyncExtent>) {
         let duration = self.sync_duration.get_or_create(&of(family));
         duration.observe(took.as_secs_f64());
         if let (Some(of_mode), Some(extent)) = (&self.of_mode, extent) {
@@ -432,8 +432,8 @@ impl Metrics {
     /// Sets the numbers of Services whose `Local` traffic policy finds no endpoint on this node.
     fn no_local_endpoints(&self, family: IpFamily, internal: usize, external: usize) {
         for (traffic_policy, count) in [("internal", internal), ("external", external)] {
-            let OfFamily { ip_family } = of(family);
-            let gauge = self.no_local_endpoints.get_or_create(&OfPolicy {
+            let FamilyLabels { ip_family } = of(family);
+            let gauge = self.no_local_endpoints.get_or_create(&PolicyLabels {
                 ip_family,
                 traffic_policy,
             });
@@ -452,21 +452,23 @@ impl Metrics {
 
     pub(crate) fn healthz_answered(&self, status: StatusCode) {
         let code = status.as_u16();
-        self.healthz_answers.get_or_create(&OfCode { code }).inc();
+        self.healthz_answers
+            .get_or_create(&CodeLabels { code })
+            .inc();
     }
 
     pub(crate) fn livez_answered(&self, status: StatusCode) {
         let code = status.as_u16();
-        self.livez_answers.get_or_create(&OfCode { code }).inc();
+        self.livez_answers.get_or_create(&CodeLabels { code }).inc();
     }
 
     /// Counts a response of `/healthz` on the metrics server, which only shows that the process is
     /// alive.
     pub(crate) fn pinged(&self) {
         let (name, r#type, status) = ("ping", "healthz", "success");
-        let check = OfCheck { name, r#type };
+        let check = CheckLabels { name, r#type };
         self.check_result.get_or_create(&check).set(1);
-        let check = OfCheckStatus {
+        let check = CheckStatusLabels {
             name,
             status,
             r#type,
@@ -483,7 +485,7 @@ impl Metrics {
     /// Counts a request to the API server. As in client-go, `code` is `<error>` if no response
     /// arrived.
     fn requested(&self, host: &str, method: &str, code: &str) {
-        let of = OfRequest {
+        let of = RequestLabels {
             code: code.to_owned(),
             host: host.to_owned(),
             method: method.to_owned(),
@@ -520,11 +522,11 @@ fn finish(mut rows: Rows) -> Registry {
     rows.add("BETA", "disabled_metrics", help, none());
     let help = "The count of hidden metrics.";
     rows.add("BETA", "hidden_metrics", help, none());
-    let registered = Family::<OfStability, Counter>::default();
+    let registered = Family::<StabilityLabels, Counter>::default();
     let help = "The count of registered metrics broken by stability level and deprecation version.";
     rows.add("BETA", "registered_metrics", help, registered.clone());
     for (stability_level, count) in rows.counts {
-        let of = OfStability {
+        let of = StabilityLabels {
             deprecated_version: "",
             stability_level,
         };

@@ -41,7 +41,7 @@ use crate::node::kernel_settings::{Step, settle};
 use crate::node::one_family;
 use crate::run::first_lists::gather;
 use api_server::Clearing;
-use daemon::{Daemon, Ended};
+use daemon::{Daemon, LeftRules};
 use observed::Observed;
 pub use stop::Stop;
 
@@ -154,7 +154,7 @@ async fn live(
         options, events, addresses, model, modes, &recorder, observed, now,
     )?;
     daemon.predecessor = predecessor;
-    daemon.ended = Ended::Armed;
+    daemon.ended = LeftRules::Armed;
     daemon.ending = ending;
     daemon.uses = uses;
     daemon.rulesets = select_all(notices);

@@ -42,7 +42,7 @@ impl Default for SocketLocations {
 
 /// A bound socket.
 #[derive(Debug)]
-pub struct Bound {
+pub struct BoundSocket {
     /// Listening socket.
     pub listener: UnixListener,
     /// Socket file, or `None` for an abstract name.
@@ -85,7 +85,7 @@ impl SocketLocations {
     /// # Errors
     ///
     /// Another process has bound the socket. The error names that process.
-    pub fn bind(&self) -> io::Result<Bound> {
+    pub fn bind(&self) -> io::Result<BoundSocket> {
         let why = match self.own_folder() {
             Ok(()) => return self.bind_file(),
             Err(error) => error,
@@ -97,7 +97,7 @@ impl SocketLocations {
             self.name,
             self.folder.display()
         );
-        Ok(Bound {
+        Ok(BoundSocket {
             listener,
             file: None,
         })
@@ -142,7 +142,7 @@ impl SocketLocations {
         Ok(())
     }
 
-    fn bind_file(&self) -> io::Result<Bound> {
+    fn bind_file(&self) -> io::Result<BoundSocket> {
         let file = self.file()?;
         let listener = match UnixListener::bind(&file) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -162,7 +162,7 @@ impl SocketLocations {
             }
             bound => bound?,
         };
-        Ok(Bound {
+        Ok(BoundSocket {
             listener,
             file: Some(OwnFile(file)),
         })

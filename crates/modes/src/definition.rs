@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use cleanup::Serving;
+use cleanup::ServingMode;
 use flags::Flags;
 use footprint::uses::Uses;
 use futures::future::{FutureExt as _, LocalBoxFuture};
@@ -22,16 +22,16 @@ use proxy::{Changes, IpFamily, Mode, Model, NodeFacts, NodePortAddresses};
 use service_counters::ReadCounters;
 use source::ServiceCidrWatch;
 
-use super::families::{Access, LeftOut};
+use super::families::{Access, SkippedFamily};
 use super::predecessor::Predecessor;
 use super::preview::Preview;
 use super::programs::Programs;
 use super::rulesets::Notices;
 use super::settings::Settings;
-use crate::metrics::OfMode;
+use crate::metrics::ModeLabels;
 use crate::sysctl;
 use crate::sysctl::machine::Machine;
-use crate::sysctl::row::{SysctlRow, Wanted};
+use crate::sysctl::row::{SysctlRow, WantedSetting};
 
 /// A mode of this build. Default methods do nothing, which suits most modes.
 pub trait Definition: Sync {
@@ -103,7 +103,7 @@ pub trait Definition: Sync {
 
     /// Returns the mode's kernel settings with their wanted values. If `facts` is `None`, another
     /// mode was chosen, and the settings have no values.
-    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted>;
+    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<WantedSetting>;
 
     /// Lists kernel settings that have this mode's value although no flag asks for it, one line
     /// each.
@@ -140,7 +140,7 @@ pub trait Definition: Sync {
     }
 
     /// Returns the metrics that only this mode has.
-    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+    fn metrics(&self) -> Option<Arc<dyn ModeLabels>> {
         None
     }
 }
@@ -152,11 +152,11 @@ pub type Ending = Box<dyn FnOnce() -> Option<String> + Send>;
 /// The kernel, opened for a mode in each family that can be served.
 pub trait OpenedKernel: Send {
     /// Returns the families that cannot be served.
-    fn left_out(&self) -> &[LeftOut];
+    fn left_out(&self) -> &[SkippedFamily];
 
     /// Returns the mode's entries, which the cleanup of other modes keeps. Returns `None` if the mode
     /// itself cleans up.
-    fn serving(&self) -> Option<Serving>;
+    fn serving(&self) -> Option<ServingMode>;
 
     /// Returns the cleanup to run once this mode serves, or `None` if the mode itself cleans up.
     fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {

@@ -34,17 +34,17 @@ impl Access {
 /// Kernel threads, one for each family that can be served, and the reasons for the other families.
 pub struct Families<K> {
     pub(super) opened: Vec<(IpFamily, Worker<K>)>,
-    pub(super) left_out: Vec<LeftOut>,
+    pub(super) left_out: Vec<SkippedFamily>,
 }
 
 /// A family that cannot be served.
-pub struct LeftOut {
+pub struct SkippedFamily {
     family: IpFamily,
     reason: String,
-    usual: Usual,
+    usual: ReasonFrequency,
 }
 
-impl LeftOut {
+impl SkippedFamily {
     /// Returns the family and the reason.
     pub fn told(&self) -> (IpFamily, String) {
         (self.family, self.reason.clone())
@@ -53,7 +53,7 @@ impl LeftOut {
 
 /// Frequency of a reason among healthy nodes. Many nodes have no IPv6, which needs no warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Usual {
+enum ReasonFrequency {
     Yes,
     No,
 }
@@ -108,26 +108,26 @@ impl<K: 'static> Families<K> {
         };
         for family in IpFamily::ALL {
             let (reason, usual) = if is_disabled(family) {
-                (DISABLED.to_owned(), Usual::Yes)
+                (DISABLED.to_owned(), ReasonFrequency::Yes)
             } else if let Err(error) = check(family) {
-                (error.to_string(), Usual::Yes)
+                (error.to_string(), ReasonFrequency::Yes)
             } else {
                 match open(family) {
                     Ok(kernel) => {
                         families.opened.push((family, kernel));
                         continue;
                     }
-                    Err(error) => (error.to_string(), Usual::No),
+                    Err(error) => (error.to_string(), ReasonFrequency::No),
                 }
             };
-            families.left_out.push(LeftOut {
+            families.left_out.push(SkippedFamily {
                 family,
                 reason,
                 usual,
             });
         }
         match families.left_out.first() {
-            Some(LeftOut { family, reason, .. }) if families.opened.is_empty() => {
+            Some(SkippedFamily { family, reason, .. }) if families.opened.is_empty() => {
                 Err(anyhow!("cannot serve {family}: {reason}"))
             }
             _ => Ok(families),
@@ -136,16 +136,16 @@ impl<K: 'static> Families<K> {
 }
 
 /// Logs the families that cannot be served, with the reasons.
-pub fn tell_left_out(left_out: &[LeftOut]) {
-    for LeftOut {
+pub fn tell_left_out(left_out: &[SkippedFamily]) {
+    for SkippedFamily {
         family,
         reason,
         usual,
     } in left_out
     {
         match usual {
-            Usual::Yes => info!(%family, %reason, "this family is left out"),
-            Usual::No => warn!(%family, %reason, "this family is left out"),
+            ReasonFrequency::Yes => info!(%family, %reason, "this family is left out"),
+            ReasonFrequency::No => warn!(%family, %reason, "this family is left out"),
         }
     }
 }
@@ -155,9 +155,9 @@ pub fn tell_left_out(left_out: &[LeftOut]) {
 /// # Errors
 ///
 /// The family cannot be served.
-pub fn require(left_out: &[LeftOut], family: IpFamily) -> Result<()> {
+pub fn require(left_out: &[SkippedFamily], family: IpFamily) -> Result<()> {
     match left_out.iter().find(|left_out| left_out.family == family) {
-        Some(LeftOut { reason, .. }) => Err(anyhow!("cannot serve {family}: {reason}")),
+        Some(SkippedFamily { reason, .. }) => Err(anyhow!("cannot serve {family}: {reason}")),
         None => Ok(()),
     }
 }
@@ -210,7 +210,8 @@ mod tests {
         let of = |families: Families<()>| {
             let opened = families.opened.iter().map(|(family, _)| *family);
             let left_out = families.left_out.iter();
-            let left_out = left_out.map(|left_out| (left_out.family, left_out.usual == Usual::Yes));
+            let left_out =
+                left_out.map(|left_out| (left_out.family, left_out.usual == ReasonFrequency::Yes));
             (opened.collect::<Vec<_>>(), left_out.collect::<Vec<_>>())
         };
         let all = of(families(&[], &[], &[]).unwrap());

@@ -20,8 +20,8 @@ use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, Periods, 
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
-use crate::metrics::OfMode;
-use crate::sysctl::row::{SysctlRow, Wanted, wanted};
+use crate::metrics::ModeLabels;
+use crate::sysctl::row::{SysctlRow, WantedSetting, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
@@ -95,7 +95,7 @@ impl Definition for IptablesMode {
         true
     }
 
-    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted> {
+    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<WantedSetting> {
         let context = facts.map(|facts| sysctls::Context {
             serves_localhost: facts
                 .settings
@@ -128,7 +128,7 @@ impl Definition for IptablesMode {
         has_served.then_some(line)
     }
 
-    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+    fn metrics(&self) -> Option<Arc<dyn ModeLabels>> {
         Some(Arc::new(RuleMetrics::default()))
     }
 }

@@ -24,9 +24,9 @@ use super::definition::{
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
-use crate::metrics::OfMode;
+use crate::metrics::ModeLabels;
 use crate::sysctl;
-use crate::sysctl::row::{Wanted, wanted};
+use crate::sysctl::row::{WantedSetting, wanted};
 use counters::IpvsCounters;
 use metrics::IpvsMetrics;
 use opened::Ipvs;
@@ -126,7 +126,7 @@ impl Definition for IpvsMode {
         ChosenShim::choose(settings, programs, Access::Write)?.probe(family)
     }
 
-    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted> {
+    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<WantedSetting> {
         let context = facts.map(|facts| sysctls::Context {
             kernel: facts.machine.kernel,
             strict_arp: facts.asked.strict_arp,
@@ -177,7 +177,7 @@ impl Definition for IpvsMode {
         !shim::is_in_nftables(settings)
     }
 
-    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+    fn metrics(&self) -> Option<Arc<dyn ModeLabels>> {
         Some(Arc::new(IpvsMetrics::new(Path::new("/"))))
     }
 

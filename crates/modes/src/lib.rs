@@ -28,7 +28,7 @@ use flags::Flags;
 use flags::gates::Gates;
 use flags::unusable_flag::UnusableFlag;
 
-use crate::sysctl::row::Wanted;
+use crate::sysctl::row::WantedSetting;
 use definition::{Definition, Facts, Periods};
 use settings::{ProxyMode, Settings};
 use shared::Shared;
@@ -168,7 +168,7 @@ impl PartialEq for Settings {
 
 /// Returns the kernel settings of all modes, in the order in which they are written. Only settings
 /// of the mode in `facts` have values.
-pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<Wanted> {
+pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<WantedSetting> {
     let of = |mode: ProxyMode| {
         let facts = facts.filter(|facts| facts.settings.chosen == mode);
         mode.definition().sysctls(facts)

@@ -18,7 +18,7 @@ use rows::Rows;
 
 /// Metrics that only one mode has. The mode itself provides them, so that shared code is the same
 /// for all modes.
-pub trait OfMode: Debug + Send + Sync {
+pub trait ModeLabels: Debug + Send + Sync {
     /// Registers the metrics.
     fn register(&self, rows: &mut Rows);
 
@@ -34,22 +34,22 @@ pub trait OfMode: Debug + Send + Sync {
 
     /// Returns whether the report's sync was partial or full. Returns `None` if the mode does not
     /// distinguish them.
-    fn extent(&self, report: &Report) -> Option<Extent>;
+    fn extent(&self, report: &Report) -> Option<SyncExtent>;
 
     /// Counts a finished sync.
-    fn synced(&self, family: IpFamily, took: Duration, extent: Extent);
+    fn synced(&self, family: IpFamily, took: Duration, extent: SyncExtent);
 }
 
 /// Extent of a sync, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Extent {
+pub enum SyncExtent {
     /// Only changes were written.
     Partial,
     /// The whole state was compared with the kernel.
     Full,
 }
 
-impl Extent {
+impl SyncExtent {
     /// Returns the extent of a sync.
     pub const fn of(is_full: bool) -> Self {
         if is_full { Self::Full } else { Self::Partial }
@@ -58,14 +58,14 @@ impl Extent {
 
 /// Label for a family.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OfFamily {
+pub struct FamilyLabels {
     /// IP family: `IPv4` or `IPv6`.
     pub ip_family: &'static str,
 }
 
 /// Labels for a table of iptables.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OfTable {
+pub struct TableLabels {
     /// IP family: `IPv4` or `IPv6`.
     pub ip_family: &'static str,
     /// Name of the table.
@@ -73,12 +73,12 @@ pub struct OfTable {
 }
 
 /// Returns the label for a family.
-pub fn of(family: IpFamily) -> OfFamily {
+pub fn of(family: IpFamily) -> FamilyLabels {
     let ip_family = match family {
         IpFamily::V4 => "IPv4",
         IpFamily::V6 => "IPv6",
     };
-    OfFamily { ip_family }
+    FamilyLabels { ip_family }
 }
 
 /// Sets a gauge to a count.

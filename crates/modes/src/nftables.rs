@@ -19,8 +19,8 @@ use super::definition::{
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
-use crate::metrics::OfMode;
-use crate::sysctl::row::Wanted;
+use crate::metrics::ModeLabels;
+use crate::sysctl::row::WantedSetting;
 use metrics::TableMetrics;
 use opened::OpenedNftables;
 
@@ -98,11 +98,11 @@ impl Definition for NftablesMode {
 
     /// Returns no settings, as upstream. The CNI plugin makes the kernel forward NodePort traffic
     /// to pods, and a listening port serves 127.0.0.1.
-    fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
+    fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<WantedSetting> {
         Vec::new()
     }
 
-    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+    fn metrics(&self) -> Option<Arc<dyn ModeLabels>> {
         Some(Arc::new(TableMetrics::default()))
     }
 }

@@ -7,7 +7,7 @@ use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::definition::Opened;
-use super::families::{Access, LeftOut};
+use super::families::{Access, SkippedFamily};
 use super::programs::Programs;
 use super::settings::Settings;
 
@@ -60,7 +60,7 @@ pub fn open_to_read(settings: &Settings) -> Result<Box<dyn Opened>> {
 /// Returns the variants and kernel features of an opened mode, and the families that cannot be
 /// served.
 pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
-    let left_out = opened.left_out().iter().map(LeftOut::told);
+    let left_out = opened.left_out().iter().map(SkippedFamily::told);
     Uses {
         left_out: left_out.collect(),
         ..opened.uses(settings)

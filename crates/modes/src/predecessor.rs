@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ::cleanup::{
-    Cleanup, Drain, Serving, clean_up_beside, disarm_ended, drain_beside, foresee_beside,
+    Cleanup, Drain, ServingMode, clean_up_beside, disarm_ended, drain_beside, foresee_beside,
 };
 use ipnet::IpNet;
 use proxy::IpFamily;
@@ -22,7 +22,7 @@ const LAST_LOOK: Duration = Duration::from_secs(8);
 /// Cleanup of the entries of modes that served on this node before.
 pub struct Predecessor {
     /// Current mode. The cleanup keeps its entries.
-    pub(super) serving: Serving,
+    pub(super) serving: ServingMode,
     /// Networks in which virtual servers stay.
     pub(super) excluded: Vec<IpNet>,
     /// Longest time that virtual servers with open connections stay, or `None` without a limit.
@@ -33,7 +33,7 @@ pub struct Predecessor {
 #[must_use]
 pub struct PredecessorDrain {
     drain: Drain,
-    serving: Serving,
+    serving: ServingMode,
     excluded: Vec<IpNet>,
     timeout: Option<Duration>,
 }

@@ -24,7 +24,7 @@ pub struct Preview {
     /// Number of writes, by family. Writes for the whole node are counted separately.
     pub writes: Vec<(String, usize)>,
     /// Number of entries that are up to date, by family and part.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<CurrentEntryCount>,
     /// Form of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
     pub forms: Vec<String>,
     /// Warnings for the operator.
@@ -46,7 +46,7 @@ pub struct Obstacle {
 
 /// Number of entries that are up to date, for one part of the kernel's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Kept {
+pub struct CurrentEntryCount {
     /// Family of the entries: `IPv4` or `IPv6`.
     pub of: String,
     /// Part of the kernel's state, such as `the virtual servers`.
@@ -201,7 +201,7 @@ impl Change {
 pub type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
 /// A plan as the preview shows it: the number of writes and the changes.
-pub struct Shown {
+pub struct PlanPreview {
     /// Number of writes that reach the kernel.
     pub writes: usize,
     /// Changes of the plan.
@@ -220,7 +220,7 @@ impl Preview {
         modes: Vec<Engine<S, K>>,
         start: &Start<'_>,
         told: &Changes,
-        show: impl Fn(IpFamily, &S, &PlanOf<S>) -> Shown,
+        show: impl Fn(IpFamily, &S, &PlanOf<S>) -> PlanPreview,
     ) -> Result<()> {
         let Start { model, now, .. } = *start;
         for mut mode in modes {
@@ -230,11 +230,12 @@ impl Preview {
             mode.update(model, told, now);
             self.unavailable.extend(mode.unavailable_options());
             let kept = mode.kept(now).into_iter();
-            self.kept.extend(kept.map(|(part, entries)| Kept {
-                of: family.to_string(),
-                part: part.name(),
-                entries,
-            }));
+            self.kept
+                .extend(kept.map(|(part, entries)| CurrentEntryCount {
+                    of: family.to_string(),
+                    part: part.name(),
+                    entries,
+                }));
             let form = mode.form().map(|form| format!("{family}: {form}"));
             self.forms.extend(form);
             let mut writes = 0;

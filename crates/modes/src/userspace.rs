@@ -17,9 +17,9 @@ use super::definition::{
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
-use crate::metrics::OfMode;
+use crate::metrics::ModeLabels;
 use crate::metrics::relay::RelayMetrics;
-use crate::sysctl::row::Wanted;
+use crate::sysctl::row::WantedSetting;
 use opened::{Redirector, Userspace};
 
 /// Kernel modules that the rules of the mode need.
@@ -54,7 +54,7 @@ impl Definition for UserspaceMode {
         }
     }
 
-    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+    fn metrics(&self) -> Option<Arc<dyn ModeLabels>> {
         Some(Arc::new(RelayMetrics))
     }
 
@@ -89,7 +89,7 @@ impl Definition for UserspaceMode {
 
     /// Returns no settings: the relay sends packets from the node's address, so the kernel need not
     /// forward them.
-    fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
+    fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<WantedSetting> {
         Vec::new()
     }
 }

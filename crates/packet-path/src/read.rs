@@ -89,7 +89,7 @@ pub fn rules(family: IpFamily) -> Rules {
 
 /// The kernel, read by single queries. Responses are cached, so that a walk sees one state.
 #[derive(Debug)]
-pub struct Live {
+pub struct LiveKernel {
     routing: RefCell<Rtnetlink>,
     ipset: RefCell<Option<Ipset>>,
     ipvs: RefCell<Option<Ipvs>>,
@@ -130,7 +130,7 @@ impl<Q: Hash + Eq + Clone, A: Clone> Cache<Q, A> {
     }
 }
 
-impl Live {
+impl LiveKernel {
     /// Opens the socket for routes. Other sockets are opened on first use.
     ///
     /// # Errors
@@ -412,7 +412,7 @@ impl Live {
     }
 }
 
-impl Kernel for Live {
+impl Kernel for LiveKernel {
     fn route(&self, question: &RouteQuestion) -> Result<Route, ReadFailure> {
         self.routes.or_ask(question, || self.ask_route(question))
     }

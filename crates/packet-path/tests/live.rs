@@ -7,7 +7,7 @@
 use std::process::Command;
 
 use inet::{IpFamily, Protocol};
-use packet_path::read::{Live, rules};
+use packet_path::read::{LiveKernel, rules};
 use packet_path::{
     Fate, Interface, Kernel, Question, Route, RouteQuestion, Ruleset, Sender, Source, Walk,
 };
@@ -57,7 +57,7 @@ fn ask(from: Sender, to: &str) -> Vec<Walk> {
         to: to.parse().unwrap(),
         source_port: None,
     };
-    let live = Live::open().unwrap();
+    let live = LiveKernel::open().unwrap();
     packet_path::walk(&question, &backends.collect::<Vec<_>>(), &live)
 }
 
@@ -69,7 +69,7 @@ fn pod() -> Sender {
 #[ignore = "needs root and a network namespace"]
 fn routes_equal_the_kernels() {
     node();
-    let live = Live::open().unwrap();
+    let live = LiveKernel::open().unwrap();
     let asked = |to: [u8; 4], from: Option<([u8; 4], &str)>| {
         let question = RouteQuestion {
             destination: to.into(),
@@ -111,7 +111,7 @@ fn routes_equal_the_kernels() {
         .unwrap()
     );
     std::fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
-    let live = Live::open().unwrap();
+    let live = LiveKernel::open().unwrap();
     let question = RouteQuestion {
         destination: [10, 244, 2, 6].into(),
         source: Some([10, 244, 1, 7].into()),

@@ -2,7 +2,7 @@
 //!
 //! A plan is first written [`Together`](Manner::Together), by one `iptables-restore`. A refusal
 //! does not show which piece is at fault, nor which tables were written. So the kernel is read
-//! again, and a new plan is written [`Apart`](Manner::Apart): table by table, in halves of halves,
+//! again, and a new plan is written [`SeparateReaders`](Manner::Apart): table by table, in halves of halves,
 //! until each refused piece is isolated.
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use iptables::{Restore, Table};
 
 use crate::base::CANARY;
 use crate::kernel::{Kernel, Refusal};
-use crate::plan::{Manner, Op, Piece, PieceScope, Plan, Verdict, Verdicts};
+use crate::plan::{Op, Piece, PieceScope, Plan, RestoreStrategy, Verdict, Verdicts};
 use crate::port::OWN;
 
 /// Maximum number of processes that a sync starts to find refused pieces.
@@ -20,7 +20,7 @@ const MAX_RESTORES: usize = 32;
 
 impl Plan {
     /// Writes the plan to the kernel.
-    pub(crate) fn apply(&self, kernel: &mut dyn Kernel, manner: Manner) -> Verdicts {
+    pub(crate) fn apply(&self, kernel: &mut dyn Kernel, manner: RestoreStrategy) -> Verdicts {
         let pieces = self.pieces();
         let mut executor = Executor {
             kernel,
@@ -32,8 +32,8 @@ impl Plan {
             },
         };
         match manner {
-            Manner::Together => executor.together(&pieces),
-            Manner::Apart => executor.apart(&pieces),
+            RestoreStrategy::Together => executor.together(&pieces),
+            RestoreStrategy::Apart => executor.apart(&pieces),
         }
         executor.verdicts
     }
@@ -324,11 +324,11 @@ mod tests {
     fn a_refused_part_is_isolated() {
         let mut kernel = FakeKernel::new(&[]);
         kernel.state().refused = vec!["--dport 3 ".to_owned()];
-        let together = plan().apply(&mut kernel, Manner::Together);
+        let together = plan().apply(&mut kernel, RestoreStrategy::Together);
         assert_eq!((together.taken, together.refused), (0, 1));
         let is_refused = |verdict: &Verdict| matches!(verdict, Verdict::Refused(_));
         assert!(together.parts.iter().all(is_refused));
-        let apart = plan().apply(&mut kernel, Manner::Apart);
+        let apart = plan().apply(&mut kernel, RestoreStrategy::Apart);
         let refused: Vec<bool> = apart.parts.iter().map(is_refused).collect();
         assert_eq!(refused, [false, false, true, false, false]);
         assert_eq!((apart.base, apart.general), (Verdict::Done, None));
@@ -340,7 +340,7 @@ mod tests {
     fn no_service_is_written_without_the_base_chains() {
         let mut kernel = FakeKernel::new(&[]);
         kernel.state().refused = vec!["-A INPUT".to_owned()];
-        let verdicts = plan().apply(&mut kernel, Manner::Apart);
+        let verdicts = plan().apply(&mut kernel, RestoreStrategy::Apart);
         assert!(matches!(verdicts.base, Verdict::Refused(_)));
         // The last change is in a chain of the base.
         assert_eq!(verdicts.parts, vec![Verdict::Untried; 5]);
@@ -355,7 +355,7 @@ mod tests {
             parts: plan().parts,
             ..Plan::default()
         }
-        .apply(&mut kernel, Manner::Apart);
+        .apply(&mut kernel, RestoreStrategy::Apart);
         assert_eq!(verdicts.general.as_deref(), Some("somebody writes"));
         assert_eq!(verdicts.refused, 1);
         assert!(Kind::LockHeld.is_general() && !Kind::Refused.is_general());

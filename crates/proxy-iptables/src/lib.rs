@@ -43,7 +43,7 @@ pub use chain::{Chain, Hash, Purpose, Shared, Table};
 pub use config::Config;
 pub use kernel::{IptablesKernel, Kernel, MODULES, Refusal};
 pub use kinds::{IptablesKinds, Lane, Part};
-pub use nfacct::{Accounting, Counter};
+pub use nfacct::{Counter, NfacctSocket};
 pub use plan::{Plan, PlanStep, WrittenChain};
 pub use port::{Content, RuleContext, ServedPort, Slot, compile};
 pub use probe::{has_counting_rules, probe, probe_counters};

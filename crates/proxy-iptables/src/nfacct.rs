@@ -45,11 +45,11 @@ impl Counter {
 
 /// A connection to the counters, in the network namespace of the thread that opened it.
 #[derive(Debug)]
-pub struct Accounting {
+pub struct NfacctSocket {
     connection: Connection,
 }
 
-impl Accounting {
+impl NfacctSocket {
     /// Opens a connection. The first request shows whether the kernel has counters.
     ///
     /// # Errors

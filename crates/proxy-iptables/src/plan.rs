@@ -26,7 +26,7 @@ use crate::saved::Leftovers;
 pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
-    pub(crate) manner: Manner,
+    pub(crate) manner: RestoreStrategy,
     /// The base in the kernel after the write, or `None` if the base does not change.
     pub(crate) wanted: Option<Arc<Base>>,
     /// Unshared chains of the base.
@@ -125,7 +125,7 @@ pub struct Verdicts {
 
 /// The way of writing a plan: in one restore, or in several.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum RestoreStrategy {
     /// The whole plan is one restore.
     #[default]
     Together,
@@ -262,9 +262,9 @@ impl Plan {
         // Each rule is inserted at the head of its chain, so rules are inserted in reverse order.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
-            // In manner `Apart`, a whole chain is first written with its old content, and the
+            // In manner `SeparateReaders`, a whole chain is first written with its old content, and the
             // Service port's own piece changes it.
-            if self.manner == Manner::Together && self.is_whole(chain) {
+            if self.manner == RestoreStrategy::Together && self.is_whole(chain) {
                 continue;
             }
             let before = before.iter().flat_map(|text| text.lines()).map(Op::Delete);

@@ -10,7 +10,7 @@ use proxy::{Owner, Rank, Share, Shares};
 use crate::chain::{Chain, Shared};
 use crate::claims::Claims;
 use crate::config::Config;
-use crate::plan::{Change, Manner, Plan, PortWrites, WholeChain};
+use crate::plan::{Change, Plan, PortWrites, RestoreStrategy, WholeChain};
 use crate::port::{Content, Slot};
 use crate::tables::Tables;
 
@@ -31,7 +31,7 @@ const SHARE: usize = 256;
 pub(crate) struct Planner<'a> {
     pub(crate) tables: &'a Tables,
     pub(crate) claims: &'a Claims,
-    pub(crate) manner: Manner,
+    pub(crate) manner: RestoreStrategy,
     /// True if unwanted rules may be removed.
     pub(crate) may_delete: bool,
     /// True if a refused restore has left the kernel's content unknown.
@@ -204,7 +204,7 @@ impl Planner<'_> {
             }
             plan.guests = wanted.missing_guests(&installed);
         }
-        if self.manner == Manner::Together {
+        if self.manner == RestoreStrategy::Together {
             for chain in Shared::ALL {
                 // Until the last restore, counts only changes of existing rules, because only a
                 // deletion must search for its rule.
@@ -239,7 +239,8 @@ impl Planner<'_> {
             return texts;
         }
         // A slot keeps its rules in the kernel if it is tried apart, written later, or was refused.
-        let is_written = |slot: &Slot| self.manner == Manner::Together && written.contains(slot);
+        let is_written =
+            |slot: &Slot| self.manner == RestoreStrategy::Together && written.contains(slot);
         let mut put = |slot: &Slot, text: Option<&Arc<str>>| {
             if let Some(text) = text.filter(|_| chains.contains(&slot.chain)) {
                 texts.entry(slot.chain).or_default().push(Arc::clone(text));

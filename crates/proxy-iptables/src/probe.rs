@@ -3,7 +3,7 @@
 use iptables::{FlowState, Iptables, IptablesError, Line, Match, Rule, SourcePort, Table, Target};
 use proxy::{IpFamily, Protocol};
 
-use crate::nfacct::{Accounting, Counter};
+use crate::nfacct::{Counter, NfacctSocket};
 
 /// Tries rules with each match and target that all clusters need, in an unused chain. Then removes
 /// the rules.
@@ -54,7 +54,7 @@ pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
 ///
 /// The reason, in words.
 pub fn probe_counters(family: IpFamily, iptables: &Iptables) -> Result<(), String> {
-    let ensured = Accounting::open().and_then(|mut accounting| accounting.ensure());
+    let ensured = NfacctSocket::open().and_then(|mut accounting| accounting.ensure());
     ensured.map_err(|error| error.to_string())?;
     if has_counting_rules(family, iptables) {
         return Ok(());

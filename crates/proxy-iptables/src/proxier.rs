@@ -23,7 +23,7 @@ use crate::chain::Table;
 use crate::claims::{Claims, RuleCounts};
 use crate::exchange::{CanaryQuery, PartState};
 use crate::kinds::{IptablesKinds, Lane, Part, State};
-use crate::plan::{Manner, Plan, Verdict, Verdicts};
+use crate::plan::{Plan, RestoreStrategy, Verdict, Verdicts};
 use crate::planner::Planner;
 use crate::port::compile;
 use crate::saved::Saved;
@@ -46,8 +46,8 @@ pub type Lanes<K> = engine::Lanes<Iptables, K>;
 pub struct Iptables {
     tables: Tables,
     claims: Claims,
-    /// Manner of the next plan. After a refusal it is `Apart`, until the kernel refuses no piece.
-    manner: Manner,
+    /// Manner of the next plan. After a refusal it is `SeparateReaders`, until the kernel refuses no piece.
+    manner: RestoreStrategy,
     /// Time of the last read of all rules, and how long it took.
     read: Option<(Instant, Duration)>,
     freshness: Freshness,
@@ -224,7 +224,7 @@ impl engine::Scheme for Iptables {
         Self {
             tables: Tables::new(state.now),
             claims: Claims::default(),
-            manner: Manner::Together,
+            manner: RestoreStrategy::Together,
             read: None,
             freshness: Freshness::Written,
             is_uncertain: false,
@@ -371,11 +371,11 @@ impl engine::Scheme for Iptables {
             return;
         }
         self.manner = if verdicts.refused > 0 {
-            Manner::Apart
+            RestoreStrategy::Apart
         } else {
-            Manner::Together
+            RestoreStrategy::Together
         };
-        if plan.manner == Manner::Together && verdicts.refused > 0 {
+        if plan.manner == RestoreStrategy::Together && verdicts.refused > 0 {
             // The next plan isolates the refused pieces, and its outcome is reported.
             return;
         }

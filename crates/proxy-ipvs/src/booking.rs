@@ -218,30 +218,54 @@ impl Tables {
     /// Schedules the next attempt of a refused write.
     fn put_off(&mut self, op: &Op, fault: Fault, now: Instant) {
         match op {
-            Op::CreateLink => put_off(&mut self.link, &(), WantedBy::All, fault, now),
-            Op::CreateSet(set, _) => put_off(&mut self.sets, set, WantedBy::All, fault, now),
-            Op::RemoveSet(set) => put_off(&mut self.sets, set, WantedBy::Nobody, fault, now),
-            Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
-                put_off(self.members_mut(*set), member, WantedBy::Owners, fault, now);
+            Op::CreateLink => put_off(&mut self.link, &(), AffectedServices::All, fault, now),
+            Op::CreateSet(set, _) => {
+                put_off(&mut self.sets, set, AffectedServices::All, fault, now)
             }
-            Op::WriteRules { .. } => put_off(&mut self.rules, &(), WantedBy::All, fault, now),
+            Op::RemoveSet(set) => {
+                put_off(&mut self.sets, set, AffectedServices::Nobody, fault, now)
+            }
+            Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
+                put_off(
+                    self.members_mut(*set),
+                    member,
+                    AffectedServices::Owners,
+                    fault,
+                    now,
+                );
+            }
+            Op::WriteRules { .. } => {
+                put_off(&mut self.rules, &(), AffectedServices::All, fault, now)
+            }
             Op::RemoveLeftovers(place, _) => {
-                put_off(&mut self.leftovers, place, WantedBy::Nobody, fault, now);
+                put_off(
+                    &mut self.leftovers,
+                    place,
+                    AffectedServices::Nobody,
+                    fault,
+                    now,
+                );
             }
             Op::BindAddress(address) | Op::UnbindAddress(address) => {
-                put_off(&mut self.addresses, address, WantedBy::Owners, fault, now);
+                put_off(
+                    &mut self.addresses,
+                    address,
+                    AffectedServices::Owners,
+                    fault,
+                    now,
+                );
             }
             Op::UnbindOtherwise(address) => {
                 put_off(
                     &mut self.bound_otherwise,
                     address,
-                    WantedBy::Owners,
+                    AffectedServices::Owners,
                     fault,
                     now,
                 );
             }
             Op::BindRange(net) | Op::UnbindRange(net) => {
-                put_off(&mut self.ranges, net, WantedBy::All, fault, now);
+                put_off(&mut self.ranges, net, AffectedServices::All, fault, now);
             }
             // `settle_server` has recorded these writes.
             Op::AddServer(..)
@@ -276,7 +300,7 @@ impl Tables {
 
 /// Services that a failed write affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WantedBy {
+enum AffectedServices {
     /// All Services: without the write, the node does not serve them.
     All,
     /// The Services that own the entry.
@@ -288,7 +312,7 @@ enum WantedBy {
 fn put_off<K, V, O>(
     table: &mut Table<K, V, O>,
     key: &K,
-    wanted: WantedBy,
+    wanted: AffectedServices,
     fault: Fault,
     now: Instant,
 ) where
@@ -298,8 +322,12 @@ fn put_off<K, V, O>(
 {
     match (fault, wanted) {
         (Fault::Belief, _) => table.doubt(key, now),
-        (Fault::Entry, WantedBy::Owners) | (_, WantedBy::Nobody) => table.excuse(key, now),
-        (Fault::Entry, WantedBy::All) | (Fault::Node | Fault::Scheduler, _) => table.fail(key, now),
+        (Fault::Entry, AffectedServices::Owners) | (_, AffectedServices::Nobody) => {
+            table.excuse(key, now)
+        }
+        (Fault::Entry, AffectedServices::All) | (Fault::Node | Fault::Scheduler, _) => {
+            table.fail(key, now)
+        }
     }
 }
 

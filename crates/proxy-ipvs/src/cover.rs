@@ -19,7 +19,7 @@ pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
 /// Inputs from which the wanted rules were computed.
 #[derive(Debug, PartialEq, Eq)]
-struct Ground {
+struct CoverInputs {
     /// Sets that have members, and that the rules must match.
     filled: BTreeSet<Set>,
     /// Prefix lengths of source ranges.
@@ -34,7 +34,7 @@ struct Ground {
 pub(crate) struct Cover {
     family: IpFamily,
     /// Inputs of the currently wanted rules.
-    made_from: Option<Ground>,
+    made_from: Option<CoverInputs>,
     /// Sets that the wanted rules match but the installed rules do not.
     pub(crate) uncovered: BTreeSet<Set>,
     /// Time at which new virtual servers at cluster IPs stop waiting for rules. `None` if rules
@@ -94,7 +94,7 @@ impl Cover {
         if tables.members(Set::LoadBalancerSourceCidr).pending_len() > 0 {
             prefixes.extend(had.iter().flat_map(|had| &had.prefixes));
         }
-        let ground = Ground {
+        let ground = CoverInputs {
             filled,
             prefixes,
             ranges,

@@ -11,7 +11,7 @@ use crate::server::{VirtualServer, VirtualServerKey};
 
 /// Virtual servers that belong to other programs, in one IP family.
 #[derive(Debug, Default)]
-pub(crate) struct Foreign {
+pub(crate) struct ForeignServers {
     servers: HashMap<VirtualServerKey, VirtualServer>,
     /// True once all evidence of ownership has been read.
     is_judged: bool,
@@ -25,7 +25,7 @@ pub(crate) struct Foreign {
     is_foreseeing: bool,
 }
 
-impl Foreign {
+impl ForeignServers {
     /// True if the key has a virtual server that is not known to be ours.
     pub(crate) fn stands_at(&self, key: &VirtualServerKey) -> bool {
         self.servers.contains_key(key)

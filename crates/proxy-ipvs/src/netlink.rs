@@ -51,7 +51,7 @@ use crate::sets::{Member, Set};
 use addresses::Addresses;
 pub use carrier::Carrier;
 pub use error::{OpenError, SetInTheWay};
-use former::{Former, until_known};
+use former::{LeftoverSearch, until_known};
 use native::Native;
 pub use open::{check_ipset, check_nftables, prepare, probe_nftables};
 use open::{nftables_missing, open_loading};
@@ -375,8 +375,8 @@ impl NetlinkKernel {
         }
     }
 
-    fn former(&self) -> Former<'_> {
-        Former {
+    fn former(&self) -> LeftoverSearch<'_> {
+        LeftoverSearch {
             family: self.family,
             carrier: &self.carrier,
             modes: self.modes,

@@ -14,7 +14,7 @@ use proxy::Owner;
 use reconcile::{Removals, Rows, Table};
 
 use crate::config::Semantics;
-use crate::foreign::Foreign;
+use crate::foreign::ForeignServers;
 use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::part::Part;
 use crate::ranges::{Networks, RangeSource};
@@ -46,7 +46,7 @@ pub(crate) struct Tables {
     pub(crate) networks: Networks,
     /// Virtual servers whose creation the kernel has not acknowledged.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
-    pub(crate) foreign: Foreign,
+    pub(crate) foreign: ForeignServers,
 }
 
 /// Lists every table with the kernel part that it describes.
@@ -83,7 +83,7 @@ impl Tables {
             ranges: Table::new(),
             networks: Networks::default(),
             uncertain: HashSet::new(),
-            foreign: Foreign::default(),
+            foreign: ForeignServers::default(),
         };
         tables.begin(now);
         tables.link.claim(&(), [((), ())]);

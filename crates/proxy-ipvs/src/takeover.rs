@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use footprint::Says;
 use ipnet::IpNet;
 
-use crate::foreign::Foreign;
+use crate::foreign::ForeignServers;
 use crate::kernel::{Evidence, FoundAddresses, FoundSets, Snapshot};
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
@@ -48,7 +48,7 @@ impl TakeOver {
 
     /// Adopts virtual servers of an earlier run or of upstream, once all evidence was read. Virtual
     /// servers in the `excluded` networks count as foreign.
-    pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut Foreign) -> Adopted {
+    pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut ForeignServers) -> Adopted {
         let Snapshot {
             bound,
             bound_otherwise,

@@ -28,7 +28,9 @@ use proxy_ipvs::{
     NetlinkKernel, Op, Outcome, Plan, Properties, Proxier, RealServer, Rules, Set, Shim, VipMode,
     VirtualServer, VirtualServerKey, probe_scheduler,
 };
-use support::{NODE, Synced, Whole as _, ip, name, read_ahead, server, service, slice};
+use support::{
+    DumpableKernel as _, NODE, SyncSummary, ip, name, read_ahead, server, service, slice,
+};
 
 /// Runs a test scenario on a separate thread and node.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {
@@ -54,16 +56,16 @@ fn sh(script: &str) -> String {
 struct Node {
     model: Model,
     iptables: Iptables,
-    proxiers: Vec<Proxier<Metered>>,
+    proxiers: Vec<Proxier<CountingKernel>>,
     /// Number of netlink messages that the writes of both families have cost.
     sent: Arc<AtomicU32>,
     now: Instant,
 }
 
 /// The kernel, with a counter of the messages that writes cost.
-struct Metered(NetlinkKernel, Arc<AtomicU32>);
+struct CountingKernel(NetlinkKernel, Arc<AtomicU32>);
 
-impl Kernel for Metered {
+impl Kernel for CountingKernel {
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
         self.0.read_servers()
     }
@@ -138,7 +140,7 @@ impl Node {
             change(&mut config);
             let lanes = Lanes::inline(|| {
                 let kernel = NetlinkKernel::open(family, iptables.clone()).unwrap();
-                Metered(kernel.with_vip_mode(vip_mode), Arc::clone(&sent))
+                CountingKernel(kernel.with_vip_mode(vip_mode), Arc::clone(&sent))
             });
             Proxier::new(config, NodeFacts::new(family, NODE), lanes, now)
         };
@@ -185,10 +187,10 @@ impl Node {
     }
 
     /// Syncs all events, as the daemon does. Returns the result of each family.
-    fn sync(&mut self) -> Vec<Synced> {
+    fn sync(&mut self) -> Vec<SyncSummary> {
         let changes = self.model.take_changes();
         let model = &self.model;
-        let sync = |proxier: &mut Proxier<Metered>| {
+        let sync = |proxier: &mut Proxier<CountingKernel>| {
             read_ahead(proxier, model, self.now);
             proxier.update(model, &changes, self.now);
             support::settle(proxier, model, &mut self.now)

@@ -14,7 +14,7 @@ use proxy_ipvs::{
     Backend, Config, Fault, Iptables, Kernel as _, NetlinkKernel, Op, Outcome, Plan, Properties,
     Rules, Set, Shim,
 };
-use support::{Whole as _, ip};
+use support::{DumpableKernel as _, ip};
 
 const LOADER: &str = "/proc/sys/kernel/modprobe";
 

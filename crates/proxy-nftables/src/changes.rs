@@ -21,9 +21,9 @@ use crate::name::{
     is_of_service,
 };
 use crate::plan::{
-    BaseChange, ChainState, ExistingObject, Plan, PlanUnit, PortChanges, SlotChange, Stale,
+    BaseChange, ChainState, ExistingObject, Plan, PlanUnit, PortChanges, SlotChange, StaleObject,
 };
-use crate::port::{Member, Route, Slot, Unserved};
+use crate::port::{EmptyPortPolicy, Member, Route, Slot};
 use kube_rules::nft::{address_type, octets};
 
 /// Way of grouping added and deleted elements into changes.
@@ -352,7 +352,7 @@ impl Plan {
     }
 }
 
-fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
+fn stale_changes(unit: PlanUnit, stale: &StaleObject, changes: &mut Changes) {
     let mut chain = |name: Name| {
         // Chains are flushed before they are deleted, because chains may refer to each other.
         let flush = Change::FlushChain(Arc::clone(&name));
@@ -360,10 +360,10 @@ fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
         changes.push(Stage::DeleteChains, unit, Change::DeleteChain(name));
     };
     match stale {
-        Stale::Chain(name) => chain(Arc::clone(name)),
-        Stale::Base(BaseKey::Chain(name)) => chain(Name::from(*name)),
-        Stale::Base(BaseKey::Chooser(chooser)) => chain(chooser.name().into()),
-        Stale::Set(name) => {
+        StaleObject::Chain(name) => chain(Arc::clone(name)),
+        StaleObject::Base(BaseKey::Chain(name)) => chain(Name::from(*name)),
+        StaleObject::Base(BaseKey::Chooser(chooser)) => chain(chooser.name().into()),
+        StaleObject::Set(name) => {
             if !is_affinity(name) {
                 // Upstream's map for NodePorts on localhost refers to chains that are deleted too.
                 let flush = Change::FlushSet(Arc::clone(name));
@@ -372,16 +372,16 @@ fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
             let delete = Change::DeleteSet(Arc::clone(name));
             changes.push(Stage::DeleteSets, unit, delete);
         }
-        Stale::Base(BaseKey::Set(name)) => {
+        StaleObject::Base(BaseKey::Set(name)) => {
             let delete = Change::DeleteSet(Name::from(*name));
             changes.push(Stage::DeleteSets, unit, delete);
         }
-        Stale::Base(BaseKey::Counter(name)) => {
+        StaleObject::Base(BaseKey::Counter(name)) => {
             let delete = Change::DeleteCounter(Name::from(*name));
             changes.push(Stage::DeleteSets, unit, delete);
         }
         // Keeps the table, because other programs may have objects in it.
-        Stale::Base(BaseKey::Table) => {}
+        StaleObject::Base(BaseKey::Table) => {}
     }
 }
 
@@ -441,8 +441,8 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
         firewall.map(|chain| (To::Goto(chain), false)),
     );
     let verdict = after.unserved.map(|unserved| match unserved {
-        Unserved::Reject => (To::Goto(REJECT.into()), true),
-        Unserved::Drop | Unserved::Other => (To::Drop, true),
+        EmptyPortPolicy::Reject => (To::Goto(REJECT.into()), true),
+        EmptyPortPolicy::Drop | EmptyPortPolicy::Other => (To::Drop, true),
     });
     differ(
         unserved,

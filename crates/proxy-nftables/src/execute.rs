@@ -14,7 +14,7 @@ use crate::changes::Grouping;
 use crate::edits::Edits;
 use crate::kernel::{Blame, Kernel, Refusal};
 use crate::name::TABLE;
-use crate::plan::{Outcomes, Plan, PlanUnit, Removal, Stale, Timeouts, UnitOutcome};
+use crate::plan::{Outcomes, Plan, PlanUnit, Removal, StaleObject, Timeouts, UnitOutcome};
 
 /// Largest number of transactions for isolating the refused units of one plan.
 const MAX_TRANSACTIONS: usize = 64;
@@ -218,7 +218,7 @@ impl Executor<'_> {
         }
         let stale = &self.plan.stale;
         let is_guard = |unit: &mut PlanUnit| match *unit {
-            PlanUnit::Stale(at) => matches!(stale.get(at), Some(Stale::Base(_))),
+            PlanUnit::Stale(at) => matches!(stale.get(at), Some(StaleObject::Base(_))),
             PlanUnit::ServicesChain => true,
             PlanUnit::Base | PlanUnit::Part(_) => false,
         };

@@ -13,7 +13,7 @@ use nftables_netlink::{
     Rule, Set, SetKind, SetRef, Table, Transaction, Verdict,
 };
 use proxy::{IpFamily, Unreadable};
-use relay::Serving;
+use relay::PortBackends;
 
 use crate::clients::OTHER_KIND;
 pub use crate::describe::describe;
@@ -61,7 +61,7 @@ pub struct FakeState {
     /// from a map still use their chain. The timeout of a set cannot change.
     pub is_old: bool,
     /// NodePorts served on localhost.
-    pub listening: BTreeMap<u16, Arc<Serving>>,
+    pub listening: BTreeMap<u16, Arc<PortBackends>>,
     /// Ports on localhost that another program uses.
     pub taken: BTreeSet<u16>,
     /// Number of reads of the table.

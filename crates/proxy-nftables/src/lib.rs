@@ -59,7 +59,7 @@ pub use localhost::{Localhost, LocalhostPorts};
 pub use name::{Purpose, TABLE, localhost_counter};
 pub use netlink::NetlinkKernel;
 pub use plan::{LocalhostPort, Plan};
-pub use port::{Member, Route, ServedPort, Slot, Unserved, compile};
+pub use port::{EmptyPortPolicy, Member, Route, ServedPort, Slot, compile};
 pub use probe::{ProbeError, probe};
 pub use proxier::{Lanes, Nftables, Proxier};
 pub use snapshot::Snapshot;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashMap;
 use proxy::{IpFamily, ServicePortName};
-use relay::{Relay, Serving, Transport};
+use relay::{PortBackends, Relay, Transport};
 
 use crate::plan::LocalhostPort;
 
@@ -27,7 +27,7 @@ struct Port {
     /// Number of the port in the relay.
     number: u64,
     name: Option<ServicePortName>,
-    serving: Arc<Serving>,
+    serving: Arc<PortBackends>,
 }
 
 impl Localhost {
@@ -88,7 +88,7 @@ impl Localhost {
 
 impl LocalhostPorts {
     /// Returns the Service port and the endpoints behind a NodePort on localhost.
-    pub fn serving(&self, at: SocketAddr) -> Option<(ServicePortName, Arc<Serving>)> {
+    pub fn serving(&self, at: SocketAddr) -> Option<(ServicePortName, Arc<PortBackends>)> {
         let ports = self.lock();
         let port = ports.get(&at)?;
         Some((port.name.clone()?, Arc::clone(&port.serving)))

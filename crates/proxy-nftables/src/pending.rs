@@ -7,7 +7,7 @@ use std::time::Instant;
 use proxy::{Owner, Rank, Share, Shares};
 use reconcile::Table as Entries;
 
-use crate::plan::{PortChanges, Stale};
+use crate::plan::{PortChanges, StaleObject};
 
 /// Number of Service ports of one Service or namespace that keep their place in the order of
 /// writing. Its further ports come last, so that they delay no other Service.
@@ -19,7 +19,7 @@ pub(crate) struct PendingChanges<'a> {
     pub(crate) owned: BTreeMap<(Rank, &'a Arc<Owner>), PortChanges>,
     /// Unwanted elements of shared sets and maps.
     pub(crate) unowned: Vec<PortChanges>,
-    pub(crate) stale: Vec<Stale>,
+    pub(crate) stale: Vec<StaleObject>,
 }
 
 impl<'a> PendingChanges<'a> {

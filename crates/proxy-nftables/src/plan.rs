@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use nftables_netlink::Name;
 use proxy::{IpFamily, Owner, ServicePortName};
-use relay::Serving;
+use relay::PortBackends;
 
 use crate::base::{Base, BaseKey, BaseValue};
 use crate::clients::{Clients, SetMemory};
@@ -42,7 +42,7 @@ pub struct Plan {
     /// NodePorts on localhost to open, change or close.
     pub(crate) listeners: Vec<LocalhostPort>,
     /// Unwanted objects to delete.
-    pub(crate) stale: Vec<Stale>,
+    pub(crate) stale: Vec<StaleObject>,
     /// Method of deleting unwanted chains.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
@@ -56,7 +56,7 @@ pub struct LocalhostPort {
     /// Service port, or `None` to close the port.
     pub name: Option<ServicePortName>,
     /// Endpoints, or `None` to close the port.
-    pub serving: Option<Arc<Serving>>,
+    pub serving: Option<Arc<PortBackends>>,
 }
 
 /// Change of an object that does not depend on Services.
@@ -180,7 +180,7 @@ impl SlotChange {
 
 /// Object to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Stale {
+pub(crate) enum StaleObject {
     Chain(Name),
     Set(Name),
     /// A shared object: the set of NodePort addresses when all addresses serve, an object of
@@ -188,7 +188,7 @@ pub(crate) enum Stale {
     Base(BaseKey),
 }
 
-impl fmt::Display for Stale {
+impl fmt::Display for StaleObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Chain(name) => write!(f, "chain {name}"),

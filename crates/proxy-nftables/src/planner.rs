@@ -19,7 +19,7 @@ use crate::name::{NODE_PORT_IPS, affinity_of_chain};
 use crate::pending::{PendingChanges, SHARE, has_later, in_turns, is_due};
 use crate::plan::{
     BaseChange, ChainState, ChainWrite, ClientsChange, ExistingObject, LocalhostPort, Plan,
-    PortChanges, Removal, SlotChange, Stale, Timeouts,
+    PortChanges, Removal, SlotChange, StaleObject, Timeouts,
 };
 use crate::port::Slot;
 use crate::tables::Tables;
@@ -322,13 +322,13 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the unwanted objects that do not depend on Services.
-    fn stale_base(&self) -> Vec<Stale> {
+    fn stale_base(&self) -> Vec<StaleObject> {
         let base = &self.tables.base;
         let due = base.due(self.now).filter(|_| self.may_delete);
         let stale = due.filter(|key| base.wanted(key).is_none());
         let mut stale: Vec<BaseKey> = stale.cloned().collect();
         stale.sort_unstable();
-        stale.into_iter().map(Stale::Base).collect()
+        stale.into_iter().map(StaleObject::Base).collect()
     }
 
     /// Flushes unwanted chains that use a replaced set, so that the set can be deleted.
@@ -563,9 +563,9 @@ impl<'a> Planner<'a> {
             let named = stale.into_iter().map(|(is_set, name)| {
                 let name = Arc::clone(name);
                 if is_set {
-                    Stale::Set(name)
+                    StaleObject::Set(name)
                 } else {
-                    Stale::Chain(name)
+                    StaleObject::Chain(name)
                 }
             });
             due.stale = named.collect();

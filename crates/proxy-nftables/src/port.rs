@@ -28,7 +28,7 @@ use proxy::{
     Endpoints as Backing, IpFamily, NodeFacts, Owner, Protocol, ServicePort, ServiceView, Target,
 };
 
-use relay::Serving;
+use relay::PortBackends;
 
 use crate::choice::Choices;
 use crate::clients::Clients;
@@ -67,7 +67,7 @@ pub struct Route {
     /// Verdict in `service-ips` or `service-nodeports`, usually a chain.
     pub to: Option<Verdict>,
     /// Verdict in the map `no-endpoint-services` or `no-endpoint-nodeports`, if any.
-    pub unserved: Option<Unserved>,
+    pub unserved: Option<EmptyPortPolicy>,
     /// Firewall chain in `firewall-ips`.
     pub firewall: Option<Name>,
     /// Endpoints in shared maps, in the layout `flat`.
@@ -106,7 +106,7 @@ impl Route {
 
 /// Treatment of packets to a port without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Unserved {
+pub enum EmptyPortPolicy {
     /// Rejected, because the Service has no endpoint.
     Reject,
     /// Dropped, because the traffic policy excludes all existing endpoints.
@@ -250,11 +250,11 @@ impl ServedPort {
     }
 
     /// Returns the treatment of packets without an endpoint.
-    fn unserved(&self) -> Unserved {
+    fn unserved(&self) -> EmptyPortPolicy {
         if self.any {
-            Unserved::Drop
+            EmptyPortPolicy::Drop
         } else {
-            Unserved::Reject
+            EmptyPortPolicy::Reject
         }
     }
 
@@ -396,7 +396,10 @@ impl ServedPort {
 
     /// Returns the NodePort that a relay serves on localhost, with its endpoints. Returns `None` if
     /// the relay does not serve this port.
-    pub(crate) fn on_localhost(&self, localhost: LocalhostNodePorts) -> Option<(u16, Serving)> {
+    pub(crate) fn on_localhost(
+        &self,
+        localhost: LocalhostNodePorts,
+    ) -> Option<(u16, PortBackends)> {
         let is_local = self.external_local;
         let is_served = localhost == LocalhostNodePorts::Served
             && self.protocol() == Protocol::Tcp
@@ -406,7 +409,7 @@ impl ServedPort {
         let mut endpoints: Vec<SocketAddr> = endpoints.iter().collect();
         endpoints.sort_unstable();
         let seconds = self.affinity.map(u64::from);
-        let serving = Serving {
+        let serving = PortBackends {
             endpoints: endpoints.into(),
             affinity: seconds.map(Duration::from_secs),
             sources: None,

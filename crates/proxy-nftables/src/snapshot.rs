@@ -22,7 +22,7 @@ use crate::name::{
     NO_ENDPOINT_SERVICES, NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS,
     affinity_of_chain, find_counter, is_affinity, is_of_service,
 };
-use crate::port::{Member, Route, Slot, Unserved};
+use crate::port::{EmptyPortPolicy, Member, Route, Slot};
 use crate::unknown_objects::UnknownObjects;
 use kube_rules::nft::address_type;
 
@@ -242,9 +242,9 @@ impl SnapshotBuilder {
             FIREWALL_IPS => route.firewall = Some(to()),
             _ => {
                 route.unserved = Some(match verdict {
-                    Verdict::Drop => Unserved::Drop,
-                    Verdict::Goto(chain) if **chain == *REJECT => Unserved::Reject,
-                    _ => Unserved::Other,
+                    Verdict::Drop => EmptyPortPolicy::Drop,
+                    Verdict::Goto(chain) if **chain == *REJECT => EmptyPortPolicy::Reject,
+                    _ => EmptyPortPolicy::Other,
                 });
             }
         }

@@ -11,14 +11,14 @@ use std::time::Instant;
 use nftables_netlink::Name;
 use proxy::{Failure, Owner, Report};
 use reconcile::{Removals, Table as Entries};
-use relay::Serving;
+use relay::PortBackends;
 
 use crate::base::{BaseKey, BaseValue, SERVICES_CHAIN, UPSTREAM_ONLY};
 use crate::clients::Clients;
 use crate::content::Content;
 use crate::layout::Layout;
 use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
-use crate::plan::{Outcomes, Plan, PortChanges, Stale, Timeouts, UnitOutcome};
+use crate::plan::{Outcomes, Plan, PortChanges, StaleObject, Timeouts, UnitOutcome};
 use crate::port::{Member, Route, Slot};
 
 /// Set of addresses that serve NodePorts. It exists in either layout, unless all addresses serve.
@@ -45,7 +45,7 @@ pub(crate) struct Tables {
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
     /// NodePorts that a relay serves on localhost. Their actual state is always known, because they
     /// belong to this process. None counts as late, because another program may use the port.
-    pub(crate) listeners: Entries<u16, Arc<Serving>, Arc<Owner>>,
+    pub(crate) listeners: Entries<u16, Arc<PortBackends>, Arc<Owner>>,
 }
 
 impl Tables {
@@ -203,9 +203,9 @@ impl Tables {
             // Does not report the first refusal, because the chain of a deleted rule may still be
             // in use for a moment.
             let is_first = match stale {
-                Stale::Chain(name) => !self.chains.is_failing(name),
-                Stale::Set(name) => !self.affinity.is_failing(name),
-                Stale::Base(key) => !self.base.is_failing(key),
+                StaleObject::Chain(name) => !self.chains.is_failing(name),
+                StaleObject::Set(name) => !self.affinity.is_failing(name),
+                StaleObject::Base(key) => !self.base.is_failing(key),
             };
             if let UnitOutcome::Refused(reason) = outcome
                 && !is_first
@@ -222,9 +222,9 @@ impl Tables {
                 },
             };
             match stale {
-                Stale::Chain(name) => booking.book(&mut self.chains, name, None),
-                Stale::Set(name) => booking.book(&mut self.affinity, name, None),
-                Stale::Base(key) => booking.book(&mut self.base, key, None),
+                StaleObject::Chain(name) => booking.book(&mut self.chains, name, None),
+                StaleObject::Set(name) => booking.book(&mut self.affinity, name, None),
+                StaleObject::Base(key) => booking.book(&mut self.base, key, None),
             }
         }
         let parts = plan.parts.iter().zip(&outcomes.parts);

@@ -17,7 +17,7 @@ use proxy::{
 use proxy_nftables::{
     Config, Lanes, Layout, Localhost, LocalhostNodePorts, NetlinkKernel, Proxier, TABLE,
 };
-use relay::{Dial, Limits, Pin, Reach, Relay};
+use relay::{AllowedClients, Dial, Limits, Pin, Relay};
 
 const NODE_PORT: u16 = 30_080;
 const LAYOUTS: [Layout; 2] = [Layout::Upstream, Layout::Flat];
@@ -57,7 +57,7 @@ fn lives(
         linger: Duration::ZERO,
         dial: Dial::Once(Duration::from_secs(5)),
         pin: Pin::Port,
-        reach: Reach::Anybody,
+        reach: AllowedClients::Anybody,
         ..Limits::default()
     })
     .unwrap();

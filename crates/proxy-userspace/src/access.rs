@@ -12,12 +12,12 @@ use crate::kernel::Kernel;
 use crate::kinds::Part;
 use crate::part_state::PartState;
 use crate::plan::{
-    Blame, Change, Extent, Outcomes, Plan, RedirectOutcomes, Redirects, Refusal, SocketError,
-    Sockets,
+    Change, Extent, Outcomes, Plan, RedirectOutcomes, Redirects, Refusal, RefusalMeaning,
+    SocketError, Sockets,
 };
 use crate::port::Listener;
 use crate::proxier::Userspace;
-use relay::Serving;
+use relay::PortBackends;
 
 /// Limit of writes in the search for a refused change.
 const MAX_WRITES: usize = 32;
@@ -56,7 +56,7 @@ impl<K: Kernel> KernelAccess<K> for Userspace {
 fn serve(
     kernel: &mut impl Kernel,
     sockets: &Sockets,
-    (listener, serving): (&Listener, &Arc<Serving>),
+    (listener, serving): (&Listener, &Arc<PortBackends>),
     none_left: &mut HashMap<Protocol, String>,
 ) -> Result<u16, SocketError> {
     if let Some(port) = kernel.update(listener, serving)? {
@@ -90,7 +90,7 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
         }
     };
     let pieces = plan.changes.len() + usize::from(plan.base.is_some());
-    if refusal.blame == Blame::None || pieces < 2 {
+    if refusal.blame == RefusalMeaning::None || pieces < 2 {
         return refuse_all(refusal);
     }
     if plan.base.is_some() {
@@ -127,7 +127,9 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
         left = left.saturating_sub(1);
         match kernel.redirect(&part) {
             Ok(()) => {}
-            Err(refusal) if changes.len() > 1 && left > 0 && refusal.blame == Blame::One => {
+            Err(refusal)
+                if changes.len() > 1 && left > 0 && refusal.blame == RefusalMeaning::One =>
+            {
                 let (one, other) = changes.split_at(changes.len() / 2);
                 groups.extend([(from, one), (from + one.len(), other)]);
             }

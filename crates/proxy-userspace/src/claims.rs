@@ -19,7 +19,7 @@ pub(crate) struct Claims {
 
 /// Facts about the node that redirects depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Surroundings {
+pub(crate) struct RedirectFacts {
     /// The node address that packets from other hosts are redirected to.
     pub(crate) via: Option<IpAddr>,
     /// Detector of traffic from this node's pods.
@@ -44,7 +44,7 @@ impl Claims {
         service: &NamespacedName,
         ports: Vec<ServedPort>,
         tables: &mut Tables,
-        surroundings: &Surroundings,
+        surroundings: &RedirectFacts,
     ) {
         let ports: Vec<Arc<ServedPort>> = ports.into_iter().map(Arc::new).collect();
         let before = if ports.is_empty() {
@@ -108,14 +108,19 @@ impl Claims {
     }
 
     /// Claims an owner's redirects again after its ports were opened.
-    pub(crate) fn aim(&self, owner: &Arc<Owner>, tables: &mut Tables, surroundings: &Surroundings) {
+    pub(crate) fn aim(
+        &self,
+        owner: &Arc<Owner>,
+        tables: &mut Tables,
+        surroundings: &RedirectFacts,
+    ) {
         if let Some(port) = self.by_owner.get(owner) {
             aim(port, tables, surroundings);
         }
     }
 }
 
-fn aim(port: &ServedPort, tables: &mut Tables, surroundings: &Surroundings) {
+fn aim(port: &ServedPort, tables: &mut Tables, surroundings: &RedirectFacts) {
     let number = |kind: ListenerKind| {
         tables.port(&Listener {
             name: port.owner.name.clone(),

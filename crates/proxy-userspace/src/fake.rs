@@ -12,9 +12,9 @@ use proxy::{Protocol, Unreadable};
 use crate::config::Config;
 use crate::kernel::Kernel;
 use crate::part_state::RedirectState;
-use crate::plan::{Base, Blame, Extent, RedirectTarget, Redirects, Refusal, SocketError};
+use crate::plan::{Base, Extent, RedirectTarget, Redirects, Refusal, RefusalMeaning, SocketError};
 use crate::port::{Listener, Portal};
-use relay::Serving;
+use relay::PortBackends;
 
 /// A handle to a fake kernel. Clones share the kernel.
 #[derive(Debug, Clone, Default)]
@@ -30,7 +30,7 @@ pub struct State {
     /// Leftovers of other modes.
     pub leftovers: Leftovers,
     /// Listening ports, by listener.
-    pub open: BTreeMap<Listener, (u16, Arc<Serving>)>,
+    pub open: BTreeMap<Listener, (u16, Arc<PortBackends>)>,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
     /// Number of the next port that opens.
@@ -79,10 +79,10 @@ impl State {
     fn change(&mut self, plan: &Redirects) -> Result<(), Refusal> {
         let refuse = |reason: String| Refusal {
             reason,
-            blame: Blame::One,
+            blame: RefusalMeaning::One,
         };
         if let Some(reason) = self.held.clone() {
-            let blame = Blame::None;
+            let blame = RefusalMeaning::None;
             return Err(Refusal { reason, blame });
         }
         let mut redirects = self.redirects.clone();
@@ -151,7 +151,7 @@ impl Kernel for FakeKernel {
     fn update(
         &mut self,
         listener: &Listener,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
     ) -> Result<Option<u16>, SocketError> {
         let mut state = self.state();
         let open = state.open.get_mut(listener);
@@ -164,7 +164,7 @@ impl Kernel for FakeKernel {
     fn open(
         &mut self,
         listener: &Listener,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
         again: Option<u16>,
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError> {

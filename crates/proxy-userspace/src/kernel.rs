@@ -19,7 +19,7 @@ use crate::redirect::Redirect;
 use crate::redirect::iptables::IptablesRedirect;
 use crate::redirect::nftables::NftablesRedirect;
 use crate::traffic::Traffic;
-use relay::{ListeningPort, Relay, Serving, Transport};
+use relay::{ListeningPort, PortBackends, Relay, Transport};
 
 /// Largest number of ports that a search for a permitted port opens.
 const TRIES: usize = 16;
@@ -56,7 +56,7 @@ pub trait Kernel: Send + 'static {
     fn update(
         &mut self,
         listener: &Listener,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
     ) -> Result<Option<u16>, SocketError>;
 
     /// Opens a listening port and returns its number. The number is `again` if that port is free,
@@ -68,7 +68,7 @@ pub trait Kernel: Send + 'static {
     fn open(
         &mut self,
         listener: &Listener,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
         again: Option<u16>,
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError>;
@@ -145,7 +145,7 @@ impl UserspaceKernel {
         number: u16,
         transport: Transport,
         name: &Arc<str>,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
     ) -> io::Result<ListeningPort> {
         let any: IpAddr = match self.family {
             IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -159,7 +159,7 @@ impl UserspaceKernel {
         &self,
         transport: Transport,
         listener: &Listener,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<ListeningPort, SocketError> {
         let (name, protocol) = (listener.name.to_string().into(), listener.name.protocol);
@@ -204,7 +204,7 @@ impl Kernel for UserspaceKernel {
     fn update(
         &mut self,
         listener: &Listener,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
     ) -> Result<Option<u16>, SocketError> {
         let Some(opened) = self.opened.get(listener) else {
             return Ok(None);
@@ -218,7 +218,7 @@ impl Kernel for UserspaceKernel {
     fn open(
         &mut self,
         listener: &Listener,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
         again: Option<u16>,
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError> {

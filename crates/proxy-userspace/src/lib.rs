@@ -38,8 +38,8 @@ pub use kernel::{Kernel, UserspaceKernel};
 pub use kinds::{Lane, Part, UserspaceKinds};
 pub use part_state::{PartState, RedirectState};
 pub use plan::{
-    Base, Blame, Change, Extent, NodePortsAt, Outcomes, Plan, RedirectOutcomes, RedirectTarget,
-    Redirects, Refusal, SocketError, Sockets,
+    Base, Change, Extent, NodePortsAt, Outcomes, Plan, RedirectOutcomes, RedirectTarget, Redirects,
+    Refusal, RefusalMeaning, SocketError, Sockets,
 };
 pub use port::{
     Listener, ListenerKind, ListenerKinds, Portal, Scope, ServedPort, Sources, compile,

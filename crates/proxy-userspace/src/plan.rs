@@ -9,7 +9,7 @@ use hashbrown::{HashMap, HashSet};
 use proxy::{LocalDetector, Protocol, ServicePortName};
 
 use crate::port::{Listener, Portal};
-use relay::Serving;
+use relay::PortBackends;
 
 /// A write to the kernel.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub enum Plan {
 #[derive(Debug, Clone, Default)]
 pub struct Sockets {
     /// Each listener with its endpoints. `None` closes the listener.
-    pub changes: Vec<(Listener, Option<Arc<Serving>>)>,
+    pub changes: Vec<(Listener, Option<Arc<PortBackends>>)>,
     /// Ports to which rules of an earlier process lead. They must not be opened for another
     /// Service.
     pub avoided: HashSet<(Protocol, u16)>,
@@ -132,12 +132,12 @@ pub struct Refusal {
     /// The reason, and the advice.
     pub reason: String,
     /// The meaning of the refusal for other writes.
-    pub blame: Blame,
+    pub blame: RefusalMeaning,
 }
 
 /// The meaning of a refusal for other writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blame {
+pub enum RefusalMeaning {
     /// One of the written objects is at fault.
     One,
     /// Every write would fail now.
@@ -198,13 +198,14 @@ impl Plan {
         match self {
             Self::Sockets(sockets) => {
                 let changes = sockets.changes.iter();
-                let line = |(listener, serving): &(Listener, Option<Arc<Serving>>)| match serving {
-                    Some(serving) => {
-                        let count = serving.endpoints.len();
-                        format!("listen for {listener}: {count} endpoints")
-                    }
-                    None => format!("close the listening port of {listener}"),
-                };
+                let line =
+                    |(listener, serving): &(Listener, Option<Arc<PortBackends>>)| match serving {
+                        Some(serving) => {
+                            let count = serving.endpoints.len();
+                            format!("listen for {listener}: {count} endpoints")
+                        }
+                        None => format!("close the listening port of {listener}"),
+                    };
                 changes.map(line).collect()
             }
             Self::Redirects(redirects) => {

@@ -21,7 +21,7 @@ use proxy::{
     Endpoints, IpFamily, NodeFacts, Owner, Protocol, ServicePort, ServicePortName, ServiceView,
 };
 
-use relay::Serving;
+use relay::PortBackends;
 
 /// The endpoints that serve clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -126,7 +126,7 @@ pub struct ServedPort {
     /// Service port as `namespace/name:port`.
     pub name: Arc<str>,
     /// Listening ports, with their endpoints.
-    pub listeners: Vec<(Listener, Arc<Serving>)>,
+    pub listeners: Vec<(Listener, Arc<PortBackends>)>,
     /// Portals that are redirected to the listening ports.
     pub portals: Vec<(Portal, ListenerKinds)>,
 }
@@ -227,7 +227,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
                 Scope::Local => &backends.local,
             };
             let endpoints = targets.iter();
-            Arc::new(Serving {
+            Arc::new(PortBackends {
                 endpoints: endpoints
                     .map(|target| SocketAddr::new(target.ip, target.port))
                     .collect(),

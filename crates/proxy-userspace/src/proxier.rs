@@ -24,12 +24,12 @@ use proxy::{
 };
 use reconcile::Rows;
 
-use crate::claims::{Claims, Surroundings};
+use crate::claims::{Claims, RedirectFacts};
 use crate::kinds::{Lane, Part, State, UserspaceKinds};
 use crate::part_state::{PartState, RedirectState};
 use crate::plan::{
-    Base, Blame, Change, Extent as Writes, NodePortsAt, Outcomes, Plan, RedirectOutcomes,
-    Redirects, Refusal, SocketError, Sockets,
+    Base, Change, Extent as Writes, NodePortsAt, Outcomes, Plan, RedirectOutcomes, Redirects,
+    Refusal, RefusalMeaning, SocketError, Sockets,
 };
 use crate::port::{Listener, compile};
 use crate::tables::Tables;
@@ -44,7 +44,7 @@ pub type Lanes<K> = engine::Lanes<Userspace, K>;
 pub struct Userspace {
     tables: Tables,
     claims: Claims,
-    surroundings: Surroundings,
+    surroundings: RedirectFacts,
     /// True if a refused write has left the kernel's content unknown.
     is_uncertain: bool,
 }
@@ -386,7 +386,7 @@ impl Userspace {
         base: Option<&Refusal>,
     ) {
         let redirects = &mut self.tables.redirects;
-        if base.is_some() || refusal.blame == Blame::None {
+        if base.is_some() || refusal.blame == RefusalMeaning::None {
             redirects.fail(&change.portal, state.now);
         } else {
             // The kernel accepted other changes, so this one is itself at fault.
@@ -444,7 +444,7 @@ impl engine::Scheme for Userspace {
         Self {
             tables: Tables::new(state.now),
             claims: Claims::default(),
-            surroundings: Surroundings {
+            surroundings: RedirectFacts {
                 via: None,
                 detector: state.config.detector.clone(),
             },

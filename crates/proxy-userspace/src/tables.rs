@@ -11,13 +11,13 @@ use reconcile::{Removals, Table};
 use crate::part_state::RedirectState;
 use crate::plan::{Base, Change, RedirectTarget};
 use crate::port::{Listener, ListenerKind, Portal};
-use relay::Serving;
+use relay::PortBackends;
 
 /// All tables of one IP family.
 #[derive(Default)]
 pub(crate) struct Tables {
     /// Listening ports. This process opens them itself, so the actual state is always known.
-    pub(crate) sockets: Table<Listener, Arc<Serving>, Arc<Owner>>,
+    pub(crate) sockets: Table<Listener, Arc<PortBackends>, Arc<Owner>>,
     pub(crate) redirects: Table<Portal, RedirectTarget, Arc<Owner>>,
     pub(crate) base: Table<(), Base, ()>,
     /// Leftovers of other modes. No Service waits for their removal.
@@ -56,7 +56,7 @@ impl Tables {
     }
 
     /// Records that a listening port is open with these endpoints.
-    pub(crate) fn opened(&mut self, listener: &Listener, port: u16, serving: Arc<Serving>) {
+    pub(crate) fn opened(&mut self, listener: &Listener, port: u16, serving: Arc<PortBackends>) {
         let protocol = listener.name.protocol;
         if let Some(before) = self.ports.insert(listener.clone(), port) {
             self.numbers.remove(&(protocol, before));
@@ -172,7 +172,7 @@ impl Tables {
 
     /// Reports whether a listening port is about to lose its last endpoint.
     pub(crate) fn is_emptied(&self, listener: &Listener) -> bool {
-        let is_empty = |serving: &Arc<Serving>| serving.endpoints.is_empty();
+        let is_empty = |serving: &Arc<PortBackends>| serving.endpoints.is_empty();
         self.sockets.wanted(listener).is_some_and(is_empty)
             && self
                 .sockets

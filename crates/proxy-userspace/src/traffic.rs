@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use proxy::{IpFamily, Protocol, ServicePortName};
 
 use crate::port::Listener;
-use relay::{ListeningPort, PortCounters, Serving, TrafficCounts};
+use relay::{ListeningPort, PortBackends, PortCounters, TrafficCounts};
 
 /// The open listening ports with their counters. Clones share the same ports.
 #[derive(Debug, Clone, Default)]
@@ -26,7 +26,7 @@ struct OpenPort {
     opening: u64,
     number: u16,
     counters: Arc<PortCounters>,
-    serving: Arc<Serving>,
+    serving: Arc<PortBackends>,
 }
 
 /// The traffic of one listening port. A Service port may have several listening ports.
@@ -74,7 +74,7 @@ impl Traffic {
         family: IpFamily,
         protocol: Protocol,
         number: u16,
-    ) -> Option<(ServicePortName, Arc<Serving>)> {
+    ) -> Option<(ServicePortName, Arc<PortBackends>)> {
         let held = self.lock();
         let (listener, port) = held
             .iter()
@@ -91,7 +91,7 @@ impl Traffic {
         family: IpFamily,
         listener: &Listener,
         opened: &ListeningPort,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
     ) {
         let port = OpenPort {
             opening: OPENINGS.fetch_add(1, Ordering::Relaxed),
@@ -103,7 +103,12 @@ impl Traffic {
     }
 
     /// Replaces the endpoints of a listening port.
-    pub(crate) fn update(&self, family: IpFamily, listener: &Listener, serving: &Arc<Serving>) {
+    pub(crate) fn update(
+        &self,
+        family: IpFamily,
+        listener: &Listener,
+        serving: &Arc<PortBackends>,
+    ) {
         if let Some(port) = self.lock().get_mut(&(family, listener.clone())) {
             port.serving = Arc::clone(serving);
         }
@@ -128,7 +133,7 @@ mod tests {
     #[test]
     fn each_reopened_listening_port_is_counted_separately() {
         let traffic = Traffic::default();
-        let serving = Arc::<Serving>::default();
+        let serving = Arc::<PortBackends>::default();
         let listener = |scope| Listener {
             name: ServicePortName {
                 service: NamespacedName::new("default", "web"),

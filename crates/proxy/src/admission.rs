@@ -28,7 +28,7 @@ use std::net::{IpAddr, SocketAddr};
 use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
 
-use crate::limits::{Cut, Excess, cut, is_within};
+use crate::limits::{Excess, RemovedParts, cut, is_within};
 use crate::names::{NamespacedName, Protocol};
 use crate::object::{EndpointSlice, Service, ServiceAddress, ServicePort};
 use crate::owner::Rank;
@@ -138,7 +138,7 @@ pub(crate) struct Admission {
 struct RestrictedService {
     given: Service,
     refused: Vec<RefusedAddress>,
-    cut: Cut,
+    cut: RemovedParts,
 }
 
 /// Subtracts one from a count, and removes a count of zero.
@@ -190,7 +190,7 @@ impl Admission {
     /// Reports whether a Service was cut to the limits.
     pub(crate) fn has_excess(&self, name: &NamespacedName) -> bool {
         let held = self.refused.get(name);
-        held.is_some_and(|held| held.cut != Cut::default())
+        held.is_some_and(|held| held.cut != RemovedParts::default())
     }
 
     /// Returns the part of one Service that exceeds the limits.

@@ -99,7 +99,7 @@ impl fmt::Display for Excess {
 
 /// The parts that [`cut`] removes from a Service.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub(crate) struct RemovedParts {
     /// The excess, at most one entry for each family.
     pub(crate) excess: Vec<Excess>,
     /// The EndpointSlices that are not served.
@@ -123,19 +123,19 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
     // Two families may be large together although each one is small.
     is_small || {
         let mut copy = service.clone();
-        cut(&mut copy, slices) == Cut::default() && copy == *service
+        cut(&mut copy, slices) == RemovedParts::default() && copy == *service
     }
 }
 
 /// Cuts a Service to the limits. O(addresses + slices).
-pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> Cut {
+pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedParts {
     // The cluster IP and the node's addresses are kept first.
     let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
     let fixed = 1 + usize::from(has_node_port);
     let ports = service.ports.len().min(MAX_FRONTENDS / fixed);
     let left_ports = service.ports.len() - ports;
     service.ports.truncate(ports);
-    let mut cut = Cut::default();
+    let mut cut = RemovedParts::default();
     for family in IpFamily::ALL {
         if service.cluster_ip(family).is_none() {
             continue;

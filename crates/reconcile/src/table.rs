@@ -37,7 +37,7 @@ pub enum Removals {
 pub struct Table<K, V, O> {
     rows: HashMap<K, Row<V, O>>,
     keys_of: HashMap<O, Box<[K]>>,
-    pending: Pending<K>,
+    pending: PendingRows<K>,
     contested: HashSet<K>,
     contested_version: u64,
     retries: HashMap<K, Retry>,
@@ -53,13 +53,13 @@ pub struct Table<K, V, O> {
 /// The set of pending rows. If nearly all rows are pending, as at a start, a list would cost more
 /// than a scan of all rows.
 #[derive(Debug)]
-enum Pending<K> {
+enum PendingRows<K> {
     Listed(HashSet<K>),
     /// Number of pending rows. Each row stores whether it is pending.
     Counted(usize),
 }
 
-impl<K> Pending<K> {
+impl<K> PendingRows<K> {
     fn len(&self) -> usize {
         match self {
             Self::Listed(keys) => keys.len(),
@@ -90,7 +90,7 @@ impl<K, V, O> Default for Table<K, V, O> {
         Self {
             rows: HashMap::new(),
             keys_of: HashMap::new(),
-            pending: Pending::Listed(HashSet::new()),
+            pending: PendingRows::Listed(HashSet::new()),
             contested: HashSet::new(),
             contested_version: 0,
             retries: HashMap::new(),
@@ -267,14 +267,14 @@ where
         };
         let is_gone = !is_pending && row.wanted().is_none();
         match (&mut self.pending, was_pending, is_pending) {
-            (Pending::Listed(keys), false, true) => {
+            (PendingRows::Listed(keys), false, true) => {
                 keys.insert(key.clone());
             }
-            (Pending::Listed(keys), true, false) => {
+            (PendingRows::Listed(keys), true, false) => {
                 keys.remove(key);
             }
-            (Pending::Counted(count), false, true) => *count += 1,
-            (Pending::Counted(count), true, false) => *count -= 1,
+            (PendingRows::Counted(count), false, true) => *count += 1,
+            (PendingRows::Counted(count), true, false) => *count -= 1,
             _ => {}
         }
         if is_gone {
@@ -333,15 +333,15 @@ where
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {
-            Pending::Listed(keys) if keys.len() > MANY && keys.len() > rows / 2 => {
-                self.pending = Pending::Counted(keys.len());
+            PendingRows::Listed(keys) if keys.len() > MANY && keys.len() > rows / 2 => {
+                self.pending = PendingRows::Counted(keys.len());
             }
-            Pending::Counted(count) if *count <= MANY / 2 || *count < rows / 8 => {
+            PendingRows::Counted(count) if *count <= MANY / 2 || *count < rows / 8 => {
                 let rows = self.rows.iter().filter(|(_, row)| row.is_pending);
-                self.pending = Pending::Listed(rows.map(|(key, _)| key.clone()).collect());
+                self.pending = PendingRows::Listed(rows.map(|(key, _)| key.clone()).collect());
             }
-            Pending::Listed(keys) if keys.is_empty() && keys.capacity() > MANY => {
-                self.pending = Pending::Listed(HashSet::new());
+            PendingRows::Listed(keys) if keys.is_empty() && keys.capacity() > MANY => {
+                self.pending = PendingRows::Listed(HashSet::new());
             }
             _ => {}
         }
@@ -480,8 +480,8 @@ where
     /// Returns all pending keys, due or not, unordered.
     pub fn pending(&self) -> impl Iterator<Item = &K> {
         let (listed, rows) = match &self.pending {
-            Pending::Listed(keys) => (Some(keys), None),
-            Pending::Counted(_) => (None, Some(&self.rows)),
+            PendingRows::Listed(keys) => (Some(keys), None),
+            PendingRows::Counted(_) => (None, Some(&self.rows)),
         };
         let counted = rows.into_iter().flatten();
         let counted = counted.filter_map(|(key, row)| row.is_pending.then_some(key));

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relay::{Carriage, Limits, Reach, Relay, Serving, Transport};
+use relay::{AllowedClients, Carriage, Limits, PortBackends, Relay, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Time of each measurement.
@@ -234,13 +234,13 @@ fn measure(descriptors: Option<u64>) {
             let limits = Limits {
                 carriage,
                 descriptors: Some(descriptors),
-                reach: Reach::Anybody,
+                reach: AllowedClients::Anybody,
                 ..Limits::default()
             };
             let relay = Relay::start(limits).unwrap();
-            let serving = Serving {
+            let serving = PortBackends {
                 endpoints: [endpoint].into(),
-                ..Serving::default()
+                ..PortBackends::default()
             };
             let any = (Ipv4Addr::LOCALHOST, 0).into();
             let opened = relay

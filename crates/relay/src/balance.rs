@@ -15,7 +15,7 @@ const MOST_CLIENTS: usize = 65_536;
 
 /// The endpoints of a listening port, its affinity, and its allowed clients.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Serving {
+pub struct PortBackends {
     /// Sorted endpoints. If the list is empty, connections are reset.
     pub endpoints: Box<[SocketAddr]>,
     /// Time that a client keeps its endpoint after its last connection.
@@ -24,7 +24,7 @@ pub struct Serving {
     pub sources: Option<Box<[IpNet]>>,
 }
 
-impl Serving {
+impl PortBackends {
     /// Reports whether the port has this endpoint.
     pub fn has(&self, endpoint: &SocketAddr) -> bool {
         self.endpoints.binary_search(endpoint).is_ok()
@@ -48,13 +48,13 @@ pub(crate) enum Choice {
 
 /// The round-robin state of one listening port.
 pub(crate) struct Balance {
-    serving: Arc<Serving>,
+    serving: Arc<PortBackends>,
     next: usize,
     kept: Option<Recent<IpAddr, SocketAddr>>,
 }
 
 impl Balance {
-    pub(crate) fn new(serving: Arc<Serving>) -> Self {
+    pub(crate) fn new(serving: Arc<PortBackends>) -> Self {
         // Starts at a random endpoint, so that not all nodes begin with the same one.
         let random = RandomState::new().build_hasher().finish();
         let mut balance = Self {
@@ -67,7 +67,7 @@ impl Balance {
     }
 
     /// Replaces the endpoints. Clients keep an endpoint that still serves.
-    pub(crate) fn update(&mut self, serving: Arc<Serving>) {
+    pub(crate) fn update(&mut self, serving: Arc<PortBackends>) {
         if serving.affinity != self.serving.affinity {
             let of = |ttl| Recent::new(ttl, MOST_CLIENTS);
             self.kept = serving.affinity.map(of);
@@ -75,7 +75,7 @@ impl Balance {
         self.serving = serving;
     }
 
-    pub(crate) fn serving(&self) -> &Serving {
+    pub(crate) fn serving(&self) -> &PortBackends {
         &self.serving
     }
 
@@ -108,9 +108,9 @@ mod tests {
 
     use super::*;
 
-    fn serving(ports: &[u16], affinity: Option<u64>) -> Arc<Serving> {
+    fn serving(ports: &[u16], affinity: Option<u64>) -> Arc<PortBackends> {
         let at = |port: &u16| SocketAddr::from(([10, 0, 0, 1], *port));
-        Arc::new(Serving {
+        Arc::new(PortBackends {
             endpoints: ports.iter().map(at).collect(),
             affinity: affinity.map(Duration::from_secs),
             sources: None,
@@ -155,11 +155,11 @@ mod tests {
 
     #[test]
     fn sources_outside_the_ranges_are_not_admitted() {
-        let serving = Serving {
+        let serving = PortBackends {
             sources: Some(["192.0.2.0/29".parse().unwrap()].into()),
-            ..Serving::default()
+            ..PortBackends::default()
         };
         assert!(serving.admits(client(7)) && !serving.admits(client(8)));
-        assert!(Serving::default().admits(client(8)));
+        assert!(PortBackends::default().admits(client(8)));
     }
 }

@@ -8,7 +8,7 @@ use tokio::task::AbortHandle;
 
 use super::datagram::Peer;
 use super::descriptors::DescriptorPermit;
-use super::shares::Seat;
+use super::shares::ClientPlace;
 use super::traffic::CountedConnection;
 
 /// Identity of a flow: the number of the port, the client, and the local address to which the
@@ -25,7 +25,7 @@ pub(crate) struct Flow {
     pub(crate) socket: Rc<UdpSocket>,
     pub(crate) carrying: Rc<CountedConnection>,
     answers: AbortHandle,
-    pub(crate) place: Seat<FlowKey>,
+    pub(crate) place: ClientPlace<FlowKey>,
     _held: DescriptorPermit,
 }
 
@@ -36,7 +36,7 @@ impl Flow {
         socket: Rc<UdpSocket>,
         carrying: Rc<CountedConnection>,
         answers: AbortHandle,
-        place: Seat<FlowKey>,
+        place: ClientPlace<FlowKey>,
         held: DescriptorPermit,
     ) -> Self {
         Self {

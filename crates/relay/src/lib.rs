@@ -43,8 +43,8 @@ use tokio::task::coop::unconstrained;
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use tokio::time::{sleep, timeout};
 
-pub use balance::Serving;
-pub use limits::{Carriage, DIAL_TIMEOUTS, Dial, Limits, Pin, Reach};
+pub use balance::PortBackends;
+pub use limits::{AllowedClients, Carriage, DIAL_TIMEOUTS, Dial, Limits, Pin};
 pub use shared::{Counters, Evictions};
 pub use traffic::{PortCounters, TrafficCounts};
 
@@ -76,7 +76,7 @@ pub struct ListeningPort {
 /// Error of a relay whose thread has ended, so that it carries no traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the relay has ended; its cause is on standard error")]
-pub struct Ended;
+pub struct RelayEnded;
 
 /// A handle to a relay. Clones share one relay. After the last handle is dropped, ports accept for
 /// another [`Limits::linger`]. The thread ends with its last connection, or after
@@ -93,7 +93,7 @@ pub struct Relay {
 enum Order {
     OpenTcp(TcpListener, Opening),
     OpenUdp(UdpSocket, Opening),
-    Update(u64, Arc<Serving>),
+    Update(u64, Arc<PortBackends>),
     Close(u64),
     Finish(Duration, mpsc::Sender<usize>),
 }
@@ -102,7 +102,7 @@ enum Order {
 struct Opening {
     number: u64,
     service: Arc<str>,
-    serving: Arc<Serving>,
+    serving: Arc<PortBackends>,
     counters: Arc<PortCounters>,
     holds: Holds,
 }
@@ -158,7 +158,7 @@ impl Relay {
         transport: Transport,
         at: SocketAddr,
         service: &Arc<str>,
-        serving: Arc<Serving>,
+        serving: Arc<PortBackends>,
     ) -> io::Result<ListeningPort> {
         // Fails if no descriptor is left for this port. The caller retries later, and the rest of
         // the process keeps its descriptors.
@@ -198,7 +198,7 @@ impl Relay {
     /// # Errors
     ///
     /// The relay has ended.
-    pub fn update(&self, number: u64, serving: Arc<Serving>) -> Result<(), Ended> {
+    pub fn update(&self, number: u64, serving: Arc<PortBackends>) -> Result<(), RelayEnded> {
         self.order(Order::Update(number, serving))
     }
 
@@ -207,7 +207,7 @@ impl Relay {
     /// # Errors
     ///
     /// The relay has ended.
-    pub fn close(&self, number: u64) -> Result<(), Ended> {
+    pub fn close(&self, number: u64) -> Result<(), RelayEnded> {
         self.order(Order::Close(number))
     }
 
@@ -226,8 +226,8 @@ impl Relay {
         &self.counters
     }
 
-    fn order(&self, order: Order) -> Result<(), Ended> {
-        self.orders.send(order).map_err(|_| Ended)
+    fn order(&self, order: Order) -> Result<(), RelayEnded> {
+        self.orders.send(order).map_err(|_| RelayEnded)
     }
 }
 

@@ -44,7 +44,7 @@ pub struct Limits {
     /// Method of carrying bytes.
     pub carriage: Carriage,
     /// Clients that the relay accepts.
-    pub reach: Reach,
+    pub reach: AllowedClients,
 }
 
 /// The method of moving bytes from one socket to the other.
@@ -78,7 +78,7 @@ pub enum Pin {
 
 /// The clients that may connect to a listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum AllowedClients {
     /// All clients may connect.
     Anybody,
     /// Only clients that the kernel redirected from another address or port. Direct connections to
@@ -106,7 +106,7 @@ impl Default for Limits {
             dial: Dial::Several,
             pin: Pin::Client,
             carriage: Carriage::Adaptive,
-            reach: Reach::Redirected,
+            reach: AllowedClients::Redirected,
         }
     }
 }

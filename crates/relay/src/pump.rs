@@ -23,7 +23,7 @@ use tokio::task::yield_now;
 
 use super::descriptors::{DescriptorPermit, Free};
 use super::limits::{Carriage, Limits};
-use super::shares::Seat;
+use super::shares::ClientPlace;
 use super::traffic::{CountedConnection, add};
 
 /// Number of bytes of one read.
@@ -113,7 +113,7 @@ impl Pump {
         client: &TcpStream,
         server: &TcpStream,
         counted: &CountedConnection,
-        place: &Seat<Rc<Cut>>,
+        place: &ClientPlace<Rc<CutSignal>>,
     ) {
         let both = tokio::try_join!(
             self.carry(client, server, counted.bytes_in(), place),
@@ -130,7 +130,7 @@ impl Pump {
         from: &TcpStream,
         to: &TcpStream,
         sum: &AtomicU64,
-        place: &Seat<Rc<Cut>>,
+        place: &ClientPlace<Rc<CutSignal>>,
     ) -> io::Result<()> {
         let mut way = match self.carriage {
             Carriage::Splice => Medium::Pipe,
@@ -324,12 +324,12 @@ pub(crate) fn reset(connection: &TcpStream) {
 
 /// A signal that ends connections.
 #[derive(Debug, Default)]
-pub(crate) struct Cut {
+pub(crate) struct CutSignal {
     is_over: Cell<bool>,
     over: Notify,
 }
 
-impl Cut {
+impl CutSignal {
     /// Ends the connections that wait for this signal.
     pub(crate) fn end(&self) {
         self.is_over.set(true);

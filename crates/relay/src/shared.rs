@@ -13,12 +13,12 @@ use tokio::task::yield_now;
 use super::Transport;
 use super::descriptors::{DescriptorPermit, Descriptors, Free};
 use super::flow::{Flow, FlowKey};
-use super::limits::{Limits, Reach};
+use super::limits::{AllowedClients, Limits};
 use super::ports::ephemeral;
-use super::pump::{Cut, Pump};
+use super::pump::{CutSignal, Pump};
 use super::recent::Recent;
 use super::redirect_check::RedirectCheck;
-use super::shares::{Client, Seat, Shares};
+use super::shares::{Client, ClientPlace, Shares};
 
 /// Number of connections that a client keeps when no place is free.
 const FEW: usize = 16;
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) descriptors: Descriptors,
     pub(crate) pump: Pump,
     pub(crate) flows: RefCell<Recent<FlowKey, Flow>>,
-    connection_places: Rc<Shares<Rc<Cut>>>,
+    connection_places: Rc<Shares<Rc<CutSignal>>>,
     pub(crate) flow_places: Rc<Shares<FlowKey>>,
     pub(crate) redirected: RefCell<RedirectCheck>,
     datagram: RefCell<Box<[u8]>>,
@@ -58,8 +58,8 @@ impl Shared {
             connection_places: Rc::new(Shares::new("connections", connections, FEW)),
             flow_places: Rc::new(Shares::new("UDP flows", flows, 0)),
             redirected: RefCell::new(match limits.reach {
-                Reach::Anybody => RedirectCheck::never_asked(),
-                Reach::Redirected => RedirectCheck::open(),
+                AllowedClients::Anybody => RedirectCheck::never_asked(),
+                AllowedClients::Redirected => RedirectCheck::open(),
             }),
             datagram: RefCell::new(vec![0; LARGEST].into()),
             limits,
@@ -95,8 +95,8 @@ impl Shared {
         &self,
         service: &Arc<str>,
         client: IpAddr,
-        cut: &Rc<Cut>,
-    ) -> Seat<Rc<Cut>> {
+        cut: &Rc<CutSignal>,
+    ) -> ClientPlace<Rc<CutSignal>> {
         let client = Client::of(client);
         let places = &self.connection_places;
         loop {
@@ -108,7 +108,7 @@ impl Shared {
         }
     }
 
-    fn end(&self, evicted: Option<Rc<Cut>>) {
+    fn end(&self, evicted: Option<Rc<CutSignal>>) {
         if let Some(cut) = evicted {
             self.counters.add_evicted(Transport::Tcp);
             cut.end();

@@ -77,13 +77,13 @@ pub(crate) struct Shares<T> {
 }
 
 /// A new place, and the evicted member that has to end for it.
-pub(crate) struct Admitted<T: Clone> {
-    pub(crate) place: Seat<T>,
+pub(crate) struct NewPlace<T: Clone> {
+    pub(crate) place: ClientPlace<T>,
     pub(crate) evicted: Option<T>,
 }
 
 /// A client's place for one connection or flow, freed on drop.
-pub(crate) struct Seat<T: Clone> {
+pub(crate) struct ClientPlace<T: Clone> {
     shares: Rc<Shares<T>>,
     number: u64,
     used: Rc<Cell<bool>>,
@@ -92,18 +92,18 @@ pub(crate) struct Seat<T: Clone> {
 struct Holders<T> {
     /// Noun for the log: connections or flows.
     what: &'static str,
-    most: Most,
+    most: PlaceLimits,
     members: HashMap<u64, Member<T>>,
     groups: HashMap<(Service, Client), Group>,
-    services: HashMap<Service, Ranks<Client>>,
-    clients: Ranks<Client>,
-    of_clients: HashMap<Client, Ranks<Service>>,
+    services: HashMap<Service, PlaceRanking<Client>>,
+    clients: PlaceRanking<Client>,
+    of_clients: HashMap<Client, PlaceRanking<Service>>,
     next: u64,
     told: Option<Instant>,
 }
 
 /// The limits of places in total, for one Service, and for one client.
-struct Most {
+struct PlaceLimits {
     all: usize,
     service: usize,
     client: usize,
@@ -135,13 +135,13 @@ struct Group {
 }
 
 /// Clients or Services, ranked by the number of their places.
-struct Ranks<K> {
+struct PlaceRanking<K> {
     total: usize,
     counts: HashMap<K, usize>,
     ranked: BTreeSet<(usize, K)>,
 }
 
-impl<K: Clone + Ord + Hash> Ranks<K> {
+impl<K: Clone + Ord + Hash> PlaceRanking<K> {
     fn new() -> Self {
         Self {
             total: 0,
@@ -178,7 +178,7 @@ impl<T: Clone> Shares<T> {
         let all = all.max(1);
         let held = Holders {
             what,
-            most: Most {
+            most: PlaceLimits {
                 all,
                 service: (all - all / 4).max(few + 1),
                 client: all.div_ceil(2).max(few + 1),
@@ -187,7 +187,7 @@ impl<T: Clone> Shares<T> {
             members: HashMap::new(),
             groups: HashMap::new(),
             services: HashMap::new(),
-            clients: Ranks::new(),
+            clients: PlaceRanking::new(),
             of_clients: HashMap::new(),
             next: 0,
             told: None,
@@ -210,7 +210,7 @@ impl<T: Clone> Shares<T> {
         service: &Service,
         client: Client,
         end: T,
-    ) -> Option<Admitted<T>> {
+    ) -> Option<NewPlace<T>> {
         let mut held = self.held.borrow_mut();
         let evicted = match held.room(service, client) {
             ConnectionRoom::Free => None,
@@ -228,12 +228,12 @@ impl<T: Clone> Shares<T> {
                 end,
             },
         );
-        let place = Seat {
+        let place = ClientPlace {
             shares: Rc::clone(self),
             number,
             used,
         };
-        Some(Admitted { place, evicted })
+        Some(NewPlace { place, evicted })
     }
 
     /// Evicts a connection of the client with the most places, unless that client has few.
@@ -322,12 +322,15 @@ impl<T: Clone> Holders<T> {
     fn count(&mut self, of: &(Service, Client), count: usize) {
         let (service, client) = of;
         let ranks = self.services.entry(Arc::clone(service));
-        let ranks = ranks.or_insert_with(Ranks::new);
+        let ranks = ranks.or_insert_with(PlaceRanking::new);
         ranks.set(client, count);
         if ranks.total == 0 {
             self.services.remove(service);
         }
-        let ranks = self.of_clients.entry(*client).or_insert_with(Ranks::new);
+        let ranks = self
+            .of_clients
+            .entry(*client)
+            .or_insert_with(PlaceRanking::new);
         ranks.set(service, count);
         let total = ranks.total;
         if total == 0 {
@@ -354,21 +357,21 @@ impl<T: Clone> Holders<T> {
 
 /// Returns the client that must free a place: the one with the most places, or `client` if no other
 /// has more. Returns `None` if no client has more than `few`.
-fn chosen(ranks: &Ranks<Client>, client: Client, few: usize) -> Option<Client> {
+fn chosen(ranks: &PlaceRanking<Client>, client: Client, few: usize) -> Option<Client> {
     let mine = ranks.count(&client);
     let (count, biggest) = ranks.biggest()?;
     let from = if count > mine { *biggest } else { client };
     (count > few).then_some(from)
 }
 
-impl<T: Clone> Seat<T> {
+impl<T: Clone> ClientPlace<T> {
     /// Records that the connection was used.
     pub(crate) fn note_use(&self) {
         self.used.set(true);
     }
 }
 
-impl<T: Clone> Drop for Seat<T> {
+impl<T: Clone> Drop for ClientPlace<T> {
     fn drop(&mut self) {
         // Releases the borrow first, because dropping the member may use the shares again.
         let ended = self.shares.held.borrow_mut().remove(self.number);
@@ -385,7 +388,7 @@ mod tests {
 
     struct Tried {
         shares: Rc<Shares<usize>>,
-        places: HashMap<usize, Seat<usize>>,
+        places: HashMap<usize, ClientPlace<usize>>,
         ended: Vec<usize>,
         refused: usize,
     }

@@ -19,8 +19,8 @@ use tokio::time::{sleep, timeout};
 
 use super::balance::{Balance, Choice};
 use super::descriptors::is_exhausted;
-use super::limits::{DIAL_TIMEOUTS, Dial, Pin, Reach};
-use super::pump::{Cut, reset};
+use super::limits::{AllowedClients, DIAL_TIMEOUTS, Dial, Pin};
+use super::pump::{CutSignal, reset};
 use super::shared::{Shared, set_mark};
 use super::traffic::PortCounters;
 
@@ -38,7 +38,7 @@ pub(crate) struct Port {
     pub(crate) balance: RefCell<Balance>,
     pub(crate) counters: Arc<PortCounters>,
     /// Signal that ends the port's connections.
-    pub(crate) cut: Cut,
+    pub(crate) cut: CutSignal,
     service: Arc<str>,
 }
 
@@ -47,7 +47,7 @@ impl Port {
         Self {
             balance: RefCell::new(balance),
             counters,
-            cut: Cut::default(),
+            cut: CutSignal::default(),
             service,
         }
     }
@@ -187,13 +187,13 @@ async fn connect_and_carry(
     from: SocketAddr,
     outward: TcpSocket,
 ) {
-    let is_welcome = (shared.limits.reach == Reach::Anybody || was_redirected(client))
+    let is_welcome = (shared.limits.reach == AllowedClients::Anybody || was_redirected(client))
         && port.balance.borrow().serving().admits(from.ip());
     if !is_welcome {
         shared.counters.add_refused();
         return reset(client);
     }
-    let cut = Rc::<Cut>::default();
+    let cut = Rc::<CutSignal>::default();
     let place = shared.admit(&port.service, from.ip(), &cut).await;
     let carried = async {
         let Some((server, endpoint)) = dial(shared, port, from.ip(), outward).await else {

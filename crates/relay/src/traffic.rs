@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashMap;
 
-use super::balance::Serving;
+use super::balance::PortBackends;
 
 /// Traffic between clients and an endpoint since the port was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl PortCounters {
     }
 
     /// Merges the counters of removed endpoints without connections.
-    pub(crate) fn retain(&self, serving: &Serving) {
+    pub(crate) fn retain(&self, serving: &PortBackends) {
         let mut counted = self.lock();
         let Tallies { endpoints, past } = &mut *counted;
         endpoints.retain(|endpoint, tally| {
@@ -161,13 +161,13 @@ mod tests {
         let open = counters.connect(one);
         add(open.bytes_in(), 10);
         counters.connect(other).datagram_out(5);
-        counters.retain(&Serving::default());
+        counters.retain(&PortBackends::default());
         let (sum, endpoints) = counters.read();
         assert_eq!((sum.connections, sum.active), (2, 1));
         assert_eq!((sum.bytes_in, sum.bytes_out, sum.packets_out), (10, 5, 1));
         assert_eq!(endpoints.len(), 1, "one is carried still: {endpoints:?}");
         drop(open);
-        counters.retain(&Serving::default());
+        counters.retain(&PortBackends::default());
         assert_eq!(counters.read().1, []);
         assert_eq!(counters.read().0, TrafficCounts { active: 0, ..sum });
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relay::{Carriage, Limits, Reach, Relay, Serving, Transport};
+use relay::{AllowedClients, Carriage, Limits, PortBackends, Relay, Transport};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use support::{
@@ -31,7 +31,7 @@ fn connections_rotate_over_the_endpoints() {
 
 #[test]
 fn a_client_keeps_its_endpoint_for_the_affinity_timeout() {
-    let serving = Serving {
+    let serving = PortBackends {
         affinity: Some(Duration::from_secs(3)),
         ..by(&[named("a"), named("b"), named("c")])
     };
@@ -90,14 +90,14 @@ fn a_client_is_reset_if_no_endpoint_accepts() {
 
 #[test]
 fn a_client_outside_the_source_ranges_is_reset() {
-    let serving = Serving {
+    let serving = PortBackends {
         sources: Some(["127.0.0.2/32".parse().unwrap()].into()),
         ..by(&[named("a")])
     };
     let world = World::new(limits(), Transport::Tcp, serving.clone());
     let error = world.connect().read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    let serving = Serving {
+    let serving = PortBackends {
         sources: Some(["127.0.0.0/29".parse().unwrap()].into()),
         ..serving
     };
@@ -109,7 +109,7 @@ fn a_client_outside_the_source_ranges_is_reset() {
 #[test]
 fn a_client_that_was_not_redirected_is_reset() {
     let with = Limits {
-        reach: Reach::Redirected,
+        reach: AllowedClients::Redirected,
         ..limits()
     };
     let world = World::new(with, Transport::Tcp, by(&[named("a")]));
@@ -585,6 +585,6 @@ fn a_relay_closes_its_ports_with_its_last_handle() {
     until("nobody listens", || TcpStream::connect(at).is_err());
     let relay = Relay::start(limits()).unwrap();
     let taken = connect(named("a")).peer_addr().unwrap();
-    let opened = open_port(&relay, Transport::Tcp, taken, Serving::default());
+    let opened = open_port(&relay, Transport::Tcp, taken, PortBackends::default());
     assert_eq!(opened.unwrap_err().kind(), ErrorKind::AddrInUse);
 }

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use namespace::in_namespace;
-use relay::{Evictions, Limits, ListeningPort, Relay, Serving, Transport};
+use relay::{Evictions, Limits, ListeningPort, PortBackends, Relay, Transport};
 use socket2::{Domain, Socket, Type};
 use support::{ANY, LONG, World, by, connect, limits, named, open, until};
 
@@ -59,7 +59,12 @@ fn is_served(stream: &mut TcpStream) -> bool {
 fn open_all(relay: &Relay, transport: Transport, at: IpAddr) -> (Vec<ListeningPort>, String) {
     let mut all = Vec::new();
     loop {
-        match open(relay, transport, SocketAddr::new(at, 0), Serving::default()) {
+        match open(
+            relay,
+            transport,
+            SocketAddr::new(at, 0),
+            PortBackends::default(),
+        ) {
             Ok(opened) => all.push(opened),
             Err(error) => return (all, error.to_string()),
         }
@@ -105,7 +110,7 @@ fn half_of_the_ephemeral_ports_are_left_to_the_node() {
                 &relay,
                 transport,
                 SocketAddr::new(at, 0),
-                Serving::default(),
+                PortBackends::default(),
             )
         };
         until("it is closed", || again().is_ok());
@@ -186,7 +191,7 @@ fn the_largest_client_is_evicted_when_descriptors_run_short() {
         };
         let world = World::new(limits, Transport::Tcp, by(&[named("a")]));
         for _ in 0..80 {
-            open(&world.relay, Transport::Tcp, ANY, Serving::default()).unwrap();
+            open(&world.relay, Transport::Tcp, ANY, PortBackends::default()).unwrap();
         }
         let mut held: Vec<_> = (0..60)
             .map(|number| connect_from(2 + number % 2, world.port.at))

@@ -26,7 +26,7 @@ pub use proxy::ServiceAddress as At;
 
 /// Selection of the counters to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which<'a> {
+pub enum CounterSelection<'a> {
     /// All addresses, without endpoints. Needs one dump.
     Addresses,
     /// All addresses with their endpoints.
@@ -134,7 +134,7 @@ pub struct Listener(pub u64);
 
 /// The Service port and endpoints behind a listening port of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Relayed {
+pub struct RelayedPort {
     /// Service port that the listening port belongs to.
     pub name: ServicePortName,
     /// Endpoints that the listening port connects to, in turn.
@@ -150,10 +150,14 @@ pub trait ReadCounters: Send {
     /// # Errors
     ///
     /// The kernel cannot be read. The error has the reason and the next step.
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()>;
+    fn tell(
+        &mut self,
+        which: CounterSelection<'_>,
+        take: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()>;
 
-    /// Reports whether [`Which::Of`] returns more counters of an address than [`Which::Addresses`].
-    /// If true, callers should request only the addresses that they need. If false, [`Which::All`]
+    /// Reports whether [`CounterSelection::Of`] returns more counters of an address than [`CounterSelection::Addresses`].
+    /// If true, callers should request only the addresses that they need. If false, [`CounterSelection::All`]
     /// is not slower.
     fn tells_more_of_single(&self) -> bool {
         false
@@ -165,7 +169,7 @@ pub trait ReadCounters: Send {
     }
 
     /// Returns the Service port behind a listening port of this process, in userspace mode.
-    fn relayed(&self, _family: IpFamily, _protocol: Protocol, _port: u16) -> Option<Relayed> {
+    fn relayed(&self, _family: IpFamily, _protocol: Protocol, _port: u16) -> Option<RelayedPort> {
         None
     }
 
@@ -174,7 +178,7 @@ pub trait ReadCounters: Send {
     /// # Errors
     ///
     /// The kernel cannot be read. The error has the reason and the next step.
-    fn read(&mut self, which: Which<'_>) -> Result<CounterSamples> {
+    fn read(&mut self, which: CounterSelection<'_>) -> Result<CounterSamples> {
         let mut all = CounterSamples {
             note: self.note(),
             ..CounterSamples::default()
@@ -270,7 +274,7 @@ fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Counters with one reader for each kind of caller, so that the callers do not wait for each
 /// other.
 #[derive(Debug, Clone, Default)]
-pub struct Apart {
+pub struct SeparateReaders {
     /// Reader for slow requests.
     pub asked: Counters,
     /// Reader for the node's status.
@@ -284,7 +288,7 @@ pub struct Apart {
 /// One reader for each kind of caller.
 pub type Readers = [Box<dyn ReadCounters>; 4];
 
-impl Apart {
+impl SeparateReaders {
     /// Replaces all readers after a change of mode.
     pub fn set(&self, readers: Readers) {
         let all = [&self.asked, &self.status, &self.scraped, &self.own];

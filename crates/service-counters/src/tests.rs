@@ -6,7 +6,11 @@ use super::*;
 struct NamedReader(&'static str, Option<mpsc::Receiver<()>>);
 
 impl ReadCounters for NamedReader {
-    fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+    fn tell(
+        &mut self,
+        _: CounterSelection<'_>,
+        _: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()> {
         if let Some(go_on) = &self.1 {
             go_on.recv()?;
         }
@@ -28,7 +32,7 @@ fn the_last_mode_set_during_a_read_is_read_next() {
     let reading = std::thread::spawn(move || {
         let read = reader.with(|reader| {
             began.send(()).unwrap();
-            reader.tell(Which::All, &mut |_| {}).unwrap();
+            reader.tell(CounterSelection::All, &mut |_| {}).unwrap();
             reader.note()
         });
         read.flatten()
@@ -44,7 +48,7 @@ fn the_last_mode_set_during_a_read_is_read_next() {
 
 #[test]
 fn separate_readers_do_not_wait_for_each_other() {
-    let apart = Apart::default();
+    let apart = SeparateReaders::default();
     let named = || -> Box<dyn ReadCounters> { Box::new(NamedReader("mode", None)) };
     apart.set([(); 4].map(|()| named()));
     let status = apart.asked.with(|_| {

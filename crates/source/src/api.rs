@@ -483,7 +483,7 @@ fn master_url(master: &str) -> Result<Uri, StartError> {
 /// Parses these bytes as a list and as a watch, in each format, in pieces of two sizes.
 pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
     use futures::{FutureExt as _, TryStreamExt as _, stream};
-    use messages::{Messages, Next};
+    use messages::{Messages, NextMessage};
     use request::{Format, ResponseStream};
 
     for format in [Format::Json, Format::Protobuf] {
@@ -502,7 +502,7 @@ pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
                 drop(object);
             }
             let mut messages = Messages::new(answer());
-            while let Some(Ok(Next::Event)) = messages.next().now_or_never() {
+            while let Some(Ok(NextMessage::Event)) = messages.next().now_or_never() {
                 drop(match format {
                     Format::Json => crate::decode::json::event(kind, messages.event()),
                     Format::Protobuf => crate::decode::protobuf::event(kind, messages.event()),

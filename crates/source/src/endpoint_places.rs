@@ -25,7 +25,7 @@ const SLICES_MAX: &str = "1000";
 
 /// The pod, node and zone of an endpoint, as its slice names them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Whereabouts {
+pub struct EndpointLocation {
     /// `targetRef.name` of a Pod, or `KIND/NAME` of another object.
     pub pod: Option<String>,
     /// Name of the endpoint's node (`nodeName`).
@@ -56,7 +56,7 @@ struct ListedEndpoint {
     /// Index of the endpoint's slice.
     slice: usize,
     terminating: bool,
-    whereabouts: Whereabouts,
+    whereabouts: EndpointLocation,
 }
 
 impl EndpointPlaces {
@@ -113,7 +113,7 @@ impl EndpointPlaces {
         of: &ServicePortName,
         address: IpAddr,
         number: Option<u16>,
-    ) -> Option<&Whereabouts> {
+    ) -> Option<&EndpointLocation> {
         let has_port = |listed: &&ListedEndpoint| {
             let mut ports = self.slices.get(listed.slice).into_iter().flatten();
             number.is_none()
@@ -361,7 +361,7 @@ impl Endpoint {
         ListedEndpoint {
             slice,
             terminating: terminating.unwrap_or_default(),
-            whereabouts: Whereabouts {
+            whereabouts: EndpointLocation {
                 pod,
                 node: self.node_name,
                 zone: self.zone,
@@ -405,7 +405,7 @@ mod tests {
         let web = NamespacedName::new("default", "web");
         let found = read_folder(&folder, &web).unwrap();
         fs::remove_dir_all(&folder).unwrap();
-        let of = |pod: &str| Whereabouts {
+        let of = |pod: &str| EndpointLocation {
             pod: Some(pod.to_owned()),
             node: Some("n2".to_owned()),
             zone: Some("z1".to_owned()),

@@ -8,7 +8,7 @@ mod common;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use apiserver::{Authority, Options, Proxy, ProxyOptions, Server, Speaks, Tls};
+use apiserver::{Authority, Options, Proxy, ProxyOptions, ProxyProtocol, Server, Tls};
 use common::{Folder, Log, ReceivedState, until_said};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
@@ -101,7 +101,7 @@ fn me() -> (String, String) {
 
 fn socks() -> ProxyOptions {
     ProxyOptions {
-        speaks: Speaks::Socks5,
+        speaks: ProxyProtocol::Socks5,
         ..ProxyOptions::default()
     }
 }
@@ -193,7 +193,10 @@ async fn a_socks_proxy_works_over_ipv6() {
 /// Checks a name that no resolver knows.
 #[tokio::test]
 async fn the_proxy_resolves_the_servers_name() {
-    for (scheme, speaks) in [("http", Speaks::Http), ("socks5", Speaks::Socks5)] {
+    for (scheme, speaks) in [
+        ("http", ProxyProtocol::Http),
+        ("socks5", ProxyProtocol::Socks5),
+    ] {
         let world = World::new().await;
         let names = [("api.example".to_owned(), IpAddr::from(Ipv4Addr::LOCALHOST))];
         let options = ProxyOptions {
@@ -362,9 +365,9 @@ async fn a_silent_proxy_is_logged_by_name() {
 #[tokio::test]
 async fn the_source_waits_for_an_unreachable_proxy() {
     for (scheme, speaks) in [
-        ("http", Speaks::Http),
-        ("https", Speaks::Http),
-        ("socks5", Speaks::Socks5),
+        ("http", ProxyProtocol::Http),
+        ("https", ProxyProtocol::Http),
+        ("socks5", ProxyProtocol::Socks5),
     ] {
         let world = World::new().await;
         let (log, _guard) = Log::start();

@@ -16,8 +16,8 @@ pub use services::{
     Port, Service, ServiceList, ServiceName, ServiceOption,
 };
 pub use status::{
-    Conflict, Draining, Drifted, Family, Feature, Limit, OFF, Refused, Source, Status, SyncState,
-    Unreadable,
+    Conflict, Draining, Family, Feature, Limit, OFF, RejectedEntry, RepairedEntries, Source,
+    Status, SyncState, Unreadable,
 };
 pub use terminal_text::shown;
 pub use top::{Rate, Top, TopEndpoint, TopPort};

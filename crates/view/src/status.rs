@@ -27,13 +27,13 @@ pub struct Status {
     /// The source of objects.
     pub source: Source,
     /// Entries that the kernel rejected at the last attempt. At most 100.
-    pub errors: Vec<Refused>,
+    pub errors: Vec<RejectedEntry>,
     /// Parts of the kernel's state that cannot be read.
     pub unreadable: Vec<Unreadable>,
     /// Addresses that two Services claim. At most 100.
     pub conflicts: Vec<Conflict>,
     /// Drift since the start, by family and kind of entry.
-    pub drift: Vec<Drifted>,
+    pub drift: Vec<RepairedEntries>,
     /// Removed endpoints with open connections. At most 100.
     pub draining: Vec<Draining>,
     /// The number of draining endpoints, including unlisted ones.
@@ -106,7 +106,7 @@ pub struct Source {
 /// An entry that the kernel rejected.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Refused {
+pub struct RejectedEntry {
     /// Family of the entry, `IPv4` or `IPv6`. Empty if the error concerns the whole Service.
     pub family: String,
     /// Rejected write, such as `add virtual server 10.0.0.1:80/TCP`.
@@ -149,7 +149,7 @@ pub struct Conflict {
 /// Entries that another program changed and this proxy repaired.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Drifted {
+pub struct RepairedEntries {
     /// IP family: `IPv4` or `IPv6`.
     pub family: String,
     /// Kind of the entries, such as `virtual server` or `set member`.

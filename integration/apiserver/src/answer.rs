@@ -15,7 +15,7 @@ use hyper::{Response, StatusCode};
 use serde_json::Value;
 
 use crate::list::List;
-use crate::media::{Accepted, Coding, Media};
+use crate::media::{AcceptedEncodings, Coding, Media};
 use crate::object::Object;
 use crate::status::Status;
 
@@ -30,7 +30,7 @@ const CHUNK: usize = 16 << 10;
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// Returns the response for an object. Compresses large objects in chunks, like lists.
-pub(crate) fn object(code: u16, object: &Object, accepted: Accepted) -> Response<Body> {
+pub(crate) fn object(code: u16, object: &Object, accepted: AcceptedEncodings) -> Response<Body> {
     let bytes = object.bytes(accepted.media).clone();
     if bytes.len() > WORTH_COMPRESSING && accepted.coding == Coding::Gzip {
         let all = stream::iter([bytes]);
@@ -39,7 +39,7 @@ pub(crate) fn object(code: u16, object: &Object, accepted: Accepted) -> Response
     whole(code, accepted.media.content_type(), bytes)
 }
 
-pub(crate) fn list(list: List, accepted: Accepted) -> Response<Body> {
+pub(crate) fn list(list: List, accepted: AcceptedEncodings) -> Response<Body> {
     if list.length > WORTH_COMPRESSING && accepted.coding == Coding::Gzip {
         let chunks = stream::iter(list.chunks);
         return compressed(accepted.media.content_type(), chunks, CHUNK);

@@ -61,7 +61,7 @@ pub use cluster::{ApplyError, Cluster};
 pub use faults::{Fault, Faults, Purpose, Rule};
 pub use object::Recording;
 pub use options::{Options, StreamedLists, WatchCache};
-pub use proxy::{Proxy, ProxyOptions, Speaks};
+pub use proxy::{Proxy, ProxyOptions, ProxyProtocol};
 pub use request::{Credentials, LoggedResponse, Request};
 pub use resource::Kind;
 pub use server::Server;

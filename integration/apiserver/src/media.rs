@@ -14,7 +14,7 @@ pub(crate) enum Media {
 
 /// Encodings that a client accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedEncodings {
     pub(crate) media: Media,
     pub(crate) coding: Coding,
 }
@@ -26,7 +26,7 @@ pub(crate) enum Coding {
     Gzip,
 }
 
-impl Accepted {
+impl AcceptedEncodings {
     /// Parses the values of `Accept` and `Accept-Encoding`. A missing header is the empty string.
     ///
     /// # Errors
@@ -199,7 +199,8 @@ mod tests {
             ("br, gzip", Coding::Gzip),
             ("deflate", Coding::Identity),
         ] {
-            let accepted = Accepted::negotiate("", encodings).map(|accepted| accepted.coding);
+            let accepted =
+                AcceptedEncodings::negotiate("", encodings).map(|accepted| accepted.coding);
             assert_eq!(accepted, Ok(coding), "{encodings}");
         }
     }

@@ -11,7 +11,7 @@ use crate::request::Entry;
 
 /// A connection with a byte counter.
 #[derive(Debug)]
-pub(crate) struct Metered<S> {
+pub(crate) struct MeteredStream<S> {
     stream: S,
     meter: Meter,
 }
@@ -36,13 +36,13 @@ impl Meter {
     }
 }
 
-impl<S> Metered<S> {
+impl<S> MeteredStream<S> {
     pub(crate) fn new(stream: S, meter: Meter) -> Self {
         Self { stream, meter }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -52,7 +52,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::media::Media;
-use crate::protobuf::{self, Mistyped};
+use crate::protobuf::{self, TypeMismatch};
 use crate::resource::Kind;
 
 /// Namespace (empty without one) and name. Lists have this order.
@@ -23,13 +23,13 @@ pub(crate) struct Object {
     labels: Box<[(Box<str>, Box<str>)]>,
     /// Values of the resource's selectable fields, in the order of the resource's row.
     fields: Box<[(&'static str, Box<str>)]>,
-    json: Encoded,
-    protobuf: Encoded,
+    json: EncodedObject,
+    protobuf: EncodedObject,
 }
 
 /// An object in one encoding, encoded once for all readers.
 #[derive(Debug)]
-struct Encoded {
+struct EncodedObject {
     /// The object with its kind, as in a single-object response or an event.
     whole: Bytes,
     /// Range of the object without its kind. Items of a Go server's list have no kind.
@@ -52,8 +52,8 @@ impl Object {
     /// Encodes the object `value`, whose `metadata.resourceVersion` is `version`.
     ///
     /// # Errors
-    /// [`Mistyped`] names the first field that is not of its type.
-    pub(crate) fn new(kind: Kind, version: u64, value: &Value) -> Result<Self, Mistyped> {
+    /// [`TypeMismatch`] names the first field that is not of its type.
+    pub(crate) fn new(kind: Kind, version: u64, value: &Value) -> Result<Self, TypeMismatch> {
         let text = |path: &str| -> Box<str> {
             match path.split('.').try_fold(value, |at, name| at.get(name)) {
                 None | Some(Value::Null) => "".into(),
@@ -95,11 +95,11 @@ impl Object {
                 .iter()
                 .map(|field| (*field, text(field)))
                 .collect(),
-            json: Encoded {
+            json: EncodedObject {
                 body: head.len()..json.len(),
                 whole: json.into(),
             },
-            protobuf: Encoded {
+            protobuf: EncodedObject {
                 body: end - message.len()..end,
                 whole: envelope.into(),
             },
@@ -145,7 +145,7 @@ impl Object {
         encoded.whole.get(encoded.body.clone()).unwrap_or_default()
     }
 
-    fn encoded(&self, media: Media) -> &Encoded {
+    fn encoded(&self, media: Media) -> &EncodedObject {
         match media {
             Media::Json => &self.json,
             Media::Protobuf => &self.protobuf,
@@ -158,7 +158,7 @@ impl Object {
 
     /// Returns the object with other bytes of equal content.
     fn with(&self, version: u64, json: Bytes, protobuf: Bytes) -> Self {
-        let encoded = |whole, as_in: &Encoded| Encoded {
+        let encoded = |whole, as_in: &EncodedObject| EncodedObject {
             whole,
             body: as_in.body.clone(),
         };
@@ -206,7 +206,7 @@ impl Recording {
             object.at_version(kind, of(1)),
             object.at_version(kind, of(2)),
         );
-        let place = |ones: &Encoded, twos: &Encoded| {
+        let place = |ones: &EncodedObject, twos: &EncodedObject| {
             let mut pairs = ones.whole.iter().zip(&twos.whole);
             let first = pairs.position(|(one, two)| one != two);
             let first = first.expect("what is stored says its version");
@@ -225,7 +225,7 @@ impl Recording {
         if text.len() != self.in_json.len() {
             *self = Self::of_digits(self.kind, &self.object, text.len());
         }
-        let with = |encoded: &Encoded, at: &Range<usize>| {
+        let with = |encoded: &EncodedObject, at: &Range<usize>| {
             let mut bytes = encoded.whole.to_vec();
             let place = bytes.get_mut(at.clone()).expect("it is of these bytes");
             place.copy_from_slice(text.as_bytes());

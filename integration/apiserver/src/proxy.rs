@@ -23,7 +23,7 @@ use crate::tls::{self, Tls};
 
 /// Protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Speaks {
+pub enum ProxyProtocol {
     /// HTTP/1.1 with `CONNECT` tunnels.
     #[default]
     Http,
@@ -37,7 +37,7 @@ pub struct ProxyOptions {
     /// Listen address. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
     /// Protocol of the proxy.
-    pub speaks: Speaks,
+    pub speaks: ProxyProtocol,
     /// Certificates for TLS to the proxy itself.
     pub tls: Option<Tls>,
     /// The required name and password. Without them, the proxy accepts clients without a password,
@@ -53,7 +53,7 @@ impl Default for ProxyOptions {
     fn default() -> Self {
         Self {
             address: (Ipv4Addr::LOCALHOST, 0).into(),
-            speaks: Speaks::default(),
+            speaks: ProxyProtocol::default(),
             tls: None,
             user: None,
             names: BTreeMap::new(),
@@ -174,8 +174,8 @@ impl Service {
     async fn talk(&self, client: impl AsyncRead + AsyncWrite + Unpin) {
         let mut client = BufReader::new(client);
         let opened = match self.options.speaks {
-            Speaks::Http => self.connect(&mut client).await,
-            Speaks::Socks5 => self.socks(&mut client).await,
+            ProxyProtocol::Http => self.connect(&mut client).await,
+            ProxyProtocol::Socks5 => self.socks(&mut client).await,
         };
         // A disconnected client gets no reply.
         match opened {

@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 /// processes share. Taken just before the first watch writes the event. A clone is a handle to the
 /// same times.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Sent(Arc<Mutex<BTreeMap<u64, u64>>>);
+pub(crate) struct SendTimes(Arc<Mutex<BTreeMap<u64, u64>>>);
 
-impl Sent {
+impl SendTimes {
     /// Records the present time for these versions. Called just before their events are written.
     pub(crate) fn note(&self, versions: &[u64]) {
         let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);

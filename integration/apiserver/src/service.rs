@@ -29,14 +29,14 @@ use crate::answer::{self, Body};
 use crate::cluster::Cluster;
 use crate::faults::{Fault, Faults, Purpose, Rule};
 use crate::list::{self, List};
-use crate::media::{Accepted, Coding, Media};
-use crate::meter::{Meter, Metered};
+use crate::media::{AcceptedEncodings, Coding, Media};
+use crate::meter::{Meter, MeteredStream};
 use crate::options::{Options, StreamedLists, WatchCache};
 use crate::request::{Log, Request, header};
 use crate::resource::Kind;
 use crate::route::{Query, Target};
 use crate::selector::Scope;
-use crate::sent::Sent;
+use crate::sent::SendTimes;
 use crate::status::Status;
 use crate::{protobuf, tls, watch};
 
@@ -67,7 +67,7 @@ pub(crate) struct Service {
 
 /// Client certificate of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shown {
+enum ClientCertificate {
     Certificate,
     Nothing,
 }
@@ -78,7 +78,7 @@ impl Service {
             watch_list: options.watch_list,
             streamed_lists: options.streamed_lists,
             bookmark_interval: options.bookmark_interval,
-            sent: options.notes_sent.then(Sent::default),
+            sent: options.notes_sent.then(SendTimes::default),
         };
         let tls = options.tls.as_ref();
         let tokens = options.tokens.as_ref();
@@ -127,15 +127,15 @@ impl Service {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let meter = Meter::default();
-        let stream = Metered::new(stream, meter.clone());
+        let stream = MeteredStream::new(stream, meter.clone());
         let Some(tls) = &self.tls else {
-            return self.talk(stream, &meter, Shown::Nothing).await;
+            return self.talk(stream, &meter, ClientCertificate::Nothing).await;
         };
         match TlsAcceptor::from(tls.clone()).accept(stream).await {
             Ok(stream) => {
                 let shown = match stream.get_ref().1.peer_certificates() {
-                    Some(_) => Shown::Certificate,
-                    None => Shown::Nothing,
+                    Some(_) => ClientCertificate::Certificate,
+                    None => ClientCertificate::Nothing,
                 };
                 self.talk(stream, &meter, shown).await;
             }
@@ -147,7 +147,7 @@ impl Service {
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send,
         meter: &Meter,
-        shown: Shown,
+        shown: ClientCertificate,
     ) {
         self.connections.fetch_add(1, Ordering::Relaxed);
         let answer =
@@ -166,7 +166,7 @@ impl Service {
         &self,
         request: hyper::Request<Incoming>,
         meter: &Meter,
-        shown: Shown,
+        shown: ClientCertificate,
     ) -> io::Result<Response<SentBody>> {
         if request.uri().path().starts_with(FIXTURE) {
             meter.turn_to(None);
@@ -186,11 +186,11 @@ impl Service {
         let is_allowed = tls::is_allowed(
             self.tokens().as_ref(),
             self.by_certificate,
-            shown == Shown::Certificate,
+            shown == ClientCertificate::Certificate,
             logged.authorization.reveal(),
         );
         let fault = self.faults.meet(logged.asked, logged.kind);
-        let accepted = Accepted::negotiate(&logged.accept, &logged.accept_encoding);
+        let accepted = AcceptedEncodings::negotiate(&logged.accept, &logged.accept_encoding);
         let media = accepted
             .as_ref()
             .map_or(Media::Json, |accepted| accepted.media);
@@ -237,7 +237,7 @@ impl Service {
     async fn answer(
         &self,
         request: hyper::Request<Incoming>,
-        accepted: Accepted,
+        accepted: AcceptedEncodings,
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
         let (method, path) = (head.method, head.uri.path());
@@ -290,7 +290,7 @@ impl Service {
         kind: Kind,
         namespace: Option<String>,
         query: &Query,
-        accepted: Accepted,
+        accepted: AcceptedEncodings,
     ) -> Result<Response<Body>, Status> {
         let scope = Scope::new(
             kind,

@@ -24,7 +24,7 @@ use crate::protobuf;
 use crate::resource::Kind;
 use crate::route::Query;
 use crate::selector::Scope;
-use crate::sent::Sent;
+use crate::sent::SendTimes;
 use crate::status::Status;
 
 /// Duration of a watch without a timeout parameter: a real server's minimum.
@@ -41,7 +41,7 @@ pub(crate) struct Policy {
     pub(crate) streamed_lists: StreamedLists,
     pub(crate) bookmark_interval: Duration,
     /// Send times of events, if enabled.
-    pub(crate) sent: Option<Sent>,
+    pub(crate) sent: Option<SendTimes>,
 }
 
 struct Watch {
@@ -57,7 +57,7 @@ struct Watch {
     mark_end: bool,
     bookmarks: Option<Interval>,
     deadline: Instant,
-    noted: Option<Sent>,
+    noted: Option<SendTimes>,
     /// The error that is the watch's only event.
     refusal: Option<Status>,
     over: bool,

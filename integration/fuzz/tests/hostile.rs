@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use properties::modes::FORMS;
-use properties::stepped_threads::{From, Front};
+use properties::stepped_threads::{ClientLocation, Front};
 use properties::verdict;
 use proxy::{AddressRules, IpFamily, Model, NamespacedName, Protocol};
 use source::Settings;
@@ -118,7 +118,7 @@ fn each_mode_serves_the_good_service_among_hostile_objects() {
             address: good,
             protocol: Protocol::Tcp,
             port: 80,
-            from: From::Outside,
+            from: ClientLocation::Outside,
         };
         for form in FORMS.iter().filter(|form| TRIED.contains(&form.name)) {
             let began = Instant::now();

@@ -41,7 +41,7 @@ pub(crate) struct Case {
     pub(crate) flags: Vec<String>,
     /// Configuration file instead of flags.
     pub(crate) config: Option<String>,
-    pub(crate) pre: Pre,
+    pub(crate) pre: PresetState,
     /// Expected dumps after the last phase.
     pub(crate) expected: Dumps,
     /// Number of intended writes of a start on the state of these dumps.
@@ -58,7 +58,7 @@ pub(crate) struct Phase {
 
 /// State of the kernel before the daemon starts.
 #[derive(Debug, Default)]
-pub(crate) struct Pre {
+pub(crate) struct PresetState {
     /// True if the case has a `pre.sh`.
     pub(crate) is_script: bool,
     /// Content of `pre.nft`.
@@ -67,7 +67,7 @@ pub(crate) struct Pre {
     pub(crate) iptables: Option<[String; 2]>,
 }
 
-impl Pre {
+impl PresetState {
     pub(crate) fn is_none(&self) -> bool {
         !self.is_script && self.nft.is_none() && self.iptables.is_none()
     }
@@ -114,7 +114,7 @@ impl Case {
                 expected: own,
             });
         }
-        let pre = Pre {
+        let pre = PresetState {
             is_script: folder.join("pre.sh").exists(),
             nft: text("pre.nft")?,
             iptables: text("pre-iptables-save")?
@@ -235,7 +235,7 @@ mod tests {
             phases: Vec::new(),
             flags: flags(further),
             config: None,
-            pre: Pre::default(),
+            pre: PresetState::default(),
             expected: Dumps::new(),
             writes: 0,
         };

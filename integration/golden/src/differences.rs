@@ -16,7 +16,7 @@ pub(crate) type Expected = BTreeMap<Table, Vec<String>>;
 
 /// State of the node before the daemon started.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Before {
+pub(crate) struct InitialState {
     /// Dumps before the daemon. Empty without a `pre.sh`.
     pub(crate) dumps: Dumps,
     /// Addresses of the node on all interfaces except `lo` and `kube-ipvs0`.
@@ -27,7 +27,7 @@ pub(crate) struct Before {
 
 /// A difference from upstream.
 struct Difference {
-    expect: fn(&Before, &mut Expected),
+    expect: fn(&InitialState, &mut Expected),
 }
 
 const DIFFERENCES: [Difference; 4] = [
@@ -56,14 +56,14 @@ const DIFFERENCES: [Difference; 4] = [
 ];
 
 /// Returns our expected state, given upstream's state `expected`.
-pub(crate) fn ours(before: &Before, mut expected: Expected) -> Expected {
+pub(crate) fn ours(before: &InitialState, mut expected: Expected) -> Expected {
     for difference in &DIFFERENCES {
         (difference.expect)(before, &mut expected);
     }
     expected
 }
 
-fn foreign_virtual_servers_survive(before: &Before, expected: &mut Expected) {
+fn foreign_virtual_servers_survive(before: &InitialState, expected: &mut Expected) {
     let Some(servers) = expected.get_mut(&Table::IpvsadmSave) else {
         return;
     };
@@ -124,7 +124,7 @@ fn foreign_virtual_servers_survive(before: &Before, expected: &mut Expected) {
     *servers = Table::IpvsadmSave.clean(&servers.join("\n"));
 }
 
-fn addresses_of_the_node_are_not_bound(before: &Before, expected: &mut Expected) {
+fn addresses_of_the_node_are_not_bound(before: &InitialState, expected: &mut Expected) {
     if let Some(addresses) = expected.get_mut(&Table::KubeIpvs0Addresses) {
         addresses.retain(|line| !before.node.contains(&without_prefix(line)));
     }
@@ -139,7 +139,7 @@ fn addresses_of_the_node_are_not_bound(before: &Before, expected: &mut Expected)
     }
 }
 
-fn the_kubelets_rule_stays(before: &Before, expected: &mut Expected) {
+fn the_kubelets_rule_stays(before: &InitialState, expected: &mut Expected) {
     let table = Table::IptablesSave;
     let (Some(before), Some(rules)) = (before.dumps.get(&table), expected.get_mut(&table)) else {
         return;
@@ -159,7 +159,7 @@ fn the_kubelets_rule_stays(before: &Before, expected: &mut Expected) {
     }
 }
 
-fn node_ports_stay_closed_without_addresses(before: &Before, expected: &mut Expected) {
+fn node_ports_stay_closed_without_addresses(before: &InitialState, expected: &mut Expected) {
     for ((table, is_closed), (family, loopback)) in [Table::NftIp, Table::NftIp6]
         .into_iter()
         .zip(before.has_no_node_ports)
@@ -228,7 +228,7 @@ mod tests {
     fn unidentified_virtual_servers_are_expected_to_survive() {
         let server = |at: &str| format!("-A -t {at} -s rr\n-a -t {at} -r 10.9.9.9:80 -m -w 1\n");
         let wanted = server("10.96.0.10:80");
-        let before = Before {
+        let before = InitialState {
             dumps: Dumps::from([
                 (
                     Table::IpvsadmSave,
@@ -251,7 +251,7 @@ mod tests {
                 ),
             ]),
             node: ["192.168.99.10".to_owned()].into(),
-            ..Before::default()
+            ..InitialState::default()
         };
         let found = ours(
             &before,
@@ -272,9 +272,9 @@ mod tests {
 
     #[test]
     fn node_addresses_are_not_expected_on_the_link() {
-        let before = Before {
+        let before = InitialState {
             node: ["10.96.0.10".to_owned()].into(),
-            ..Before::default()
+            ..InitialState::default()
         };
         let expected = Expected::from([
             (
@@ -308,9 +308,9 @@ mod tests {
         };
         let everywhere = lines_of("fib daddr type local ip6 daddr != ::1");
         let expected = |closed| {
-            let before = Before {
+            let before = InitialState {
                 has_no_node_ports: closed,
-                ..Before::default()
+                ..InitialState::default()
             };
             let expected = Expected::from([(Table::NftIp6, everywhere.clone())]);
             ours(&before, expected).remove(&Table::NftIp6).unwrap()

@@ -32,7 +32,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use case::{Case, Phase};
 use clap::Parser;
-use differences::Before;
+use differences::InitialState;
 use kernel::Monitor;
 use lab::{Lane, Options, Running};
 use node::{Check, NFTABLES, Node, Program};
@@ -434,7 +434,7 @@ impl Arguments {
             (node.prepare(&case)?, Check::Unasked, Some(&*case.phases))
         };
         let phases = phases.unwrap_or_default();
-        let judge = |before: &Before| {
+        let judge = |before: &InitialState| {
             let before = before.clone();
             let node = &node;
             move |phase: &Phase, found: &Dumps| match check {
@@ -473,7 +473,7 @@ impl Arguments {
 }
 
 /// Returns the differences from upstream's state, by table.
-fn differing(node: &Node<'_>, phase: &Phase, before: &Before, found: &Dumps) -> String {
+fn differing(node: &Node<'_>, phase: &Phase, before: &InitialState, found: &Dumps) -> String {
     let mut expected = BTreeMap::new();
     for (table, dump) in &phase.expected {
         match node.relisted(*table, dump) {

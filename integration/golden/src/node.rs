@@ -20,8 +20,8 @@ use apiserver::{Cluster, Fault, Kind, Options, Rule, Server};
 use lab::Running;
 use serde_json::Value;
 
-use crate::case::{Case, NAME, Phase, Pre};
-use crate::differences::{Before, without_prefix};
+use crate::case::{Case, NAME, Phase, PresetState};
+use crate::differences::{InitialState, without_prefix};
 use crate::scratch::{Peer, Scratch, finished, output};
 use crate::table::{Dumps, Table};
 use crate::{SAID, kernel};
@@ -158,8 +158,8 @@ impl<'a> Node<'a> {
     }
 
     /// Creates the state before the daemon's start, if the case has one.
-    pub(crate) fn prepare(&self, case: &Case) -> Result<Before> {
-        let Pre {
+    pub(crate) fn prepare(&self, case: &Case) -> Result<InitialState> {
+        let PresetState {
             is_script,
             nft,
             iptables,
@@ -176,7 +176,7 @@ impl<'a> Node<'a> {
             // iptables mode sets this value and never reverts it.
             set("net/ipv4/conf/all/route_localnet", "1")?;
         }
-        let mut before = Before {
+        let mut before = InitialState {
             dumps: Dumps::new(),
             node: node_addresses()?,
             has_no_node_ports: case.has_no_node_ports(),
@@ -212,7 +212,7 @@ impl<'a> Node<'a> {
     }
 
     /// Loads upstream's state of a case into the kernel, with the operator's tools.
-    pub(crate) fn load(&self, case: &Case) -> Result<Before> {
+    pub(crate) fn load(&self, case: &Case) -> Result<InitialState> {
         let dump = |table: Table| case.expected.get(&table).map_or("", String::as_str);
         let (created, added): (Vec<&str>, Vec<&str>) = dump(Table::IpsetSave)
             .lines()
@@ -266,7 +266,7 @@ impl<'a> Node<'a> {
             }
             dumps.extend(kernel::dumps()?);
         }
-        Ok(Before {
+        Ok(InitialState {
             dumps,
             node: node_addresses()?,
             has_no_node_ports: case.has_no_node_ports(),

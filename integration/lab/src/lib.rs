@@ -58,7 +58,7 @@ pub use prerequisites::{Finding, doctor};
 pub use runner::{Options, run};
 pub use rustix::process::Signal;
 pub use stalls::less_stalls;
-pub use threads::{Crew, Over};
+pub use threads::{Crew, StopSignal};
 pub use world::{
     Answer, Connection, Dial, Error, Failure, Node, Output, Place, Running, Server, Transport,
     World,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Crew, Over};
+use crate::{Crew, StopSignal};
 
 /// Interval between two looks at the clock.
 const TICK: Duration = Duration::from_millis(20);
@@ -36,7 +36,7 @@ impl Default for Meter {
 
 impl Meter {
     /// Measures on this thread until `over`.
-    pub(crate) fn run(&self, over: &Over) {
+    pub(crate) fn run(&self, over: &StopSignal) {
         self.state().seen = Instant::now();
         while !over.is_over() {
             thread::sleep(TICK);

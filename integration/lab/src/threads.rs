@@ -7,15 +7,15 @@ use std::thread::{self, JoinHandle};
 /// Running threads with results of type `T`. They stop on drop, even during a panic.
 #[derive(Debug)]
 pub struct Crew<T = ()> {
-    over: Over,
+    over: StopSignal,
     threads: Vec<JoinHandle<T>>,
 }
 
 /// Stop signal for threads. Clones share the signal.
 #[derive(Debug, Clone, Default)]
-pub struct Over(Arc<AtomicBool>);
+pub struct StopSignal(Arc<AtomicBool>);
 
-impl Over {
+impl StopSignal {
     /// Returns true once the threads must stop.
     pub fn is_over(&self) -> bool {
         self.0.load(Ordering::SeqCst)
@@ -29,7 +29,7 @@ impl Over {
 impl<T> Default for Crew<T> {
     fn default() -> Self {
         Self {
-            over: Over::default(),
+            over: StopSignal::default(),
             threads: Vec::new(),
         }
     }
@@ -37,7 +37,7 @@ impl<T> Default for Crew<T> {
 
 impl<T: Send + 'static> Crew<T> {
     /// Starts a thread. `work` must return soon after the stop signal.
-    pub fn begin(&mut self, work: impl FnOnce(&Over) -> T + Send + 'static) {
+    pub fn begin(&mut self, work: impl FnOnce(&StopSignal) -> T + Send + 'static) {
         let over = self.over.clone();
         self.threads.push(thread::spawn(move || work(&over)));
     }

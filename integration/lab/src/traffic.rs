@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::stalls::Meter;
-use crate::{Crew, Failure, Over, Place};
+use crate::{Crew, Failure, Place, StopSignal};
 
 /// Maximum number of distinct failures that an account shows.
 const SHOWN: usize = 10;
@@ -229,7 +229,7 @@ fn work(
     mut ask: impl FnMut() -> Result<String, Failure>,
     accounts: &Mutex<Accounts>,
     meter: &Meter,
-    over: &Over,
+    over: &StopSignal,
 ) {
     let mut is_counting = client.counts != Counts::FromFirstAnswer;
     loop {
@@ -262,7 +262,7 @@ mod tests {
 
     /// Runs a client with these results, and returns its account.
     fn play(client: &Client, results: &[Result<&str, Failure>]) -> Account {
-        let over = Over::default();
+        let over = StopSignal::default();
         let mut left: VecDeque<_> = results.iter().cloned().collect();
         let accounts = Mutex::default();
         let ending = over.clone();

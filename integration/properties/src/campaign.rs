@@ -96,12 +96,12 @@ pub struct Account {
     /// over a hash table.
     pub unlike: u64,
     /// The first failed sequence.
-    pub failed: Option<Failed>,
+    pub failed: Option<FailedSequence>,
 }
 
 /// A failed sequence, shortened.
 #[derive(Debug)]
-pub struct Failed {
+pub struct FailedSequence {
     /// Seed of the sequence.
     pub seed: u64,
     /// The mode's form in the failed sequence.
@@ -116,7 +116,7 @@ pub struct Failed {
     pub log: Vec<String>,
 }
 
-impl fmt::Display for Failed {
+impl fmt::Display for FailedSequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seed, name, what) = (self.seed, self.form.name, &self.failure.what);
         write!(f, "seed {seed} in {name}: {what}\n{}", self.log.join("\n"))
@@ -156,7 +156,7 @@ pub fn go(campaign: &Campaign, threads: &Threads) -> Account {
             let fails = |fewer: &[Action]| again(fewer, false).failure;
             let (actions, failure) = shrink(actions, failure, fails);
             let log = again(&actions, true).log;
-            account.failed = Some(Failed {
+            account.failed = Some(FailedSequence {
                 seed,
                 form,
                 family,

@@ -14,8 +14,8 @@ use proxy::{
 };
 
 use crate::action::Verb;
-use crate::stepped_threads::{From, Front};
-use crate::subject::Barred;
+use crate::stepped_threads::{ClientLocation, Front};
+use crate::subject::RejectedPart;
 
 /// Name of our node.
 pub const NODE: &str = "node1";
@@ -133,13 +133,17 @@ impl Cluster {
                     addresses.map(move |address| (*address, port))
                 });
                 for (address, number) in at_own.chain(at_node) {
-                    let clients = [From::Node, From::Pod, From::Outside];
+                    let clients = [
+                        ClientLocation::Node,
+                        ClientLocation::Pod,
+                        ClientLocation::Outside,
+                    ];
                     let is_of_node = address == at(self.family, NODE_ADDRESS);
-                    let is_possible = |from: &From| match from {
-                        From::Node => true,
+                    let is_possible = |from: &ClientLocation| match from {
+                        ClientLocation::Node => true,
                         // From a pod, all addresses of the node are equivalent.
-                        From::Pod => is_of_node || own.contains(&address),
-                        From::Outside => !address.is_loopback(),
+                        ClientLocation::Pod => is_of_node || own.contains(&address),
+                        ClientLocation::Outside => !address.is_loopback(),
                     };
                     for from in clients.into_iter().filter(is_possible) {
                         let front = Front {
@@ -159,7 +163,7 @@ impl Cluster {
 
     /// Returns the Services with a part that the kernel rejects forever, in present and earlier
     /// versions.
-    pub fn barred(&self, barred: &[Barred]) -> Vec<Service> {
+    pub fn barred(&self, barred: &[RejectedPart]) -> Vec<Service> {
         let versions = self.versions.iter();
         let names = self.barred_names(barred);
         let of_barred = versions.filter(|version| names.contains(&version.name.to_string()));
@@ -167,14 +171,14 @@ impl Cluster {
     }
 
     /// Returns the names of the present Services with a part that the kernel rejects forever.
-    pub fn barred_names(&self, barred: &[Barred]) -> BTreeSet<String> {
-        let has = |service: &Service, barred: &Barred| match *barred {
-            Barred::Service(number) => service.name == name(number),
-            Barred::Endpoint(address) => self.slices.values().any(|slice| {
+    pub fn barred_names(&self, barred: &[RejectedPart]) -> BTreeSet<String> {
+        let has = |service: &Service, barred: &RejectedPart| match *barred {
+            RejectedPart::Service(number) => service.name == name(number),
+            RejectedPart::Endpoint(address) => self.slices.values().any(|slice| {
                 let mut endpoints = slice.endpoints.iter();
                 slice.service == service.name && endpoints.any(|one| one.address == address)
             }),
-            Barred::Portal(address, protocol, port) => {
+            RejectedPart::Portal(address, protocol, port) => {
                 let own = service.cluster_ips.iter().chain(&service.external_ips);
                 let mut own = own.chain(&service.ingress_ips);
                 let mut ports = service.ports.iter();

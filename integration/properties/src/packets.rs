@@ -8,7 +8,7 @@ use packet_path::{Interface, Question, Ruleset, Sender, Snapshot, walk};
 use proxy::IpFamily;
 
 use crate::cluster::{NODE_ADDRESS, POD_ADDRESS, at, net};
-use crate::stepped_threads::{From, Front};
+use crate::stepped_threads::{ClientLocation, Front};
 use crate::verdict::{Verdict, Verdicts};
 
 /// Returns the node on the packets' path, with `eth0`, and with pods behind `cni0`.
@@ -48,10 +48,12 @@ pub(crate) fn verdicts(fronts: &BTreeSet<Front>, rules: &dyn Ruleset, node: &Sna
     let of_front = |front: &Front| {
         let family = front.family();
         let from = match front.from {
-            From::Node if front.address.is_loopback() => Sender::Node(Some(front.address)),
-            From::Node => Sender::Node(Some(at(family, NODE_ADDRESS))),
-            From::Pod => Sender::Other(at(family, POD_ADDRESS), None),
-            From::Outside => Sender::Other(at(family, [198, 51, 100, 99]), None),
+            ClientLocation::Node if front.address.is_loopback() => {
+                Sender::Node(Some(front.address))
+            }
+            ClientLocation::Node => Sender::Node(Some(at(family, NODE_ADDRESS))),
+            ClientLocation::Pod => Sender::Other(at(family, POD_ADDRESS), None),
+            ClientLocation::Outside => Sender::Other(at(family, [198, 51, 100, 99]), None),
         };
         let question = Question {
             protocol: front.protocol,

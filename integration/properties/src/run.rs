@@ -13,9 +13,10 @@ use crate::action::{Action, Verb};
 use crate::cluster::{self, Cluster};
 use crate::real;
 use crate::stepped_threads::{
-    Blame, From, Front, LaneProgress, Permit, SteppedThread, ThreadOperation, Threads, Write,
+    ClientLocation, Front, LaneProgress, Permit, RejectionCause, SteppedThread, ThreadOperation,
+    Threads, Write,
 };
-use crate::subject::{Fresh, Subject};
+use crate::subject::{FreshStart, Subject};
 use crate::watch::Watch;
 
 /// Time that timers run for at the end. It is longer than any retry interval.
@@ -104,7 +105,7 @@ impl Hasher for Trace {
 #[derive(Debug, Clone, Copy, Default)]
 struct Armed {
     refusals: u64,
-    blame: Option<Blame>,
+    blame: Option<RejectionCause>,
     lost: Option<bool>,
     passes_over: Option<u64>,
     /// Index of the kernel thread whose reads fail.
@@ -389,7 +390,7 @@ impl<'a> World<'a> {
     fn decide(&mut self, lane: usize, ask: &ThreadOperation) -> Permit {
         match ask {
             ThreadOperation::Read(_) if self.armed.unreadable == Some(lane) => {
-                Permit::Refuse(Blame::Node)
+                Permit::Refuse(RejectionCause::Node)
             }
             ThreadOperation::Read(_) => match self.armed.passes_over.take() {
                 Some(which) => Permit::PassOver(which),
@@ -397,7 +398,7 @@ impl<'a> World<'a> {
             },
             ThreadOperation::Write(_) if self.armed.refusals > 0 => {
                 self.armed.refusals -= 1;
-                Permit::Refuse(self.armed.blame.unwrap_or(Blame::Entry))
+                Permit::Refuse(self.armed.blame.unwrap_or(RejectionCause::Entry))
             }
             ThreadOperation::Write(_) => match self.armed.lost.take() {
                 Some(true) => Permit::LoseDone,
@@ -469,7 +470,7 @@ impl<'a> World<'a> {
 
     /// Updates the wanted state after a change of the objects or the node.
     fn want(&mut self, since: Option<u64>) {
-        let Fresh { subject: fresh, .. } = self.subject.afresh(&self.cluster.model);
+        let FreshStart { subject: fresh, .. } = self.subject.afresh(&self.cluster.model);
         let addresses = self.subject.addresses();
         let claims = self
             .cluster
@@ -587,7 +588,12 @@ impl<'a> World<'a> {
             Verb::Refuse => {
                 self.armed.refusals = chance.within(1..=4);
                 self.armed.blame = chance
-                    .one_of(&[Blame::Entry, Blame::Entry, Blame::Node, Blame::Belief])
+                    .one_of(&[
+                        RejectionCause::Entry,
+                        RejectionCause::Entry,
+                        RejectionCause::Node,
+                        RejectionCause::Belief,
+                    ])
                     .copied();
             }
             Verb::Forbid => {
@@ -703,7 +709,7 @@ impl<'a> World<'a> {
         }
         let standing = self.mode.as_ref().map(|mode| mode.standing());
         let standing = standing.unwrap_or_default();
-        let Fresh {
+        let FreshStart {
             subject: fresh,
             pending,
         } = self.subject.afresh_on_same(&self.cluster.model_of_now())?;
@@ -748,7 +754,7 @@ impl<'a> World<'a> {
             let held = verdicts.get(front);
             // An endpoint on this node has one element, which all of its Services share. The
             // element is written with one of these Services.
-            if front.from == From::Pod && !barred.is_empty() {
+            if front.from == ClientLocation::Pod && !barred.is_empty() {
                 continue;
             }
             if held != Some(made) {

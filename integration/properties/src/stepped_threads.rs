@@ -36,7 +36,7 @@ pub struct Write {
     /// Description of the write.
     pub what: String,
     /// Clients that the write serves, and that may lose service if it is rejected.
-    pub serves: Serves,
+    pub serves: AffectedClients,
     /// The entry that the write removes, named as in
     /// [`Subject::ours`](crate::subject::Subject::ours).
     pub removes: Option<String>,
@@ -44,7 +44,7 @@ pub struct Write {
 
 /// Clients whose path to an endpoint uses an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Serves {
+pub enum AffectedClients {
     /// Possibly all clients.
     All,
     /// Clients of this address.
@@ -59,7 +59,7 @@ pub enum Permit {
     /// The operation is done.
     Go,
     /// A write is rejected, or a read fails.
-    Refuse(Blame),
+    Refuse(RejectionCause),
     /// A write is done, but its reply is lost.
     LoseDone,
     /// The write is not done, and its reply is lost.
@@ -72,7 +72,7 @@ pub enum Permit {
 
 /// Simulated cause of a rejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blame {
+pub enum RejectionCause {
     /// The kernel rejects this entry only.
     Entry,
     /// The kernel rejects any entry at present.
@@ -153,7 +153,7 @@ impl<K> Turnstile<K> {
     pub fn pass_write(&mut self, what: String) -> Permit {
         self.gate.pass(ThreadOperation::Write(Write {
             what,
-            serves: Serves::All,
+            serves: AffectedClients::All,
             removes: None,
         }))
     }
@@ -322,12 +322,12 @@ pub struct Front {
     /// Service port.
     pub port: u16,
     /// Location of its clients.
-    pub from: From,
+    pub from: ClientLocation,
 }
 
 /// Location of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum From {
+pub enum ClientLocation {
     /// The node itself.
     Node,
     /// A pod of this node.

@@ -88,7 +88,7 @@ pub trait Subject {
 
     /// Returns the parts of objects that the kernel rejects forever. A mode that writes a Service
     /// port atomically cannot write Services with such a part.
-    fn barred(&self) -> &[Barred] {
+    fn barred(&self) -> &[RejectedPart] {
         &[]
     }
 
@@ -153,7 +153,7 @@ pub trait Subject {
 
     /// Returns the result of a start on an empty kernel, with these objects and a node with the
     /// same addresses.
-    fn afresh(&self, model: &Model) -> Fresh;
+    fn afresh(&self, model: &Model) -> FreshStart;
 
     /// Returns the result of a start on a kernel of the same kind: on another node of the real
     /// kernel, or on the fake.
@@ -161,7 +161,7 @@ pub trait Subject {
     /// # Errors
     ///
     /// Fails if no such node can be created.
-    fn afresh_on_same(&self, model: &Model) -> Result<Fresh, String> {
+    fn afresh_on_same(&self, model: &Model) -> Result<FreshStart, String> {
         Ok(self.afresh(model))
     }
 
@@ -172,7 +172,7 @@ pub trait Subject {
 }
 
 /// Result of a fresh start.
-pub struct Fresh {
+pub struct FreshStart {
     /// The mode and its kernel.
     pub subject: Box<dyn Subject>,
     /// Number of entries that the mode can never write.
@@ -181,7 +181,7 @@ pub struct Fresh {
 
 /// A part of objects that the kernel rejects forever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Barred {
+pub enum RejectedPart {
     /// Rules, chains and elements of the Service with this number.
     Service(u8),
     /// Rules, chains and elements of this endpoint.
@@ -190,7 +190,7 @@ pub enum Barred {
     Portal(IpAddr, Protocol, u16),
 }
 
-impl Barred {
+impl RejectedPart {
     /// Returns a random Service or endpoint.
     pub fn any(family: IpFamily, chance: &mut Chance) -> Self {
         if chance.is_one_in(2) {
@@ -202,7 +202,7 @@ impl Barred {
     }
 }
 
-impl fmt::Display for Barred {
+impl fmt::Display for RejectedPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Service(number) => name(*number).fmt(f),

@@ -26,7 +26,7 @@ use hashbrown::HashMap;
 use proxy::Target;
 
 use crate::cluster::{POD_ADDRESS, at, is_a_cluster_ip, is_for_cluster};
-use crate::stepped_threads::{From, Front, Serves, Write};
+use crate::stepped_threads::{AffectedClients, ClientLocation, Front, Write};
 use crate::subject::Entries;
 use crate::verdict::{SeenClient, Verdict, Verdicts, is_served};
 
@@ -168,7 +168,7 @@ impl Watch {
             // the client's own pod.
             let waits_not = |target: &Target| {
                 let is_own = || target.ip == at(front.family(), POD_ADDRESS);
-                let is_loop = || front.from == From::Pod && is_own();
+                let is_loop = || front.from == ClientLocation::Pod && is_own();
                 self.refuses_in_pieces && (is_for_cluster(front.address) || is_loop())
             };
             let targets = wanted.iter().filter_map(Verdict::target).filter(waits_not);
@@ -267,9 +267,9 @@ impl Watch {
         self.has_refused = true;
         for (front, period) in &mut self.fronts {
             period.is_disturbed |= match write.serves {
-                Serves::All => true,
-                Serves::Address(address) => front.address == address,
-                Serves::Nobody => false,
+                AffectedClients::All => true,
+                AffectedClients::Address(address) => front.address == address,
+                AffectedClients::Nobody => false,
             };
         }
     }
@@ -341,7 +341,7 @@ impl Watch {
             // If one of several entries is missing, other entries determine the endpoint and its
             // client address. These are not checked.
             let is_in_pieces = self.refuses_in_pieces && self.has_refused;
-            if is_in_pieces && (front.from == From::Pod || !period.ends(before, after)) {
+            if is_in_pieces && (front.from == ClientLocation::Pod || !period.ends(before, after)) {
                 continue;
             }
             if let Some(fault) = period.fault(before, after) {

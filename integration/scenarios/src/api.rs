@@ -162,8 +162,8 @@ impl ApiServer {
 
     /// Starts a server on the same port that returns these bodies as JSON, in turn. The API server
     /// must be stopped.
-    pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<Nonsense> {
-        Nonsense::start(self.listen()?, bodies)
+    pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<InvalidApiServer> {
+        InvalidApiServer::start(self.listen()?, bodies)
     }
 
     fn listen(&self) -> Result<TcpListener> {
@@ -175,12 +175,12 @@ impl ApiServer {
 
 /// A server that returns invalid bodies until dropped.
 #[derive(Debug)]
-pub struct Nonsense {
+pub struct InvalidApiServer {
     answers: Arc<AtomicUsize>,
     _thread: Crew,
 }
 
-impl Nonsense {
+impl InvalidApiServer {
     fn start(listener: TcpListener, bodies: &'static [&'static str]) -> Result<Self> {
         listener.set_nonblocking(true)?;
         let answers = Arc::new(AtomicUsize::new(0));

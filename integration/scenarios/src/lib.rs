@@ -28,7 +28,7 @@ mod story;
 mod terminal;
 mod traffic;
 
-pub use api::{ApiServer, Nonsense};
+pub use api::{ApiServer, InvalidApiServer};
 pub use asking::{ask, ask_json};
 pub use cluster::{Cluster, SOON, at, kube_proxy, with_backend};
 pub use faults::{Fault, Faults};

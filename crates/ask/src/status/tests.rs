@@ -1,4 +1,4 @@
-use view::{Conflict, Draining, Drifted, Feature, Limit, Refused, Source};
+use view::{Conflict, Draining, Feature, Limit, RejectedEntry, RepairedEntries, Source};
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn each_status_problem_is_shown_with_its_object() {
     let mut status = status();
     status.ready = false;
     status.source.whole = false;
-    status.errors.push(Refused {
+    status.errors.push(RejectedEntry {
         family: "IPv4".to_owned(),
         object: "add virtual server 10.0.0.1:80/TCP".to_owned(),
         service: Some("default/web:http".to_owned()),
@@ -70,10 +70,10 @@ fn each_status_problem_is_shown_with_its_object() {
         seconds: 300.0,
         connections: Some(3),
     });
-    status.drift.push(Drifted {
+    status.drift.push(RepairedEntries {
         kind: "set member".to_owned(),
         count: 4,
-        ..Drifted::default()
+        ..RepairedEntries::default()
     });
     let limit = |of: &str, near| Limit {
         of: of.to_owned(),
@@ -134,7 +134,7 @@ fn a_status_problem_causes_exit_status_1() {
         |status| status.families[0].state = SyncState::Failing,
         |status| status.families[0].state = SyncState::Stuck,
         |status| status.families[0].failing = 1,
-        |status| status.errors.push(Refused::default()),
+        |status| status.errors.push(RejectedEntry::default()),
     ];
     for (number, spoil) in spoilt.into_iter().enumerate() {
         let mut status = status();

@@ -61,7 +61,7 @@ enum List {
 
 /// Reaction of the program to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum KeyReaction {
     /// The program continues.
     Go,
     /// The program ends.
@@ -80,11 +80,11 @@ impl View {
     }
 
     /// Applies a key that the user has pressed.
-    pub(super) fn press(&mut self, key: KeyEvent) -> Next {
+    pub(super) fn press(&mut self, key: KeyEvent) -> KeyReaction {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
-            KeyCode::Char('c') if is_control => return Next::End,
-            KeyCode::Char('q') | KeyCode::Esc => return Next::End,
+            KeyCode::Char('c') if is_control => return KeyReaction::End,
+            KeyCode::Char('q') | KeyCode::Esc => return KeyReaction::End,
             KeyCode::Char('s') => {
                 self.sort = self.sort.next();
                 (self.ports_from, self.endpoints_from) = (0, 0);
@@ -103,7 +103,7 @@ impl View {
             KeyCode::Home => self.scroll(|_| 0),
             _ => {}
         }
-        Next::Go
+        KeyReaction::Go
     }
 
     fn scroll(&mut self, to: impl FnOnce(usize) -> usize) {

@@ -8,7 +8,7 @@ use view::AddressKind;
 
 use super::{Hop, PacketOrigin, Routing, Sender};
 use crate::objects::{Objects, ServicePortAddress};
-use crate::trace_request::From;
+use crate::trace_request::TraceSender;
 
 /// Documentation addresses, which no host has (RFC 5737).
 const NOBODYS: [Ipv4Addr; 3] = [
@@ -35,9 +35,9 @@ pub(super) struct SenderChoice<'a, 'r> {
 
 impl SenderChoice<'_, '_> {
     /// Returns the senders of a kind, or a note if the kind has none.
-    pub(super) fn senders(&self, from: From) -> Result<Vec<Sender>, String> {
+    pub(super) fn senders(&self, from: TraceSender) -> Result<Vec<Sender>, String> {
         match from {
-            From::Node => Ok(vec![Sender {
+            TraceSender::Node => Ok(vec![Sender {
                 words: "this node".to_owned(),
                 who: "this node".to_owned(),
                 way: PacketOrigin::Made(None),
@@ -45,7 +45,7 @@ impl SenderChoice<'_, '_> {
                 has_service_address: false,
                 stranger: None,
             }]),
-            From::Pod => {
+            TraceSender::Pod => {
                 let itself = self.local_endpoint().map(|itself| self.pod(itself));
                 let other = self.pod_address().map(|other| self.pod(other));
                 let all: Result<Vec<Sender>, String> = other.into_iter().chain(itself).collect();
@@ -60,8 +60,8 @@ impl SenderChoice<'_, '_> {
                 }
                 Ok(all)
             }
-            From::External => self.outsiders(),
-            From::Address(address) => self.known(address).map(|one| vec![one]),
+            TraceSender::External => self.outsiders(),
+            TraceSender::Address(address) => self.known(address).map(|one| vec![one]),
         }
     }
 

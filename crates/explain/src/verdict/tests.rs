@@ -29,8 +29,8 @@ fn failed(fate: Fate, chance: f64, place: &str, entry: &str, origin: &str) -> Wa
     }
 }
 
-fn pod(of: Option<ServicePortAddress<'_>>) -> Planned<'_> {
-    Planned {
+fn pod(of: Option<ServicePortAddress<'_>>) -> TracedPacket<'_> {
+    TracedPacket {
         sender: Sender {
             words: "pod 10.244.1.9 on this node".to_owned(),
             who: "a pod on this node".to_owned(),

@@ -38,8 +38,8 @@ impl EndpointReplies for Node {
     }
 }
 
-fn planned(way: PacketOrigin) -> Planned<'static> {
-    Planned {
+fn planned(way: PacketOrigin) -> TracedPacket<'static> {
+    TracedPacket {
         sender: Sender {
             words: "somebody".to_owned(),
             who: "somebody".to_owned(),
@@ -68,8 +68,8 @@ fn from_pod(source: &str) -> PacketOrigin {
     PacketOrigin::Comes("cbr0".to_owned(), source.parse().unwrap())
 }
 
-fn serving(endpoints: &[&str], sources: Option<&str>) -> Relayed {
-    Relayed {
+fn serving(endpoints: &[&str], sources: Option<&str>) -> RelayedPort {
+    RelayedPort {
         name: ServicePortName {
             service: NamespacedName::new("default", "web"),
             port: "http".into(),
@@ -105,12 +105,12 @@ fn followed(packet: &Packet, fate: Found) -> packet_path::Walk {
 
 fn walks(
     followed: &packet_path::Walk,
-    planned: &Planned<'_>,
-    relayed: Option<&Relayed>,
+    planned: &TracedPacket<'_>,
+    relayed: Option<&RelayedPort>,
 ) -> Vec<Walk> {
     let listening =
         |_: IpFamily, _: Protocol, port: u16| relayed.filter(|_| port == 40_000).cloned();
-    let around = Surroundings {
+    let around = TextInputs {
         kernel: &Node,
         listening: &listening,
         modes: MODES,
@@ -168,7 +168,7 @@ fn lost_replies_are_reported() {
     };
     let made = |kind, endpoint: &str| {
         let objects = objects(kind);
-        let planned = Planned {
+        let planned = TracedPacket {
             of: objects.places().next(),
             ..planned(PacketOrigin::Made(None))
         };
@@ -207,7 +207,7 @@ fn packets_to_relay_ports_continue_to_an_endpoint() {
         ))],
         ..followed(packet, Found::Delivered)
     };
-    let told = |relayed: &Relayed| walks(&portal(&packet), &plan, Some(relayed));
+    let told = |relayed: &RelayedPort| walks(&portal(&packet), &plan, Some(relayed));
     let two = told(&serving(
         &["10.244.1.5:80", "10.244.2.5:80"],
         Some("10.244.0.0/16"),
@@ -232,7 +232,7 @@ fn packets_to_relay_ports_continue_to_an_endpoint() {
         let lost = told(&lost);
         assert_eq!((lost.len(), lost[0].fate), (1, Fate::Reset));
     }
-    let datagram = Planned {
+    let datagram = TracedPacket {
         protocol: Protocol::Udp,
         ..plan.clone()
     };
@@ -275,7 +275,7 @@ fn a_local_packet_without_service_needs_a_listening_process() {
 fn the_fate_of_a_reply_through_another_node_is_unknown() {
     let packet = packet("203.0.113.7", "10.244.2.7:8080");
     let followed = followed(&packet, Found::Delivered);
-    let outside = Planned {
+    let outside = TracedPacket {
         sender: Sender {
             is_here: false,
             has_service_address: false,
@@ -284,7 +284,7 @@ fn the_fate_of_a_reply_through_another_node_is_unknown() {
         },
         ..planned(PacketOrigin::Comes("eth0".to_owned(), packet.source))
     };
-    let outside = Planned {
+    let outside = TracedPacket {
         sender: Sender {
             way: PacketOrigin::Comes("eth0".to_owned(), packet.source),
             ..outside.sender

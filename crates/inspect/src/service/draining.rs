@@ -10,7 +10,7 @@ use proxy::{DrainingEndpoint, ServicePortName};
 use service_counters::{At, Count, CounterSamples};
 use view::{Condition, Drain, Endpoint};
 
-use crate::question::Ground;
+use crate::question::NodeContext;
 
 /// Draining endpoints and endpoints with connections, by address or Service port.
 pub(super) struct HeldEndpoints<'a> {
@@ -38,7 +38,7 @@ enum ConnectionOwner {
 }
 
 impl<'a> HeldEndpoints<'a> {
-    pub(super) fn new(ground: &'a Ground, counted: &'a CounterSamples) -> Self {
+    pub(super) fn new(ground: &'a NodeContext, counted: &'a CounterSamples) -> Self {
         let mut held = Self {
             counted,
             drains: HashMap::new(),

@@ -29,7 +29,7 @@ fn at(text: &str) -> At {
     }
 }
 
-fn web() -> Copied {
+fn web() -> ServiceCopy {
     let own = NamespacedName::new("default", "web");
     let endpoint = |last: u8, node: &str, ready| proxy::Endpoint {
         address: [10, 244, 1, last].into(),
@@ -47,7 +47,7 @@ fn web() -> Copied {
         port: 80,
         node_port: Some(30_080),
     };
-    Copied {
+    ServiceCopy {
         service: Service {
             kind: ServiceType::NodePort,
             external_local: true,
@@ -80,8 +80,8 @@ fn web() -> Copied {
     }
 }
 
-fn ground() -> Ground {
-    Ground {
+fn ground() -> NodeContext {
+    NodeContext {
         refused: Vec::new(),
         families: vec![GroundOfFamily {
             node: NodeFacts::new(IpFamily::V4, "n1"),

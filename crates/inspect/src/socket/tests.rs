@@ -187,8 +187,8 @@ async fn unauthorized_users_get_an_error() {
         struct Other(Local);
         impl Listen for Other {
             type Stream = UnixStream;
-            async fn accept(&self) -> io::Result<Accepted<UnixStream>> {
-                let Accepted { stream, .. } = self.0.accept().await?;
+            async fn accept(&self) -> io::Result<AcceptedConnection<UnixStream>> {
+                let AcceptedConnection { stream, .. } = self.0.accept().await?;
                 Ok(accepted(stream, Some(1000), self.0.own))
             }
         }

@@ -45,14 +45,14 @@ impl Sort {
 
 /// The addresses with the most traffic in the kernel.
 #[derive(Debug, Default)]
-pub(super) struct Busiest {
+pub(super) struct BusiestAddresses {
     pub(super) at: Vec<At>,
     pub(super) names: Vec<ServicePortName>,
 }
 
 /// The ranking, before the counters of its endpoints are read.
 #[derive(Debug, Default)]
-pub(super) struct Ranked {
+pub(super) struct AddressRanking {
     pub(super) view: Top,
     /// The addresses of the listed ports.
     pub(super) at: Vec<At>,
@@ -64,7 +64,7 @@ pub(super) struct Ranked {
 
 /// Returns the busiest addresses, or in userspace mode the busiest Service ports. The first sample
 /// is ranked by totals.
-pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> Busiest {
+pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> BusiestAddresses {
     let at = span.now.addresses.iter().map(|(at, count)| {
         let before = span.before.as_ref().and_then(|look| look.addresses.get(at));
         (*at, rate(count, before, span.seconds()), count)
@@ -73,7 +73,7 @@ pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> Busiest {
         let before = span.before.as_ref().and_then(|look| look.ports.get(name));
         (name.clone(), rate(count, before, span.seconds()), count)
     });
-    Busiest {
+    BusiestAddresses {
         at: first(at.collect(), sort, limit * ADDRESSES_EACH),
         names: first(names.collect(), sort, limit),
     }
@@ -107,7 +107,7 @@ pub(super) fn assemble(
     is_node: &dyn Fn(IpAddr) -> bool,
     sort: Sort,
     limit: usize,
-) -> Ranked {
+) -> AddressRanking {
     let seconds = span.seconds();
     let exact: HashSet<At> = owners.iter().flat_map(service_addresses).collect();
     let node_ports = by_node_port(span, &owners, &exact, is_node);
@@ -133,7 +133,7 @@ pub(super) fn assemble(
         },
     );
     ports.truncate(limit);
-    let mut ranked = Ranked::default();
+    let mut ranked = AddressRanking::default();
     ranked.view.seconds = seconds;
     ranked.view.total = total(span, seconds);
     for (number, (owner, at, rate, count)) in ports.into_iter().enumerate() {
@@ -155,7 +155,7 @@ pub(super) fn assemble(
     ranked
 }
 
-impl Ranked {
+impl AddressRanking {
     /// Adds the endpoints in userspace mode, which counts by Service port and not by address.
     fn add_counted_by_port(&mut self, span: &Span, name: &ServicePortName) {
         for ((of, endpoint), count) in &span.now.port_endpoints {

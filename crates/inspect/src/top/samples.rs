@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use proxy::ServicePortName;
-use service_counters::{At, Count, CounterSample, Counters, Which};
+use service_counters::{At, Count, CounterSample, CounterSelection, Counters};
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
-use crate::Unanswered;
+use crate::RequestRefusal;
 
 /// Shortest time between two samples.
 const APART: Duration = Duration::from_secs(1);
@@ -105,7 +105,7 @@ impl SampleStore {
     /// # Errors
     ///
     /// Fails if the counters cannot be read.
-    pub(super) fn take(&self, counters: &Counters, now: Instant) -> Result<Span, Unanswered> {
+    pub(super) fn take(&self, counters: &Counters, now: Instant) -> Result<Span, RequestRefusal> {
         let mut kept = self.held();
         if let Some(last) = &kept.last
             && now.saturating_duration_since(last.now.at) < APART
@@ -118,19 +118,23 @@ impl SampleStore {
             ports: HashMap::new(),
             port_endpoints: HashMap::new(),
         };
-        read(counters, Which::Addresses, &mut |told| match told {
-            CounterSample::Address(at, _, count) => {
-                look.addresses.entry(at).or_default().add(&count);
-            }
-            CounterSample::Port(port, _, count) => {
-                look.ports.entry(port.clone()).or_default().add(&count);
-            }
-            CounterSample::PortEndpoint(port, _, endpoint, count) => {
-                let of = look.port_endpoints.entry((port.clone(), endpoint));
-                of.or_default().add(&count);
-            }
-            CounterSample::Endpoint(..) | CounterSample::Mark(..) => {}
-        })?;
+        read(
+            counters,
+            CounterSelection::Addresses,
+            &mut |told| match told {
+                CounterSample::Address(at, _, count) => {
+                    look.addresses.entry(at).or_default().add(&count);
+                }
+                CounterSample::Port(port, _, count) => {
+                    look.ports.entry(port.clone()).or_default().add(&count);
+                }
+                CounterSample::PortEndpoint(port, _, endpoint, count) => {
+                    let of = look.port_endpoints.entry((port.clone(), endpoint));
+                    of.or_default().add(&count);
+                }
+                CounterSample::Endpoint(..) | CounterSample::Mark(..) => {}
+            },
+        )?;
         let span = Span {
             before: kept.last.take().map(|last| last.now),
             now: Arc::new(look),
@@ -149,7 +153,7 @@ impl SampleStore {
         counters: &Counters,
         of: &[At],
         now: Instant,
-    ) -> Result<Endpoints, Unanswered> {
+    ) -> Result<Endpoints, RequestRefusal> {
         let mut kept = self.held();
         let kept = &mut kept.endpoints;
         let age = |of: &OfAddress| now.saturating_duration_since(of.at);
@@ -159,7 +163,7 @@ impl SampleStore {
         if !due.is_empty() {
             let mut told: HashMap<At, ByEndpoint> =
                 due.iter().map(|at| (*at, ByEndpoint::new())).collect();
-            read(counters, Which::Of(&due), &mut |one| {
+            read(counters, CounterSelection::Of(&due), &mut |one| {
                 if let CounterSample::Endpoint(at, endpoint, _, count) = one
                     && let Some(counted) = told.get_mut(&at)
                 {
@@ -231,12 +235,12 @@ impl OfAddress {
 
 fn read(
     counters: &Counters,
-    which: Which<'_>,
+    which: CounterSelection<'_>,
     take: &mut dyn FnMut(CounterSample<'_>),
-) -> Result<(), Unanswered> {
+) -> Result<(), RequestRefusal> {
     match counters.with(|reader| reader.tell(which, take)) {
         Some(Ok(())) => Ok(()),
-        Some(Err(error)) => Err(Unanswered::Unreadable(format!("{error:#}"))),
-        None => Err(Unanswered::Starting("the mode to be opened".to_owned())),
+        Some(Err(error)) => Err(RequestRefusal::Unreadable(format!("{error:#}"))),
+        None => Err(RequestRefusal::Starting("the mode to be opened".to_owned())),
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use proxy::{Event, Model, NamespacedName, Protocol, Service, ServicePort, ServicePortName};
-use service_counters::{At, Count, CounterSample, Counters, ReadCounters, Which};
+use service_counters::{At, Count, CounterSample, CounterSelection, Counters, ReadCounters};
 
 use super::rank::{Sort, assemble, busiest};
 use super::samples::SampleStore;
@@ -29,7 +29,11 @@ impl Fake {
 }
 
 impl ReadCounters for Fake {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+    fn tell(
+        &mut self,
+        which: CounterSelection<'_>,
+        take: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()> {
         for (at, connections) in &*self.0.lock().unwrap() {
             let count = Count {
                 connections: *connections,
@@ -37,7 +41,7 @@ impl ReadCounters for Fake {
                 ..Count::default()
             };
             take(CounterSample::Address(*at, None, count));
-            if let Which::Of(asked) = which
+            if let CounterSelection::Of(asked) = which
                 && asked.contains(at)
             {
                 let endpoint = "10.244.1.5:8080".parse().unwrap();
@@ -94,7 +98,7 @@ fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> vie
     let then = began + Duration::from_secs(2);
     let span = looks.take(&counters, then).unwrap();
     let found = busiest(&span, Sort::Connections, limit);
-    let of = owners(model, &Wanted::new(found.at, found.names), 0);
+    let of = owners(model, &RequestedPorts::new(found.at, found.names), 0);
     assert!(of.is_last);
     let is_node = |address| address != IpAddr::from([192, 0, 2, 9]);
     let mut top = assemble(&span, of.found, &is_node, Sort::Connections, limit);
@@ -223,7 +227,7 @@ fn the_loop_scans_its_services_in_pieces() {
         port: "http".into(),
         protocol: Protocol::Tcp,
     };
-    let wanted = Wanted::new(all, [by_name]);
+    let wanted = RequestedPorts::new(all, [by_name]);
     let first = owners(&model, &wanted, 0);
     assert!(!first.is_last);
     let second = owners(&model, &wanted, LOOKED_AT_A_TURN);
@@ -292,7 +296,11 @@ fn clients_that_list_different_ports_see_the_same_rates() {
 struct Waits(mpsc::Sender<()>, mpsc::Receiver<()>);
 
 impl ReadCounters for Waits {
-    fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+    fn tell(
+        &mut self,
+        _: CounterSelection<'_>,
+        _: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()> {
         self.0.send(())?;
         Ok(self.1.recv_timeout(Duration::from_secs(10))?)
     }

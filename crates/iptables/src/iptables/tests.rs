@@ -10,7 +10,7 @@ fn a_read_of_one_table_does_not_wait_for_a_full_read() {
         infix: "-legacy",
         is_modern: true,
         readings: Arc::default(),
-        why: Why::Alone,
+        why: BackendReason::Alone,
     };
     let looker = iptables.clone();
     let _reading = iptables.readings.of(Backend::Legacy, IpFamily::V4).lock();

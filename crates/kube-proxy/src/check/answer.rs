@@ -8,7 +8,7 @@ use view::shown;
 
 use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::finding::{self, Finding, Status};
-use super::foresee::Foreseen;
+use super::foresee::StartForecast;
 use super::migration::Migration;
 use crate::config::question::Output;
 
@@ -22,7 +22,7 @@ use crate::config::question::Output;
 #[derive(Debug, Serialize)]
 pub(super) struct CheckResult {
     #[serde(flatten)]
-    pub(super) foreseen: Option<Foreseen>,
+    pub(super) foreseen: Option<StartForecast>,
     /// Reason why the forecast is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
@@ -65,8 +65,8 @@ impl CheckResult {
         text
     }
 
-    fn changes(&self, foreseen: &Foreseen, most: usize, text: &mut String) {
-        let Foreseen {
+    fn changes(&self, foreseen: &StartForecast, most: usize, text: &mut String) {
+        let StartForecast {
             warnings, changes, ..
         } = foreseen;
         let is_told = |warning: &&String| {

@@ -7,7 +7,7 @@ use modes::preview::{Action, Change};
 use serde::Serialize;
 use view::shown;
 
-use super::foresee::Foreseen;
+use super::foresee::StartForecast;
 use crate::config::question::Output;
 
 /// Choice between coloured and plain output.
@@ -45,7 +45,7 @@ struct Entry<'a> {
 /// # Errors
 ///
 /// The output format cannot express the differences.
-pub(super) fn render(foreseen: &Foreseen, output: Output, colour: Colour) -> Result<String> {
+pub(super) fn render(foreseen: &StartForecast, output: Output, colour: Colour) -> Result<String> {
     let difference = || Difference {
         differs: foreseen.would_change,
         whole: foreseen.whole,

@@ -8,7 +8,7 @@ use modes::definition::Start;
 use modes::families::require;
 use modes::node_ports;
 use modes::open::{open_to_read, primary};
-use modes::preview::{Change, Kept, NODE, Obstacle};
+use modes::preview::{Change, CurrentEntryCount, NODE, Obstacle};
 use proxy::{Model, OptionSupport};
 use serde::Serialize;
 use source::{ApiServerAddress, ConnectHooks};
@@ -25,7 +25,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// Forecast of the writes of a start.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Foreseen {
+pub(super) struct StartForecast {
     pub(super) would_change: bool,
     /// True if all objects could be read. Otherwise the forecast may lack some removals.
     pub(super) whole: bool,
@@ -35,7 +35,7 @@ pub(super) struct Foreseen {
     /// Changes, in the order in which a start would make them.
     pub(super) changes: Vec<Change>,
     /// Entries that already have their desired state, so a start keeps them.
-    pub(super) kept: Vec<Kept>,
+    pub(super) kept: Vec<CurrentEntryCount>,
     /// Form of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) forms: Vec<String>,
@@ -48,7 +48,7 @@ pub(super) struct Foreseen {
     pub(super) obstacles: Vec<Obstacle>,
 }
 
-impl Foreseen {
+impl StartForecast {
     /// Returns the exit status. A difference is certain even if objects are missing. "No
     /// difference" is certain only if all objects could be read.
     pub(super) fn status(&self) -> u8 {
@@ -83,7 +83,10 @@ impl Foreseen {
 /// # Errors
 ///
 /// The forecast is impossible. The error names the unreadable state and the next step.
-pub(super) async fn foresee(options: &Options, timeout: Duration) -> Result<(Foreseen, Model)> {
+pub(super) async fn foresee(
+    options: &Options,
+    timeout: Duration,
+) -> Result<(StartForecast, Model)> {
     let (node, settings) = (&*options.process.node_name, &options.modes);
     let source = source::connect(
         &options.source,
@@ -183,7 +186,7 @@ pub(super) async fn foresee(options: &Options, timeout: Duration) -> Result<(For
     for change in changes.iter_mut().filter(|of| of.service.is_none()) {
         change.service = names.find(&change.entry).map(str::to_owned);
     }
-    let foreseen = Foreseen {
+    let foreseen = StartForecast {
         would_change: !changes.is_empty(),
         whole: may_remove,
         warnings,

@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use modes::preview::{Action, Kept, OTHER_MODES};
+use modes::preview::{Action, CurrentEntryCount, OTHER_MODES};
 use serde::Serialize;
 use view::shown;
 
-use super::foresee::Foreseen;
+use super::foresee::StartForecast;
 
 /// Effects of a start on the entries of an earlier kube-proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -19,7 +19,7 @@ pub(super) struct Migration {
     /// Mode that the start chooses.
     pub(super) to: &'static str,
     /// Entries that already have their desired state, so the start keeps them.
-    pub(super) kept: Vec<Kept>,
+    pub(super) kept: Vec<CurrentEntryCount>,
     /// Number of added entries, by kind.
     pub(super) added: BTreeMap<&'static str, usize>,
     /// Number of changed entries, by kind.
@@ -37,7 +37,7 @@ impl Migration {
     pub(super) fn report(
         from: Vec<&'static str>,
         to: &'static str,
-        foreseen: &Foreseen,
+        foreseen: &StartForecast,
     ) -> Option<Self> {
         if from.is_empty() {
             return None;
@@ -83,7 +83,7 @@ impl Migration {
         let kept: Vec<String> = self
             .kept
             .iter()
-            .map(|Kept { of, part, entries }| {
+            .map(|CurrentEntryCount { of, part, entries }| {
                 let part = part.strip_prefix("the ").unwrap_or(part);
                 // The shim counts as one entry, because its rules are written together.
                 match entries {
@@ -136,12 +136,12 @@ mod tests {
     fn report(from: &[&'static str], to: &'static str, changes: Vec<Change>) -> Option<Migration> {
         let mut foreseen = foreseen(changes);
         foreseen.kept = vec![
-            Kept {
+            CurrentEntryCount {
                 of: "IPv4".to_owned(),
                 part: "the virtual servers",
                 entries: 12,
             },
-            Kept {
+            CurrentEntryCount {
                 of: "IPv6".to_owned(),
                 part: "the virtual servers",
                 entries: 0,

@@ -6,7 +6,7 @@ use anyhow::Result;
 use view::shown;
 
 use super::counts::{LISTED_PER_KIND, Listed, table};
-use super::foresee::Foreseen;
+use super::foresee::StartForecast;
 use crate::config::question::Output;
 
 /// Renders the plan.
@@ -14,7 +14,7 @@ use crate::config::question::Output;
 /// # Errors
 ///
 /// The output format cannot express the plan.
-pub(super) fn render(foreseen: &Foreseen, output: Output) -> Result<String> {
+pub(super) fn render(foreseen: &StartForecast, output: Output) -> Result<String> {
     Ok(match output {
         Output::Text => lines(foreseen, LISTED_PER_KIND),
         Output::Wide => lines(foreseen, usize::MAX),
@@ -24,8 +24,8 @@ pub(super) fn render(foreseen: &Foreseen, output: Output) -> Result<String> {
 }
 
 /// Renders at most `most` writes of each kind.
-fn lines(foreseen: &Foreseen, most: usize) -> String {
-    let Foreseen {
+fn lines(foreseen: &StartForecast, most: usize) -> String {
+    let StartForecast {
         writes, changes, ..
     } = foreseen;
     let mut text = foreseen.heading();
@@ -128,7 +128,7 @@ mod tests {
     fn a_plan_without_writes_reports_that() {
         let text = render(&foreseen(Vec::new()), Output::Text).unwrap();
         assert_eq!(text, "warning  look\nnothing would be written\n");
-        let partial = Foreseen {
+        let partial = StartForecast {
             whole: false,
             ..foreseen(Vec::new())
         };

@@ -32,7 +32,7 @@ use route_netlink::Rtnetlink;
 use rustix::fs::Access as Right;
 
 use super::finding::{Finding, Status};
-use super::foresee::Foreseen;
+use super::foresee::StartForecast;
 use super::names::Names;
 use crate::config::options::Options;
 use crate::node::{kernel_settings, one_family};
@@ -117,7 +117,7 @@ impl Traces {
 pub(super) fn look(
     options: &Options,
     traces: &Traces,
-    seen: Option<(&Foreseen, &Model)>,
+    seen: Option<(&StartForecast, &Model)>,
 ) -> Vec<Finding> {
     let root = Path::new(ROOT);
     let chosen = &options.modes.chosen;
@@ -203,12 +203,12 @@ fn scheduler(settings: &Settings) -> Finding {
     }
 }
 
-fn pending(options: &Options, root: &Path) -> Vec<settings::Pending> {
+fn pending(options: &Options, root: &Path) -> Vec<settings::PendingSetting> {
     let pending = kernel_settings::pending(options).into_iter();
     let with_right = pending.map(|difference| {
         let row = difference.row();
         let file = root.join(row.path);
-        settings::Pending {
+        settings::PendingSetting {
             need: row.need,
             is_writable: rustix::fs::access(&file, Right::WRITE_OK).is_ok(),
             setting: difference.into(),
@@ -234,7 +234,7 @@ fn unknown(name: &'static str, unread: &[String]) -> Finding {
 /// # Errors
 ///
 /// Reasons why some state could not be read.
-fn foreign(model: Option<&Model>) -> Result<Vec<other_proxies::Foreign>, Vec<String>> {
+fn foreign(model: Option<&Model>) -> Result<Vec<other_proxies::UnownedServer>, Vec<String>> {
     let names = model.map(Names::of).unwrap_or_default();
     let found = cleanup::foreign_servers(footprints::ALL)?;
     let wanted_by = |server: &cleanup::ForeignServer| {
@@ -243,7 +243,7 @@ fn foreign(model: Option<&Model>) -> Result<Vec<other_proxies::Foreign>, Vec<Str
     };
     let found = found.into_iter();
     Ok(found
-        .map(|server| other_proxies::Foreign {
+        .map(|server| other_proxies::UnownedServer {
             wanted_by: wanted_by(&server),
             name: server.name,
         })

@@ -3,7 +3,7 @@
 use modes::preview::{Action, Change};
 
 use super::diff::{Colour, render};
-use super::foresee::Foreseen;
+use super::foresee::StartForecast;
 use crate::config::question::Output;
 
 /// Returns a change of an IPv4 entry by the first kernel thread of IPVS mode.
@@ -33,8 +33,8 @@ pub(crate) fn diff(changes: Vec<Change>) -> String {
 }
 
 /// Returns a forecast with these changes and one warning.
-pub(super) fn foreseen(changes: Vec<Change>) -> Foreseen {
-    Foreseen {
+pub(super) fn foreseen(changes: Vec<Change>) -> StartForecast {
+    StartForecast {
         would_change: !changes.is_empty(),
         whole: true,
         warnings: vec!["look".to_owned()],
@@ -56,7 +56,7 @@ fn no_difference_is_reported_only_if_all_state_is_readable() {
         (one(), true, 1),
         (one(), false, 1),
     ] {
-        let foreseen = Foreseen {
+        let foreseen = StartForecast {
             whole,
             ..foreseen(changes)
         };

@@ -30,7 +30,7 @@ use crate::config::{self, Configuration, ConfigurationError, GivenSettings, Wait
 use crate::config::options::Options;
 use crate::process::version;
 
-use arguments::{Leading, normalised, take_question};
+use arguments::{LeadingArguments, normalised, take_question};
 pub use daemons::{CompletedArguments, completed};
 pub use tree::tree;
 pub use typed::{as_typed, values};
@@ -178,7 +178,7 @@ fn parse_with<A: Into<OsString>>(
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
 ) -> Result<Command, CommandLineError> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let Leading { question, answer } = take_question(&mut arguments)?;
+    let LeadingArguments { question, answer } = take_question(&mut arguments)?;
     let typed = tree()
         .try_get_matches_from(normalised(arguments))
         .and_then(|typed| Ok((Flags::from_arg_matches(&typed)?, typed)));

@@ -47,12 +47,12 @@ pub struct Options {
     /// Kernel settings that flags request.
     pub kernel: sysctl::settings::Settings,
     /// Notes and warnings about the flags.
-    pub said: Said,
+    pub said: ParsedOptions,
 }
 
 /// Settings that the user gave, and messages about them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Said {
+pub struct ParsedOptions {
     /// The settings as a configuration file, including settings without effect.
     pub configuration: Configuration,
     /// Origin of the mode: `--proxy-mode`, a file, or `the default`.
@@ -66,7 +66,7 @@ pub struct Said {
 }
 
 #[cfg(test)]
-impl Said {
+impl ParsedOptions {
     /// Returns all warnings except the warning about a missing mode.
     pub(crate) fn warnings_beside_mode(&self) -> Vec<String> {
         let warnings = self.warnings.iter();
@@ -75,7 +75,7 @@ impl Said {
     }
 }
 
-impl Said {
+impl ParsedOptions {
     /// Logs the flags as typed, at high verbosity, and the notes and warnings.
     pub fn tell(&self, log: &logging::settings::Settings) {
         if log.verbosity >= 1 {
@@ -112,7 +112,7 @@ impl Options {
             serve: servers::Settings::read(flags)?,
             modes: modes::settings::Settings::read(flags, chosen, &periods)?,
             kernel: sysctl::settings::Settings::read(flags)?,
-            said: Said {
+            said: ParsedOptions {
                 configuration: Configuration::of(flags),
                 mode_from: modes::origin_of_mode(flags),
                 notes: gates.notes(),

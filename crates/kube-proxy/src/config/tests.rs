@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs};
 
-use http_server::WhenTaken;
+use http_server::ConflictPolicy;
 use modes::detect_local::DetectLocal;
 use modes::settings::ProxyMode;
 use proxy::{ExternalIps, NodePortAddresses};
@@ -174,7 +174,7 @@ fn each_configuration_field_sets_its_option() {
                 && o.serve.metrics_address == "[::1]:10249".parse().ok()
         }),
         ("bindAddressHardFail: true", |o| {
-            o.serve.when_taken == WhenTaken::Fail
+            o.serve.when_taken == ConflictPolicy::Fail
         }),
         (
             "clientConnection: {kubeconfig: /k}",

@@ -381,7 +381,7 @@ fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Res
 mod tests {
     use proxy::{Event, Service, ServicePort, ServicePortName};
 
-    use service_counters::{CounterSample, ReadCounters, Relayed, Which};
+    use service_counters::{CounterSample, CounterSelection, ReadCounters, RelayedPort};
 
     use super::*;
 
@@ -499,13 +499,17 @@ mod tests {
     struct Relay(u16);
 
     impl ReadCounters for Relay {
-        fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+        fn tell(
+            &mut self,
+            _: CounterSelection<'_>,
+            _: &mut dyn FnMut(CounterSample<'_>),
+        ) -> Result<()> {
             Ok(())
         }
 
-        fn relayed(&self, family: IpFamily, protocol: Protocol, port: u16) -> Option<Relayed> {
+        fn relayed(&self, family: IpFamily, protocol: Protocol, port: u16) -> Option<RelayedPort> {
             let is_it = (family, protocol, port) == (IpFamily::V4, Protocol::Udp, self.0);
-            is_it.then(|| Relayed {
+            is_it.then(|| RelayedPort {
                 name: ServicePortName {
                     service: NamespacedName::new("default", "dns"),
                     port: "udp".into(),

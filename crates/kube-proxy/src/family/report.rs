@@ -23,7 +23,7 @@ const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 pub(crate) struct Reporter {
     family: IpFamily,
     recorder: Recorder,
-    failing: BTreeMap<Failure, Failing>,
+    failing: BTreeMap<Failure, FailureTimes>,
     conflicts: BTreeSet<Conflict>,
     /// Number of conflicts beyond the limit of a report's list.
     more_conflicts: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Reporter {
 
 /// Times of the failures of one entry.
 #[derive(Debug, Clone, Copy)]
-struct Failing {
+struct FailureTimes {
     /// Time of the entry's first failure.
     since: Instant,
     /// Time of the entry's last failure.
@@ -165,7 +165,7 @@ impl Reporter {
             } else {
                 let (since, seen) = (now, now);
                 self.failing
-                    .insert(failure.clone(), Failing { since, seen });
+                    .insert(failure.clone(), FailureTimes { since, seen });
             }
         }
     }

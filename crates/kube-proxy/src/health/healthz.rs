@@ -285,7 +285,7 @@ fn text(at: SystemTime) -> String {
 mod tests {
     use std::time::Duration;
 
-    use http_server::{self, Server, WhenTaken, testing::get};
+    use http_server::{self, ConflictPolicy, Server, testing::get};
     use proxy::{Event, Node, Standing};
     use serde_json::Value;
 
@@ -311,7 +311,7 @@ mod tests {
             let server = http_server::start(
                 PURPOSE,
                 "127.0.0.1:0".parse().unwrap(),
-                WhenTaken::Fail,
+                ConflictPolicy::Fail,
                 respond,
             )
             .unwrap();

@@ -16,10 +16,10 @@ use modes::metrics::of;
 
 /// Draining endpoints by family. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Draining(Arc<Mutex<BTreeMap<&'static str, OfFamily>>>);
+pub(crate) struct Draining(Arc<Mutex<BTreeMap<&'static str, FamilyLabels>>>);
 
 /// Number of draining endpoints, and the time at which the oldest began to drain, if known.
-type OfFamily = (usize, Option<Instant>);
+type FamilyLabels = (usize, Option<Instant>);
 
 impl Draining {
     pub(crate) fn set(&self, family: IpFamily, count: usize, oldest: Option<Instant>) {
@@ -31,7 +31,7 @@ impl Draining {
 impl Collector for Draining {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<(&'static str, OfFamily)> =
+        let all: Vec<(&'static str, FamilyLabels)> =
             all.iter().map(|(family, told)| (*family, *told)).collect();
         if all.is_empty() {
             return Ok(());
@@ -40,7 +40,7 @@ impl Collector for Draining {
         let help = "Removed endpoints whose connections continue.";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (ip_family, (count, _)) in &all {
-            let labels = modes::metrics::OfFamily { ip_family };
+            let labels = modes::metrics::FamilyLabels { ip_family };
             let count = i64::try_from(*count).unwrap_or(i64::MAX);
             ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
         }
@@ -48,7 +48,7 @@ impl Collector for Draining {
         let help = "How long the endpoint that has drained longest has; 0 where none does.";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (ip_family, (_, oldest)) in &all {
-            let labels = modes::metrics::OfFamily { ip_family };
+            let labels = modes::metrics::FamilyLabels { ip_family };
             let age = oldest.map_or(0.0, |since| since.elapsed().as_secs_f64());
             ConstGauge::new(age).encode(metric.encode_family(&labels)?)?;
         }

@@ -4,61 +4,61 @@ use prometheus_client::encoding::EncodeLabelSet;
 use proxy::{EntryKind, Fate, IpFamily};
 
 use flags::version::KUBERNETES;
-use modes::metrics::{OfFamily, of};
+use modes::metrics::{FamilyLabels, of};
 
 use crate::process::version::COMMIT;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfKind {
+pub(crate) struct KindLabels {
     pub(crate) ip_family: &'static str,
     pub(crate) kind: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfPolicy {
+pub(crate) struct PolicyLabels {
     pub(crate) ip_family: &'static str,
     pub(crate) traffic_policy: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfCode {
+pub(crate) struct CodeLabels {
     pub(crate) code: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfRequest {
+pub(crate) struct RequestLabels {
     pub(crate) code: String,
     pub(crate) host: String,
     pub(crate) method: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfVerb {
+pub(crate) struct VerbLabels {
     pub(crate) host: String,
     pub(crate) verb: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfCheck {
+pub(crate) struct CheckLabels {
     pub(crate) name: &'static str,
     pub(crate) r#type: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfCheckStatus {
+pub(crate) struct CheckStatusLabels {
     pub(crate) name: &'static str,
     pub(crate) status: &'static str,
     pub(crate) r#type: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfFeature {
+pub(crate) struct FeatureLabels {
     pub(crate) name: &'static str,
     pub(crate) stage: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfStability {
+pub(crate) struct StabilityLabels {
     pub(crate) deprecated_version: &'static str,
     pub(crate) stability_level: &'static str,
 }
@@ -110,24 +110,24 @@ impl Build {
 
 /// Labels of a metric that counts writes: kind of entry, and outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfWrite {
+pub(crate) struct WriteLabels {
     pub(crate) ip_family: &'static str,
     pub(crate) subsystem: &'static str,
     pub(crate) result: &'static str,
 }
 
-pub(super) fn of_write(family: IpFamily, subject: EntryKind, fate: Fate) -> OfWrite {
-    let OfFamily { ip_family } = of(family);
-    OfWrite {
+pub(super) fn of_write(family: IpFamily, subject: EntryKind, fate: Fate) -> WriteLabels {
+    let FamilyLabels { ip_family } = of(family);
+    WriteLabels {
         ip_family,
         subsystem: subject.label(),
         result: fate.label(),
     }
 }
 
-pub(super) fn of_kind(family: IpFamily, kind: &str) -> OfKind {
-    let OfFamily { ip_family } = of(family);
-    OfKind {
+pub(super) fn of_kind(family: IpFamily, kind: &str) -> KindLabels {
+    let FamilyLabels { ip_family } = of(family);
+    KindLabels {
         ip_family,
         kind: kind.replace(' ', "_"),
     }

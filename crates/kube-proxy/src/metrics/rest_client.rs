@@ -15,7 +15,7 @@ use http_body_util::combinators::MapFrame;
 use hyper::body::{Body, Bytes, Frame};
 use tower::{Layer, Service};
 
-use super::{Metrics, OfVerb};
+use super::{Metrics, VerbLabels};
 
 /// client-go's code for a request without a response.
 const NO_ANSWER: &str = "<error>";
@@ -74,7 +74,7 @@ where
         let host = Arc::clone(&self.host);
         let method = request.method().clone();
         let metrics = self.metrics.clone();
-        let asked = (!is_watch(&request)).then(|| OfVerb {
+        let asked = (!is_watch(&request)).then(|| VerbLabels {
             host: host.to_string(),
             verb: method.to_string(),
         });
@@ -127,7 +127,7 @@ fn measured(mut size: Option<Size>) -> OnFrame {
 /// Size of a body. It is recorded when the body was read or is dropped.
 struct Size {
     metrics: Metrics,
-    of: OfVerb,
+    of: VerbLabels,
     bytes: u64,
 }
 

@@ -30,7 +30,9 @@ use proxy::{Changes, IpFamily, Model, NodePorts, ServicePortName};
 use tracing::{info, warn};
 
 use names::Names;
-use service_counters::{At, Count, CounterSample, Counters, Listener, ReadCounters, Which};
+use service_counters::{
+    At, Count, CounterSample, CounterSelection, Counters, Listener, ReadCounters,
+};
 use settings::{Detail, Settings};
 use sums::{Source, Sum};
 
@@ -137,11 +139,11 @@ impl Inner {
     fn count(&self, reader: &mut dyn ReadCounters) -> anyhow::Result<CurrentCounts> {
         let is_apart = reader.tells_more_of_single();
         let which = if is_apart {
-            Which::Addresses
+            CounterSelection::Addresses
         } else {
-            Which::All
+            CounterSelection::All
         };
-        let mut told = Gathered::default();
+        let mut told = SampleBatch::default();
         reader.tell(which, &mut |one| told.take(one))?;
         let mut ports = self.named(&told.addresses);
         ports.extend(told.ports);
@@ -158,8 +160,8 @@ impl Inner {
                     Source::Listener(_) => None,
                 });
             let kept: Vec<At> = kept.collect();
-            told = Gathered::default();
-            reader.tell(Which::Of(&kept), &mut |one| told.take(one))?;
+            told = SampleBatch::default();
+            reader.tell(CounterSelection::Of(&kept), &mut |one| told.take(one))?;
             let mut again = self.named(&told.addresses);
             again.retain(|port, _| ports.contains_key(port));
             ports = again;
@@ -223,14 +225,14 @@ struct CurrentCounts {
 
 /// Samples from one read of the kernel's counters.
 #[derive(Default)]
-struct Gathered {
+struct SampleBatch {
     addresses: Vec<(At, Count)>,
     endpoints: Vec<(At, SocketAddr, Count)>,
     ports: Counts<ServicePortName>,
     port_endpoints: Vec<(ServicePortName, Listener, SocketAddr, Count)>,
 }
 
-impl Gathered {
+impl SampleBatch {
     fn take(&mut self, told: CounterSample<'_>) {
         match told {
             CounterSample::Address(at, _, count) => self.addresses.push((at, count)),
@@ -293,7 +295,7 @@ fn labels(port: &ServicePortName, endpoint: Option<SocketAddr>) -> Labels {
 }
 
 #[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OfLeftOut {
+struct LeftOutLabels {
     kind: &'static str,
 }
 
@@ -379,7 +381,7 @@ impl Collector for ServiceMetrics {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         let kinds = ["ports", "endpoints"].into_iter().zip(read.left_out);
         for (kind, count) in kinds.take(1 + usize::from(has_endpoints)) {
-            gauge(count as u64).encode(metric.encode_family(&OfLeftOut { kind })?)?;
+            gauge(count as u64).encode(metric.encode_family(&LeftOutLabels { kind })?)?;
         }
         let help = "Duration of the last read of the Services' counters.";
         let name = "kubeproxy_service_counters_read_duration_seconds";

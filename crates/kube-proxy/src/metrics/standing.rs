@@ -12,7 +12,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use proxy::{IpFamily, Standing};
 
-use modes::metrics::{OfFamily, of};
+use modes::metrics::{FamilyLabels, of};
 
 /// Last progress by family. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -74,7 +74,7 @@ impl Collector for Standings {
         for (name, help, value) in ROWS {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (ip_family, standing) in &all {
-                let labels = OfFamily { ip_family };
+                let labels = FamilyLabels { ip_family };
                 ConstGauge::new(value(standing)).encode(metric.encode_family(&labels)?)?;
             }
         }

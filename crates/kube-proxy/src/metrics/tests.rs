@@ -33,7 +33,7 @@ const OURS_IN_NFTABLES: &str = "kubeproxy_nftables_layout gauge ip_family,layout
 
 /// A metric family, as a scraper parses it.
 #[derive(Debug, Default)]
-struct Scraped {
+struct ScrapedFamily {
     kind: String,
     help: String,
     samples: Vec<Sample>,
@@ -76,8 +76,8 @@ impl Sample {
 }
 
 /// Parses version 0.0.4 of the text format. Panics at text that any scraper might reject.
-fn scrape(text: &str) -> BTreeMap<String, Scraped> {
-    let mut families = BTreeMap::<String, Scraped>::new();
+fn scrape(text: &str) -> BTreeMap<String, ScrapedFamily> {
+    let mut families = BTreeMap::<String, ScrapedFamily>::new();
     let mut current = String::new();
     let mut lines = text.lines().peekable();
     assert!(text.ends_with('\n') && !text.contains("\n\n"));
@@ -199,12 +199,12 @@ fn busy_in(mode: ProxyMode) -> Metrics {
         metrics.synced(
             family,
             Duration::from_millis(3),
-            has_extent.then_some(Extent::Partial),
+            has_extent.then_some(SyncExtent::Partial),
         );
         metrics.synced(
             family,
             Duration::from_mins(1),
-            has_extent.then_some(Extent::Full),
+            has_extent.then_some(SyncExtent::Full),
         );
         metrics.form(family, is_nftables.then_some("layout flat"));
         metrics.complete(family, SystemTime::now());
@@ -216,7 +216,7 @@ fn busy_in(mode: ProxyMode) -> Metrics {
     metrics.healthz_answered(StatusCode::OK);
     metrics.livez_answered(StatusCode::SERVICE_UNAVAILABLE);
     metrics.requested("10.0.0.1:6443", "GET", "200");
-    let of = OfVerb {
+    let of = VerbLabels {
         host: "10.0.0.1:6443".to_owned(),
         verb: "GET".to_owned(),
     };
@@ -233,7 +233,7 @@ fn busy_in(mode: ProxyMode) -> Metrics {
 
 #[test]
 fn metric_names_types_labels_and_help_equal_upstreams() {
-    let described = |(name, family): (&String, &Scraped)| {
+    let described = |(name, family): (&String, &ScrapedFamily)| {
         let labels: BTreeSet<_> = family
             .samples
             .iter()

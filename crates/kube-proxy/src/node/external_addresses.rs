@@ -98,7 +98,7 @@ pub(crate) struct ExternalAddresses {
     /// and the supported options.
     looked_at: (u64, Vec<IpAddr>, OptionSupport),
     /// Networks and routers near this node, as of the node addresses in `read_for`.
-    near: Near,
+    near: NearbyNetworks,
     read_for: Vec<IpAddr>,
     /// Addresses of the API server, which no Service may use.
     guarded: Vec<SocketAddr>,
@@ -106,7 +106,7 @@ pub(crate) struct ExternalAddresses {
     /// Number of findings that wait to be reported.
     untold: usize,
     /// Function that reads the addresses near this node.
-    read: fn() -> Near,
+    read: fn() -> NearbyNetworks,
     window: Instant,
     /// Number of findings already reported in the current window.
     told: usize,
@@ -137,12 +137,12 @@ impl ExternalAddresses {
             recorder,
             counts,
             looked_at: (0, Vec::new(), OptionSupport::default()),
-            near: Near::default(),
+            near: NearbyNetworks::default(),
             read_for: Vec::new(),
             guarded: Vec::new(),
             known: BTreeMap::new(),
             untold: 0,
-            read: Near::read,
+            read: NearbyNetworks::read,
             window: now,
             told: 0,
         }
@@ -308,14 +308,14 @@ impl ExternalAddresses {
 
 /// Networks that this node reaches without a router, and its default routers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Near {
+pub(crate) struct NearbyNetworks {
     /// Next hops of the default routes.
     pub(crate) next_hops: Vec<IpAddr>,
     /// Networks of the node's interfaces, without the modes' links.
     pub(crate) networks: Vec<IpNet>,
 }
 
-impl Near {
+impl NearbyNetworks {
     /// Reads the default routes and the networks of links. Skips parts that cannot be read. Reads
     /// each link separately, because the modes' links may have thousands of addresses.
     pub(crate) fn read() -> Self {
@@ -372,7 +372,7 @@ impl Near {
 /// reason.
 fn near<'a>(
     model: &'a Model,
-    near: &'a Near,
+    near: &'a NearbyNetworks,
     own: &'a [IpAddr],
 ) -> impl Iterator<Item = Contested> + 'a {
     let mut known = HashSet::new();

@@ -20,7 +20,7 @@ use modes::sysctl::apply::{Difference, Origins, apply, differences};
 use modes::sysctl::conntrack;
 use modes::sysctl::error::{SysctlError, SysctlErrors};
 use modes::sysctl::machine::Machine;
-use modes::sysctl::row::{Need, Wanted};
+use modes::sysctl::row::{Need, WantedSetting};
 
 use crate::config::options::Options;
 
@@ -107,7 +107,7 @@ impl Step {
 /// Lists the settings that have kube-proxy's value instead of the kernel's default, one line each.
 pub(crate) fn leftovers() -> Vec<String> {
     let rows = modes::sysctls(None).into_iter();
-    rows.filter_map(|Wanted { row, .. }| row.stays(Path::new(ROOT)))
+    rows.filter_map(|WantedSetting { row, .. }| row.stays(Path::new(ROOT)))
         .collect()
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn pending(options: &Options) -> Vec<Difference> {
 }
 
 /// Returns all needed settings, in the order in which they are written.
-fn wanted(options: &Options, machine: Machine) -> Vec<Wanted> {
+fn wanted(options: &Options, machine: Machine) -> Vec<WantedSetting> {
     let facts = Facts {
         settings: &options.modes,
         asked: &options.kernel,

@@ -21,10 +21,10 @@ const NOTEWORTHY_COUNT: usize = 3;
 const NOTEWORTHY_PART: usize = 10;
 
 /// Counter of missing objects by kind.
-pub(crate) type Counts = Family<OfKind, Counter>;
+pub(crate) type Counts = Family<KindLabels, Counter>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfKind {
+pub(crate) struct KindLabels {
     kind: &'static str,
 }
 
@@ -55,8 +55,8 @@ pub(crate) fn tell(changes: &Changes, counts: &Counts) {
     }
 }
 
-fn of(kind: Kind) -> OfKind {
-    OfKind {
+fn of(kind: Kind) -> KindLabels {
+    KindLabels {
         kind: kind_name(kind),
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use inspect::{
-    Copied, ENDPOINTS_A_TURN, Facts, Ground, NAMES_A_TURN, Names, Question, SERVICES_A_TURN,
-    TROUBLES, claimants, own_node, owners,
+    ENDPOINTS_A_TURN, Facts, NAMES_A_TURN, Names, NodeContext, Question, SERVICES_A_TURN,
+    ServiceCopy, TROUBLES, claimants, own_node, owners,
 };
 use proxy::{IpFamily, Model, NamespacedName, NodeFacts};
 
@@ -42,7 +42,7 @@ impl Daemon {
         }
     }
 
-    fn ground(&self, now: Instant) -> Ground {
+    fn ground(&self, now: Instant) -> NodeContext {
         let node = self.model.node();
         let families = self.families.iter().map(|of| {
             let mut facts = NodeFacts::new(of.family(), &self.options.process.node_name);
@@ -50,7 +50,7 @@ impl Daemon {
             of.ground(facts, TROUBLES, now)
         });
         let refused = self.external_addresses.refused();
-        Ground {
+        NodeContext {
             families: families.collect(),
             refused: refused.map(|(one, _)| one.clone()).collect(),
         }
@@ -89,12 +89,12 @@ fn names(model: &Model, from: usize) -> Names {
 }
 
 /// Returns the first of the requested Services, as many as one turn allows.
-fn services(model: &Model, asked: &[NamespacedName]) -> Vec<Option<Copied>> {
+fn services(model: &Model, asked: &[NamespacedName]) -> Vec<Option<ServiceCopy>> {
     let mut endpoints = 0;
     let mut told = Vec::with_capacity(asked.len().min(SERVICES_A_TURN));
     for name in asked.iter().take(SERVICES_A_TURN) {
-        let copied = model.view(name).map(|view| Copied::of(&view));
-        endpoints += copied.as_ref().map_or(0, Copied::endpoint_count);
+        let copied = model.view(name).map(|view| ServiceCopy::of(&view));
+        endpoints += copied.as_ref().map_or(0, ServiceCopy::endpoint_count);
         told.push(copied);
         if endpoints >= ENDPOINTS_A_TURN {
             break;

@@ -49,7 +49,7 @@ use crate::run::first_lists::drain;
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
 /// State of the rules that an ended process left behind.
-pub(super) enum Ended {
+pub(super) enum LeftRules {
     /// Packets may still match rules of the ended process.
     Armed,
     /// Task that disables the rules, so that packets bypass them. `None` if no rules need
@@ -81,7 +81,7 @@ pub(super) struct Daemon {
     pub(super) trim_at: Option<Instant>,
     /// Cleanup of other modes' entries that waits to start.
     pub(super) predecessor: Option<Predecessor>,
-    pub(super) ended: Ended,
+    pub(super) ended: LeftRules,
     /// Running cleanup of other modes' entries. Returns the open connections that delay the rest of
     /// the cleanup.
     pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
@@ -146,7 +146,7 @@ impl Daemon {
             heard: None,
             trim_at: None,
             predecessor: None,
-            ended: Ended::Disarmed(None),
+            ended: LeftRules::Disarmed(None),
             clearing: None,
             ending: None,
             uses: Uses::default(),
@@ -254,14 +254,14 @@ impl Daemon {
     fn succeed(&mut self) {
         let is_whole = self.model.is_whole();
         match &mut self.ended {
-            ended @ Ended::Armed if !is_whole => {
+            ended @ LeftRules::Armed if !is_whole => {
                 let disarm = disarm(self.options.modes.chosen.name());
-                *ended = Ended::Disarmed(Some(tokio::spawn(disarm)));
+                *ended = LeftRules::Disarmed(Some(tokio::spawn(disarm)));
             }
             ended if is_whole => {
-                let before = match mem::replace(ended, Ended::Disarmed(None)) {
-                    Ended::Disarmed(before) => before,
-                    Ended::Armed => None,
+                let before = match mem::replace(ended, LeftRules::Disarmed(None)) {
+                    LeftRules::Disarmed(before) => before,
+                    LeftRules::Armed => None,
                 };
                 if let Some(predecessor) = self.predecessor.take() {
                     self.clearing = Some(tokio::spawn(async move {

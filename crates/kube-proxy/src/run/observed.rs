@@ -9,7 +9,7 @@ use http::request::Parts;
 use http_server::{HttpThread, ListenError, Server};
 use inspect::{About, Inspect, Question, socket};
 use modes::footprints;
-use service_counters::Apart;
+use service_counters::SeparateReaders;
 use tokio::sync::mpsc;
 
 use crate::config::configz::Configz;
@@ -31,7 +31,7 @@ pub(super) struct Observed {
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
     /// Counters of the current mode, read on a thread of their own.
-    pub(super) counters: Apart,
+    pub(super) counters: SeparateReaders,
     pub(super) inspect: Arc<Inspect>,
     /// Requests from the servers to the loop.
     pub(super) questions: mpsc::Receiver<Question>,
@@ -64,7 +64,7 @@ impl Observed {
             missing_scheduler: proxy_ipvs::foresee_scheduler,
             trim: memory::trim,
         };
-        let counters = Apart::default();
+        let counters = SeparateReaders::default();
         let (inspect, questions) = Inspect::new(about, Arc::clone(&status) as _, &counters);
         let services = ServiceMetrics::new(options.serve.services, counters.scraped.clone());
         let of_mode = options.modes.chosen.definition().metrics();

@@ -6,7 +6,7 @@ use modes::definition::{Definition, Facts, OwnFlag, Periods};
 use modes::settings::ProxyMode;
 use modes::sysctl::conntrack;
 use modes::sysctl::machine::Machine;
-use modes::sysctl::row::Wanted;
+use modes::sysctl::row::WantedSetting;
 use modes::sysctl::settings::Conntrack;
 use modes::sysctls;
 
@@ -98,7 +98,7 @@ fn only_the_chosen_mode_changes_kernel_settings() {
             asked: &options.kernel,
             machine: &Machine::this(),
         };
-        let valued = |wanted: &[Wanted]| {
+        let valued = |wanted: &[WantedSetting]| {
             let valued = wanted.iter().filter(|wanted| wanted.value.is_some());
             valued.map(|wanted| wanted.row.path).collect::<Vec<_>>()
         };

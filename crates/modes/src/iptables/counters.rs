@@ -8,7 +8,7 @@ use iptables::{Iptables, Table};
 use proxy::IpFamily;
 use proxy_iptables::{CounterReader, PortConnections, ServedAddress};
 
-use service_counters::{At, Count, CounterSample, ReadCounters, Which};
+use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters};
 
 /// Reader of packet counters that runs `iptables-save`.
 pub(super) struct RuleCounters {
@@ -17,10 +17,14 @@ pub(super) struct RuleCounters {
 }
 
 impl ReadCounters for RuleCounters {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+    fn tell(
+        &mut self,
+        which: CounterSelection<'_>,
+        take: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()> {
         let asked: HashSet<At> = match which {
-            Which::Of(asked) => asked.iter().copied().collect(),
-            Which::Addresses | Which::All => HashSet::new(),
+            CounterSelection::Of(asked) => asked.iter().copied().collect(),
+            CounterSelection::Addresses | CounterSelection::All => HashSet::new(),
         };
         for family in &self.families {
             let mut counts = CounterReader::new(*family);
@@ -29,7 +33,7 @@ impl ReadCounters for RuleCounters {
                 .with_context(|| format!("cannot read the rule counters of {family}"))?;
             for port in counts.into_ports() {
                 let mut at = port.addresses.iter().map(|(served, _)| at(served));
-                if !matches!(which, Which::Of(_)) || at.any(|at| asked.contains(&at)) {
+                if !matches!(which, CounterSelection::Of(_)) || at.any(|at| asked.contains(&at)) {
                     tell(&port, which, take);
                 }
             }
@@ -46,7 +50,11 @@ impl ReadCounters for RuleCounters {
     }
 }
 
-fn tell(port: &PortConnections, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) {
+fn tell(
+    port: &PortConnections,
+    which: CounterSelection<'_>,
+    take: &mut dyn FnMut(CounterSample<'_>),
+) {
     for (served, connections) in &port.addresses {
         take(CounterSample::Address(
             at(served),
@@ -61,7 +69,7 @@ fn tell(port: &PortConnections, which: Which<'_>, take: &mut dyn FnMut(CounterSa
     let own = own
         .find(|served| !served.at.ip().is_unspecified())
         .or(first);
-    if let (Some(own), false) = (own, which == Which::Addresses) {
+    if let (Some(own), false) = (own, which == CounterSelection::Addresses) {
         for (endpoint, connections) in &port.endpoints {
             take(CounterSample::Endpoint(
                 at(own),

@@ -12,19 +12,19 @@ use crate::metrics::restores::FailedRestores;
 use crate::metrics::rows::Rows;
 use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
-use crate::metrics::{Extent, OfFamily, OfMode, OfTable, of};
+use crate::metrics::{FamilyLabels, ModeLabels, SyncExtent, TableLabels, of};
 
 /// Handles of the metrics.
 #[derive(Debug, Default)]
 pub(super) struct RuleMetrics {
     failed_restores: FailedRestores,
-    failed_partial_restores: Family<OfFamily, Counter>,
+    failed_partial_restores: Family<FamilyLabels, Counter>,
     sync_durations: SyncDurations,
-    rules: Family<OfTable, Gauge>,
-    rules_written: Family<OfTable, Gauge>,
+    rules: Family<TableLabels, Gauge>,
+    rules_written: Family<TableLabels, Gauge>,
 }
 
-impl OfMode for RuleMetrics {
+impl ModeLabels for RuleMetrics {
     fn register(&self, rows: &mut Rows) {
         self.sync_durations.register(rows);
         self.failed_restores.register(rows);
@@ -64,10 +64,13 @@ impl OfMode for RuleMetrics {
         if !counts.is_full {
             partial.inc_by(report.failed_restores as u64);
         }
-        let OfFamily { ip_family } = of;
-        let tell = |metric: &Family<OfTable, Gauge>, counts: [usize; 2]| {
+        let FamilyLabels { ip_family } = of;
+        let tell = |metric: &Family<TableLabels, Gauge>, counts: [usize; 2]| {
             for (table, count) in ["filter", "nat"].into_iter().zip(counts) {
-                set(&metric.get_or_create(&OfTable { ip_family, table }), count);
+                set(
+                    &metric.get_or_create(&TableLabels { ip_family, table }),
+                    count,
+                );
             }
         };
         tell(&self.rules, counts.wanted);
@@ -76,11 +79,11 @@ impl OfMode for RuleMetrics {
         }
     }
 
-    fn extent(&self, report: &Report) -> Option<Extent> {
-        report.iptables.map(|counts| Extent::of(counts.is_full))
+    fn extent(&self, report: &Report) -> Option<SyncExtent> {
+        report.iptables.map(|counts| SyncExtent::of(counts.is_full))
     }
 
-    fn synced(&self, family: IpFamily, took: Duration, extent: Extent) {
+    fn synced(&self, family: IpFamily, took: Duration, extent: SyncExtent) {
         self.sync_durations.synced(family, took, extent);
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
-use proxy_iptables::{Accounting, Counter};
+use proxy_iptables::{Counter, NfacctSocket};
 
 /// Collector that reads the counters at each scrape.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ const ROWS: [(Counter, &str, &str); 2] = [
 
 impl Collector for Counters {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Ok(mut accounting) = Accounting::open() else {
+        let Ok(mut accounting) = NfacctSocket::open() else {
             return Ok(());
         };
         for (counter, name, help) in ROWS {

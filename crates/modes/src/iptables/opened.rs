@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::fs;
 
 use anyhow::Result;
-use cleanup::Serving;
+use cleanup::ServingMode;
 use footprint::uses::{self, KernelFeature, Uses};
 use iptables::Iptables;
 use netlink_batch::Worker;
@@ -18,9 +18,9 @@ use tracing::info;
 use super::chains::Chains;
 use super::counters::RuleCounters;
 use crate::definition::{IntoProxiers, OpenedKernel, Start};
-use crate::families::{Access, Families, LeftOut, is_disabled, thread};
+use crate::families::{Access, Families, SkippedFamily, is_disabled, thread};
 use crate::footprints;
-use crate::preview::{Change, Preview, Shown};
+use crate::preview::{Change, PlanPreview, Preview};
 use crate::settings::Settings;
 
 /// Sysctl that makes connection tracking accept TCP segments outside the window. Without it, they
@@ -108,7 +108,7 @@ impl IntoProxiers for Rules {
                     _ => Change::rule(of, "rules", told.line),
                 }
             };
-            Shown {
+            PlanPreview {
                 writes: 1,
                 changes: told.map(change).collect(),
             }
@@ -120,12 +120,12 @@ impl IntoProxiers for Rules {
 }
 
 impl OpenedKernel for Rules {
-    fn left_out(&self) -> &[LeftOut] {
+    fn left_out(&self) -> &[SkippedFamily] {
         &self.families.left_out
     }
 
-    fn serving(&self) -> Option<Serving> {
-        Some(Serving {
+    fn serving(&self) -> Option<ServingMode> {
+        Some(ServingMode {
             mode: &proxy_iptables::FOOTPRINT,
             iptables: Some(self.iptables.clone()),
         })

@@ -16,7 +16,7 @@ use ipvs_netlink::{DestinationEntry, Ipvs, ServiceEntry, ServiceKey, Statistics}
 use proxy::Protocol;
 use proxy_ipvs::MarkAddresses;
 
-use service_counters::{At, Count, CounterSample, ReadCounters, Which};
+use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters};
 
 /// Reads the counters through a separate socket.
 #[derive(Debug, Default)]
@@ -35,7 +35,11 @@ impl IpvsCounters {
 }
 
 impl ReadCounters for IpvsCounters {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+    fn tell(
+        &mut self,
+        which: CounterSelection<'_>,
+        take: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()> {
         let mut ipvs = match self.ipvs.take() {
             Some(ipvs) => ipvs,
             None => Ipvs::open().context("cannot read the IPVS counters")?,
@@ -53,7 +57,7 @@ impl ReadCounters for IpvsCounters {
 
 /// Virtual servers of one service address: the one at the address, and those for its marks.
 #[derive(Debug, Default)]
-struct OfPlace<'a> {
+struct PlaceLabels<'a> {
     at_address: Option<&'a ServiceEntry>,
     by_mark: Vec<&'a ServiceEntry>,
 }
@@ -68,13 +72,13 @@ enum Depth {
 fn tell(
     ipvs: &mut Ipvs,
     marks: &MarkAddresses,
-    which: Which<'_>,
+    which: CounterSelection<'_>,
     take: &mut dyn FnMut(CounterSample<'_>),
 ) -> Result<(), ipvs_netlink::Error> {
     let (entries, depth) = match which {
-        Which::Addresses => (ipvs.services()?, Depth::Servers),
-        Which::All => (ipvs.services()?, Depth::Destinations),
-        Which::Of(addresses) => {
+        CounterSelection::Addresses => (ipvs.services()?, Depth::Servers),
+        CounterSelection::All => (ipvs.services()?, Depth::Destinations),
+        CounterSelection::Of(addresses) => {
             let by_mark = marks.at(addresses).into_iter();
             let by_mark = by_mark.map(|(family, mark)| ServiceKey::Fwmark { family, mark });
             let mut entries = Vec::new();
@@ -98,7 +102,7 @@ fn tell(
     }
     for entry in &entries {
         if let Some(at) = at(&entry.service.key) {
-            let place = OfPlace {
+            let place = PlaceLabels {
                 at_address: Some(entry),
                 by_mark: of_marks.remove(&at).unwrap_or_default(),
             };
@@ -107,7 +111,7 @@ fn tell(
     }
     for (at, by_mark) in of_marks {
         let at_address = None;
-        let place = OfPlace {
+        let place = PlaceLabels {
             at_address,
             by_mark,
         };
@@ -121,7 +125,7 @@ fn tell(
 fn tell_place(
     ipvs: &mut Ipvs,
     at: At,
-    of: &OfPlace<'_>,
+    of: &PlaceLabels<'_>,
     depth: Depth,
     take: &mut dyn FnMut(CounterSample<'_>),
 ) -> Result<(), ipvs_netlink::Error> {

@@ -13,7 +13,7 @@ use proxy::{IpFamily, Report};
 
 use crate::metrics::restores::FailedRestores;
 use crate::metrics::rows::Rows;
-use crate::metrics::{Extent, OfMode};
+use crate::metrics::{ModeLabels, SyncExtent};
 
 /// The metrics of IPVS mode.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl IpvsMetrics {
     }
 }
 
-impl OfMode for IpvsMetrics {
+impl ModeLabels for IpvsMetrics {
     fn register(&self, rows: &mut Rows) {
         self.restores.register(rows);
         rows.collect(TableGauges {
@@ -48,11 +48,11 @@ impl OfMode for IpvsMetrics {
         self.restores.booked(family, report);
     }
 
-    fn extent(&self, report: &Report) -> Option<Extent> {
+    fn extent(&self, report: &Report) -> Option<SyncExtent> {
         self.restores.extent(report)
     }
 
-    fn synced(&self, family: IpFamily, took: Duration, extent: Extent) {
+    fn synced(&self, family: IpFamily, took: Duration, extent: SyncExtent) {
         self.restores.synced(family, took, extent);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cleanup::Serving;
+use cleanup::ServingMode;
 use footprint::uses::{self, KernelFeature, Uses};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
@@ -21,9 +21,9 @@ use super::counters::IpvsCounters;
 use super::settings::Timeouts;
 use super::shim::ChosenShim;
 use crate::definition::{IntoProxiers, OpenedKernel, Start};
-use crate::families::{Access, Families, LeftOut, is_disabled, thread};
+use crate::families::{Access, Families, SkippedFamily, is_disabled, thread};
 use crate::footprints;
-use crate::preview::{Action, Change, OTHER_MODES, Obstacle, Preview, Shown};
+use crate::preview::{Action, Change, OTHER_MODES, Obstacle, PlanPreview, Preview};
 use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 use crate::sysctl::setting::Setting;
@@ -187,7 +187,7 @@ impl IntoProxiers for Ipvs {
                 }
             }
         }
-        let show = |of: IpFamily, known: &proxy_ipvs::Ipvs, plan: &Plan| Shown {
+        let show = |of: IpFamily, known: &proxy_ipvs::Ipvs, plan: &Plan| PlanPreview {
             writes: plan.ops.len(),
             changes: plan_changes(of, plan, |op| known.entry(of, op)),
         };
@@ -198,13 +198,13 @@ impl IntoProxiers for Ipvs {
 }
 
 impl OpenedKernel for Ipvs {
-    fn left_out(&self) -> &[LeftOut] {
+    fn left_out(&self) -> &[SkippedFamily] {
         &self.families.left_out
     }
 
     /// Returns `None`, because IPVS mode itself removes other modes' entries, in the order in which
     /// it replaces them.
-    fn serving(&self) -> Option<Serving> {
+    fn serving(&self) -> Option<ServingMode> {
         None
     }
 

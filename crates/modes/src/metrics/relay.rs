@@ -12,7 +12,7 @@ use proxy::{IpFamily, Protocol, Report};
 use relay::Evictions;
 
 use super::rows::Rows;
-use super::{Extent, OfMode};
+use super::{ModeLabels, SyncExtent};
 
 /// Name of the metric without `_total`.
 const NAME: &str = "kubeproxy_relay_evictions";
@@ -48,7 +48,7 @@ impl Collector for RelayEvictions {
 #[derive(Debug)]
 pub struct RelayMetrics;
 
-impl OfMode for RelayMetrics {
+impl ModeLabels for RelayMetrics {
     fn register(&self, rows: &mut Rows) {
         rows.collect(RelayEvictions::of_process());
     }
@@ -57,11 +57,11 @@ impl OfMode for RelayMetrics {
 
     fn booked(&self, _: IpFamily, _: &Report) {}
 
-    fn extent(&self, _: &Report) -> Option<Extent> {
+    fn extent(&self, _: &Report) -> Option<SyncExtent> {
         None
     }
 
-    fn synced(&self, _: IpFamily, _: Duration, _: Extent) {}
+    fn synced(&self, _: IpFamily, _: Duration, _: SyncExtent) {}
 }
 
 #[cfg(test)]

@@ -7,13 +7,13 @@ use prometheus_client::metrics::family::Family;
 use proxy::{IpFamily, Report};
 
 use super::rows::Rows;
-use super::{Extent, OfFamily, OfMode, of};
+use super::{FamilyLabels, ModeLabels, SyncExtent, of};
 
 /// Counter of rejected restores. It is the only metric of IPVS mode's rules.
 #[derive(Debug, Default)]
-pub struct FailedRestores(Family<OfFamily, Counter>);
+pub struct FailedRestores(Family<FamilyLabels, Counter>);
 
-impl OfMode for FailedRestores {
+impl ModeLabels for FailedRestores {
     fn register(&self, rows: &mut Rows) {
         rows.add(
             "ALPHA",
@@ -32,9 +32,9 @@ impl OfMode for FailedRestores {
         failed.inc_by(report.failed_restores as u64);
     }
 
-    fn extent(&self, _: &Report) -> Option<Extent> {
+    fn extent(&self, _: &Report) -> Option<SyncExtent> {
         None
     }
 
-    fn synced(&self, _: IpFamily, _: Duration, _: Extent) {}
+    fn synced(&self, _: IpFamily, _: Duration, _: SyncExtent) {}
 }

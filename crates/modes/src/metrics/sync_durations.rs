@@ -8,13 +8,13 @@ use proxy::IpFamily;
 
 use super::buckets::Buckets;
 use super::rows::Rows;
-use super::{Extent, OfFamily, of};
+use super::{FamilyLabels, SyncExtent, of};
 
 /// Histograms of sync durations, by extent of the sync.
 #[derive(Debug)]
 pub struct SyncDurations {
-    full: Family<OfFamily, Histogram, Buckets>,
-    partial: Family<OfFamily, Histogram, Buckets>,
+    full: Family<FamilyLabels, Histogram, Buckets>,
+    partial: Family<FamilyLabels, Histogram, Buckets>,
 }
 
 impl Default for SyncDurations {
@@ -44,10 +44,10 @@ impl SyncDurations {
     }
 
     /// Records a finished sync.
-    pub fn synced(&self, family: IpFamily, took: Duration, extent: Extent) {
+    pub fn synced(&self, family: IpFamily, took: Duration, extent: SyncExtent) {
         let durations = match extent {
-            Extent::Full => &self.full,
-            Extent::Partial => &self.partial,
+            SyncExtent::Full => &self.full,
+            SyncExtent::Partial => &self.partial,
         };
         let duration = durations.get_or_create(&of(family));
         duration.observe(took.as_secs_f64());

@@ -9,7 +9,7 @@ use conntrack_netlink::{Conntrack, Flow};
 use proxy::{IpFamily, Protocol};
 use proxy_nftables::LocalhostPorts;
 
-use service_counters::{At, Count, CounterSample, ReadCounters, Relayed, Which};
+use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters, RelayedPort};
 
 /// Largest number of walks through the conntrack table. If the kernel restarts a walk, flows are
 /// counted twice, so the walk is repeated.
@@ -19,9 +19,13 @@ const ATTEMPTS: usize = 3;
 pub(super) struct TrackedFlows(pub(super) Option<LocalhostPorts>);
 
 impl ReadCounters for TrackedFlows {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+    fn tell(
+        &mut self,
+        which: CounterSelection<'_>,
+        take: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()> {
         // Refuses to count for all addresses, because a node may track millions of flows.
-        let Which::Of(addresses) = which else {
+        let CounterSelection::Of(addresses) = which else {
             return Ok(());
         };
         for family in IpFamily::ALL {
@@ -36,10 +40,10 @@ impl ReadCounters for TrackedFlows {
         Ok(())
     }
 
-    fn relayed(&self, family: IpFamily, protocol: Protocol, port: u16) -> Option<Relayed> {
+    fn relayed(&self, family: IpFamily, protocol: Protocol, port: u16) -> Option<RelayedPort> {
         let ports = self.0.as_ref().filter(|_| protocol == Protocol::Tcp)?;
         let (name, serving) = ports.serving(SocketAddr::new(family.localhost(), port))?;
-        Some(Relayed {
+        Some(RelayedPort {
             name,
             endpoints: serving.endpoints.to_vec(),
             sources: None,

@@ -8,17 +8,17 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use proxy::{IpFamily, Report};
 
-use super::rejected::Rejected;
+use super::rejected::RejectedCollector;
 use super::settings::LAYOUTS;
 use crate::metrics::relay::RelayEvictions;
 use crate::metrics::rows::Rows;
 use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
-use crate::metrics::{Extent, OfFamily, OfMode, of};
+use crate::metrics::{FamilyLabels, ModeLabels, SyncExtent, of};
 
 /// Labels for a layout of the table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfLayout {
+struct LayoutLabels {
     ip_family: &'static str,
     layout: &'static str,
 }
@@ -26,15 +26,15 @@ struct OfLayout {
 /// Handles of the metrics.
 #[derive(Debug, Default)]
 pub(super) struct TableMetrics {
-    failed_syncs: Family<OfFamily, Counter>,
-    failed_cleanups: Family<OfFamily, Counter>,
-    listeners: Family<OfFamily, Gauge>,
-    failed_listeners: Family<OfFamily, Counter>,
-    layouts: Family<OfLayout, Gauge>,
+    failed_syncs: Family<FamilyLabels, Counter>,
+    failed_cleanups: Family<FamilyLabels, Counter>,
+    listeners: Family<FamilyLabels, Gauge>,
+    failed_listeners: Family<FamilyLabels, Counter>,
+    layouts: Family<LayoutLabels, Gauge>,
     sync_durations: SyncDurations,
 }
 
-impl OfMode for TableMetrics {
+impl ModeLabels for TableMetrics {
     fn register(&self, rows: &mut Rows) {
         self.sync_durations.register(rows);
         rows.add(
@@ -66,7 +66,7 @@ impl OfMode for TableMetrics {
             "1 for the layout that the table of nftables mode has or gets, 0 for the other layout",
             self.layouts.clone(),
         );
-        rows.collect(Rejected);
+        rows.collect(RejectedCollector);
         rows.collect(RelayEvictions::of_process());
     }
 
@@ -94,7 +94,7 @@ impl OfMode for TableMetrics {
 
     fn form(&self, family: IpFamily, form: &'static str) {
         for (name, layout) in LAYOUTS {
-            let of = OfLayout {
+            let of = LayoutLabels {
                 ip_family: of(family).ip_family,
                 layout: name,
             };
@@ -103,11 +103,11 @@ impl OfMode for TableMetrics {
         }
     }
 
-    fn extent(&self, report: &Report) -> Option<Extent> {
-        report.nftables.map(|counts| Extent::of(counts.is_full))
+    fn extent(&self, report: &Report) -> Option<SyncExtent> {
+        report.nftables.map(|counts| SyncExtent::of(counts.is_full))
     }
 
-    fn synced(&self, family: IpFamily, took: Duration, extent: Extent) {
+    fn synced(&self, family: IpFamily, took: Duration, extent: SyncExtent) {
         self.sync_durations.synced(family, took, extent);
     }
 }

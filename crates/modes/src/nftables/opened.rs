@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cleanup::Serving;
+use cleanup::ServingMode;
 use footprint::uses::{KernelFeature, Uses};
 use netlink_batch::Worker;
 use nftables_netlink::{Nftables, OwnSockets, Subscription};
@@ -14,16 +14,16 @@ use proxy_nftables::{
     Config, Lanes, Layout, LayoutSizes, Localhost, LocalhostNodePorts, NetlinkKernel, Plan,
     ProbeError, Proxier, TABLE,
 };
-use relay::{Dial, Limits, Pin, Reach, Relay};
+use relay::{AllowedClients, Dial, Limits, Pin, Relay};
 use service_counters::ReadCounters;
 use tracing::{info, warn};
 
 use super::counters::TrackedFlows;
 use super::settings::LayoutChoice;
 use crate::definition::{Ending, IntoProxiers, OpenedKernel, Start};
-use crate::families::{Access, Families, LeftOut, is_disabled, thread};
+use crate::families::{Access, Families, SkippedFamily, is_disabled, thread};
 use crate::footprints;
-use crate::preview::{Change, Preview, Shown};
+use crate::preview::{Change, PlanPreview, Preview};
 use crate::rulesets::{Notices, follow, leave_out, subscribe};
 use crate::settings::Settings;
 use crate::sysctl::machine::Machine;
@@ -145,7 +145,7 @@ impl IntoProxiers for OpenedNftables {
         let mut preview = Preview::default();
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let lines = plan.lines().into_iter();
-            Shown {
+            PlanPreview {
                 // Counts writes as the daemon does.
                 writes: plan.len(),
                 changes: lines
@@ -160,12 +160,12 @@ impl IntoProxiers for OpenedNftables {
 }
 
 impl OpenedKernel for OpenedNftables {
-    fn left_out(&self) -> &[LeftOut] {
+    fn left_out(&self) -> &[SkippedFamily] {
         &self.families.left_out
     }
 
-    fn serving(&self) -> Option<Serving> {
-        Some(Serving {
+    fn serving(&self) -> Option<ServingMode> {
+        Some(ServingMode {
             mode: &proxy_nftables::FOOTPRINT,
             iptables: None,
         })
@@ -234,7 +234,7 @@ fn limits() -> Limits {
         dial: Dial::Once(DIAL),
         // All clients have the same address, so affinity needs the port.
         pin: Pin::Port,
-        reach: Reach::Anybody,
+        reach: AllowedClients::Anybody,
         ..Limits::default()
     }
 }

@@ -18,9 +18,9 @@ const HELP: &str = "[ALPHA] Number of packets rejected on localhost NodePorts. U
 
 /// Collector that reads the counters at each scrape.
 #[derive(Debug)]
-pub(super) struct Rejected;
+pub(super) struct RejectedCollector;
 
-impl Collector for Rejected {
+impl Collector for RejectedCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Ok(mut nftables) = Nftables::open() else {
             return Ok(());

@@ -11,7 +11,7 @@ use std::path::Path;
 use tracing::warn;
 
 use super::error::SysctlError;
-use super::row::{End, OnReadOnly, SysctlRow, Wanted};
+use super::row::{End, OnReadOnly, SysctlRow, WantedSetting};
 use super::setting::Setting;
 
 /// Origins of the settings that may be restored later, by file.
@@ -31,7 +31,7 @@ pub enum Origin {
 
 /// Outcome of writing the settings.
 #[derive(Debug, Default)]
-pub struct Applied {
+pub struct ApplyOutcome {
     /// Names of the written settings.
     pub written: Vec<String>,
     /// Settings whose old value was restored, one line each.
@@ -70,25 +70,27 @@ impl From<Difference> for Setting {
 /// Returns the settings below `root` that differ from the wanted values.
 pub fn differences<'a>(
     root: &'a Path,
-    wanted: &'a [Wanted],
+    wanted: &'a [WantedSetting],
 ) -> impl Iterator<Item = Difference> + 'a {
-    wanted.iter().filter_map(move |Wanted { row, value }| {
-        let value = (*value)?;
-        let found = fs::read_to_string(root.join(row.path)).map(|text| text.trim().to_owned());
-        let is_met = found.as_deref().is_ok_and(|found| row.is_met(found, value));
-        (!is_met).then(|| Difference {
-            row,
-            value,
-            found: found.unwrap_or_else(|_| "unreadable".to_owned()),
+    wanted
+        .iter()
+        .filter_map(move |WantedSetting { row, value }| {
+            let value = (*value)?;
+            let found = fs::read_to_string(root.join(row.path)).map(|text| text.trim().to_owned());
+            let is_met = found.as_deref().is_ok_and(|found| row.is_met(found, value));
+            (!is_met).then(|| Difference {
+                row,
+                value,
+                found: found.unwrap_or_else(|_| "unreadable".to_owned()),
+            })
         })
-    })
 }
 
 /// Writes the wanted values below `root`, in the order of `wanted`. Restores values that nothing
 /// needs any more.
-pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
-    let mut applied = Applied::default();
-    for Wanted { row, value } in wanted {
+pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> ApplyOutcome {
+    let mut applied = ApplyOutcome::default();
+    for WantedSetting { row, value } in wanted {
         match value {
             None => applied.set_back(root, row, origins),
             // If the value differs, it is written below.
@@ -130,7 +132,7 @@ pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
     applied
 }
 
-impl Applied {
+impl ApplyOutcome {
     /// Restores a value that nothing needs any more, if this process wrote the value and it is
     /// unchanged since. If this process found the value, it stays and is reported.
     fn set_back(&mut self, root: &Path, row: &SysctlRow, origins: &mut Origins) {

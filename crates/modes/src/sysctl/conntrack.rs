@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::machine::Machine;
-use super::row::{Enough, OnReadOnly, Rows, SysctlRow, Wanted, wanted};
+use super::row::{AcceptableValue, OnReadOnly, Rows, SysctlRow, WantedSetting, wanted};
 use super::settings::Conntrack;
 
 /// Upstream's upper bound, in entries, for `--conntrack-max-per-core` times the number of CPUs.
@@ -20,7 +20,7 @@ static ROWS: &Rows<Context> = &[
     // higher one.
     (
         SysctlRow {
-            enough: Enough::AtLeast,
+            enough: AcceptableValue::AtLeast,
             ..SysctlRow::flagged(
                 "proc/sys/net/netfilter/nf_conntrack_max",
                 "--conntrack-max-per-core=0",
@@ -31,7 +31,7 @@ static ROWS: &Rows<Context> = &[
     // On average, a bucket has at most four entries.
     (
         SysctlRow {
-            enough: Enough::AtLeast,
+            enough: AcceptableValue::AtLeast,
             // With few buckets the table is slow but works. Upstream also ignores this failure.
             on_read_only: OnReadOnly::Warns,
             ..SysctlRow::flagged(
@@ -85,7 +85,7 @@ static ROWS: &Rows<Context> = &[
 ];
 
 /// Returns the settings with the wanted values.
-pub fn settings(asked: Conntrack, machine: Machine) -> Vec<Wanted> {
+pub fn settings(asked: Conntrack, machine: Machine) -> Vec<WantedSetting> {
     wanted(ROWS, Some(&(asked, machine)))
 }
 

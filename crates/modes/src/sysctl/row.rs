@@ -9,7 +9,7 @@ pub struct SysctlRow {
     /// Path of the setting's file, relative to the root directory.
     pub path: &'static str,
     /// Rule that decides which values are good enough.
-    pub enough: Enough,
+    pub enough: AcceptableValue,
     /// Effect of a failed write if the file system is read-only.
     pub on_read_only: OnReadOnly,
     /// Flag and value that keep the setting unchanged, if a flag exists.
@@ -22,7 +22,7 @@ pub struct SysctlRow {
 
 /// Rule that decides which values of a setting are good enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Enough {
+pub enum AcceptableValue {
     /// Only the wanted value is good enough.
     Exactly,
     /// The wanted value and every larger one are good enough.
@@ -84,7 +84,7 @@ pub enum End {
 
 /// A setting with the value that a mode needs.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct WantedSetting {
     /// Row of the setting.
     pub row: &'static SysctlRow,
     /// Wanted value, or `None` to keep the setting unchanged.
@@ -96,8 +96,8 @@ pub type Rows<C> = [(SysctlRow, fn(&C) -> Option<u64>)];
 
 /// Returns the settings of a table with the values wanted in `context`. Without a context, the
 /// settings have no values.
-pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<Wanted> {
-    let wanted = rows.iter().map(|(row, value)| Wanted {
+pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<WantedSetting> {
+    let wanted = rows.iter().map(|(row, value)| WantedSetting {
         row,
         value: context.and_then(value),
     });
@@ -109,7 +109,7 @@ impl SysctlRow {
     pub const fn comfort(path: &'static str) -> Self {
         Self {
             path,
-            enough: Enough::Exactly,
+            enough: AcceptableValue::Exactly,
             on_read_only: OnReadOnly::Fails,
             off: None,
             need: Need::Comfort,
@@ -143,7 +143,7 @@ impl SysctlRow {
 
     pub(super) fn is_met(&self, found: &str, wanted: u64) -> bool {
         found.parse().is_ok_and(|found: u64| {
-            found == wanted || (self.enough == Enough::AtLeast && found > wanted)
+            found == wanted || (self.enough == AcceptableValue::AtLeast && found > wanted)
         })
     }
 

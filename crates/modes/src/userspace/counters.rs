@@ -6,13 +6,19 @@ use proxy::{IpFamily, Protocol};
 use proxy_userspace::Traffic;
 use relay::TrafficCounts;
 
-use service_counters::{Count, CounterSample, Listener, ReadCounters, Relayed, Which};
+use service_counters::{
+    Count, CounterSample, CounterSelection, Listener, ReadCounters, RelayedPort,
+};
 
 /// Reader of the relay's counters.
 pub(super) struct RelayCounters(pub(super) Traffic);
 
 impl ReadCounters for RelayCounters {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+    fn tell(
+        &mut self,
+        which: CounterSelection<'_>,
+        take: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()> {
         for port in self.0.read() {
             let protocol = port.name.protocol;
             let listener = Listener(port.opening);
@@ -21,7 +27,7 @@ impl ReadCounters for RelayCounters {
                 listener,
                 count(&port.sum, protocol),
             ));
-            if which == Which::Addresses {
+            if which == CounterSelection::Addresses {
                 continue;
             }
             for (endpoint, carried) in &port.endpoints {
@@ -41,9 +47,9 @@ impl ReadCounters for RelayCounters {
         )
     }
 
-    fn relayed(&self, family: IpFamily, protocol: Protocol, port: u16) -> Option<Relayed> {
+    fn relayed(&self, family: IpFamily, protocol: Protocol, port: u16) -> Option<RelayedPort> {
         let (name, serving) = self.0.listening(family, protocol, port)?;
-        Some(Relayed {
+        Some(RelayedPort {
             name,
             endpoints: serving.endpoints.to_vec(),
             sources: serving.sources.as_deref().map(<[_]>::to_vec),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cleanup::Serving;
+use cleanup::ServingMode;
 use footprint::uses::{self, KernelFeature, Uses};
 use iptables::{Iptables, IptablesError};
 use netlink_batch::Worker;
@@ -18,9 +18,9 @@ use tracing::info;
 
 use super::counters::RelayCounters;
 use crate::definition::{Ending, IntoProxiers, OpenedKernel, Start};
-use crate::families::{Access, Families, LeftOut, is_disabled, thread};
+use crate::families::{Access, Families, SkippedFamily, is_disabled, thread};
 use crate::footprints;
-use crate::preview::{Change, Preview, Shown};
+use crate::preview::{Change, PlanPreview, Preview};
 use crate::programs::Programs;
 use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
@@ -184,7 +184,7 @@ impl IntoProxiers for Userspace {
                 Plan::Redirects(_) => ("rules", "rules"),
             };
             let lines = plan.lines().into_iter();
-            Shown {
+            PlanPreview {
                 writes: 1,
                 changes: lines
                     .map(|line| Change::told(of, lane, kind, line))
@@ -198,12 +198,12 @@ impl IntoProxiers for Userspace {
 }
 
 impl OpenedKernel for Userspace {
-    fn left_out(&self) -> &[LeftOut] {
+    fn left_out(&self) -> &[SkippedFamily] {
         &self.families.left_out
     }
 
-    fn serving(&self) -> Option<Serving> {
-        Some(Serving {
+    fn serving(&self) -> Option<ServingMode> {
+        Some(ServingMode {
             mode: &proxy_userspace::FOOTPRINT,
             iptables: match &self.redirector {
                 Redirector::Nftables => None,

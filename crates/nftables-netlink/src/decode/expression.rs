@@ -61,13 +61,17 @@ impl<'a> Fields<'a> {
 
     /// Returns the register of an optional range, if the range has one value. The kernel then
     /// reports the same lower and upper bound.
-    fn single(&self, least: u16, greatest: u16) -> Single {
+    fn single(&self, least: u16, greatest: u16) -> PairContent {
         let register = match self.get(least) {
-            None => Single::Absent,
-            Some(_) => self.register(least).map_or(Single::Other, Single::Register),
+            None => PairContent::Absent,
+            Some(_) => self
+                .register(least)
+                .map_or(PairContent::Other, PairContent::Register),
         };
-        if self.has(greatest) && Some(register) != self.register(greatest).map(Single::Register) {
-            return Single::Other;
+        if self.has(greatest)
+            && Some(register) != self.register(greatest).map(PairContent::Register)
+        {
+            return PairContent::Other;
         }
         register
     }
@@ -357,14 +361,14 @@ fn hash_of(fields: &Fields<'_>) -> Option<Expression> {
 
 /// Content of a pair of register attributes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Single {
+enum PairContent {
     Absent,
     Register(Register),
     /// Several registers, or an unsupported register.
     Other,
 }
 
-impl Single {
+impl PairContent {
     /// Returns true if this crate can represent the expression.
     fn is_known(self) -> bool {
         self != Self::Other

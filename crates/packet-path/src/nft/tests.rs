@@ -16,7 +16,7 @@ use crate::packet::{Interface, Packet};
 const TABLE: &str = "t";
 
 /// A kernel without any state.
-struct Nowhere;
+struct EmptyKernel;
 
 fn unread() -> ReadFailure {
     ReadFailure {
@@ -25,7 +25,7 @@ fn unread() -> ReadFailure {
     }
 }
 
-impl Kernel for Nowhere {
+impl Kernel for EmptyKernel {
     fn route(&self, _: &RouteQuestion) -> Result<Route, ReadFailure> {
         Err(unread())
     }
@@ -101,7 +101,7 @@ fn walk(held: &mut InMemoryTables) -> Vec<Branch> {
     for base in nft.base_chains(Hook::Input) {
         let walked = branches.into_iter();
         branches = walked
-            .flat_map(|of| nft.walk(&base, of, &Nowhere))
+            .flat_map(|of| nft.walk(&base, of, &EmptyKernel))
             .collect();
     }
     branches

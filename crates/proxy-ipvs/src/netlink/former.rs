@@ -33,7 +33,7 @@ const IPSET: &str = "/sys/module/ip_set";
 
 /// Places to search for leftovers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Former<'a> {
+pub(super) struct LeftoverSearch<'a> {
     pub(super) family: IpFamily,
     /// Carrier in use.
     pub(super) carrier: &'a Carrier,
@@ -71,7 +71,7 @@ enum IfUnknown {
     LeftOut,
 }
 
-impl Former<'_> {
+impl LeftoverSearch<'_> {
     /// Returns the leftovers that can be found.
     pub(super) fn find(self) -> (BTreeMap<LeftoverPlace, Arc<Leftovers>>, Certainty) {
         let mut certainty = Certainty::All;
@@ -304,7 +304,7 @@ mod tests {
         const MODES: Footprints = &[&footprint::NFTABLES];
         let look = || {
             namespace::drop_rights();
-            let former = Former {
+            let former = LeftoverSearch {
                 family: IpFamily::V4,
                 carrier: &Carrier::Nftables,
                 modes: MODES,

@@ -48,9 +48,9 @@ impl Shared {
 }
 
 /// The fake kernel with slow calls.
-struct Restless(FakeKernel, Shared);
+struct DelayedKernel(FakeKernel, Shared);
 
-impl Restless {
+impl DelayedKernel {
     fn rest(&self) {
         if self.1.is_one_in(3) {
             sleep(Duration::from_micros(self.1.below(2_000)));
@@ -66,7 +66,7 @@ impl Restless {
     }
 }
 
-impl Kernel for Restless {
+impl Kernel for DelayedKernel {
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
         self.slowly(Kernel::read_servers)
     }
@@ -114,7 +114,7 @@ impl Kernel for Restless {
 }
 
 /// Changes a Service, or its endpoints.
-fn change(world: &mut World<Restless>, chance: &Shared) {
+fn change(world: &mut World<DelayedKernel>, chance: &Shared) {
     let number = chance.small(8);
     let at = format!("default/s{number}");
     match chance.below(6) {
@@ -155,7 +155,7 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
 
 /// Changes entries as another program would. Sends the kernel's notification for the change, if
 /// there is one.
-fn damage(world: &mut World<Restless>, chance: &Shared) {
+fn damage(world: &mut World<DelayedKernel>, chance: &Shared) {
     let told = {
         let mut state = world.kernel.state();
         let there = &mut state.snapshot;
@@ -194,7 +194,7 @@ fn damage(world: &mut World<Restless>, chance: &Shared) {
 }
 
 /// Runs without further events. While no thread works, the clock advances.
-fn calm_down(world: &mut World<Restless>, ahead: &mut Duration) {
+fn calm_down(world: &mut World<DelayedKernel>, ahead: &mut Duration) {
     let began = Instant::now();
     let mut rests = 0;
     while rests < 60 {
@@ -209,7 +209,7 @@ fn calm_down(world: &mut World<Restless>, ahead: &mut Duration) {
 }
 
 /// Lead of the simulated clock.
-fn go_on(world: &mut World<Restless>, ahead: Duration) {
+fn go_on(world: &mut World<DelayedKernel>, ahead: Duration) {
     world.go_on_at(Instant::now() + ahead);
 }
 
@@ -244,7 +244,7 @@ fn with_shim(shim: ShimStyle, seeds: RangeInclusive<u64>) {
         let kernel = FakeKernel::new(IpFamily::V4, &addresses);
         kernel.state().shim = shim;
         let lane = || {
-            let restless = Restless(kernel.clone(), chance.clone());
+            let restless = DelayedKernel(kernel.clone(), chance.clone());
             Worker::spawn("fake", move || Ok::<_, io::Error>(restless)).unwrap()
         };
         let lanes = Lanes::new([lane(), lane(), lane(), lane()]);

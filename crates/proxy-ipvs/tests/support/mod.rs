@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Sum of all reports until no immediate work remains.
 #[derive(Debug, Default)]
-pub(crate) struct Synced {
+pub(crate) struct SyncSummary {
     pub(crate) written: usize,
     pub(crate) failures: Vec<Failure>,
     pub(crate) failed_restores: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Synced {
     conflicts: Option<Vec<Conflict>>,
 }
 
-impl Synced {
+impl SyncSummary {
     fn add(&mut self, report: Report) {
         self.written += report.written;
         self.failures.extend(report.failures);
@@ -79,16 +79,16 @@ pub(crate) fn settle<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
     now: &mut Instant,
-) -> Synced {
-    settle_after(Synced::default(), proxier, model, now)
+) -> SyncSummary {
+    settle_after(SyncSummary::default(), proxier, model, now)
 }
 
 fn settle_after<K: Kernel>(
-    mut synced: Synced,
+    mut synced: SyncSummary,
     proxier: &mut Proxier<K>,
     model: &Model,
     now: &mut Instant,
-) -> Synced {
+) -> SyncSummary {
     for turn in 0.. {
         assert!(turn < 1_000, "it goes on without end: {synced:?}");
         proxier.proceed(model, *now);
@@ -117,8 +117,8 @@ pub(crate) fn read_ahead<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
     now: Instant,
-) -> Synced {
-    let mut synced = Synced::default();
+) -> SyncSummary {
+    let mut synced = SyncSummary::default();
     while !proxier.is_ready() {
         proxier.proceed(model, now);
         while let Some(report) = proxier.book(model, now) {
@@ -140,7 +140,7 @@ pub(crate) struct World<K: Kernel = FakeKernel> {
 }
 
 /// A kernel that can be dumped completely.
-pub(crate) trait Whole: Kernel {
+pub(crate) trait DumpableKernel: Kernel {
     /// Dumps all entries of this family. `with_rules` includes the shim and leftovers of other
     /// modes.
     fn dump(&mut self, with_rules: bool) -> Result<Snapshot, Unreadable> {
@@ -172,7 +172,7 @@ pub(crate) trait Whole: Kernel {
     }
 }
 
-impl<K: Kernel> Whole for K {}
+impl<K: Kernel> DumpableKernel for K {}
 
 pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -360,13 +360,13 @@ impl<K: Kernel> World<K> {
     }
 
     /// Runs one turn of the daemon's loop.
-    pub(crate) fn go_on(&mut self) -> Synced {
+    pub(crate) fn go_on(&mut self) -> SyncSummary {
         self.go_on_at(Instant::now())
     }
 
     /// Runs one turn of the daemon's loop at `now`.
-    pub(crate) fn go_on_at(&mut self, now: Instant) -> Synced {
-        let mut synced = Synced::default();
+    pub(crate) fn go_on_at(&mut self, now: Instant) -> SyncSummary {
+        let mut synced = SyncSummary::default();
         self.now = now;
         while let Some(report) = self.proxier.book(&self.model, self.now) {
             synced.add(report);
@@ -381,7 +381,7 @@ impl<K: Kernel> World<K> {
     }
 
     /// Applies these events and runs the loop.
-    pub(crate) fn take_over(&mut self, changes: &Changes) -> Synced {
+    pub(crate) fn take_over(&mut self, changes: &Changes) -> SyncSummary {
         let synced = read_ahead(&mut self.proxier, &self.model, self.now);
         self.proxier.update(&self.model, changes, self.now);
         self.settle_after(synced)
@@ -415,17 +415,17 @@ impl<K: Kernel> World<K> {
     }
 
     /// Syncs all events, as the daemon's loop does.
-    pub(crate) fn sync(&mut self) -> Synced {
+    pub(crate) fn sync(&mut self) -> SyncSummary {
         let changes = self.model.take_changes();
         self.take_over(&changes)
     }
 
     /// Runs until no immediate work remains, without new events.
-    pub(crate) fn settle(&mut self) -> Synced {
-        self.settle_after(Synced::default())
+    pub(crate) fn settle(&mut self) -> SyncSummary {
+        self.settle_after(SyncSummary::default())
     }
 
-    fn settle_after(&mut self, synced: Synced) -> Synced {
+    fn settle_after(&mut self, synced: SyncSummary) -> SyncSummary {
         let mut synced = settle_after(synced, &mut self.proxier, &self.model, &mut self.now);
         if let Some(conflicts) = synced.conflicts.take() {
             self.conflicts = conflicts;

@@ -4,7 +4,7 @@
 
 use nftables_netlink::{Rule, Verdict};
 
-use super::{Endpoints, Route, ServedPort, Unserved};
+use super::{EmptyPortPolicy, Endpoints, Route, ServedPort};
 use crate::choice::{Choices, Chooser, FEW};
 use crate::name::{NameBase, Purpose, REJECT};
 
@@ -64,8 +64,8 @@ impl ServedPort {
 
     fn flat_unserved(&self) -> Verdict {
         match self.unserved() {
-            Unserved::Reject => Verdict::Goto(REJECT.into()),
-            Unserved::Drop | Unserved::Other => Verdict::Drop,
+            EmptyPortPolicy::Reject => Verdict::Goto(REJECT.into()),
+            EmptyPortPolicy::Drop | EmptyPortPolicy::Other => Verdict::Drop,
         }
     }
 

@@ -27,7 +27,7 @@ use proxy::{IpFamily, LocalDetector, Protocol, Unreadable};
 use super::Redirect;
 use crate::config::Config;
 use crate::part_state::RedirectState;
-use crate::plan::{Base, Blame, Extent, NodePortsAt, RedirectTarget, Redirects, Refusal};
+use crate::plan::{Base, Extent, NodePortsAt, RedirectTarget, Redirects, Refusal, RefusalMeaning};
 use crate::port::Portal;
 
 /// The table of all these chains.
@@ -106,9 +106,9 @@ impl Redirect for IptablesRedirect {
         let written = self.iptables.restore(self.family, &text);
         written.map_err(|error| Refusal {
             blame: if error.kind().is_general() {
-                Blame::None
+                RefusalMeaning::None
             } else {
-                Blame::One
+                RefusalMeaning::One
             },
             reason: error.to_string(),
         })?;
@@ -309,7 +309,7 @@ impl<'a> SaveReader<'a> {
         self.is_ordered &= known;
     }
 
-    fn take(&mut self, rule: RuleLine<'_>, parsed: &Parsed) -> bool {
+    fn take(&mut self, rule: RuleLine<'_>, parsed: &ParsedRule) -> bool {
         let rules = self.redirects.entry(parsed.portal).or_default();
         if rules.lines.is_empty() {
             rules.name.clone_from(&parsed.name);
@@ -391,7 +391,7 @@ impl<'a> SaveReader<'a> {
 }
 
 /// A rule of this mode, parsed.
-struct Parsed {
+struct ParsedRule {
     portal: Portal,
     name: String,
     is_of_pods: bool,
@@ -404,7 +404,7 @@ fn is_way(rule: RuleLine<'_>) -> bool {
     target.is_some_and(|target| CHAINS.contains(&&*target))
 }
 
-fn parse(rule: RuleLine<'_>) -> Option<Parsed> {
+fn parse(rule: RuleLine<'_>) -> Option<ParsedRule> {
     let (mut address, mut protocol, mut port, mut to) = (None, None, None, None);
     let mut is_of_pods = false;
     let mut options = rule.options().skip(2);
@@ -426,7 +426,7 @@ fn parse(rule: RuleLine<'_>) -> Option<Parsed> {
             _ => {}
         }
     }
-    Some(Parsed {
+    Some(ParsedRule {
         portal: Portal {
             address,
             protocol: protocol?,

@@ -28,7 +28,7 @@ use proxy::{IpFamily, LocalDetector, Unreadable};
 use super::Redirect;
 use crate::config::Config;
 use crate::part_state::RedirectState;
-use crate::plan::{Base, Blame, Extent, NodePortsAt, RedirectTarget, Redirects, Refusal};
+use crate::plan::{Base, Extent, NodePortsAt, RedirectTarget, Redirects, Refusal, RefusalMeaning};
 use crate::port::Portal;
 
 use layout::{elements, maps, table};
@@ -90,8 +90,8 @@ impl Redirect for NftablesRedirect {
         written.map(drop).map_err(|error| Refusal {
             blame: match &error {
                 // A smaller transaction may succeed, so one of the changes is at fault.
-                CommitError::Refused { .. } | CommitError::TooLarge(_) => Blame::One,
-                _ => Blame::None,
+                CommitError::Refused { .. } | CommitError::TooLarge(_) => RefusalMeaning::One,
+                _ => RefusalMeaning::None,
             },
             reason: error.to_string(),
         })

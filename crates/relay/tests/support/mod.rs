@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use fixtures::endpoint::answer;
 pub(crate) use fixtures::endpoint::{LONG, echo, until};
-use relay::{Limits, ListeningPort, Reach, Relay, Serving, Transport};
+use relay::{AllowedClients, Limits, ListeningPort, PortBackends, Relay, Transport};
 
 pub(crate) const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Returns the limits of most tests, where no rule redirects.
 pub(crate) fn limits() -> Limits {
     Limits {
-        reach: Reach::Anybody,
+        reach: AllowedClients::Anybody,
         linger: Duration::ZERO,
         ..Limits::default()
     }
@@ -30,7 +30,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(limits: Limits, transport: Transport, serving: Serving) -> Self {
+    pub(crate) fn new(limits: Limits, transport: Transport, serving: PortBackends) -> Self {
         let relay = Relay::start(limits).unwrap();
         let port = open(&relay, transport, ANY, serving).unwrap();
         Self { relay, port }
@@ -58,18 +58,18 @@ pub(crate) fn open(
     relay: &Relay,
     transport: Transport,
     at: SocketAddr,
-    serving: Serving,
+    serving: PortBackends,
 ) -> io::Result<ListeningPort> {
     relay.open(transport, at, &"default/web:http".into(), Arc::new(serving))
 }
 
 /// Returns the serving state of these endpoints.
-pub(crate) fn by(endpoints: &[SocketAddr]) -> Serving {
+pub(crate) fn by(endpoints: &[SocketAddr]) -> PortBackends {
     let mut endpoints = endpoints.to_vec();
     endpoints.sort();
-    Serving {
+    PortBackends {
         endpoints: endpoints.into(),
-        ..Serving::default()
+        ..PortBackends::default()
     }
 }
 

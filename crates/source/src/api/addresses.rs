@@ -363,9 +363,9 @@ impl Dial {
 }
 
 impl Service<Uri> for Dial {
-    type Response = Dialled;
+    type Response = DialledConnection;
     type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Dialled, BoxError>>;
+    type Future = BoxFuture<'static, Result<DialledConnection, BoxError>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
@@ -389,7 +389,7 @@ impl Service<Uri> for Dial {
             addresses.change(Instant::now(), |entries| {
                 entries.entry(peer).or_default().connections += 1;
             });
-            Ok(Dialled {
+            Ok(DialledConnection {
                 stream,
                 open: Open { addresses, peer },
             })
@@ -398,7 +398,7 @@ impl Service<Uri> for Dial {
 }
 
 /// Connection whose peer counts as an address of the server while it is open.
-pub(super) struct Dialled {
+pub(super) struct DialledConnection {
     stream: TokioIo<TcpStream>,
     #[allow(dead_code, reason = "it counts while it lives")]
     open: Open,
@@ -420,13 +420,13 @@ impl Drop for Open {
     }
 }
 
-impl Connection for Dialled {
+impl Connection for DialledConnection {
     fn connected(&self) -> Connected {
         self.stream.connected()
     }
 }
 
-impl Read for Dialled {
+impl Read for DialledConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -436,7 +436,7 @@ impl Read for Dialled {
     }
 }
 
-impl Write for Dialled {
+impl Write for DialledConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -50,7 +50,7 @@ use tracing::{debug, info, warn};
 use super::backoff::{Backoff, Cost, any_of, up_to};
 use super::cause::root_cause;
 use super::end::End;
-use super::messages::{Messages, Next};
+use super::messages::{Messages, NextMessage};
 use super::outage::{Failure, Outage};
 use super::request::{Age, Format, Need, Resource, ResponseStream, get};
 use crate::complaints::Complaints;
@@ -449,10 +449,10 @@ impl ListWatch {
                     self.is_in_doubt = true;
                     return Ok(());
                 }
-                Ok(Ok(Next::TooLong)) => {
+                Ok(Ok(NextMessage::TooLong)) => {
                     return Err(End::nonsense("an event that is too long"));
                 }
-                Ok(Ok(Next::End)) if list.is_some() => {
+                Ok(Ok(NextMessage::End)) if list.is_some() => {
                     return Err(End::nonsense("a list that ends before it is complete"));
                 }
                 // Not even a bookmark arrived. This server's versions may be older than the watch's
@@ -462,8 +462,8 @@ impl ListWatch {
                     return Ok(());
                 }
                 // The next connection will show whether the server is away.
-                Ok(Ok(Next::End)) => return Ok(()),
-                Ok(Ok(Next::Event)) => {}
+                Ok(Ok(NextMessage::End)) => return Ok(()),
+                Ok(Ok(NextMessage::Event)) => {}
             }
             if !messages.event().is_empty() {
                 self.event(messages.format, messages.event(), &mut list)

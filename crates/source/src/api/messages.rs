@@ -25,7 +25,7 @@ pub(super) struct Messages {
 
 /// Result of waiting for an event.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextMessage {
     /// An event, whose bytes [`Messages::event`] returns.
     Event,
     /// The end of the watch. An incomplete event at the end is dropped.
@@ -50,7 +50,7 @@ impl Messages {
     }
 
     /// Waits for the next event. Cancel safe: keeps the bytes that were read.
-    pub(super) async fn next(&mut self) -> io::Result<Next> {
+    pub(super) async fn next(&mut self) -> io::Result<NextMessage> {
         if self.is_told {
             self.buffer.clear();
             self.is_told = false;
@@ -58,7 +58,7 @@ impl Messages {
         loop {
             let piece = self.body.fill_buf().await?;
             if piece.is_empty() {
-                return Ok(Next::End);
+                return Ok(NextMessage::End);
             }
             let (count, is_whole) = match self.format {
                 Format::Json => match piece.iter().position(|byte| *byte == b'\n') {
@@ -77,11 +77,11 @@ impl Messages {
             self.body.consume_unpin(count);
             let length = wanted(&self.buffer).filter(|_| self.format == Format::Protobuf);
             if length.unwrap_or(self.buffer.len()) > LONGEST_EVENT {
-                return Ok(Next::TooLong);
+                return Ok(NextMessage::TooLong);
             }
             if is_whole || length == Some(LENGTH) {
                 self.is_told = true;
-                return Ok(Next::Event);
+                return Ok(NextMessage::Event);
             }
         }
     }

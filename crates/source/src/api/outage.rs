@@ -62,13 +62,13 @@ impl Failure {
 #[derive(Debug)]
 pub(super) struct Outage {
     url: String,
-    failing: Mutex<HashMap<Kind, Ongoing>>,
+    failing: Mutex<HashMap<Kind, OngoingOutage>>,
     over: Notify,
 }
 
 /// A failure, and its start.
 #[derive(Debug)]
-struct Ongoing {
+struct OngoingOutage {
     failure: Failure,
     since: Instant,
 }
@@ -137,7 +137,7 @@ impl Outage {
             .any(|known| known.failure.is_like(&failure));
         let since = failing.get(&kind).map(|known| known.since);
         let since = since.unwrap_or_else(Instant::now);
-        failing.insert(kind, Ongoing { failure, since });
+        failing.insert(kind, OngoingOutage { failure, since });
         if is_known { Err(line) } else { Ok(line) }
     }
 
@@ -149,16 +149,17 @@ impl Outage {
     /// Returns one failure for each outage, with its oldest start.
     fn ongoing(&self) -> Vec<Trouble> {
         let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<(&Kind, &Ongoing)> = failing.iter().collect();
+        let mut all: Vec<(&Kind, &OngoingOutage)> = failing.iter().collect();
         all.sort_by_key(|(_, ongoing)| ongoing.since);
-        let mut told: Vec<(&Kind, &Ongoing)> = Vec::new();
+        let mut told: Vec<(&Kind, &OngoingOutage)> = Vec::new();
         for (kind, ongoing) in all {
-            let is_told = |(_, told): &(&Kind, &Ongoing)| told.failure.is_like(&ongoing.failure);
+            let is_told =
+                |(_, told): &(&Kind, &OngoingOutage)| told.failure.is_like(&ongoing.failure);
             if !told.iter().any(is_told) {
                 told.push((kind, ongoing));
             }
         }
-        let trouble = |(kind, ongoing): (&Kind, &Ongoing)| {
+        let trouble = |(kind, ongoing): (&Kind, &OngoingOutage)| {
             let (what, advice) = self.words(*kind, &ongoing.failure);
             Trouble {
                 text: format!("{what}; {advice}"),

@@ -191,7 +191,7 @@ numbers! {
         1 => m.key = v.bytes()?;
         2 => m.value = v.bytes()?;
     }
-    Moment |m, v| {
+    WireTime |m, v| {
         1 => m.seconds = v.number()?;
     }
 }
@@ -205,7 +205,7 @@ struct Entry<'a> {
 
 /// `meta/v1` Time. Its nanoseconds are always 0.
 #[derive(Debug, Default)]
-struct Moment {
+struct WireTime {
     /// Seconds since 1970.
     seconds: i64,
 }
@@ -215,6 +215,6 @@ fn time<'a>(bytes: &[u8]) -> Result<Option<Time<'a>>, Malformed> {
     if bytes.is_empty() {
         return Ok(None);
     }
-    let Moment { seconds } = read(bytes)?;
+    let WireTime { seconds } = read(bytes)?;
     Ok(Some(Time::Seconds(seconds)))
 }

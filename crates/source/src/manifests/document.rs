@@ -163,7 +163,7 @@ fn read_document(
     let Some(header) = header else {
         return Ok(());
     };
-    let node = Typed {
+    let node = ObjectReader {
         header: &header,
         target: header.target(),
         objects,
@@ -212,13 +212,13 @@ impl Header {
 }
 
 /// Reads an object of the header's kind into `objects`.
-struct Typed<'a> {
+struct ObjectReader<'a> {
     header: &'a Header,
     target: DocumentType,
     objects: &'a mut Vec<Result<DecodedObject, String>>,
 }
 
-impl<'de> DeserializeSeed<'de> for Typed<'_> {
+impl<'de> DeserializeSeed<'de> for ObjectReader<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -245,7 +245,7 @@ impl<'de> DeserializeSeed<'de> for Typed<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Typed<'_> {
+impl<'de> Visitor<'de> for ObjectReader<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -301,7 +301,7 @@ impl<'de> Visitor<'de> for Items<'_> {
                 Some(kind) if header.kind.is_none() => DocumentType::Object(kind),
                 _ => header.target(),
             };
-            let item = Typed {
+            let item = ObjectReader {
                 header,
                 target,
                 objects: &mut *self.objects,

@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use crate::resource::Kind;
 use crate::time;
 use schema::{Presence, Schema, Shape};
-use wire::{Broken, Fields, Wire, put_bytes, put_length, put_number};
+use wire::{Fields, InvalidMessage, Wire, put_bytes, put_length, put_number};
 
 /// Beginning of every envelope.
 const MAGIC: &[u8] = b"k8s\0";
@@ -37,8 +37,8 @@ pub(crate) enum Error {
     Encoding,
 }
 
-impl From<Broken> for Error {
-    fn from(_: Broken) -> Self {
+impl From<InvalidMessage> for Error {
+    fn from(_: InvalidMessage) -> Self {
         Self::Wire
     }
 }
@@ -46,13 +46,13 @@ impl From<Broken> for Error {
 /// A field whose JSON has the wrong type.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}: is not of the type of this field")]
-pub(crate) struct Mistyped(String);
+pub(crate) struct TypeMismatch(String);
 
 /// Encodes an object as a message. `value` is the object's JSON.
 ///
 /// # Errors
-/// [`Mistyped`] names the first field that is not of its type.
-pub(crate) fn encode(kind: Kind, value: &Value) -> Result<Vec<u8>, Mistyped> {
+/// [`TypeMismatch`] names the first field that is not of its type.
+pub(crate) fn encode(kind: Kind, value: &Value) -> Result<Vec<u8>, TypeMismatch> {
     encoded(schema::of(kind), value)
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn event(what: &str, object: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-fn encoded(schema: Schema, value: &Value) -> Result<Vec<u8>, Mistyped> {
+fn encoded(schema: Schema, value: &Value) -> Result<Vec<u8>, TypeMismatch> {
     let mut out = Vec::new();
     put_message(schema, value, "", &mut out)?;
     Ok(out)
@@ -136,11 +136,11 @@ fn put_message(
     value: &Value,
     path: &str,
     out: &mut Vec<u8>,
-) -> Result<(), Mistyped> {
+) -> Result<(), TypeMismatch> {
     let object = match value {
         Value::Null => None,
         Value::Object(object) => Some(object),
-        _ => return Err(Mistyped(path.to_owned())),
+        _ => return Err(TypeMismatch(path.to_owned())),
     };
     for (number, name, presence, shape) in schema {
         let path = || {
@@ -158,7 +158,7 @@ fn put_message(
                 }
             }
             (Presence::Each | Presence::Set, Some(Value::Null) | None) => {}
-            (Presence::Each, Some(_)) => return Err(Mistyped(path())),
+            (Presence::Each, Some(_)) => return Err(TypeMismatch(path())),
             (Presence::Set | Presence::Always, Some(value)) => {
                 put_field(*number, *shape, value, &path(), out)?;
             }
@@ -175,8 +175,8 @@ fn put_field(
     value: &Value,
     path: &str,
     out: &mut Vec<u8>,
-) -> Result<(), Mistyped> {
-    let mistyped = || Mistyped(path.to_owned());
+) -> Result<(), TypeMismatch> {
+    let mistyped = || TypeMismatch(path.to_owned());
     let mut message = Vec::new();
     match (shape, value) {
         (Shape::Number | Shape::Bool, Value::Null) => {

@@ -12,13 +12,13 @@ pub(super) enum Wire<'a> {
 
 /// Bytes that are not a valid message.
 #[derive(Debug, PartialEq)]
-pub(super) struct Broken;
+pub(super) struct InvalidMessage;
 
 /// The fields of a message with their numbers, in wire order. Ends after an error.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
-    type Item = Result<(u64, Wire<'a>), Broken>;
+    type Item = Result<(u64, Wire<'a>), InvalidMessage>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
@@ -28,7 +28,7 @@ impl<'a> Iterator for Fields<'a> {
         if field.is_none() {
             self.0 = &[];
         }
-        Some(field.ok_or(Broken))
+        Some(field.ok_or(InvalidMessage))
     }
 }
 

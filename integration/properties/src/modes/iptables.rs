@@ -19,14 +19,14 @@ use crate::cluster::at;
 use crate::packets;
 use crate::real::{add_bystanders, on_a_node, set_addresses};
 use crate::stepped_threads::{
-    Blame, Front, Permit, SteppedThread, ThreadOperation, Turnstile, Write,
+    Front, Permit, RejectionCause, SteppedThread, ThreadOperation, Turnstile, Write,
 };
 use crate::subject::{
-    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
-    toggle_address,
+    Damage, Entries, FreshStart, RejectedPart, Subject, detector, node, node_addresses, run_afresh,
+    start, toggle_address,
 };
 use crate::verdict::Verdicts;
-use real::Real;
+use real::RealKernel;
 
 /// Marker of foreign rules.
 const THEIRS: &str = "theirs";
@@ -54,7 +54,7 @@ pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
 /// Fails if the kernel lacks a required feature.
 pub(super) fn on_the_kernel(family: IpFamily, _: &'static str) -> Result<Box<dyn Subject>, String> {
     let mut subject = on_the_fake(family);
-    subject.real = Some(RefCell::new(Real::open(family)?));
+    subject.real = Some(RefCell::new(RealKernel::open(family)?));
     add_bystanders();
     Ok(Box::new(subject))
 }
@@ -84,8 +84,8 @@ struct Iptables {
     /// Entries of other programs.
     theirs: Entries,
     made: usize,
-    barred: Vec<Barred>,
-    real: Option<RefCell<Real>>,
+    barred: Vec<RejectedPart>,
+    real: Option<RefCell<RealKernel>>,
 }
 
 impl Iptables {
@@ -128,9 +128,9 @@ impl Iptables {
     }
 
     /// Returns the text that identifies the rules of a rejected part.
-    fn part(&self, barred: Barred) -> String {
+    fn part(&self, barred: RejectedPart) -> String {
         match (barred, self.family) {
-            (Barred::Endpoint(address), IpFamily::V6) => format!("[{address}]:"),
+            (RejectedPart::Endpoint(address), IpFamily::V6) => format!("[{address}]:"),
             _ => format!("{barred}:"),
         }
     }
@@ -175,7 +175,7 @@ impl Subject for Iptables {
         start::<2, Scheme, _>(config, node, kernel, now)
     }
 
-    fn barred(&self) -> &[Barred] {
+    fn barred(&self) -> &[RejectedPart] {
         &self.barred
     }
 
@@ -183,7 +183,7 @@ impl Subject for Iptables {
         if self.real.is_some() {
             return None;
         }
-        let barred = Barred::any(self.family, chance);
+        let barred = RejectedPart::any(self.family, chance);
         let part = self.part(barred);
         if self.kernel.saved().contains(&part) || self.barred.contains(&barred) {
             return None;
@@ -273,7 +273,7 @@ impl Subject for Iptables {
         self.change(|subject| toggle_address(family, chance, &mut subject.kernel.state().addresses))
     }
 
-    fn afresh(&self, model: &Model) -> Fresh {
+    fn afresh(&self, model: &Model) -> FreshStart {
         let kernel = FakeKernel::new(&[]);
         kernel.state().addresses = self.addresses();
         let refused = self.kernel.state().refused.clone();
@@ -281,17 +281,17 @@ impl Subject for Iptables {
         let (config, node) = (self.config.clone(), node(self.family));
         let pending = run_afresh::<Scheme, _>(config, node, || kernel.clone(), model);
         let subject = Box::new(self.recorded(kernel));
-        Fresh { subject, pending }
+        FreshStart { subject, pending }
     }
 
-    fn afresh_on_same(&self, model: &Model) -> Result<Fresh, String> {
+    fn afresh_on_same(&self, model: &Model) -> Result<FreshStart, String> {
         if self.real.is_none() {
             return Ok(self.afresh(model));
         }
         let (addresses, node) = (self.addresses(), node(self.family));
         let (family, config) = (self.family, self.config.clone());
         let made = on_a_node(family, || {
-            let mut real = Real::open(family)?;
+            let mut real = RealKernel::open(family)?;
             let there = FakeKernel::new(&[]);
             real.look(&there);
             set_addresses(&there.state().addresses, &addresses);
@@ -303,7 +303,7 @@ impl Subject for Iptables {
         })?;
         let (there, pending) = made?;
         let subject = Box::new(self.recorded(there));
-        Ok(Fresh { subject, pending })
+        Ok(FreshStart { subject, pending })
     }
 
     fn is_real(&self) -> bool {
@@ -427,7 +427,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
                 self.kernel.restore(text)?;
                 refuse(Kind::TimedOut)
             }
-            Permit::Refuse(Blame::Entry) => refuse(Kind::Refused),
+            Permit::Refuse(RejectionCause::Entry) => refuse(Kind::Refused),
             Permit::Refuse(_) => refuse(Kind::LockHeld),
             _ => refuse(Kind::TimedOut),
         }

@@ -25,10 +25,10 @@ use crate::cluster::{NODE, NODE_ADDRESS, at};
 use crate::real::{add_bystanders, on_a_node};
 use crate::stepped_threads::{Front, SteppedThread, Write};
 use crate::subject::{
-    Damage, Entries, Fresh, Subject, detector, run_afresh, start, toggle_address,
+    Damage, Entries, FreshStart, Subject, detector, run_afresh, start, toggle_address,
 };
 use crate::verdict::{SeenClient, Verdicts, accepted};
-use real::Real;
+use real::RealKernel;
 
 /// Creates the form of this name.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
@@ -46,7 +46,7 @@ pub(super) fn on_the_kernel(
 ) -> Result<Box<dyn Subject>, String> {
     let mut subject = on_the_fake(family, form);
     subject.asks_rules = false;
-    subject.real = Some(RefCell::new(Real::open(family, &subject.config)?));
+    subject.real = Some(RefCell::new(RealKernel::open(family, &subject.config)?));
     add_bystanders();
     Ok(Box::new(subject))
 }
@@ -121,7 +121,7 @@ struct Ipvs {
     /// True if verdicts include rules and sets. This is false on a real kernel, whose rules are not
     /// read after each step.
     asks_rules: bool,
-    real: Option<RefCell<Real>>,
+    real: Option<RefCell<RealKernel>>,
 }
 
 /// Sets, their sizes, and the rules that use them.
@@ -475,7 +475,7 @@ impl Subject for Ipvs {
         &[Notice::ServiceLink, Notice::Ruleset, Notice::Anything]
     }
 
-    fn afresh(&self, model: &Model) -> Fresh {
+    fn afresh(&self, model: &Model) -> FreshStart {
         let addresses: Vec<IpAddr> = self.addresses().into_iter().collect();
         let kernel = FakeKernel::new(self.family, &addresses);
         {
@@ -486,17 +486,17 @@ impl Subject for Ipvs {
         let (config, node) = (self.config.clone(), self.node());
         let pending = run_afresh::<Scheme, _>(config, node, || kernel.clone(), model);
         let subject = Box::new(self.recorded(kernel));
-        Fresh { subject, pending }
+        FreshStart { subject, pending }
     }
 
-    fn afresh_on_same(&self, model: &Model) -> Result<Fresh, String> {
+    fn afresh_on_same(&self, model: &Model) -> Result<FreshStart, String> {
         if self.real.is_none() {
             return Ok(self.afresh(model));
         }
         let (addresses, node) = (self.addresses(), self.node());
         let (family, config) = (self.family, self.config.clone());
         let made = on_a_node(family, || {
-            let mut real = Real::open(family, &config)?;
+            let mut real = RealKernel::open(family, &config)?;
             let mut there = Snapshot::default();
             real.look(&config, &mut there, false);
             real::set_addresses(&there.interface_addresses, &addresses);
@@ -510,7 +510,7 @@ impl Subject for Ipvs {
         let kernel = FakeKernel::new(family, &[]);
         kernel.state().snapshot = there;
         let subject = Box::new(self.recorded(kernel));
-        Ok(Fresh { subject, pending })
+        Ok(FreshStart { subject, pending })
     }
 
     fn is_real(&self) -> bool {

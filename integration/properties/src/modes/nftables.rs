@@ -22,14 +22,14 @@ use crate::cluster::SERVICES;
 use crate::packets;
 use crate::real::{add_bystanders, on_a_node, set_addresses};
 use crate::stepped_threads::{
-    Blame, Front, Permit, SteppedThread, ThreadOperation, Turnstile, Write,
+    Front, Permit, RejectionCause, SteppedThread, ThreadOperation, Turnstile, Write,
 };
 use crate::subject::{
-    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
-    toggle_address,
+    Damage, Entries, FreshStart, RejectedPart, Subject, detector, node, node_addresses, run_afresh,
+    start, toggle_address,
 };
 use crate::verdict::{self, SeenClient, Verdicts, accepted};
-use real::Real;
+use real::RealKernel;
 
 /// Sizes for the few Services of a history. Without a range between them, the layout depends only on
 /// the objects.
@@ -53,7 +53,10 @@ pub(super) fn on_the_kernel(
     form: &'static str,
 ) -> Result<Box<dyn Subject>, String> {
     let mut subject = on_the_fake(family, form);
-    subject.real = Some(RefCell::new(Real::open(family, subject.config.layout)?));
+    subject.real = Some(RefCell::new(RealKernel::open(
+        family,
+        subject.config.layout,
+    )?));
     add_bystanders();
     Ok(Box::new(subject))
 }
@@ -103,12 +106,12 @@ struct Nftables {
     /// The fake kernel, or the last state read from the real kernel.
     kernel: FakeKernel,
     config: Config,
-    barred: Vec<Barred>,
+    barred: Vec<RejectedPart>,
     /// True once the layout has changed, or if it may change at any time.
     has_switched: bool,
     /// True if the number of Service ports chooses the layout, unless the last restart fixed it.
     is_auto: bool,
-    real: Option<RefCell<Real>>,
+    real: Option<RefCell<RealKernel>>,
 }
 
 impl Nftables {
@@ -160,7 +163,7 @@ impl Subject for Nftables {
         start::<2, Scheme, _>(config, node, || self.kernel.clone(), now)
     }
 
-    fn barred(&self) -> &[Barred] {
+    fn barred(&self) -> &[RejectedPart] {
         &self.barred
     }
 
@@ -177,7 +180,7 @@ impl Subject for Nftables {
         if self.has_switched {
             return None;
         }
-        let barred = Barred::any(self.family, chance);
+        let barred = RejectedPart::any(self.family, chance);
         let part = barred.to_string();
         if state.holds(&part) || state.refused.contains(&part) {
             return None;
@@ -343,7 +346,7 @@ impl Subject for Nftables {
         self.change(|state| toggle_address(family, chance, &mut state.addresses))
     }
 
-    fn afresh(&self, model: &Model) -> Fresh {
+    fn afresh(&self, model: &Model) -> FreshStart {
         let kernel = FakeKernel::new(self.family, &[]);
         {
             let addresses = self.addresses();
@@ -355,17 +358,17 @@ impl Subject for Nftables {
         let (config, node) = (self.config.clone(), node(self.family));
         let pending = run_afresh::<Scheme, _>(config, node, || kernel.clone(), model);
         let subject = Box::new(self.recorded(kernel));
-        Fresh { subject, pending }
+        FreshStart { subject, pending }
     }
 
-    fn afresh_on_same(&self, model: &Model) -> Result<Fresh, String> {
+    fn afresh_on_same(&self, model: &Model) -> Result<FreshStart, String> {
         if self.real.is_none() {
             return Ok(self.afresh(model));
         }
         let (addresses, node) = (self.addresses(), node(self.family));
         let (family, config) = (self.family, self.config.clone());
         let made = on_a_node(family, || {
-            let mut real = Real::open(family, config.layout)?;
+            let mut real = RealKernel::open(family, config.layout)?;
             let there = FakeKernel::new(family, &[]);
             real.look(&mut there.state());
             set_addresses(&there.state().addresses, &addresses);
@@ -376,7 +379,7 @@ impl Subject for Nftables {
         })?;
         let (there, pending) = made?;
         let subject = Box::new(self.recorded(there));
-        Ok(Fresh { subject, pending })
+        Ok(FreshStart { subject, pending })
     }
 
     fn is_real(&self) -> bool {
@@ -520,7 +523,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
                 self.kernel.commit(transaction)?;
                 Err(Refusal::Unknown(reason()))
             }
-            Permit::Refuse(Blame::Entry) => {
+            Permit::Refuse(RejectionCause::Entry) => {
                 let number = transaction.changes.len() / 2;
                 Err(Refusal::Refused {
                     reason: reason(),
@@ -531,11 +534,11 @@ impl<K: Kernel> Kernel for Turnstile<K> {
                     }],
                 })
             }
-            Permit::Refuse(Blame::Belief) => Err(Refusal::Refused {
+            Permit::Refuse(RejectionCause::Belief) => Err(Refusal::Refused {
                 reason: reason(),
                 changes: Vec::new(),
             }),
-            Permit::Refuse(Blame::Node) => Err(Refusal::General(reason())),
+            Permit::Refuse(RejectionCause::Node) => Err(Refusal::General(reason())),
             _ => Err(Refusal::Unknown(reason())),
         }
     }

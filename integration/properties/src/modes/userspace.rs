@@ -10,16 +10,18 @@ use hashbrown::HashSet;
 use proxy::{IpFamily, Mode, Model, Notice, Protocol, Service, Target, Unreadable};
 use proxy_userspace::fake::FakeKernel;
 use proxy_userspace::{
-    Blame as BlameOf, Config, Kernel, Listener, Portal, RedirectState, RedirectTarget, Redirects,
-    Refusal, SocketError, Userspace as Scheme,
+    Config, Kernel, Listener, Portal, RedirectState, RedirectTarget, Redirects, Refusal,
+    RefusalMeaning as BlameOf, SocketError, Userspace as Scheme,
 };
-use relay::Serving;
+use relay::PortBackends;
 
 use crate::cluster::{SERVICES, at};
-use crate::stepped_threads::{Blame, From, Front, Permit, SteppedThread, Turnstile, Write};
+use crate::stepped_threads::{
+    ClientLocation, Front, Permit, RejectionCause, SteppedThread, Turnstile, Write,
+};
 use crate::subject::{
-    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh, start,
-    toggle_address,
+    Damage, Entries, FreshStart, RejectedPart, Subject, detector, node, node_addresses, run_afresh,
+    start, toggle_address,
 };
 use crate::verdict::{SeenClient, Verdicts, accepted};
 
@@ -42,7 +44,7 @@ struct Userspace {
     family: IpFamily,
     kernel: FakeKernel,
     config: Config,
-    barred: Vec<Barred>,
+    barred: Vec<RejectedPart>,
 }
 
 impl Subject for Userspace {
@@ -61,7 +63,7 @@ impl Subject for Userspace {
         start::<2, Scheme, _>(config, node, || self.kernel.clone(), now)
     }
 
-    fn barred(&self) -> &[Barred] {
+    fn barred(&self) -> &[RejectedPart] {
         &self.barred
     }
 
@@ -78,14 +80,15 @@ impl Subject for Userspace {
             return None;
         }
         drop(state);
-        self.barred.push(Barred::Portal(address, protocol, port));
+        self.barred
+            .push(RejectedPart::Portal(address, protocol, port));
         Some(format!("{portal} cannot be redirected"))
     }
 
     fn is_forbidden(&self, write: &Write, _barred: &[Service]) -> bool {
         // Userspace mode does not support SCTP.
         let mut refused = self.barred.iter().filter_map(|barred| match barred {
-            Barred::Portal(address, ..) => Some(format!("{address}")),
+            RejectedPart::Portal(address, ..) => Some(format!("{address}")),
             _ => None,
         });
         write.what.contains("/SCTP") || refused.any(|part| write.what.contains(&part))
@@ -117,11 +120,11 @@ impl Subject for Userspace {
                 continue;
             };
             let to = match front.from {
-                From::Node => aim.node,
-                From::Pod => aim.pods,
+                ClientLocation::Node => aim.node,
+                ClientLocation::Pod => aim.pods,
                 // No rule exists for this frontend.
-                From::Outside if aim.via.is_none() => continue,
-                From::Outside => aim.outside,
+                ClientLocation::Outside if aim.via.is_none() => continue,
+                ClientLocation::Outside => aim.outside,
             };
             let mut open = state.open.iter();
             let listens = open.find(|(listener, (port, _))| {
@@ -219,7 +222,7 @@ impl Subject for Userspace {
         toggle_address(self.family, chance, &mut self.kernel.state().addresses)
     }
 
-    fn afresh(&self, model: &Model) -> Fresh {
+    fn afresh(&self, model: &Model) -> FreshStart {
         let kernel = FakeKernel::new(&[]);
         kernel.state().addresses = self.addresses();
         let refused = self.kernel.state().refused.clone();
@@ -232,7 +235,7 @@ impl Subject for Userspace {
             config: self.config.clone(),
             barred: self.barred.clone(),
         });
-        Fresh { subject, pending }
+        FreshStart { subject, pending }
     }
 }
 
@@ -274,7 +277,7 @@ impl Kernel for Turnstile<FakeKernel> {
                 self.kernel.redirect(plan)?;
                 refuse(BlameOf::None)
             }
-            Permit::Refuse(Blame::Entry) => refuse(BlameOf::One),
+            Permit::Refuse(RejectionCause::Entry) => refuse(BlameOf::One),
             _ => refuse(BlameOf::None),
         }
     }
@@ -282,7 +285,7 @@ impl Kernel for Turnstile<FakeKernel> {
     fn update(
         &mut self,
         listener: &Listener,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
     ) -> Result<Option<u16>, SocketError> {
         self.socket(format!("update {listener}: {serving:?}"), |kernel| {
             kernel.update(listener, serving)
@@ -292,7 +295,7 @@ impl Kernel for Turnstile<FakeKernel> {
     fn open(
         &mut self,
         listener: &Listener,
-        serving: &Arc<Serving>,
+        serving: &Arc<PortBackends>,
         again: Option<u16>,
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError> {

@@ -14,7 +14,7 @@ use crate::clients::{
     start, transports, v4, v6,
 };
 use crate::echo::ping;
-use crate::explained::Explained;
+use crate::explained::ExplainOutputs;
 use crate::observe::{see, see_by_chance};
 
 /// Maximum time of an immediate reply. TCP retransmits a lost first packet after a second.
@@ -70,7 +70,7 @@ fn each<'a>(
     questions: impl IntoIterator<Item = (&'a Place, Transport, SocketAddr, &'a str)>,
 ) -> Outcome {
     let mut wrong = String::new();
-    let explained = Explained::default();
+    let explained = ExplainOutputs::default();
     let mut unlike = Vec::new();
     for (from, transport, to, expected) in questions {
         let try_it = || {

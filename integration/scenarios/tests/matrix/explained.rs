@@ -21,13 +21,13 @@ const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 35, 0, 8));
 
 /// Outputs of explain for each Service since the daemon's start. One call covers all senders.
 #[derive(Default)]
-pub(crate) struct Explained {
+pub(crate) struct ExplainOutputs {
     services: RefCell<BTreeMap<String, Value>>,
     compared: AtomicUsize,
     unsure: AtomicUsize,
 }
 
-impl Explained {
+impl ExplainOutputs {
     /// Clears the outputs after a change of the daemon.
     pub(crate) fn forget(&self) {
         self.services.borrow_mut().clear();

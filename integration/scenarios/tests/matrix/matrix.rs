@@ -9,7 +9,7 @@ use scenarios::{Cluster, Outcome};
 use crate::clients::{
     Mode, answers_come_back, inner_service, named, place, policies, service, start, v4, v6,
 };
-use crate::explained::Explained;
+use crate::explained::ExplainOutputs;
 use crate::observe::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
@@ -25,7 +25,7 @@ pub(crate) fn each_row_of_the_matrix_holds(c: &mut Cluster) -> Outcome {
     }
     set_up(c)?;
     let mut seen = vec![<[String; 3]>::default(); rows().count()];
-    let explained = Explained::default();
+    let explained = ExplainOutputs::default();
     let mut unlike = Vec::new();
     for (mode, flags) in MODES.iter().enumerate() {
         start(c, flags)?;
@@ -75,7 +75,7 @@ fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let mode = Mode::of(c);
     let mut wrong = String::new();
-    let explained = Explained::default();
+    let explained = ExplainOutputs::default();
     let mut unlike = Vec::new();
     for (column, flags) in MODES.iter().enumerate() {
         start(c, &[&["--iptables-min-sync-period=0s"][..], flags].concat())?;
@@ -110,7 +110,7 @@ pub(crate) fn each_row_holds_for_udp_and_sctp(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     start(c, &[])?;
     let mut wrong = String::new();
-    let explained = Explained::default();
+    let explained = ExplainOutputs::default();
     let mut unlike = Vec::new();
     for (transport, to) in [
         (Transport::Udp, v4 as fn(&str, usize) -> _),

@@ -12,7 +12,7 @@ use crate::web::SLOW_PATH;
 
 /// Behaviour of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum ClientBehaviour {
     /// One connection per request, closed by the server. IPVS keeps it in TIME_WAIT while the
     /// client's port is free.
     New,
@@ -28,7 +28,7 @@ pub(crate) enum Manner {
 /// requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
-    pub(crate) manner: Manner,
+    pub(crate) manner: ClientBehaviour,
     pub(crate) to: SocketAddr,
     pub(crate) ports: Range<u16>,
     pub(crate) rest: Duration,
@@ -62,12 +62,12 @@ impl Client {
             socket
         } else {
             let port = ports.next().unwrap_or_default();
-            http::connect(self.to, port, self.manner == Manner::Reset)?
+            http::connect(self.to, port, self.manner == ClientBehaviour::Reset)?
         };
-        let is_slow = self.manner == Manner::Slow;
+        let is_slow = self.manner == ClientBehaviour::Slow;
         let path = if is_slow { SLOW_PATH } else { "/" };
-        let (answer, is_last) = http::get(&mut socket, path, self.manner == Manner::New)?;
-        let is_kept = !is_last && self.manner != Manner::Reset;
+        let (answer, is_last) = http::get(&mut socket, path, self.manner == ClientBehaviour::New)?;
+        let is_kept = !is_last && self.manner != ClientBehaviour::Reset;
         Ok((answer, is_kept.then_some(socket)))
     }
 }

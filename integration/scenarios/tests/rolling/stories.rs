@@ -177,10 +177,10 @@ pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Ou
     // next connection.
     let after_one_syn = Duration::from_millis(2900);
     let ways = [
-        (Going::ServerCloses, "TIME_WAIT", AT_ONCE),
-        (Going::Reset, "CLOSE", AT_ONCE),
+        (ConnectionEnd::ServerCloses, "TIME_WAIT", AT_ONCE),
+        (ConnectionEnd::Reset, "CLOSE", AT_ONCE),
         // The first SYN removes the entry, and the second SYN opens a new connection.
-        (Going::Silently, "ESTABLISHED", after_one_syn),
+        (ConnectionEnd::Silently, "ESTABLISHED", after_one_syn),
     ];
     for (going, state, limit) in ways {
         let who = ask_and_go(c, going, PORT)?;
@@ -216,7 +216,7 @@ pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Ou
 
 /// End of a client's connection.
 #[derive(Debug, Clone, Copy)]
-enum Going {
+enum ConnectionEnd {
     ServerCloses,
     Reset,
     /// The client sends no packet, as in a power failure.
@@ -231,8 +231,8 @@ fn ask(c: &Cluster, port: u16) -> Result<String> {
 }
 
 /// Sends one request from a source port on a connection with this end. Returns the server.
-fn ask_and_go(c: &Cluster, going: Going, port: u16) -> Result<String> {
-    if matches!(going, Going::ServerCloses) {
+fn ask_and_go(c: &Cluster, going: ConnectionEnd, port: u16) -> Result<String> {
+    if matches!(going, ConnectionEnd::ServerCloses) {
         return ask(c, port);
     }
     let open = || {
@@ -246,7 +246,7 @@ fn ask_and_go(c: &Cluster, going: Going, port: u16) -> Result<String> {
         );
         c.client.read(["sh", "-ec", &with_backend(&rule)])
     };
-    if matches!(going, Going::Silently) {
+    if matches!(going, ConnectionEnd::Silently) {
         resets("-I")?;
         drop(socket);
         resets("-D")?;

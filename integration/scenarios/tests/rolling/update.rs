@@ -9,7 +9,7 @@ use lab::traffic::{Account, Traffic};
 use lab::{Node, Place};
 use scenarios::{ApiServer, Cluster, Outcome, at};
 
-use crate::load::{Client, Manner};
+use crate::load::{Client, ClientBehaviour};
 use crate::web::{SLOW, Web};
 
 /// Duration of the load.
@@ -148,18 +148,18 @@ fn start_clients(c: &Cluster, traffic: &mut Traffic) {
     };
     for (place, to) in [(&c.client, CLUSTER_IP), (&c.outside, NODE_PORT)] {
         for count in [1, 4] {
-            start(place, to, Manner::New, count, 10);
-            start(place, to, Manner::Reset, count, 10);
+            start(place, to, ClientBehaviour::New, count, 10);
+            start(place, to, ClientBehaviour::Reset, count, 10);
         }
         for _ in 0..3 {
-            start(place, to, Manner::Kept, 1, 20);
+            start(place, to, ClientBehaviour::Kept, 1, 20);
         }
         for _ in 0..2 {
-            start(place, to, Manner::Slow, 2, 0);
+            start(place, to, ClientBehaviour::Slow, 2, 0);
         }
     }
-    start(&c.node1, CLUSTER_IP, Manner::New, 4, 10);
-    start(&c.node1, CLUSTER_IP, Manner::Kept, 1, 20);
+    start(&c.node1, CLUSTER_IP, ClientBehaviour::New, 4, 10);
+    start(&c.node1, CLUSTER_IP, ClientBehaviour::Kept, 1, 20);
 }
 
 pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
@@ -193,7 +193,7 @@ pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
 
     let mut sum = Account::default();
     for (manner, mut account) in traffic.accounts() {
-        if manner == format!("{:?}", Manner::Slow) {
+        if manner == format!("{:?}", ClientBehaviour::Slow) {
             account.longest = account.longest.saturating_sub(SLOW);
         }
         println!("    {manner}: {account}");

@@ -72,7 +72,7 @@ fn drawn(top: &Top, view: &View, width: u16, height: u16) -> Vec<String> {
     text(&draw(top, view, None, width, height))
 }
 
-fn press(view: &mut View, code: KeyCode) -> Next {
+fn press(view: &mut View, code: KeyCode) -> KeyReaction {
     view.press(KeyEvent::from(code))
 }
 
@@ -108,7 +108,7 @@ fn key_s_sorts_by_the_next_column() {
     let mut view = View::new(Sort::Connections);
     let first = |view: &View| drawn(&top(), view, 100, 20)[5].clone();
     assert!(first(&view).starts_with("default/web"));
-    assert_eq!(press(&mut view, KeyCode::Char('s')), Next::Go);
+    assert_eq!(press(&mut view, KeyCode::Char('s')), KeyReaction::Go);
     assert_eq!(view.sort, Sort::Packets);
     press(&mut view, KeyCode::Char('s'));
     assert_eq!(view.sort, Sort::Bytes);
@@ -186,11 +186,11 @@ fn arrow_keys_scroll_the_list_selected_by_tab() {
 fn keys_q_escape_and_control_c_end_top_and_p_pauses() {
     let mut view = View::new(Sort::Connections);
     for code in [KeyCode::Char('q'), KeyCode::Esc] {
-        assert_eq!(press(&mut view, code), Next::End);
+        assert_eq!(press(&mut view, code), KeyReaction::End);
     }
     let control = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-    assert_eq!(view.press(control), Next::End);
-    assert_eq!(press(&mut view, KeyCode::Char('c')), Next::Go);
+    assert_eq!(view.press(control), KeyReaction::End);
+    assert_eq!(press(&mut view, KeyCode::Char('c')), KeyReaction::Go);
     press(&mut view, KeyCode::Char('p'));
     assert!(drawn(&top(), &view, 100, 20)[0].ends_with("paused"));
     press(&mut view, KeyCode::Char('p'));

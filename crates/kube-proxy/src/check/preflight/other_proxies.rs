@@ -36,7 +36,7 @@ const KNOWN: [(&str, &str); 4] = [
 ];
 
 /// A virtual server that no kube-proxy created.
-pub(super) struct Foreign {
+pub(super) struct UnownedServer {
     /// Service address, port and protocol, such as `192.0.2.1:80/TCP`.
     pub(super) name: String,
     /// Service port that needs this address and port.
@@ -47,7 +47,7 @@ pub(super) struct Foreign {
 /// unreadable state, which may contain more of them.
 pub(super) fn judge(
     links: &BTreeSet<String>,
-    foreign: &[Foreign],
+    foreign: &[UnownedServer],
     changes: &[Change],
     mode: &str,
     unread: &[String],
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn other_proxies_are_detected_by_their_objects() {
         let links = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let told = |names: &[&str], foreign: &[Foreign], changes: &[Change]| {
+        let told = |names: &[&str], foreign: &[UnownedServer], changes: &[Change]| {
             let found: BTreeSet<String> = links(names);
             let findings = judge(&found, foreign, changes, "nftables", &[]).into_iter();
             findings
@@ -140,7 +140,7 @@ mod tests {
         assert!(cilium[0].0 == Status::Warn && cilium[0].1.starts_with("Cilium"));
         let left = Change::left_by_another("link kube-ipvs0 with 3 addresses");
         let gone = crate::check::tests::change("rules", Action::Remove, "x");
-        let foreign = [Foreign {
+        let foreign = [UnownedServer {
             name: "9.9.9.9:9/TCP".to_owned(),
             wanted_by: None,
         }];
@@ -155,7 +155,7 @@ mod tests {
                 .1
                 .ends_with("serves: link kube-ipvs0 with 3 addresses")
         );
-        let taken = [Foreign {
+        let taken = [UnownedServer {
             name: "192.0.2.10:80/TCP".to_owned(),
             wanted_by: Some("default/web:http".to_owned()),
         }];

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use http_server::WhenTaken;
+use http_server::ConflictPolicy;
 use proxy::{Model, Protocol};
 use service_counters::frontend_addresses::{FrontendAddress, places};
 
@@ -76,7 +76,7 @@ pub(super) fn judge(
     owners: &BTreeMap<u64, String>,
     servers: &[Server],
     node_ports: &NodePorts,
-    when_taken: WhenTaken,
+    when_taken: ConflictPolicy,
 ) -> Vec<Finding> {
     let owner = |listener: &Listener| owners.get(&listener.inode).map(String::as_str);
     let is_kube_proxy = |name: &str| name.starts_with("kube-proxy[");
@@ -97,8 +97,8 @@ pub(super) fn judge(
                      (--healthz-bind-address, --metrics-bind-address)"
                 );
                 match when_taken {
-                    WhenTaken::Fail => Finding::fail(NAME, message),
-                    WhenTaken::Retry => Finding::warn(NAME, message),
+                    ConflictPolicy::Fail => Finding::fail(NAME, message),
+                    ConflictPolicy::Retry => Finding::warn(NAME, message),
                 }
             }
             Some(None) => Finding::warn(
@@ -160,7 +160,7 @@ mod tests {
     fn told(
         listeners: &[Listener],
         owners: &[(u64, &str)],
-        when: WhenTaken,
+        when: ConflictPolicy,
     ) -> Vec<(Status, String)> {
         let servers = [Server {
             of: "health",
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn ports_in_use_are_reported_with_their_process() {
-        let (retry, fail) = (WhenTaken::Retry, WhenTaken::Fail);
+        let (retry, fail) = (ConflictPolicy::Retry, ConflictPolicy::Fail);
         let free = told(&[listener("0.0.0.0:22", 1)], &[], fail);
         assert_eq!(
             free,

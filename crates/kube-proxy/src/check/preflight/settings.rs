@@ -9,7 +9,7 @@ const NAME: &str = "settings";
 
 /// A setting whose value differs from the needed one.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingSetting {
     pub(super) setting: Setting,
     pub(super) need: Need,
     /// True if this process has the right to write the setting.
@@ -18,7 +18,7 @@ pub(super) struct Pending {
 
 /// Returns findings about kernel settings. `has_served` is true if this mode has already served on
 /// this node. Wrong settings then cause warnings only, because the mode would serve anyway.
-pub(super) fn judge(pending: &[Pending], has_served: bool) -> Vec<Finding> {
+pub(super) fn judge(pending: &[PendingSetting], has_served: bool) -> Vec<Finding> {
     if pending.is_empty() {
         return vec![Finding::ok(NAME, "all are as they are to be")];
     }
@@ -26,7 +26,7 @@ pub(super) fn judge(pending: &[Pending], has_served: bool) -> Vec<Finding> {
         let some = pending
             .iter()
             .filter(move |one| one.is_writable == is_writable);
-        some.map(|Pending { setting, .. }| {
+        some.map(|PendingSetting { setting, .. }| {
             let Setting {
                 name,
                 found,
@@ -63,8 +63,8 @@ mod tests {
     use super::*;
     use crate::check::finding::Status;
 
-    fn pending(need: Need, is_writable: bool) -> Pending {
-        Pending {
+    fn pending(need: Need, is_writable: bool) -> PendingSetting {
+        PendingSetting {
             setting: Setting {
                 name: "net.ipv4.ip_forward".to_owned(),
                 found: "0".to_owned(),
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_start_fails_only_for_settings_that_the_mode_requires() {
-        let statuses = |pending: &[Pending], has_served| {
+        let statuses = |pending: &[PendingSetting], has_served| {
             let findings = judge(pending, has_served).into_iter();
             findings.map(|finding| finding.status).collect::<Vec<_>>()
         };

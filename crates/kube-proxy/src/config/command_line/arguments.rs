@@ -27,7 +27,7 @@ pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsStr
 
 /// Arguments of a command about a start, taken off the command line before the flags are parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Leading {
+pub(super) struct LeadingArguments {
     /// Command about a start: a subcommand before the flags, or `--dry-run`.
     pub(super) question: Option<Question>,
     /// Values of `-o` and `--timeout`, if a command is present.
@@ -78,7 +78,9 @@ fn split_options(
 
 /// Removes the command and its output options from a command line. A command is a subcommand or
 /// `--dry-run`.
-pub(super) fn take_question(arguments: &mut Vec<OsString>) -> Result<Leading, UnusableFlag> {
+pub(super) fn take_question(
+    arguments: &mut Vec<OsString>,
+) -> Result<LeadingArguments, UnusableFlag> {
     let word = arguments.get(1).and_then(|word| word.to_str());
     let question = word.and_then(Question::of);
     if question.is_some() {
@@ -99,7 +101,7 @@ pub(super) fn take_question(arguments: &mut Vec<OsString>) -> Result<Leading, Un
             }
         }
     }
-    Ok(Leading { question, answer })
+    Ok(LeadingArguments { question, answer })
 }
 
 /// Returns true if a command line contains a command about a start. Works on invalid command lines

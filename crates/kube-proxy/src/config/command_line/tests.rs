@@ -3,7 +3,7 @@ use std::time::Duration;
 use clap::CommandFactory as _;
 
 use flags::gates::Gates;
-use http_server::WhenTaken;
+use http_server::ConflictPolicy;
 use modes::detect_local::DetectLocal;
 use modes::ipvs::settings::Timeouts;
 use modes::ipvs::shim::ShimChoice;
@@ -18,7 +18,7 @@ use proxy_nftables::Layout;
 use source::{Api, ContentType, Lists, Settings};
 
 use super::*;
-use crate::config::options::Said;
+use crate::config::options::ParsedOptions;
 use crate::config::options::process::Process;
 use crate::config::options::servers;
 use crate::config::question::{AnswerOptions, Output};
@@ -77,7 +77,7 @@ fn defaults_without_flags_equal_upstreams() {
             serve: servers::Settings {
                 healthz_address: Some("0.0.0.0:10256".parse().unwrap()),
                 metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
-                when_taken: WhenTaken::Retry,
+                when_taken: ConflictPolicy::Retry,
                 services: metrics::services::settings::Settings {
                     detail: Detail::None,
                     most: 1_000,
@@ -129,7 +129,7 @@ fn defaults_without_flags_equal_upstreams() {
                 },
                 strict_arp: false,
             },
-            said: Said {
+            said: ParsedOptions {
                 configuration: Configuration::of(&Flags::defaults()),
                 mode_from: "the default".to_owned(),
                 notes: vec![],
@@ -511,7 +511,7 @@ fn each_flag_sets_its_option() {
         ),
         (
             &["--bind-address-hard-fail=1", "--bind-address-hard-fail"],
-            |o| o.serve.when_taken == WhenTaken::Fail,
+            |o| o.serve.when_taken == ConflictPolicy::Fail,
         ),
         (&["--oom-score-adj=-1000", "--oom-score-adj -1000"], |o| {
             o.process.oom_score_adj == -1000

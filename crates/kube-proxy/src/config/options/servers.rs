@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use flags::unusable_flag::UnusableFlag;
 use flags::{Flags, go};
-use http_server::WhenTaken;
+use http_server::ConflictPolicy;
 
 use crate::metrics;
 
@@ -16,7 +16,7 @@ pub struct Settings {
     /// Address of the metrics server, or `None` for no server.
     pub metrics_address: Option<SocketAddr>,
     /// Reaction of a server to an address that another process has bound.
-    pub when_taken: WhenTaken,
+    pub when_taken: ConflictPolicy,
     /// Options of the metrics of single Services.
     pub services: metrics::services::settings::Settings,
 }
@@ -40,9 +40,9 @@ impl Settings {
                 flags.metrics_port,
             )?,
             when_taken: if flags.bind_address_hard_fail {
-                WhenTaken::Fail
+                ConflictPolicy::Fail
             } else {
-                WhenTaken::Retry
+                ConflictPolicy::Retry
             },
             services: metrics::services::settings::Settings::read(flags)?,
         })

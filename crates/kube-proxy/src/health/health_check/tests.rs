@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::events::Recorded;
+use crate::events::RecordedEvent;
 
 fn name() -> NamespacedName {
     NamespacedName::new("default", "web")
@@ -30,7 +30,7 @@ struct World {
     model: Model,
     checks: HealthChecks,
     health: Arc<Health>,
-    recorded: mpsc::Receiver<Recorded>,
+    recorded: mpsc::Receiver<RecordedEvent>,
 }
 
 impl World {

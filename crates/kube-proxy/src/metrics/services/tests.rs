@@ -59,21 +59,25 @@ struct KernelState {
 }
 
 impl ReadCounters for Kernel {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+    fn tell(
+        &mut self,
+        which: CounterSelection<'_>,
+        take: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()> {
         let mut held = self.0.lock().unwrap();
         if held.is_broken {
             bail!("the kernel is away");
         }
         held.asked.push(match which {
-            Which::Addresses => 0,
-            Which::All => usize::MAX,
-            Which::Of(of) => of.len(),
+            CounterSelection::Addresses => 0,
+            CounterSelection::All => usize::MAX,
+            CounterSelection::Of(of) => of.len(),
         });
         for (at, connections) in &held.servers {
             let mut count = count(*connections);
             match which {
-                Which::Of(of) if !of.contains(at) => continue,
-                Which::Addresses => (count.active, count.inactive) = (None, None),
+                CounterSelection::Of(of) if !of.contains(at) => continue,
+                CounterSelection::Addresses => (count.active, count.inactive) = (None, None),
                 _ => {
                     let endpoint = SocketAddr::from(([10, 244, 0, 1], 8080));
                     take(CounterSample::Endpoint(*at, endpoint, Some(1), count));
@@ -324,7 +328,11 @@ fn a_port_that_returns_to_the_busiest_keeps_its_sum() {
 struct Relay(Vec<(u64, u64)>);
 
 impl ReadCounters for Relay {
-    fn tell(&mut self, _: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+    fn tell(
+        &mut self,
+        _: CounterSelection<'_>,
+        take: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()> {
         let name = ServicePortName {
             service: NamespacedName::new("default", "web"),
             port: "http".into(),

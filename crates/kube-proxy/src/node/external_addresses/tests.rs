@@ -135,7 +135,7 @@ fn risky_external_addresses_are_reported_with_service_and_field() {
     let (recorder, mut recorded) = Recorder::queued();
     let now = Instant::now();
     let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts(), now);
-    addresses.read = || Near {
+    addresses.read = || NearbyNetworks {
         next_hops: vec![[172, 35, 0, 9].into()],
         networks: vec!["172.35.0.0/24".parse().unwrap()],
     };

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use modes::settings::ProxyMode;
-use modes::sysctl::apply::Applied;
+use modes::sysctl::apply::ApplyOutcome;
 use modes::sysctl::row::SysctlRow;
 use modes::sysctl::setting::Setting;
 use modes::sysctl::settings::Conntrack;
@@ -22,7 +22,7 @@ struct Facts {
 }
 
 impl Facts {
-    fn wanted(&self) -> Vec<Wanted> {
+    fn wanted(&self) -> Vec<WantedSetting> {
         let mut options = options(&[]);
         options.modes.chosen = self.mode;
         options.modes.iptables.localhost_node_ports = self.serves_localhost;
@@ -153,7 +153,7 @@ fn own_kernel_settings_are_restored_and_foreign_changes_reported() {
     let found = || ARP.map(|path| fs::read_to_string(root.join(path)).unwrap());
     let mut settle = |strict_arp| {
         facts.strict_arp = strict_arp;
-        let Applied { set_back, left, .. } = apply(&root, &facts.wanted(), &mut origins);
+        let ApplyOutcome { set_back, left, .. } = apply(&root, &facts.wanted(), &mut origins);
         (set_back.len(), left)
     };
     settle(false);

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use inspect::{Asker, Copied, Inspect};
+use inspect::{Asker, Inspect, ServiceCopy};
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, Protocol, Service, ServicePort,
 };
@@ -235,7 +235,7 @@ async fn services_with_many_endpoints_are_returned_in_small_batches() {
     assert!(
         told.iter()
             .flatten()
-            .all(|one: &Copied| one.endpoint_count() == 10_000)
+            .all(|one: &ServiceCopy| one.endpoint_count() == 10_000)
     );
 }
 

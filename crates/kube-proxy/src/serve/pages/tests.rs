@@ -1,8 +1,8 @@
 use std::time::{Duration, SystemTime};
 
-use http_server::{Server, WhenTaken, testing::get};
+use http_server::{ConflictPolicy, Server, testing::get};
 use inspect::About;
-use service_counters::Apart;
+use service_counters::SeparateReaders;
 
 use super::*;
 use crate::config::command_line::{self, Command};
@@ -35,11 +35,11 @@ fn server_with(flags: &[&str]) -> Server {
         missing_scheduler: |_| None,
         trim: || {},
     };
-    let (inspect, _) = Inspect::new(about, status, &Apart::default());
+    let (inspect, _) = Inspect::new(about, status, &SeparateReaders::default());
     let at: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let api = Api::at(at, inspect);
     let pages = Pages::new(metrics, Configz::default(), mode, gates, flags, api);
-    http_server::start(PURPOSE, at, WhenTaken::Fail, pages).unwrap()
+    http_server::start(PURPOSE, at, ConflictPolicy::Fail, pages).unwrap()
 }
 
 #[tokio::test]

@@ -82,12 +82,12 @@ impl Packet {
 }
 
 /// Rules of a shim, and the jumps into its chains.
-struct Made {
+struct ShimRules {
     chains: Vec<(Table, &'static str, Vec<Rule>)>,
     jumps: Vec<(Table, &'static str, &'static str)>,
 }
 
-impl Made {
+impl ShimRules {
     fn new(filled: &BTreeSet<Set>, config: &Config) -> Self {
         let shim = Shim {
             family: IpFamily::V4,
@@ -318,7 +318,8 @@ fn the_lean_shim_gives_each_packet_upstreams_verdict() {
             let and_cluster_ip = &sets | &[Set::ClusterIp].into();
             let packets = packets(&sets, is_to_local);
             for filled in [&everything, &sets, &and_cluster_ip] {
-                let [upstream, made] = [&upstream, &lean].map(|config| Made::new(filled, config));
+                let [upstream, made] =
+                    [&upstream, &lean].map(|config| ShimRules::new(filled, config));
                 let possible = packets.iter().filter(|packet| {
                     !packet.is_from_cluster_ip || filled.contains(&Set::ClusterIp)
                 });

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Builder;
 
 use super::*;
-use crate::api::messages::{Messages, Next};
+use crate::api::messages::{Messages, NextMessage};
 use crate::api::request::unpacked;
 use crate::decode::{Content, WatchEvent, json as from_json, protobuf as from_protobuf};
 
@@ -113,7 +113,7 @@ fn watched(
     wait(async {
         let mut messages = Messages::new(ResponseStream { format, body });
         let mut events = Vec::new();
-        while let Ok(Next::Event) = messages.next().await {
+        while let Ok(NextMessage::Event) = messages.next().await {
             events.push(match format {
                 Format::Json => from_json::event(kind, messages.event()),
                 Format::Protobuf => from_protobuf::event(kind, messages.event()),
@@ -179,7 +179,7 @@ fn a_compressed_watch_is_decoded_event_by_event() {
                 send.unbounded_send(Ok(piece)).unwrap();
                 let limit = std::time::Duration::from_secs(5);
                 let next = tokio::time::timeout(limit, messages.next()).await;
-                assert_eq!(next.unwrap().unwrap(), Next::Event);
+                assert_eq!(next.unwrap().unwrap(), NextMessage::Event);
                 assert!(!messages.event().is_empty());
             }
         });

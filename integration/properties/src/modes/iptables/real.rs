@@ -10,7 +10,7 @@ use proxy_iptables::fake::{FakeKernel, FakeState};
 use crate::real::{set_addresses, shell};
 
 /// Access to the kernel for observing and damaging its state.
-pub(super) struct Real {
+pub(super) struct RealKernel {
     family: IpFamily,
     /// A separate iptables reader with its own cache, like that of another program.
     iptables: Iptables,
@@ -21,7 +21,7 @@ pub(super) struct Real {
     clippy::panic,
     reason = "a kernel that cannot be read or damaged ends the history"
 )]
-impl Real {
+impl RealKernel {
     /// Opens the kernel, in the calling thread's network namespace.
     pub(super) fn open(family: IpFamily) -> Result<Self, String> {
         let iptables = Iptables::choose(None).map_err(|error| error.to_string())?;

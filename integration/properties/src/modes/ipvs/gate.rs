@@ -10,7 +10,9 @@ use proxy_ipvs::{
     VirtualServer, VirtualServerKey,
 };
 
-use crate::stepped_threads::{Blame, Permit, Serves, ThreadOperation, Turnstile, Write};
+use crate::stepped_threads::{
+    AffectedClients, Permit, RejectionCause, ThreadOperation, Turnstile, Write,
+};
 
 impl<K: Kernel> Kernel for Turnstile<K> {
     fn clock(&self) -> Instant {
@@ -67,9 +69,9 @@ impl<K: Kernel> Kernel for Turnstile<K> {
                 Permit::Refuse(blame) => Outcome::Refused {
                     reason: "on purpose".to_owned(),
                     fault: match blame {
-                        Blame::Entry => Fault::Entry,
-                        Blame::Node => Fault::Node,
-                        Blame::Belief => Fault::Belief,
+                        RejectionCause::Entry => Fault::Entry,
+                        RejectionCause::Node => Fault::Node,
+                        RejectionCause::Belief => Fault::Belief,
                     },
                 },
                 Permit::LoseDone => {
@@ -92,26 +94,26 @@ impl<K: Kernel> Kernel for Turnstile<K> {
 
 fn write(op: &Op) -> Write {
     let serves = match op {
-        Op::CreateLink => Serves::All,
+        Op::CreateLink => AffectedClients::All,
         Op::BindAddress(address) | Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
-            Serves::Address(*address)
+            AffectedClients::Address(*address)
         }
         _ => match op.server() {
-            Some(key) => key
-                .address()
-                .map_or(Serves::All, |at| Serves::Address(at.address)),
+            Some(key) => key.address().map_or(AffectedClients::All, |at| {
+                AffectedClients::Address(at.address)
+            }),
             None => match op {
                 Op::AddMember(_, member) | Op::RemoveMember(_, member) => match member {
                     Member::Address(address)
                     | Member::AddressPort(address, ..)
                     | Member::AddressPortMark(address, ..)
                     | Member::AddressPortAddress(address, ..)
-                    | Member::AddressPortNet(address, ..) => Serves::Address(*address),
-                    Member::Port(_) => Serves::All,
+                    | Member::AddressPortNet(address, ..) => AffectedClients::Address(*address),
+                    Member::Port(_) => AffectedClients::All,
                 },
-                Op::CreateSet(..) | Op::WriteRules { .. } => Serves::All,
+                Op::CreateSet(..) | Op::WriteRules { .. } => AffectedClients::All,
                 // Other entries alone have no effect on clients.
-                _ => Serves::Nobody,
+                _ => AffectedClients::Nobody,
             },
         },
     };

@@ -13,7 +13,7 @@ pub(super) use crate::real::set_addresses;
 use crate::real::{delete_link, shell};
 
 /// Access to the kernel for observing and damaging its state.
-pub(super) struct Real {
+pub(super) struct RealKernel {
     family: IpFamily,
     /// A separate iptables reader with its own cache, like that of another program.
     iptables: Option<Iptables>,
@@ -40,7 +40,7 @@ impl Process {
     clippy::panic,
     reason = "a kernel that cannot be read or damaged ends the history"
 )]
-impl Real {
+impl RealKernel {
     /// Opens the kernel, in the calling thread's network namespace.
     pub(super) fn open(family: IpFamily, config: &Config) -> Result<Self, String> {
         let iptables = Iptables::choose(None).ok();

@@ -11,7 +11,7 @@ use proxy_nftables::{Kernel as _, Layout, LocalhostNodePorts, NetlinkKernel, Obj
 use crate::real::set_addresses;
 
 /// Access to the kernel for observing and damaging its state.
-pub(super) struct Real {
+pub(super) struct RealKernel {
     family: IpFamily,
     kernel: NetlinkKernel,
 }
@@ -21,7 +21,7 @@ pub(super) struct Real {
     clippy::panic,
     reason = "a kernel that cannot be read or damaged ends the history"
 )]
-impl Real {
+impl RealKernel {
     /// Opens the kernel, in the calling thread's network namespace.
     pub(super) fn open(family: IpFamily, layout: Layout) -> Result<Self, String> {
         proxy_nftables::probe(family, layout, LocalhostNodePorts::Off)

@@ -11,7 +11,7 @@ use explain::{Objects, Quotes, TraceRequest};
 use footprint::origin::{ADDRESSES, Origin, Space};
 use footprint::{Footprint, ServedBy};
 use modes::definition::Start;
-use modes::preview::{Change, Preview, Shown};
+use modes::preview::{Change, PlanPreview, Preview};
 use namespace::in_namespace;
 use proxy::NodeFacts;
 
@@ -76,7 +76,7 @@ async fn diff(kernel: &Kernel) -> String {
             let verb = if *opens { "add" } else { "remove" };
             Change::told(family, "sockets", "sockets", format!("{verb} {at}"))
         };
-        Shown {
+        PlanPreview {
             writes: plan.len(),
             changes: plan.iter().map(line).collect(),
         }

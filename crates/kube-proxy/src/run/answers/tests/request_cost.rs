@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::mpsc;
 
 use anyhow::Result;
-use service_counters::{At, Count, CounterSample, ReadCounters, Which};
+use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters};
 
 use super::*;
 
@@ -38,15 +38,19 @@ impl Kernel {
 }
 
 impl ReadCounters for Kernel {
-    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(CounterSample<'_>)) -> Result<()> {
+    fn tell(
+        &mut self,
+        which: CounterSelection<'_>,
+        take: &mut dyn FnMut(CounterSample<'_>),
+    ) -> Result<()> {
         if let Some((began, goes_on)) = &self.gate {
             // Ignores a dropped receiver: the waiting test may have ended.
             let _ = began.send(());
             let _ = goes_on.recv();
         }
         self.looks.lock().unwrap().push(match which {
-            Which::Of(asked) => Some(asked.len()),
-            Which::Addresses | Which::All => None,
+            CounterSelection::Of(asked) => Some(asked.len()),
+            CounterSelection::Addresses | CounterSelection::All => None,
         });
         for number in 0..self.addresses {
             let at = At {
