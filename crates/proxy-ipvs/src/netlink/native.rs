@@ -504,6 +504,23 @@ pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>
     }
 }
 
+/// Returns true if the kernel's nf_tables was built without this family. Such a kernel refuses
+/// every change of a table.
+pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
+    let transaction = Transaction {
+        family: family.into(),
+        table: native::PROBE.into(),
+        changes: vec![add_table(family)],
+    };
+    let is_lack =
+        |refusal: &Refusal| matches!(refusal.errno, libc::EOPNOTSUPP | libc::EAFNOSUPPORT);
+    match nftables.check(&transaction) {
+        Err(CommitError::Whole(refusal)) => is_lack(&refusal),
+        Err(CommitError::Refused { refused, .. }) => refused.iter().any(|of| is_lack(&of.refusal)),
+        _ => false,
+    }
+}
+
 /// Tests whether the kernel supports the shim. The test table has every kind of chain and every
 /// expression, and is never committed.
 pub(super) fn probe(family: IpFamily) -> Result<(), String> {

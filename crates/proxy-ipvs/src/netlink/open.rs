@@ -30,14 +30,20 @@ pub fn check_ipset() -> Result<(), OpenError> {
     Ipset::open().map(drop).map_err(OpenError::Ipset)
 }
 
-/// Checks that the kernel has nftables. The query may load the module.
+/// Checks that the kernel has nftables, with tables for IPv4 or IPv6. The query may load the
+/// module. Leaves no object behind.
 ///
 /// # Errors
 ///
 /// Fails if the kernel lacks it, or the process cannot use it.
 pub fn check_nftables() -> Result<(), OpenError> {
     let opened = nftables_netlink::Nftables::open();
-    opened.map(drop).map_err(|error| nftables_missing(&error))
+    let mut nftables = opened.map_err(|error| nftables_missing(&error))?;
+    if IpFamily::ALL.map(|family| native::lacks_tables(&mut nftables, family)) == [true; 2] {
+        let why = "the kernel's nf_tables has no tables for IPv4 and IPv6 (CONFIG_NF_TABLES_IPV4, CONFIG_NF_TABLES_IPV6)";
+        return Err(OpenError::NoNftables(why.to_owned()));
+    }
+    Ok(())
 }
 
 /// Tests whether nftables supports the shim of a family, in the network namespace of the calling
