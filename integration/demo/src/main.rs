@@ -1,8 +1,9 @@
-//! The demo: two small clusters of network namespaces, our daemon with the example manifests, real
+//! The demo: three small clusters of network namespaces, our daemon with the example manifests, real
 //! traffic, and a report of the replies. Exits with 0 only if every claim holds.
 
 mod account;
 mod bare;
+mod local;
 mod nginx;
 mod svc;
 mod tour;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
     for (what, show) in [
         ("nginx", nginx::show as fn(&Arguments, &mut Account) -> _),
         ("svc", svc::show),
+        ("local", local::show),
     ] {
         if let Err(error) =
             show(&arguments, &mut account).with_context(|| format!("example {what}"))
