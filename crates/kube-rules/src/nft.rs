@@ -276,19 +276,27 @@ impl Line {
     /// Matches traffic of this node's pods, or all other traffic. Returns `None` without a
     /// detector.
     pub fn pod_traffic(self, sense: Sense, detector: &LocalDetector) -> Option<Self> {
-        let by_interface = |line: Self, name: &str, len: usize| {
-            let mut bytes = Bytes::from_slice(name.as_bytes());
-            bytes.resize(len, 0);
-            let load = meta(MetaKey::IifName, Register::FIRST);
-            line.push([load, compare(sense.comparison(), bytes)])
-        };
         Some(match detector {
             LocalDetector::None => return None,
             LocalDetector::SourceNet(net) => self.in_net(Side::Source, sense, *net),
-            LocalDetector::Bridge(name) => by_interface(self, name, INTERFACE_NAME),
+            LocalDetector::Bridge(name) => self.input_interface(sense, name),
             // Compares only the start of the name.
-            LocalDetector::InterfacePrefix(prefix) => by_interface(self, prefix, prefix.len()),
+            LocalDetector::InterfacePrefix(prefix) => {
+                self.input_interface_start(sense, prefix, prefix.len())
+            }
         })
+    }
+
+    /// Matches packets that an interface received, or all others: `iifname NAME`.
+    pub fn input_interface(self, sense: Sense, name: &str) -> Self {
+        self.input_interface_start(sense, name, INTERFACE_NAME)
+    }
+
+    fn input_interface_start(self, sense: Sense, name: &str, len: usize) -> Self {
+        let mut bytes = Bytes::from_slice(name.as_bytes());
+        bytes.resize(len, 0);
+        let load = meta(MetaKey::IifName, Register::FIRST);
+        self.push([load, compare(sense.comparison(), bytes)])
     }
 
     /// Matches a transport protocol: `meta l4proto PROTOCOL`.

@@ -415,6 +415,7 @@ mod tests {
                 ":KUBE-IPVS-BEFORE - [0:0]\n:KUBE-IPVS-OUT-BEFORE - [0:0]\n\
                  -I INPUT {jump} KUBE-IPVS-BEFORE\n-I OUTPUT {jump} KUBE-IPVS-OUT-BEFORE\n\
                  -A KUBE-IPVS-BEFORE {new} {unserved}-m set --match-set KUBE-UNSERVED dst,dst -j DROP\n\
+                 -A KUBE-IPVS-BEFORE -i lo -j RETURN\n\
                  -A KUBE-IPVS-BEFORE ! -s 10.244.0.0/16 {new} {outside}-m set --match-set KUBE-UNSERVED-OUTSIDE dst,dst -j DROP\n\
                  -A KUBE-IPVS-BEFORE ! -s 10.244.0.0/16 {new} {mark}-j SET --map-set KUBE-LOCAL-MARK dst,dst --map-mark\n\
                  -A KUBE-IPVS-OUT-BEFORE -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst \

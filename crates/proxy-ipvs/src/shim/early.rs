@@ -17,11 +17,15 @@ pub(super) enum EarlyHook {
     Out,
 }
 
+/// Loopback interface. At hook input, its packets come from the node itself.
+pub(super) const LOOPBACK: &str = "lo";
+
 /// Clients whose packets a rule concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Clients {
     All,
-    /// Clients that are not pods of this node.
+    /// Clients that are not pods of this node. The node itself is excluded by
+    /// [`EarlyRule::SkipNode`].
     Outside,
 }
 
@@ -33,12 +37,18 @@ pub(super) enum EarlyAction {
     Mark,
 }
 
-/// A rule for new flows to the members of a set.
+/// A rule before IPVS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct EarlyRule {
-    pub(super) clients: Clients,
-    pub(super) set: Set,
-    pub(super) action: EarlyAction,
+pub(super) enum EarlyRule {
+    /// Skips the rules for clients outside. IPVS takes the node's packets at hook output, unless
+    /// their virtual server is missing.
+    SkipNode,
+    /// Acts on new flows to the members of a set.
+    To {
+        clients: Clients,
+        set: Set,
+        action: EarlyAction,
+    },
 }
 
 impl Shim {
@@ -48,20 +58,26 @@ impl Shim {
         if !config.semantics.is_exact() {
             return Vec::new();
         }
-        let rule = |clients, set, action| EarlyRule {
-            clients,
-            set,
-            action,
+        let rule = |clients, set, action| {
+            let rule = EarlyRule::To {
+                clients,
+                set,
+                action,
+            };
+            self.is_filled(set).then_some(rule)
         };
-        let mut rules = match hook {
-            EarlyHook::In => vec![
-                rule(Clients::All, Set::Unserved, Drop),
+        let mut rules: Vec<_> = rule(Clients::All, Set::Unserved, Drop)
+            .into_iter()
+            .collect();
+        if hook == EarlyHook::In {
+            let outside = [
                 rule(Clients::Outside, Set::UnservedOutside, Drop),
                 rule(Clients::Outside, Set::LocalMark, Mark),
-            ],
-            EarlyHook::Out => vec![rule(Clients::All, Set::Unserved, Drop)],
-        };
-        rules.retain(|rule| self.is_filled(rule.set));
+            ];
+            let skip = outside.iter().any(Option::is_some);
+            rules.extend(skip.then_some(EarlyRule::SkipNode));
+            rules.extend(outside.into_iter().flatten());
+        }
         rules
     }
 
@@ -85,22 +101,31 @@ impl Shim {
     }
 
     fn early_rule(&self, of: EarlyRule, config: &Config) -> Rule {
-        let fields = match of.set.kind() {
+        let (clients, set, action) = match of {
+            EarlyRule::SkipNode => {
+                let by_node = Match::InInterface(LOOPBACK.to_owned());
+                return Rule::new([by_node], Target::Return);
+            }
+            EarlyRule::To {
+                clients,
+                set,
+                action,
+            } => (clients, set, action),
+        };
+        let fields = match set.kind() {
             SetKind::Address | SetKind::Port => DST,
             _ => DST_DST,
         };
-        let from = match of.clients {
+        let from = match clients {
             Clients::All => None,
             Clients::Outside => kube_rules::not_local(&config.detector),
         };
-        let new = [NEW, Match::comment(of.set.comment())].into_iter();
+        let new = [NEW, Match::comment(set.comment())].into_iter();
         let matches = new.chain(from);
-        match of.action {
-            EarlyAction::Drop => {
-                Rule::new(matches.chain([self.in_set(of.set, fields)]), Target::Drop)
-            }
+        match action {
+            EarlyAction::Drop => Rule::new(matches.chain([self.in_set(set, fields)]), Target::Drop),
             EarlyAction::Mark => {
-                let name = of.set.static_name(self.family);
+                let name = set.static_name(self.family);
                 Rule::new(matches, Target::MapMark(name, fields))
             }
         }

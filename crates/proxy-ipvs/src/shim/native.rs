@@ -27,11 +27,12 @@ use kube_rules::nft::Sense;
 use nftables_netlink::{Activity, BaseChain, ChainKind, Hook, Name, Policy, Rule, Verdict};
 use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 
-use super::early::{Clients, EarlyAction, EarlyHook, EarlyRule};
+use super::early::{Clients, EarlyAction, EarlyHook, EarlyRule, LOOPBACK};
 use super::words::{
-    BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, destination, flip_mark, in_set,
-    in_set_by_prefix, keep_destination, mark_by, marked, masquerade, new_flow, not_local,
-    port_in_set, port_not_in_set, reject, restore_mark, set_mark, source, to_local, verdict,
+    BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, destination, flip_mark,
+    from_interface, in_set, in_set_by_prefix, keep_destination, mark_by, marked, masquerade,
+    new_flow, not_local, port_in_set, port_not_in_set, reject, restore_mark, set_mark, source,
+    to_local, verdict,
 };
 use super::{Shim, loopback};
 use crate::config::{Config, MarkBits, Semantics};
@@ -384,15 +385,26 @@ impl Shim {
     fn native_early(&self, hook: EarlyHook, config: &Config) -> Vec<Rule> {
         let rules = self.early_rules(hook, config).into_iter();
         let render = |of: EarlyRule| {
-            let from = match of.clients {
+            let (clients, set, action) = match of {
+                EarlyRule::SkipNode => {
+                    let why = "the node is no client from outside";
+                    return rule([from_interface(LOOPBACK), verdict(Verdict::Return)], why);
+                }
+                EarlyRule::To {
+                    clients,
+                    set,
+                    action,
+                } => (clients, set, action),
+            };
+            let from = match clients {
                 Clients::All => Vec::new(),
                 Clients::Outside => not_local(self.family, &config.detector),
             };
-            let act = match of.action {
-                EarlyAction::Drop => [self.packet_to(of.set), verdict(Verdict::Drop)].concat(),
-                EarlyAction::Mark => mark_by(self.family, self.set_name(of.set)),
+            let act = match action {
+                EarlyAction::Drop => [self.packet_to(set), verdict(Verdict::Drop)].concat(),
+                EarlyAction::Mark => mark_by(self.family, self.set_name(set)),
             };
-            rule([new_flow(), from, act], of.set.comment())
+            rule([new_flow(), from, act], set.comment())
         };
         rules.map(render).collect()
     }

@@ -73,6 +73,11 @@ pub(super) fn not_local(family: IpFamily, detector: &LocalDetector) -> Clause {
     line.map_or_else(Vec::new, |line| line.rule().expressions)
 }
 
+/// Matches packets that an interface received: `iifname NAME`.
+pub(super) fn from_interface(name: &str) -> Clause {
+    any(|line| line.input_interface(Sense::Is, name))
+}
+
 /// Matches the first packet of a flow: `ct state new`.
 pub(super) fn new_flow() -> Clause {
     any(Line::new_connection)

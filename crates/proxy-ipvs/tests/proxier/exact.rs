@@ -19,7 +19,7 @@ fn world_of(bits: MarkBits) -> World {
 }
 
 /// Returns a Service with a load-balancer address and this externalTrafficPolicy.
-fn exposed(name: &str, number: u8, is_local: bool) -> Service {
+pub(super) fn exposed(name: &str, number: u8, is_local: bool) -> Service {
     Service {
         kind: proxy::ServiceType::LoadBalancer,
         ingress_ips: vec![[192, 0, 2, number].into()],
@@ -28,7 +28,7 @@ fn exposed(name: &str, number: u8, is_local: bool) -> Service {
     }
 }
 
-fn synced(world: &mut World) {
+pub(super) fn synced(world: &mut World) {
     let report = world.sync();
     let state = (report.pending, report.failures.len());
     assert_eq!(state, (0, 0), "{report:?}");
@@ -43,11 +43,11 @@ fn web() -> World {
     world
 }
 
-fn marked(number: u8, mark: u32) -> Member {
+pub(super) fn marked(number: u8, mark: u32) -> Member {
     Member::AddressPortMark([192, 0, 2, number].into(), Protocol::Tcp, 80, mark)
 }
 
-fn marks(world: &World) -> Vec<Member> {
+pub(super) fn marks(world: &World) -> Vec<Member> {
     let state = world.kernel.state();
     let of = state.snapshot.sets.get(&Set::LocalMark);
     of.into_iter().flatten().copied().collect()

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use iptables::Table;
 use proxy_ipvs::{LeftoverPlace, MarkBits, Semantics, VirtualServerKey};
 
+use super::exact::{exposed, marked, marks, synced};
 use super::*;
 
 const SHIMS: [ShimStyle; 3] = [ShimStyle::Upstream, ShimStyle::Lean, ShimStyle::Nftables];
@@ -18,22 +19,6 @@ fn config(shim: ShimStyle) -> Config {
     }
 }
 
-/// Returns a Service with a load-balancer address and `externalTrafficPolicy: Local`.
-fn exposed(name: &str, number: u8) -> Service {
-    Service {
-        kind: proxy::ServiceType::LoadBalancer,
-        ingress_ips: vec![[192, 0, 2, number].into()],
-        external_local: true,
-        ..service(name, &format!("10.96.0.{number}"), 80)
-    }
-}
-
-fn synced(world: &mut World) {
-    let report = world.sync();
-    let state = (report.pending, report.failures.len());
-    assert_eq!(state, (0, 0), "{report:?}");
-}
-
 fn web(shim: ShimStyle) -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     kernel.state().shim = shim;
@@ -42,21 +27,11 @@ fn web(shim: ShimStyle) -> World {
 
 /// Lists the Services of [`web`], and syncs them.
 fn with_web(mut world: World) -> World {
-    world.service(exposed("default/web", 10));
+    world.service(exposed("default/web", 10, true));
     world.slice(slice("default/web", &PAIR));
     let mut world = world.listed();
     synced(&mut world);
     world
-}
-
-fn marked(number: u8, mark: u32) -> Member {
-    Member::AddressPortMark([192, 0, 2, number].into(), Protocol::Tcp, 80, mark)
-}
-
-fn marks(world: &World) -> Vec<Member> {
-    let state = world.kernel.state();
-    let of = state.snapshot.sets.get(&Set::LocalMark);
-    of.into_iter().flatten().copied().collect()
 }
 
 /// Returns the number of rules in table mangle.
@@ -106,7 +81,8 @@ fn a_foreign_mark_is_replaced_by_the_services_mark() {
 fn rules_before_ipvs_exist_only_while_a_set_needs_them() {
     for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
         let mut world = web(shim);
-        assert_eq!(early_rules(&world), 1);
+        // One rule marks, and one skips the node itself.
+        assert_eq!(early_rules(&world), 2);
         let order = world.written();
         let at = |begin: &str| order.iter().position(|op| op.starts_with(begin)).unwrap();
         let rules = order.iter().rposition(|op| op.starts_with("write "));
@@ -116,7 +92,7 @@ fn rules_before_ipvs_exist_only_while_a_set_needs_them() {
         // Without an endpoint here, packets from outside are dropped.
         world.slice(slice("default/web", &["10.244.2.5@node2"]));
         synced(&mut world);
-        assert_eq!(early_rules(&world), 2);
+        assert_eq!(early_rules(&world), 3);
         world.delete_service("default/web");
         synced(&mut world);
         assert_eq!((early_rules(&world), marks(&world)), (0, Vec::new()));
@@ -130,7 +106,7 @@ fn another_shim_keeps_the_marks_of_its_predecessor() {
         (ShimStyle::Lean, ShimStyle::Nftables),
     ] {
         let mut world = web(from);
-        world.service(exposed("default/next", 11));
+        world.service(exposed("default/next", 11, true));
         synced(&mut world);
         world.delete_service("default/web");
         synced(&mut world);
@@ -148,7 +124,7 @@ fn another_shim_keeps_the_marks_of_its_predecessor() {
             state.snapshot.leftovers = Some([(place, Arc::default())].into());
         }
         let mut world = world.restarted(config(to));
-        world.service(exposed("default/next", 11));
+        world.service(exposed("default/next", 11, true));
         let mut world = world.listed();
         world.work();
         synced(&mut world);

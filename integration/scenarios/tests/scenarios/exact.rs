@@ -28,6 +28,8 @@ pub(crate) fn marks_in_iptables_survive_and_leave_no_trace(c: &mut Cluster) -> O
     for to in ["192.0.2.20:80", "[2001:db8::20]:80", "172.35.0.100:30080"] {
         c.until_answered(&c.outside, to)?;
     }
+    // An exception of the packet matrix.
+    c.refuses(&c.node1, "127.0.0.1:30080")?;
     let marks = c.sh(MARKS)?;
     for part in [
         "-j SET --map-set KUBE-LOCAL-MARK dst,dst --map-mark",
@@ -67,7 +69,11 @@ pub(crate) fn marks_in_iptables_survive_and_leave_no_trace(c: &mut Cluster) -> O
     );
 
     c.stop()?;
-    c.start(&LEAN)?;
+    let has_nftables = lab::iptables_backend() == "nft";
+    let flags = if has_nftables { &LEAN[..] } else { &[EXACT] };
+    c.start(flags)?;
+    let made = c.sh(MARKS)?;
+    ensure!(made.contains("KUBE-IPVS-BEFORE"), "{made}");
     c.stop()?;
     let kube_proxy = kube_proxy()?;
     c.sh(&format!("{} --cleanup", kube_proxy.display()))?;

@@ -57,6 +57,7 @@ impl Packet {
             Match::Comment(_) => true,
             Match::Source(net) => net.contains(&self.source),
             Match::NotSource(net) => !net.contains(&self.source),
+            Match::InInterface(name) => self.in_interface == name,
             Match::NotInInterface(name) => match name.strip_suffix('+') {
                 Some(prefix) => !self.in_interface.starts_with(prefix),
                 None => self.in_interface != name,
