@@ -302,11 +302,19 @@ impl Row {
         carried(mode, transport, said.unwrap_or_default())
     }
 
-    /// Returns the result of userspace mode: one for all three columns, or one for each.
-    fn userspace(&self) -> String {
-        let all = [0, 1, 2].map(|column| self.expected(Mode::Userspace, Transport::Tcp, column));
+    /// Returns the results of a mode in the three columns.
+    fn results(&self, mode: Mode) -> [&'static str; 3] {
+        [0, 1, 2].map(|column| self.expected(mode, Transport::Tcp, column))
+    }
+
+    /// Returns a mode's cell: one result for all three columns, or one for each. Empty if the mode
+    /// has the results of IPVS mode.
+    fn cell(&self, mode: Mode) -> String {
+        let all = self.results(mode);
         let [first, ..] = all;
-        if all == [first; 3] {
+        if all == self.results(Mode::Ipvs) {
+            String::new()
+        } else if all == [first; 3] {
             first.to_owned()
         } else {
             all.join(" / ")
@@ -338,12 +346,12 @@ const INTRODUCTION: &str = "\
 For operators who ask which endpoint a client reaches, and with which source address. Find the table
 of the Service's traffic policies, then the row of client and address.
 
-The tables show IPVS mode with every `--ipvs-shim` (upstream, lean, nftables). Two more columns show
+The tables show IPVS mode with every `--ipvs-shim` (upstream, lean, nftables). More columns show
 different results of other modes; an empty cell means the same result. The last column gives the
 reason:
 
+* **exact**: IPVS mode with [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics).
 * iptables mode and both layouts of nftables mode (`--nftables-layout`) always have equal results.
-* IPVS mode with [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics) has these results, too.
 * Userspace mode differs for reason G, with redirects by nftables or iptables.
 
 `integration/scenarios/tests/matrix` tests every row with real packets, and compares each row with
@@ -362,25 +370,56 @@ test fails if the page is out of date.
 | **vip** | the endpoint sees the service address, the source of the node's own packets |
 ";
 
+/// Results outside the tables, in which exact semantics differ from iptables mode.
+const EXCEPTIONS: &str = "
+Outside these rows, `exact` differs from iptables mode where the kernel forces it:
+
+| packets | iptables mode | exact | why |
+|---|---|---|---|
+| the node to 127.0.0.1:NodePort | both masq, with `route_localnet` | refused | no virtual server: IPVS drops packets from a loopback address, whose source would have to change before IPVS |
+| clients outside with session affinity, external policy Local, and target ports that differ from the Service's | affinity by client and Service | the scheduler `sh`: affinity until the endpoints change | IPVS' persistence by mark cannot translate ports |
+| a Service without a free [mark](ipvs-shim.md#exact-semantics), external policy Local | all endpoints for clients inside | local endpoints, as B | the default bits have 511 marks; an event reports each such Service |
+";
+
+/// Counts the rows of each mode that differ from iptables mode.
+fn differing_rows() -> String {
+    let rows: Vec<Row> = SECTIONS.iter().flat_map(Section::rows).collect();
+    let mut text = format!(
+        "\n| of {} rows | that differ from iptables mode |\n|---|--:|\n",
+        rows.len()
+    );
+    for (name, mode) in [
+        ("IPVS mode", Mode::Ipvs),
+        ("IPVS mode, exact", Mode::Exact),
+        ("nftables mode", Mode::Nftables),
+        ("userspace mode", Mode::Userspace),
+    ] {
+        let differs = |row: &&Row| row.results(mode) != row.results(Mode::Iptables);
+        let _ = writeln!(text, "| {name} | {} |", rows.iter().filter(differs).count());
+    }
+    text + EXCEPTIONS
+}
+
 /// Returns the document with the observed results, row by row.
 pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String {
-    let mut text = INTRODUCTION.to_owned();
+    let mut text = INTRODUCTION.to_owned() + &differing_rows();
     for section in &SECTIONS {
         let _ = writeln!(
             text,
-            "\n## {}\n\n| from | to | detected | not detected | masquerade-all | iptables and nftables | userspace | why |\n\
-             |---|---|---|---|---|---|---|---|",
+            "\n## {}\n\n| from | to | detected | not detected | masquerade-all | exact | iptables and nftables | userspace | why |\n\
+             |---|---|---|---|---|---|---|---|---|",
             section.title()
         );
         for row in section.rows() {
             let seen = seen.next().unwrap_or_default().join(" | ");
             let _ = writeln!(
                 text,
-                "| {} | {} | {seen} | {} | {} | {} |",
+                "| {} | {} | {seen} | {} | {} | {} | {} |",
                 row.from,
                 row.to,
-                row.iptables,
-                row.userspace(),
+                row.cell(Mode::Exact),
+                row.cell(Mode::Iptables),
+                row.cell(Mode::Userspace),
                 row.why
             );
         }
