@@ -199,7 +199,7 @@ fn growing(tables: &Tables) -> String {
     format!(" that grows, with {connections} connections, {chain} in the longest chain")
 }
 
-/// Describes the connection table. Since Linux 7.2, the kernel creates it with a namespace's first
+/// Describes the connection table. Since Linux 7.1, the kernel creates it with a namespace's first
 /// virtual server, and enlarges it later.
 fn connection_table(slots: u32) -> String {
     match slots {

@@ -108,7 +108,7 @@ pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Mal
                     _ => None,
                 };
             }
-            chain::HOOK => hook = base(&attribute)?,
+            chain::HOOK => hook = base(family(payload), &attribute)?,
             chain::POLICY if attribute.be32()? == Policy::Drop as u32 => policy = Policy::Drop,
             chain::USER_DATA => {
                 comment = find_comment(user_data::CHAIN_COMMENT, attribute.payload);
@@ -157,8 +157,15 @@ pub(crate) fn hooked(payload: &[u8]) -> Result<Option<HookedChain>, Malformed> {
     }))
 }
 
-/// Decodes hook and priority. Returns `None` for a hook that only other families have.
-fn base(attribute: &Attribute<'_>) -> Result<Option<(Hook, i32)>, Malformed> {
+/// Decodes hook and priority. Returns `None` for a hook that [`Hook`] lacks: the families `netdev`
+/// and `arp` number their own hooks, and `inet` also has `ingress`.
+fn base(
+    family: Option<Family>,
+    attribute: &Attribute<'_>,
+) -> Result<Option<(Hook, i32)>, Malformed> {
+    if matches!(family, Some(Family::Netdev | Family::Arp)) {
+        return Ok(None);
+    }
     let (mut hook, mut priority) = (None, 0);
     for attribute in attribute.nested() {
         let attribute = attribute?;

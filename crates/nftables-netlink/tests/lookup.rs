@@ -147,6 +147,7 @@ fn sets_and_base_chains_are_found_by_name() {
         assert_eq!(chains, there);
         let base = hooked[1].base.unwrap();
         assert_eq!((base.hook, base.priority), (Hook::Prerouting, -300));
+        assert_eq!(hooked[0].base, None, "netdev's ingress is no hook of ours");
     });
 }
 

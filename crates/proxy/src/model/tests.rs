@@ -115,27 +115,32 @@ fn a_setting_makes_the_model_ignore_external_ips() {
     assert_eq!(seen(ExternalIps::Ignored), (0, false));
 }
 
+/// Returns a slice of 100 ready endpoints with these placements.
+fn slice_of_100(placement: impl Fn(u8) -> Placement) -> Event {
+    let endpoints = (0..100).map(|number| Endpoint {
+        address: [10, 244, 0, number].into(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        placement: Arc::new(placement(number)),
+    });
+    Event::SliceApplied(EndpointSlice {
+        name: name("web-a"),
+        service: name("web"),
+        family: IpFamily::V4,
+        ports: [].into_iter().collect(),
+        endpoints: endpoints.collect(),
+        change_trigger: None,
+    })
+}
+
 #[test]
 fn placements_of_deleted_nodes_are_dropped() {
     let mut model = Model::new();
     for generation in 0..100 {
-        let endpoints = (0..100).map(|number| Endpoint {
-            address: [10, 244, 0, number].into(),
-            ready: true,
-            serving: true,
-            terminating: false,
-            placement: Arc::new(Placement {
-                node: Some(format!("node-{generation}-{number}").into()),
-                ..Placement::default()
-            }),
-        });
-        model.apply(Event::SliceApplied(EndpointSlice {
-            name: name("web-a"),
-            service: name("web"),
-            family: IpFamily::V4,
-            ports: [].into_iter().collect(),
-            endpoints: endpoints.collect(),
-            change_trigger: None,
+        model.apply(slice_of_100(|number| Placement {
+            node: Some(format!("node-{generation}-{number}").into()),
+            ..Placement::default()
         }));
     }
     let held = model.placements.known.len();
@@ -146,24 +151,10 @@ fn placements_of_deleted_nodes_are_dropped() {
 fn endpoints_of_other_nodes_share_one_placement_per_zone() {
     for (zones, kept) in [(1, 1), (3, 3), (20, 20)] {
         let mut model = Model::of_node("own");
-        let endpoints = (0..100_u8).map(|number| Endpoint {
-            address: [10, 244, 0, number].into(),
-            ready: true,
-            serving: true,
-            terminating: false,
-            placement: Arc::new(Placement {
-                node: Some(format!("node-{number}").into()),
-                zone: Some(format!("zone-{}", number % zones).into()),
-                ..Placement::default()
-            }),
-        });
-        model.apply(Event::SliceApplied(EndpointSlice {
-            name: name("web-a"),
-            service: name("web"),
-            family: IpFamily::V4,
-            ports: [].into_iter().collect(),
-            endpoints: endpoints.collect(),
-            change_trigger: None,
+        model.apply(slice_of_100(|number| Placement {
+            node: Some(format!("node-{number}").into()),
+            zone: Some(format!("zone-{}", number % zones).into()),
+            ..Placement::default()
         }));
         assert_eq!(model.placements.known.len(), kept);
     }
