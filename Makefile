@@ -13,7 +13,7 @@ shipped = $(CARGO) build --locked --profile shipped -p kube-proxy
 # Builds the measuring programs, with the shipped daemon next to them.
 release = $(CARGO) build --locked --release $(1) && $(shipped) && cp $(patsubst %/debug,%/shipped,$(TARGET))/kube-proxy $(patsubst %/debug,%/release,$(TARGET))/
 
-.PHONY: help demo tour test check test-full test-kernels properties fuzz faults golden upgrade recording soak cluster e2e migrate bench lint build image man reproducible deps doctor advisories
+.PHONY: help demo tour test check test-full test-kernels properties fuzz faults golden upgrade recording soak cluster e2e migrate bench lint build test-arch release image man reproducible deps doctor advisories
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,13 +109,19 @@ check: ## Run lints and unit tests, for each edit (needs no kernel)
 lint: ## Check formatting, clippy, docs, and licences and sources of dependencies
 	integration/test lint
 
-build: ## Build the shipped program in target/shipped
-	$(shipped)
+build: ## Build the shipped program in target/shipped (ARCH=arm64: for that architecture, below target/cross)
+	$(if $(ARCH),image/cross $(ARCH)) $(shipped)
+
+test-arch: ## Run unit tests and tests of byte layouts for another architecture under QEMU's user mode: ARCH=arm64
+	@integration/architecture $(or $(ARCH),arm64)
+
+release: ## Make and check all files of a release: VERSION= KEY= OUT= (docs/release.md; builds each architecture twice)
+	@image/release "$(VERSION)"
 
 man: ## Write the man pages of kube-proxy and its subcommands to target/man
 	$(CARGO) run --locked -q -p kube-proxy --example man -- target/man
 
-image: ## Build the container image as an OCI archive, and its SBOM (prints what it installs; FLAVOUR=nftables: one static binary)
+image: ## Build the container image as an OCI archive, and its SBOM (prints what it installs; FLAVOUR=nftables: one static binary; ARCH=arm64)
 	@image/build
 
 reproducible: ## Build the release twice, in two folders, and compare the programs byte by byte (two release builds: minutes each)

@@ -23,7 +23,7 @@ def relation($from; $type; $to): {spdxElementId: $from, relationshipType: $type,
         (if $meta.source then "pkg:cargo/\($crate | @uri)@\($number | @uri)" else null end); $checksum[$key]))
   + [package("SPDXRef-rust-std"; "rust-std"; $rustc; "MIT OR Apache-2.0"; null; null)]
   + (if $libc == "" then [] else [package("SPDXRef-glibc"; "glibc"; $libc; "LGPL-2.1-or-later"; null; null)] end)) as $crate
-| (package("SPDXRef-image"; $name; $version; "NOASSERTION"; "pkg:oci/\($name)?arch=amd64&tag=\($version)"; null)
+| (package("SPDXRef-image"; $name; $version; "NOASSERTION"; "pkg:oci/\($name)?arch=\($arch)&tag=\($version)"; null)
   + {primaryPackagePurpose: "CONTAINER"}) as $image
 | (package("SPDXRef-kube-proxy"; "kube-proxy"; $version | ltrimstr("v"); "Apache-2.0"; null; $sha256)
   + {primaryPackagePurpose: "APPLICATION", comment: "/usr/local/bin/kube-proxy"}) as $program
