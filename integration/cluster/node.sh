@@ -15,7 +15,20 @@ if ! grep -q '^cpu MHz' /proc/cpuinfo; then
   mount --bind "$state/cpuinfo" /proc/cpuinfo
 fi
 mkdir -p "$state/kubelet" "$logs/pods/$name" "$run"
-containerd -c "$state/containerd.toml" >"$logs/$name-containerd.log" 2>&1 &
+main=$$
+# Runs a program of the node in the background. If it ends, the node ends, and prints the end of its log.
+keep() { # name, command...
+  program=$1
+  shift
+  (
+    status=0
+    "$@" >"$logs/$name-$program.log" 2>&1 || status=$?
+    echo "$program of $name has ended with status $status; the end of $name-$program.log:" >&2
+    tail -n 15 "$logs/$name-$program.log" >&2
+    kill "$main"
+  ) &
+}
+keep containerd containerd -c "$state/containerd.toml"
 socket=$run/containerd.sock
 tries=0
 until ctr -a "$socket" version >/dev/null 2>&1; do
@@ -28,5 +41,6 @@ for archive; do
     { echo "$name cannot import $archive; see $name-images.log" >&2; exit 1; }
 done
 echo "images are there"
-exec "$kubernetes/kubelet" --config="$state/kubelet.yaml" --kubeconfig="$state/kubelet.conf" --hostname-override="$name" --node-ip="$ip" \
-  --root-dir="$state/kubelet" --cert-dir="$state/pki" --v=1 >"$logs/$name-kubelet.log" 2>&1
+keep kubelet "$kubernetes/kubelet" --config="$state/kubelet.yaml" --kubeconfig="$state/kubelet.conf" --hostname-override="$name" --node-ip="$ip" \
+  --root-dir="$state/kubelet" --cert-dir="$state/pki" --v=1
+wait

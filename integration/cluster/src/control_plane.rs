@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use lab::{Place, Running};
+use lab::Place;
 use serde_json::Value;
 
 use crate::binaries::Binaries;
 use crate::nodes::FIRST;
-use crate::run::{Kubectl, start, until};
+use crate::run::Kubectl;
 
 /// Timeout for the API server to serve. Loading the programs may take a while.
 const SERVES_WITHIN: Duration = Duration::from_mins(3);
@@ -19,12 +19,11 @@ const STATIC_PODS: &str = "/etc/kubernetes/manifests";
 /// kubeadm's name for the group of administrators, and for its role binding.
 const ADMINS: &str = "kubeadm:cluster-admins";
 
-/// A running control plane. It ends on drop.
+/// A running control plane.
 #[derive(Debug)]
 pub(crate) struct ControlPlane {
     pub(crate) kubectl: Kubectl,
     kubeadm: Kubeadm,
-    _running: Vec<Running>,
 }
 
 /// Runs `kubeadm` with the cluster's configuration.
@@ -86,18 +85,18 @@ impl ControlPlane {
             // The data disappears with the VM anyway.
             "--unsafe-no-fsync".to_owned(),
         ];
-        let mut running = vec![start(place, &logs.join("etcd.log"), &etcd)?];
-        let mut run = |name: &str| -> Result<()> {
+        let kubectl = Kubectl::new(place, binaries);
+        let programs = &kubectl.programs;
+        programs.start(place, "etcd", &logs.join("etcd.log"), &etcd)?;
+        let run = |name: &str| -> Result<()> {
             let argv = command(binaries, name)?;
-            running.push(start(place, &logs.join(format!("{name}.log")), &argv)?);
-            Ok(())
+            programs.start(place, name, &logs.join(format!("{name}.log")), &argv)
         };
         run("kube-apiserver")?;
-        let kubectl = Kubectl::new(place, binaries);
-        until("the API server is ready", SERVES_WITHIN, || {
-            Ok(kubectl.run(&["get", "--raw", "/readyz"])?.trim() == "ok")
-        })
-        .with_context(|| format!("see {}", logs.join("kube-apiserver.log").display()))?;
+        let is_ready = || Ok(kubectl.run(&["get", "--raw", "/readyz"])?.trim() == "ok");
+        programs
+            .until("the API server is ready", SERVES_WITHIN, is_ready)
+            .with_context(|| format!("see {}", logs.join("kube-apiserver.log").display()))?;
         // These programs wait ten seconds for the API server and for their roles, and then exit. No
         // supervisor restarts them here.
         run("kube-controller-manager")?;
@@ -116,11 +115,7 @@ impl ControlPlane {
             let role = format!("--clusterrole={role}");
             kubectl.run(&["create", "clusterrolebinding", name, &role, &who])?;
         }
-        Ok(Self {
-            kubectl,
-            kubeadm,
-            _running: running,
-        })
+        Ok(Self { kubectl, kubeadm })
     }
 
     /// Returns the credentials of a kubelet.

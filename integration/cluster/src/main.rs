@@ -16,6 +16,7 @@ mod control_plane;
 mod e2e;
 mod load;
 mod nodes;
+mod programs;
 mod proxy;
 mod run;
 
@@ -362,7 +363,7 @@ impl Cluster {
         let started = Instant::now();
         let log = self.folders.logs.join("e2e.log");
         println!("e2e.test runs, and tells in {}", log.display());
-        let mut running = run::start(self.first()?, &log, &argv)?;
+        let mut running = programs::start(self.first()?, &log, &argv)?;
         let ended = running.wait(left)?;
         let results = e2e::read(&report, &log)?;
         let account = results.account(started.elapsed());

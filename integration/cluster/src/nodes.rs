@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use lab::{Node, Running, World};
+use lab::{Node, World};
 use serde_json::{Value, json};
 
 use crate::binaries::Binaries;
 use crate::control_plane::ControlPlane;
-use crate::run::until;
 
 /// Address of the first node, which runs the control plane.
 pub(crate) const FIRST: &str = "172.35.0.100";
@@ -22,7 +21,6 @@ const SCRIPT: &str = include_str!("../node.sh");
 #[derive(Debug)]
 pub(crate) struct Kubelet {
     pub(crate) node: Node,
-    _running: Running,
 }
 
 /// Folders in the VM.
@@ -89,21 +87,24 @@ pub(crate) fn start(
     argv.extend(images.iter().map(|image| image.display().to_string()));
     let mut running = node.spawn(argv)?;
     running.wait_for("images are there", STARTS_WITHIN)?;
-    Ok(Kubelet {
-        node: node.clone(),
-        _running: running,
-    })
+    control_plane.kubectl.programs.add(name, running);
+    Ok(Kubelet { node: node.clone() })
 }
 
 /// Waits until the API reports all nodes as ready. Prints their pods.
 pub(crate) fn await_ready(control_plane: &ControlPlane, kubelets: &[Kubelet]) -> Result<Duration> {
     let kubectl = &control_plane.kubectl;
+    let programs = &kubectl.programs;
     for kubelet in kubelets {
         let name = kubelet.node.name().to_owned();
-        until(&format!("{name} is registered"), READY_WITHIN, || {
-            kubectl.run(&["get", "node", &name]).map(|_| true)
-        })
-        .with_context(|| format!("see {name}-kubelet.log"))?;
+        let is_registered = || kubectl.run(&["get", "node", &name]).map(|_| true);
+        programs
+            .until(
+                &format!("{name} is registered"),
+                READY_WITHIN,
+                is_registered,
+            )
+            .with_context(|| format!("see {name}-kubelet.log"))?;
         let ranges: Vec<String> = kubelet
             .node
             .pod_ranges()
@@ -112,7 +113,7 @@ pub(crate) fn await_ready(control_plane: &ControlPlane, kubelets: &[Kubelet]) ->
         let patch = json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}});
         kubectl.run(&["patch", "node", &name, "-p", &patch.to_string()])?;
     }
-    until("all nodes are ready", READY_WITHIN, || {
+    programs.until("all nodes are ready", READY_WITHIN, || {
         let nodes = kubectl.get(&["nodes"])?;
         let items = nodes.pointer("/items").and_then(Value::as_array);
         let items = items.map(Vec::as_slice).unwrap_or_default();
@@ -200,4 +201,68 @@ clusterDNS: ['10.96.0.10']
 clusterDomain: cluster.local
 "
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::process::Command;
+    use std::time::Instant;
+
+    use lab::Running;
+
+    use super::*;
+    use crate::programs::Programs;
+
+    /// Runs `node.sh` with stand-ins for containerd and the kubelet, as root of a mount namespace.
+    #[test]
+    fn a_kubelet_that_ends_stops_the_wait_with_its_last_lines() {
+        let namespaces = ["--mount", "--uts"];
+        let is_possible = Command::new("unshare")
+            .args(namespaces)
+            .arg("true")
+            .status();
+        if !is_possible.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: only root may make namespaces");
+            return;
+        }
+        let folder = std::env::temp_dir().join(format!("cluster-node-{}", std::process::id()));
+        let parts = ["state", "run", "logs"].map(|part| folder.join(part));
+        for part in &parts {
+            std::fs::create_dir_all(part).unwrap();
+        }
+        for (name, script) in [
+            ("containerd", "exec sleep 60"),
+            ("ctr", "exit 0"),
+            ("kubelet", "echo 'cannot read kernel keys' >&2; exit 7"),
+        ] {
+            let file = folder.join(name);
+            std::fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let path = std::env::var("PATH").unwrap_or_default();
+        let own = folder.display().to_string();
+        let mut command = Command::new("unshare");
+        command
+            .args(namespaces)
+            .args(["sh", "-c", SCRIPT, "node.sh", "node7"]);
+        command.args(&parts).args(["172.35.0.106", &own]);
+        command.env("PATH", format!("{own}:{path}"));
+        let mut node = Running::start(command).unwrap();
+        node.wait_for("images are there", STARTS_WITHIN).unwrap();
+        let programs = Programs::default();
+        programs.add("node7", node);
+        let started = Instant::now();
+        let waited = programs.until("node7 is registered", READY_WITHIN, || Ok(false));
+        std::fs::remove_dir_all(&folder).unwrap();
+        let error = format!("{:#}", waited.unwrap_err());
+        assert!(started.elapsed() < Duration::from_secs(30));
+        for part in [
+            "node7 is registered: node7 has ended",
+            "kubelet of node7 has ended with status 7; the end of node7-kubelet.log:",
+            "cannot read kernel keys",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use lab::Place;
 use serde_json::Value;
 
 use crate::load::ask_once;
-use crate::run::{Kubectl, until};
+use crate::run::Kubectl;
 
 /// The patch from the manifests, as users apply it.
 const PATCH: &str = concat!(
@@ -140,7 +140,8 @@ impl Proxy<'_> {
 
     /// Waits until each node has a ready pod of the newest generation.
     pub(crate) fn await_rollout(&self) -> Result<Duration> {
-        let rolled = until("kube-proxy is rolled out", ROLLED_WITHIN, || {
+        let programs = &self.kubectl.programs;
+        let rolled = programs.until("kube-proxy is rolled out", ROLLED_WITHIN, || {
             let set = self
                 .kubectl
                 .get(&["-n", "kube-system", "daemonset", "kube-proxy"])?;
@@ -181,7 +182,7 @@ pub(crate) fn serve_web(
 ) -> Result<Duration> {
     kubectl.create(folder, "web.yaml", WEB)?;
     let ways = ways(outside, node)?;
-    until(
+    kubectl.programs.until(
         "the Service web answers by every way",
         SERVED_WITHIN,
         || {

@@ -1,31 +1,32 @@
-//! Runs programs to their end, and includes their output in errors.
+//! Runs `kubectl` to its end, and includes its output in errors.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
-use lab::{Place, Running};
+use anyhow::{Context as _, Result};
+use lab::Place;
 use serde_json::Value;
 
 use crate::binaries::Binaries;
+use crate::programs::Programs;
 
 /// Runs `kubectl` in a place, as the cluster's administrator.
 #[derive(Debug, Clone)]
 pub(crate) struct Kubectl {
     place: Place,
     program: String,
+    /// Programs whose end makes each wait fail.
+    pub(crate) programs: Programs,
 }
 
 /// Credentials of kubeadm that need no role binding.
 pub(crate) const ADMIN: &str = "/etc/kubernetes/super-admin.conf";
-/// Interval between two checks of an awaited state.
-const GLANCE: Duration = Duration::from_secs(1);
 
 impl Kubectl {
     pub(crate) fn new(place: &Place, binaries: &Binaries) -> Self {
         Self {
             place: place.clone(),
             program: binaries.program("kubectl").display().to_string(),
+            programs: Programs::default(),
         }
     }
 
@@ -52,40 +53,4 @@ impl Kubectl {
         let text = self.run(&[&["get", "-o", "json"], arguments].concat())?;
         serde_json::from_str(&text).context("kubectl get says no JSON")
     }
-}
-
-/// Waits until a condition holds. A failed check counts as false; the timeout error contains its
-/// reason.
-pub(crate) fn until(
-    what: &str,
-    limit: Duration,
-    mut holds: impl FnMut() -> Result<bool>,
-) -> Result<Duration> {
-    let started = Instant::now();
-    loop {
-        let found = holds();
-        if matches!(found, Ok(true)) {
-            return Ok(started.elapsed());
-        }
-        if started.elapsed() > limit {
-            return match found {
-                Err(error) => Err(error.context(format!("{what}: not so within {limit:.0?}"))),
-                Ok(_) => bail!("{what}: not so within {limit:.0?}"),
-            };
-        }
-        std::thread::sleep(GLANCE);
-    }
-}
-
-/// Starts a program in a place. Its output goes to a file.
-pub(crate) fn start(place: &Place, log: &Path, argv: &[String]) -> Result<Running> {
-    let mut whole = vec![
-        "sh".to_owned(),
-        "-c".to_owned(),
-        "log=$1; shift; exec \"$@\" >\"$log\" 2>&1".to_owned(),
-        "sh".to_owned(),
-        log.display().to_string(),
-    ];
-    whole.extend_from_slice(argv);
-    Ok(place.spawn(whole)?)
 }

@@ -207,6 +207,11 @@ impl Running {
         }
     }
 
+    /// Returns the exit status, or `None` if the program is still running.
+    pub fn status(&mut self) -> Option<ExitStatus> {
+        self.ended(Duration::ZERO)
+    }
+
     /// Waits for the program to end. Returns `None` if it is still running.
     fn ended(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + timeout;

@@ -1,0 +1,140 @@
+//! Programs that must run as long as the cluster does.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use lab::{Place, Running};
+
+/// Interval between two checks of an awaited state, and of the programs.
+const GLANCE: Duration = Duration::from_secs(1);
+/// Number of lines that an error shows of the output of an ended program.
+const LINES: usize = 15;
+
+/// Running programs of the control plane and of the nodes. They are killed with the last clone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Programs(Arc<Mutex<Vec<Program>>>);
+
+#[derive(Debug)]
+struct Program {
+    name: String,
+    /// File with its output, unless [`Running`] has it.
+    log: Option<PathBuf>,
+    running: Running,
+}
+
+impl Programs {
+    /// Adds a program whose output is collected.
+    pub(crate) fn add(&self, name: &str, running: Running) {
+        self.push(name, None, running);
+    }
+
+    /// Starts a program in a place. Its output goes to a file.
+    pub(crate) fn start(
+        &self,
+        place: &Place,
+        name: &str,
+        log: &Path,
+        argv: &[String],
+    ) -> Result<()> {
+        let running = start(place, log, argv)?;
+        self.push(name, Some(log.to_owned()), running);
+        Ok(())
+    }
+
+    fn push(&self, name: &str, log: Option<PathBuf>, running: Running) {
+        let name = name.to_owned();
+        let program = Program { name, log, running };
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(program);
+    }
+
+    /// Fails if a program has ended, with the end of its output.
+    fn check(&self) -> Result<()> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for program in all.iter_mut() {
+            let Some(status) = program.running.status() else {
+                continue;
+            };
+            let mut text = program.running.said();
+            if let Some(log) = &program.log {
+                text += &std::fs::read_to_string(log).unwrap_or_default();
+            }
+            let lines: Vec<&str> = text.lines().collect();
+            let last = lines.get(lines.len().saturating_sub(LINES)..);
+            let last = last.unwrap_or_default().join("\n");
+            bail!("{} has ended ({status}):\n{last}", program.name);
+        }
+        Ok(())
+    }
+
+    /// Waits until a condition holds. A failed check counts as false; the timeout error contains its
+    /// reason. Fails at once if a program has ended.
+    pub(crate) fn until(
+        &self,
+        what: &str,
+        limit: Duration,
+        mut holds: impl FnMut() -> Result<bool>,
+    ) -> Result<Duration> {
+        let started = Instant::now();
+        loop {
+            let found = holds();
+            if matches!(found, Ok(true)) {
+                return Ok(started.elapsed());
+            }
+            self.check().context(what.to_owned())?;
+            if started.elapsed() > limit {
+                return match found {
+                    Err(error) => Err(error.context(format!("{what}: not so within {limit:.0?}"))),
+                    Ok(_) => bail!("{what}: not so within {limit:.0?}"),
+                };
+            }
+            std::thread::sleep(GLANCE);
+        }
+    }
+}
+
+/// Starts a program in a place. Its output goes to a file.
+pub(crate) fn start(place: &Place, log: &Path, argv: &[String]) -> Result<Running> {
+    let mut whole = vec![
+        "sh".to_owned(),
+        "-c".to_owned(),
+        "log=$1; shift; exec \"$@\" >\"$log\" 2>&1".to_owned(),
+        "sh".to_owned(),
+        log.display().to_string(),
+    ];
+    whole.extend_from_slice(argv);
+    Ok(place.spawn(whole)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_ends_stops_the_wait_with_its_last_lines() {
+        let programs = Programs::default();
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        programs.add("etcd", Running::start(command).unwrap());
+        let mut command = Command::new("sh");
+        command.args(["-c", "seq 100; echo no certificate >&2; exit 3"]);
+        programs.add("kube-apiserver", Running::start(command).unwrap());
+        let started = Instant::now();
+        let limit = Duration::from_mins(4);
+        let error = programs.until("the API server is ready", limit, || Ok(false));
+        let error = format!("{:#}", error.unwrap_err());
+        assert!(started.elapsed() < Duration::from_secs(30));
+        for part in [
+            "the API server is ready: kube-apiserver has ended (exit status: 3)",
+            "no certificate",
+            "\n99\n",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(!error.contains("\n80\n"), "{error}");
+    }
+}
