@@ -28,6 +28,7 @@ use proxy_ipvs::{
     NetlinkKernel, Op, Outcome, Plan, Properties, Proxier, RealServer, Rules, Set, Shim, VipMode,
     VirtualServer, VirtualServerKey, probe_scheduler,
 };
+use route_netlink::{Lookup, Rtnetlink};
 use support::{
     DumpableKernel as _, NODE, SyncSummary, ip, name, read_ahead, server, service, slice,
 };
@@ -1346,6 +1347,38 @@ fn an_existing_link_of_another_type_is_used() {
         let mut node = golden_node();
         assert_eq!(node.dump().bound, golden().bound);
         assert_eq!(node.resettle(), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn packets_to_a_bound_address_stay_on_the_node() {
+    on_a_node(|| {
+        // The kernel's workers get the only CPU of the lab's guest while this thread waits.
+        let thread = rustix::thread::gettid().as_raw_nonzero();
+        sh(&format!("chrt --fifo --pid 1 {thread}"));
+        let mut rtnetlink = Rtnetlink::open().unwrap();
+        for (family, network) in [(IpFamily::V4, "10.96.7."), (IpFamily::V6, "fd00:96::")] {
+            let mut kernel = open(family);
+            assert_done(&apply(&mut kernel, [Op::CreateLink]));
+            for count in [1, 1, 1, 100] {
+                let first = kernel.read_addresses().unwrap().bound.len() + 1;
+                let all = (first..first + count).map(|number| ip(&format!("{network}{number}")));
+                let all: Vec<_> = all.collect();
+                let binds: Vec<_> = all.iter().copied().map(Op::BindAddress).collect();
+                assert_done(&apply(&mut kernel, binds));
+                for destination in all {
+                    let packet = Lookup {
+                        destination,
+                        source: None,
+                        link: None,
+                        mark: 0,
+                    };
+                    let route = rtnetlink.way(&packet).unwrap().unwrap();
+                    assert!(route.is_local(), "{destination}: {route:?}");
+                }
+            }
+        }
     });
 }
 

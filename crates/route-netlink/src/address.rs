@@ -38,11 +38,27 @@ impl Address {
     /// Appends `RTM_NEWADDR`, which adds the address to the link permanently. `EEXIST` if the link
     /// has the address. An IPv6 address skips duplicate detection. A loopback address has scope
     /// host.
+    ///
+    /// The kernel may use an IPv6 address as the source of packets before replies can arrive
+    /// ([`KernelRoutes`](crate::KernelRoutes)).
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let flags = match self.address {
-            IpAddr::V4(_) => AddressHeaderFlags::Permanent,
-            IpAddr::V6(_) => AddressHeaderFlags::Permanent | AddressHeaderFlags::Nodad,
+            IpAddr::V4(_) => AddressHeaderFlags::empty(),
+            IpAddr::V6(_) => AddressHeaderFlags::Nodad,
         };
+        self.push_with(flags, batch)
+    }
+
+    /// Appends `RTM_NEWADDR` as [`push_new`](Self::push_new), except that an IPv6 address is
+    /// tentative until it has its route. The kernel uses no tentative address as a source. On a
+    /// link that resolves neighbours, the address stays tentative until duplicate detection has
+    /// ended, and on such a link that is down forever.
+    pub fn push_new_tentative(&self, batch: &mut Batch) -> usize {
+        self.push_with(AddressHeaderFlags::empty(), batch)
+    }
+
+    fn push_with(&self, flags: AddressHeaderFlags, batch: &mut Batch) -> usize {
+        let flags = flags | AddressHeaderFlags::Permanent;
         let message = RouteNetlinkMessage::NewAddress(self.message(flags));
         push(batch, NLM_F_CREATE | NLM_F_EXCL, &message)
     }
@@ -149,6 +165,7 @@ mod tests {
         Address::host(7, [127, 107, 0, 1].into()).push_del(&mut batch);
         let address = Address::host(7, IpAddr::from([0xfd; 16]));
         address.push_new(&mut batch);
+        address.push_new_tentative(&mut batch);
         let [index0, index1, index2, index3] = 7_u32.to_ne_bytes();
         let header = |family, prefix, flags, scope| {
             [family, prefix, flags, scope, index0, index1, index2, index3]
@@ -179,6 +196,10 @@ mod tests {
         assert_eq!(
             message(2).payload,
             both(header(10, 128, 0x82, 0), &[0xfd; 16])
+        );
+        assert_eq!(
+            message(3).payload,
+            both(header(10, 128, 0x80, 0), &[0xfd; 16])
         );
     }
 

@@ -6,6 +6,7 @@
 //!  Address, LocalRoute, MainRoute ◀─ Rtnetlink::{addresses, local_routes, main_routes}
 //!  Lookup ── Rtnetlink::way ──▶ PacketRoute, or why there is none: one question to the kernel's routing
 //!  Event of these ◀────── Subscription::receive
+//!  KernelRoutes::wait: until new IPv6 addresses have their routes
 //! ```
 //!
 //! As in the sibling crates, writing is separate from sending. A [`Batch`] takes any number and mix
@@ -33,6 +34,7 @@
 mod address;
 #[doc(hidden)]
 pub mod fuzzed;
+mod kernel_routes;
 mod link;
 mod lookup;
 mod message;
@@ -47,6 +49,7 @@ use inet::IpFamily;
 use netlink_packet_route::AddressFamily;
 
 pub use address::Address;
+pub use kernel_routes::KernelRoutes;
 pub use link::{AddressGeneration, Link, LinkState};
 pub use lookup::{Lookup, PacketRoute, RouteRefusal, outward_source};
 pub use netlink_batch::{Batch, Error, Refusal, Reply};

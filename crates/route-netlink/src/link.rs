@@ -17,6 +17,8 @@ pub struct Link {
     pub index: u32,
     /// The administrative state.
     pub state: LinkState,
+    /// True if the link resolves its neighbours' addresses (no `IFF_NOARP`). A dummy link does not.
+    pub resolves_neighbours: bool,
     /// Type of the link, such as `dummy` or `veth`. Empty for hardware.
     pub kind: String,
 }
@@ -58,6 +60,7 @@ impl Link {
         Ok(Self {
             index: header.index,
             state,
+            resolves_neighbours: !header.flags.contains(LinkFlags::Noarp),
             kind,
         })
     }
@@ -125,6 +128,7 @@ mod tests {
         let hardware = Link {
             index: 7,
             state: LinkState::Down,
+            resolves_neighbours: false,
             kind: String::new(),
         };
         // The flags IFF_BROADCAST and IFF_NOARP.
@@ -138,6 +142,11 @@ mod tests {
         });
         let dummy = Link::parse(&dummy).unwrap();
         assert_eq!((&*dummy.kind, dummy.state), ("dummy", LinkState::Up));
+        assert!(
+            Link::parse(&payload(1, |_| {}))
+                .unwrap()
+                .resolves_neighbours
+        );
         let new = payload(0, |message| {
             message.nest(IFLA_LINKINFO, |info| {
                 info.attr_str(IFLA_INFO_KIND, "brandnew");

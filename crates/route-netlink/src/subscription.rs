@@ -187,6 +187,7 @@ mod tests {
         let seen = |index, state| Link {
             index,
             state,
+            resolves_neighbours: true,
             kind: String::new(),
         };
         let told = [

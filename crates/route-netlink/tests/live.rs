@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use libc::{EADDRNOTAVAIL, EEXIST, ENODEV, EOPNOTSUPP, ERANGE, ESRCH};
 use netlink_batch::{Error, NLM_F_CREATE, Writer};
 use route_netlink::{
-    Address, AddressGeneration, Batch, Event, Family, LinkState, LocalRoute, Refusal, Reply,
-    Rtnetlink, Subscription,
+    Address, AddressGeneration, Batch, Event, Family, KernelRoutes, LinkState, LocalRoute, Refusal,
+    Reply, Rtnetlink, Subscription,
 };
 
 const LOOPBACK: u32 = 1;
@@ -280,6 +280,92 @@ fn thousands_of_addresses_and_routes_are_written_at_once() {
             assert!(execute(&mut rtnetlink, &batch) == done);
             assert_eq!(routes(&mut rtnetlink, link, family, OURS), [].into());
         }
+    });
+}
+
+/// Returns the source that the kernel chooses for packets to an address.
+fn source(to: IpAddr) -> IpAddr {
+    let socket = UdpSocket::bind("[::]:0").unwrap();
+    socket.connect((to, 9)).unwrap();
+    socket.local_addr().unwrap().ip()
+}
+
+#[test]
+#[ignore = "needs dummy links and IPv6"]
+fn a_tentative_address_is_no_source_until_it_has_its_route() {
+    load_ipv6();
+    in_namespace(|mut rtnetlink| {
+        rtnetlink.create_dummy(DUMMY).unwrap();
+        let link = rtnetlink.link(DUMMY).unwrap().unwrap();
+        assert!(!link.resolves_neighbours);
+        // The kernel's workers get the only CPU of the lab's guest while this thread waits.
+        let script = "ip link set lo up; ip link add name dummy8 up type dummy
+            ip address add fd35::1/64 dev dummy8 nodad; ip -6 route add default dev dummy8
+            exec chrt --fifo --pid 1";
+        let thread = std::fs::read_link("/proc/thread-self").unwrap();
+        let thread = thread.file_name().unwrap().display();
+        let script = format!("{script} {thread}");
+        let status = Command::new("sh").args(["-ec", &script]).status();
+        assert!(status.unwrap().success());
+        for address in many(Family::Inet6, 20) {
+            let subscription = KernelRoutes::subscribe(1).unwrap();
+            let mut batch = Batch::new();
+            Address::host(link.index, address).push_new_tentative(&mut batch);
+            assert_eq!(execute(&mut rtnetlink, &batch), [None]);
+            let before = source(address);
+            let mut local = || {
+                routes(
+                    &mut rtnetlink,
+                    link.index,
+                    Family::Inet6,
+                    LocalRoute::KERNEL,
+                )
+            };
+            // On several CPUs, the route may exist at once.
+            assert!(before == ip("fd35::1") || local().contains(&address));
+            let mut missing = BTreeSet::from([address]);
+            let patience = Duration::from_secs(5);
+            let waited = subscription.wait(&mut rtnetlink, &mut missing, patience);
+            assert_eq!((waited.unwrap(), missing), ((), [].into()));
+            assert_eq!(source(address), address);
+            let local = routes(
+                &mut rtnetlink,
+                link.index,
+                Family::Inet6,
+                LocalRoute::KERNEL,
+            );
+            assert!(local.contains(&address));
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs dummy links and IPv6"]
+fn the_wait_for_routes_survives_lost_notifications() {
+    load_ipv6();
+    in_namespace(|mut rtnetlink| {
+        rtnetlink.create_dummy(DUMMY).unwrap();
+        let link = rtnetlink.link(DUMMY).unwrap().unwrap().index;
+        // The receive buffer is too small for the notifications.
+        let subscription = KernelRoutes::subscribe(0).unwrap();
+        let mut missing: BTreeSet<_> = many(Family::Inet6, 3_000).collect();
+        let mut batch = Batch::new();
+        for address in &missing {
+            Address::host(link, *address).push_new_tentative(&mut batch);
+        }
+        execute(&mut rtnetlink, &batch);
+        let patience = Duration::from_secs(5);
+        subscription
+            .wait(&mut rtnetlink, &mut missing, patience)
+            .unwrap();
+        assert_eq!(missing.len(), 0);
+        // An address that nobody adds delays the rest only for the given time.
+        let mut missing = BTreeSet::from([ip("fd97::1")]);
+        let patience = Duration::from_millis(20);
+        subscription
+            .wait(&mut rtnetlink, &mut missing, patience)
+            .unwrap();
+        assert_eq!(missing.len(), 1);
     });
 }
 

@@ -238,6 +238,7 @@ mod tests {
         Link {
             index,
             state,
+            resolves_neighbours: false,
             kind: "dummy".into(),
         }
     }

@@ -9,25 +9,31 @@
 //! routes need a link that is up. The kernel removes IPv4 routes together with the link's last IPv4
 //! address, so the link keeps one address for this purpose ([`ANCHOR`]).
 //!
+//! The kernel creates the route of an IPv6 address after its acknowledgement. A bound address counts
+//! as done only with its route. Before, it is tentative, because the kernel would choose it as the
+//! source of the node's packets to it, and the replies would not arrive.
+//!
 //! If the addresses are very many, the link gets one more local route ([`LANDMARK`]). It spares the
 //! kernel a search through a long chain of addresses for each incoming packet.
 //!
 //! Source: `net/ipv4/devinet.c`, `fib_semantics.c`, `fib_frontend.c`, `net/ipv6/addrconf.c`,
 //! `route.c`.
 
+mod outcome;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipnet::IpNet;
 use proxy::IpFamily;
 use route_netlink::{
-    Address, AddressGeneration, Batch, Error, Family, LinkState, LocalRoute, Refusal, Reply,
+    Address, AddressGeneration, Batch, Error, Family, KernelRoutes, LinkState, LocalRoute, Reply,
     Rtnetlink, outward_source,
 };
 
-use super::reason::{refused, refused_or_wrong, said, surprise, unsent, wrong};
+use self::outcome::{judged, outcome};
+use super::reason::{refused, said, unsent};
 use crate::config::VipMode;
 use crate::footprint::{ANCHOR, LINK, ROUTE_PROTOCOL};
 use crate::kernel::FoundAddresses;
@@ -239,26 +245,31 @@ impl Addresses {
         }
     }
 
-    /// Waits until the kernel has created its routes for IPv6 addresses, which happens shortly
-    /// after the addresses are bound. An address that never gets a route (marked `dadfailed`)
-    /// delays the others only briefly.
-    fn await_kernel_routes(&mut self, link: u32) -> Result<(), Error> {
-        let mut missing = usize::MAX;
-        let mut deadline = Instant::now() + ROUTED_WITHIN;
-        loop {
-            let bound = self.dump()?.bound;
-            let routed = self.routes(link, LocalRoute::KERNEL)?;
-            let routed = routed.iter().map(|route| route.address).collect();
-            let left = bound.difference(&routed).count();
-            if left < missing {
-                missing = left;
-                deadline = Instant::now() + ROUTED_WITHIN;
-            }
-            if missing == 0 || Instant::now() >= deadline {
-                return Ok(());
-            }
-            sleep(Duration::from_millis(10));
+    /// Waits until all IPv6 addresses on the link have their routes. An address that never gets a
+    /// route (marked `dadfailed`) delays the others only briefly.
+    fn await_all_routes(&mut self, link: u32) -> Result<(), Error> {
+        let subscription = KernelRoutes::subscribe(self.bound)?;
+        let mut missing = self.dump()?.bound;
+        for route in self.routes(link, LocalRoute::KERNEL)? {
+            missing.remove(&route.address);
         }
+        subscription.wait(&mut self.rtnetlink, &mut missing, ROUTED_WITHIN)
+    }
+
+    /// Waits until new IPv6 addresses have their routes. Until then, the node forwards packets to
+    /// these addresses, also packets that our rules have just taken from another mode's rules.
+    fn await_routes(&mut self, subscription: &KernelRoutes, mut missing: BTreeSet<IpAddr>) {
+        let waited = subscription.wait(&mut self.rtnetlink, &mut missing, ROUTED_WITHIN);
+        let reason = match waited {
+            Ok(()) if missing.is_empty() => return,
+            Ok(()) => format!("none within {ROUTED_WITHIN:?}"),
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(
+            addresses = missing.len(),
+            first = ?missing.first(),
+            "service addresses on kube-ipvs0 may have no local route yet ({reason}): see `ip -6 address show dev kube-ipvs0`"
+        );
     }
 
     /// Creates the link if it is missing, and makes it ready for addresses or routes.
@@ -370,20 +381,28 @@ impl Addresses {
 
     /// Binds and unbinds addresses.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
-        let index = match self.rtnetlink.link(LINK) {
-            Ok(Some(link)) => link.index,
+        let link = match self.rtnetlink.link(LINK) {
+            Ok(Some(link)) => link,
             Ok(None) => return run.iter().map(|op| self.without_link(op)).collect(),
             Err(error) => return run.iter().map(|_| unsent(&error)).collect(),
         };
+        let index = link.index;
         let is_route = self.vip_mode.uses_routes();
         let is_of_routes = |op: &Op| matches!(op, Op::UnbindOtherwise(_) | Op::UnbindRange(_));
         let gives_up_routes = !is_route && run.iter().any(is_of_routes);
         if gives_up_routes
             && self.family == IpFamily::V6
-            && let Err(error) = self.await_kernel_routes(index)
+            && let Err(error) = self.await_all_routes(index)
         {
             return run.iter().map(|_| unsent(&error)).collect();
         }
+        let is_bind = |op: &Op| matches!(op, Op::BindAddress(_));
+        let awaits = !is_route && self.family == IpFamily::V6 && run.iter().any(is_bind);
+        let subscription = awaits.then(|| KernelRoutes::subscribe(run.len()));
+        let subscription = match subscription.transpose() {
+            Ok(subscription) => subscription,
+            Err(error) => return run.iter().map(|_| unsent(&error)).collect(),
+        };
         let route = |address: IpAddr| self.route(index, address.into());
         let others = |address: &IpAddr| {
             let source = self.of_other_source.get(address)?;
@@ -411,7 +430,12 @@ impl Addresses {
                     };
                     other.push_del(&mut batch)
                 }
-                Op::BindAddress(address) => Address::host(index, *address).push_new(&mut batch),
+                Op::BindAddress(address) if link.resolves_neighbours => {
+                    Address::host(index, *address).push_new(&mut batch)
+                }
+                Op::BindAddress(address) => {
+                    Address::host(index, *address).push_new_tentative(&mut batch)
+                }
                 Op::BindRange(net) if self.ranges_of_other_source.contains(net) => {
                     self.route(index, *net).push_replace(&mut batch)
                 }
@@ -445,6 +469,13 @@ impl Addresses {
             Ok(mut replies) => {
                 if sets_landmark {
                     self.landmark = landmark(replies.pop());
+                }
+                if let Some(subscription) = subscription {
+                    let new = run.iter().zip(&replies).filter_map(|(op, reply)| match op {
+                        Op::BindAddress(address) if *reply == Reply::Done => Some(*address),
+                        _ => None,
+                    });
+                    self.await_routes(&subscription, new.collect());
                 }
                 run.iter()
                     .zip(replies)
@@ -482,16 +513,6 @@ impl Addresses {
     }
 }
 
-/// Converts the reply to a request about the link to an outcome.
-fn judged(result: Result<(), Error>, refused: impl FnOnce(&Refusal) -> Outcome) -> Outcome {
-    match result {
-        Ok(()) => Outcome::Done,
-        Err(Error::Refused(refusal)) => refused(&refusal),
-        Err(Error::LostReply) => Outcome::Unknown,
-        Err(error) => unsent(&error),
-    }
-}
-
 /// Converts a reply to the state of [`LANDMARK`]. A failure affects only speed.
 fn landmark(reply: Option<Reply>) -> Landmark {
     match reply {
@@ -507,46 +528,6 @@ fn landmark(reply: Option<Reply>) -> Landmark {
         }
         Some(Reply::Done | Reply::Refused(_)) => Landmark::There,
         Some(Reply::Unknown) | None => Landmark::Missing,
-    }
-}
-
-fn outcome(op: &Op, reply: Reply) -> Outcome {
-    let refusal = match reply {
-        Reply::Done => return Outcome::Done,
-        Reply::Unknown => return Outcome::Unknown,
-        Reply::Refused(refusal) => refusal,
-    };
-    match (op, refusal.errno) {
-        (Op::BindAddress(_) | Op::BindRange(_), libc::EEXIST)
-        | (
-            Op::UnbindAddress(_) | Op::UnbindOtherwise(_) | Op::UnbindRange(_),
-            libc::EADDRNOTAVAIL | libc::ESRCH | libc::ENODEV,
-        ) => Outcome::Done,
-        (_, libc::ENETDOWN) => surprise(said(
-            &refusal,
-            "the link kube-ipvs0 is down; it is set up again",
-        )),
-        (_, libc::ENODEV) => surprise(said(
-            &refusal,
-            "the link kube-ipvs0 is gone; it is made again",
-        )),
-        (Op::BindAddress(IpAddr::V6(_)), libc::EACCES) => refused(said(
-            &refusal,
-            "run `sysctl -w net.ipv6.conf.kube-ipvs0.disable_ipv6=0`, and look where it is set to 1 (/etc/sysctl.d)",
-        )),
-        (Op::BindAddress(IpAddr::V6(_)), libc::EOPNOTSUPP) => refused(said(
-            &refusal,
-            "the kernel has no IPv6: run `modprobe ipv6`, and look for ipv6.disable=1 in /proc/cmdline",
-        )),
-        (Op::BindRange(_), libc::EINVAL) => refused(said(
-            &refusal,
-            "correct the ServiceCIDR, or --ipvs-service-cidrs",
-        )),
-        (Op::BindAddress(_), libc::EINVAL | libc::EADDRNOTAVAIL) => wrong(said(
-            &refusal,
-            "it is no address that a node can have: correct the Service",
-        )),
-        _ => refused_or_wrong(&refusal, "try it with `ip address` on kube-ipvs0 by hand"),
     }
 }
 
@@ -569,6 +550,8 @@ fn counts(address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use route_netlink::Refusal;
+
     use super::*;
 
     #[test]

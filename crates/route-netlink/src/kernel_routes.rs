@@ -1,0 +1,178 @@
+//! Waits for the routes that the kernel creates for IPv6 addresses.
+
+use std::collections::BTreeSet;
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use libc::{RTM_NEWROUTE, RTNLGRP_IPV6_ROUTE};
+use netlink_batch::{Error, Malformed, Message, Protocol};
+use netlink_sys::Socket;
+use netlink_sys::protocols::NETLINK_ROUTE;
+use socket2::SockRef;
+
+use crate::{Family, LocalRoute, Rtnetlink};
+
+/// Receive buffer for each expected route, and for the routes of other programs.
+const ROUTE_BYTES: usize = 1_024;
+const SPARE_BYTES: usize = 256 << 10;
+
+/// Pause of the notifications after which lost ones are made up for by a dump.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A subscription to new IPv6 routes. The kernel acknowledges a new IPv6 address before the address
+/// has its route of type local. A worker of the kernel adds the route later: usually within a
+/// millisecond, but after seconds if the worker gets no CPU. Until then, packets to the address
+/// are forwarded.
+#[derive(Debug)]
+pub struct KernelRoutes(Socket);
+
+/// Result of one receive.
+enum Received {
+    Addresses(Vec<IpAddr>),
+    /// Notifications were lost or malformed.
+    Lost,
+    Timeout,
+}
+
+impl KernelRoutes {
+    /// Subscribes, in the network namespace of the calling thread. Must precede the addition of
+    /// the `count` addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Open`] if the socket cannot be opened.
+    pub fn subscribe(count: usize) -> Result<Self, Error> {
+        let room = count.saturating_mul(ROUTE_BYTES) + SPARE_BYTES;
+        let open = || {
+            let socket = netlink_batch::subscribe(NETLINK_ROUTE, &[RTNLGRP_IPV6_ROUTE], room)?;
+            SockRef::from(&socket).set_nonblocking(false)?;
+            Ok(Self(socket))
+        };
+        open().map_err(|source| Error::Open {
+            protocol: Protocol::Route,
+            source,
+        })
+    }
+
+    /// Waits until the kernel has created the routes of the `missing` IPv6 addresses, and removes
+    /// these addresses from `missing`. Ends early if no route arrives for the time `patience`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if notifications cannot be received, or if they were lost and the routes cannot be
+    /// read.
+    pub fn wait(
+        &self,
+        rtnetlink: &mut Rtnetlink,
+        missing: &mut BTreeSet<IpAddr>,
+        patience: Duration,
+    ) -> Result<(), Error> {
+        let mut is_any_lost = false;
+        let mut deadline = Instant::now() + patience;
+        while !missing.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let within = if is_any_lost { left.min(PAUSE) } else { left };
+            let before = missing.len();
+            match self.receive(within)? {
+                Received::Addresses(added) => {
+                    for address in added {
+                        missing.remove(&address);
+                    }
+                }
+                Received::Lost => is_any_lost = true,
+                Received::Timeout if is_any_lost => {
+                    match rtnetlink.local_routes(Family::Inet6, LocalRoute::KERNEL) {
+                        Ok(routes) => {
+                            for route in routes.iter().filter(|route| route.is_host()) {
+                                missing.remove(&route.address);
+                            }
+                            is_any_lost = false;
+                        }
+                        // The kernel is still adding routes.
+                        Err(Error::Interrupted { .. }) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Received::Timeout => return Ok(()),
+            }
+            let now = Instant::now();
+            if missing.len() < before {
+                deadline = now + patience;
+            } else if now >= deadline {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&self, within: Duration) -> Result<Received, Error> {
+        // The kernel takes 0 for "forever".
+        let within = within.max(Duration::from_millis(1));
+        let received = SockRef::from(&self.0)
+            .set_read_timeout(Some(within))
+            .and_then(|()| self.0.recv_from_full());
+        match received {
+            Ok((datagram, _)) => Ok(added(&datagram)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(Received::Lost),
+            Err(error) if is_timeout(&error) => Ok(Received::Timeout),
+            Err(source) => Err(Error::Io {
+                doing: "receive",
+                source,
+            }),
+        }
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+    )
+}
+
+/// Returns the addresses to which the kernel has added local routes.
+fn added(datagram: &[u8]) -> Received {
+    let mut addresses = Vec::new();
+    for message in netlink_batch::messages(datagram) {
+        match message.and_then(address) {
+            Ok(address) => addresses.extend(address),
+            Err(_) => return Received::Lost,
+        }
+    }
+    Received::Addresses(addresses)
+}
+
+/// Returns the address of a new route, if the kernel created it for a single address.
+fn address(message: Message<'_>) -> Result<Option<IpAddr>, Malformed> {
+    if message.kind != RTM_NEWROUTE {
+        return Ok(None);
+    }
+    let route = LocalRoute::parse(message.payload, Family::Inet6, LocalRoute::KERNEL)?;
+    let host = route.filter(LocalRoute::is_host);
+    Ok(host.map(|route| route.address))
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_batch::Batch;
+
+    use super::*;
+
+    #[test]
+    fn only_new_host_routes_of_the_kernel_count() {
+        let to = |text: &str, prefix, protocol| LocalRoute {
+            prefix,
+            ..LocalRoute::host(7, text.parse().unwrap(), protocol)
+        };
+        let mut batch = Batch::new();
+        to("fd96::1", 128, LocalRoute::KERNEL).push_new(&mut batch);
+        to("fd96::2", 128, 107).push_new(&mut batch);
+        to("fd96::", 64, LocalRoute::KERNEL).push_new(&mut batch);
+        to("fd96::3", 128, LocalRoute::KERNEL).push_del(&mut batch);
+        let all = (0..batch.len()).filter_map(|index| address(batch.get(index)?).unwrap());
+        let expected: IpAddr = "fd96::1".parse().unwrap();
+        assert_eq!(all.collect::<Vec<_>>(), [expected]);
+        assert!(matches!(added(b"nonsense"), Received::Lost));
+    }
+}
