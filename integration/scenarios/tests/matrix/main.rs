@@ -52,9 +52,15 @@ macro_rules! story {
     };
 }
 
-/// Returns true for the story that tests exact semantics in iptables on each run.
+/// Returns true for the story that tests exact semantics in iptables on each run. On lane A, it has
+/// the rows of UDP and SCTP, in a quarter of the time. `make test-full` has those of TCP on lane B.
 fn is_in_tests(story: &str) -> bool {
-    story == "matrix::each_row_of_the_matrix_holds"
+    let rows = if clients::has_nftables() {
+        "matrix::each_row_of_the_matrix_holds"
+    } else {
+        "matrix::each_row_holds_for_udp_and_sctp"
+    };
+    story == rows
 }
 
 /// The lab's time limit. Each test has a shorter one.

@@ -12,8 +12,8 @@ use scenarios::{ApiServer, Cluster, Outcome, at};
 use crate::load::{Client, ClientBehaviour};
 use crate::web::{SLOW, Web};
 
-/// Duration of the load.
-const LASTS: Duration = Duration::from_secs(64);
+/// Number of pods at a time.
+const PODS: usize = 4;
 /// Time after which a terminating pod must get no new connection. The daemon collects changes for a
 /// second.
 const SETTLED: Duration = Duration::from_secs(2);
@@ -171,7 +171,7 @@ pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
     )?;
     api.start()?;
     let mut rollout = Rollout::new(c, api);
-    for _ in 0..4 {
+    for _ in 0..PODS {
         let pod = rollout.pod(c)?;
         rollout.pods.push_back(pod);
     }
@@ -183,10 +183,11 @@ pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
     let mut traffic = Traffic::default();
     start_clients(c, &mut traffic);
     let started = Instant::now();
-    let mut replaced = 0;
-    while started.elapsed() < LASTS {
+    // Two generations of pods reuse addresses. `make test-full` replaces twice as many, on lane B.
+    let generations = if lab::iptables_backend() == "nft" { 4 } else { 2 };
+    let replaced = generations * PODS;
+    for _ in 0..replaced {
         rollout.replace(c)?;
-        replaced += 1;
     }
     let lasted = started.elapsed();
     traffic.stop()?;
@@ -205,7 +206,6 @@ pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
         rollout.longest_end
     );
     assert_eq!(sum.failed, 0, "{sum}");
-    assert!(replaced >= 12, "only {replaced} pods were replaced");
     assert_eq!(
         sum.by_server.len(),
         replaced + rollout.pods.len(),
