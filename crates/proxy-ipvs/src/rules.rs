@@ -14,8 +14,9 @@ use crate::sets::Set;
 
 pub use iptables::Table;
 
-/// Tables that the shim uses, in the order of writing.
-const TABLES: [Table; 3] = [Table::Nat, Table::Filter, Table::Mangle];
+/// Tables that the shim uses, in the order of writing. The kernel replaces each table alone. Packets
+/// get their mark before table nat leads them from another mode to IPVS.
+const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 
 /// Chains of `--ipvs-semantics=exact`, which precede IPVS. They are in table mangle, because table
 /// filter comes after IPVS at hook output.
@@ -397,10 +398,9 @@ mod tests {
             let upstream = shim_of(&all, &Config::default());
             let mangle = |from: &Rules, to: &Rules| {
                 let text = to.restore_text(from);
-                let part = text
-                    .split_once("*mangle\n")
-                    .map(|(_, part)| part.to_owned());
-                part.unwrap_or_default()
+                let part = text.split_once("*mangle\n").map(|(_, part)| part);
+                let part = part.and_then(|part| part.split_once("COMMIT\n"));
+                part.map(|(lines, _)| lines.to_owned()).unwrap_or_default()
             };
             assert_eq!(mangle(&none, &none) + &mangle(&upstream, &upstream), "");
             let comment = |text| match style {
@@ -421,7 +421,7 @@ mod tests {
                  -A KUBE-IPVS-OUT-BEFORE -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst \
                  -m set ! --match-set KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src \
                  -m set ! --match-set KUBE-LOAD-BALANCER-SOURCE-IP dst,dst,src -j DROP\n\
-                 -A KUBE-IPVS-OUT-BEFORE {new} {unserved}-m set --match-set KUBE-UNSERVED dst,dst -j DROP\nCOMMIT\n"
+                 -A KUBE-IPVS-OUT-BEFORE {new} {unserved}-m set --match-set KUBE-UNSERVED dst,dst -j DROP\n"
             );
             assert_eq!(mangle(&none, &full), written);
             let text = full.restore_text(&Rules::default());
@@ -429,7 +429,7 @@ mod tests {
             let removed = format!(
                 ":KUBE-IPVS-BEFORE - [0:0]\n:KUBE-IPVS-OUT-BEFORE - [0:0]\n\
                  -D INPUT {jump} KUBE-IPVS-BEFORE\n-D OUTPUT {jump} KUBE-IPVS-OUT-BEFORE\n\
-                 -X KUBE-IPVS-BEFORE\n-X KUBE-IPVS-OUT-BEFORE\nCOMMIT\n"
+                 -X KUBE-IPVS-BEFORE\n-X KUBE-IPVS-OUT-BEFORE\n"
             );
             for without in [&none, &upstream] {
                 assert_eq!(mangle(&full, without), removed);
