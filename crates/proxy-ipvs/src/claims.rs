@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 
 use crate::compile::{Fragment, OutsideServer};
 use crate::drain::Drains;
-use crate::marks::Marks;
+use crate::marks::{FormerMarks, Marks};
 use crate::server::{Destinations, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::slow_start::{Growths, Place};
@@ -48,6 +48,7 @@ pub(crate) struct Claims {
     pub(crate) growths: Growths,
     /// Marks of the virtual servers that serve clients from outside the cluster.
     pub(crate) marks: Marks,
+    pub(crate) former_marks: FormerMarks,
     /// True once the initial lists are complete. Until then, no entry is deleted.
     pub(crate) may_delete: bool,
 }
@@ -64,6 +65,7 @@ impl Claims {
             drains,
             growths: Growths::new(now),
             marks,
+            former_marks: FormerMarks::new(),
             may_delete: false,
         }
     }
@@ -385,7 +387,10 @@ impl Claims {
         let (actual, compiled) = (&actual.destinations, &compiled.destinations);
         let protocol = match key {
             VirtualServerKey::Address(at) => Some(at.protocol),
-            VirtualServerKey::Mark { mark, .. } => self.marks.protocol(*mark),
+            VirtualServerKey::Mark { mark, .. } => {
+                let of_service = self.marks.protocol(*mark);
+                of_service.or_else(|| Some(self.former_marks.protocol(key)))
+            }
         };
         let is_drained = protocol == Some(Protocol::Tcp);
         let keeps = is_drained || !self.may_delete;

@@ -37,6 +37,9 @@ pub(crate) struct Cover {
     made_from: Option<CoverInputs>,
     /// Sets that the wanted rules match but the installed rules do not.
     pub(crate) uncovered: BTreeSet<Set>,
+    /// True if the wanted rules mark packets but the installed rules do not, even while rules of
+    /// another mode or shim still serve.
+    pub(crate) lacks_marks: bool,
     /// Time at which new virtual servers at cluster IPs stop waiting for rules. `None` if rules
     /// existed at the start.
     head_start: Option<Instant>,
@@ -52,6 +55,7 @@ impl Cover {
             family,
             made_from: None,
             uncovered: BTreeSet::new(),
+            lacks_marks: false,
             head_start: Some(now + HEAD_START),
             emptied_by: None,
         }
@@ -123,11 +127,15 @@ impl Cover {
         }
         let wanted = tables.rules.wanted(&()).cloned().unwrap_or_default();
         let installed = tables.rules.actual(&()).cloned().unwrap_or_default();
-        self.uncovered = if Self::is_awaited(tables) {
+        self.uncovered = if tables.rules.pending_len() > 0 {
             wanted.uncovered(&installed, self.family)
         } else {
             BTreeSet::new()
         };
+        self.lacks_marks = self.uncovered.contains(&Set::LocalMark);
+        if !Self::is_awaited(tables) {
+            self.uncovered.clear();
+        }
     }
 
     /// True if new virtual servers may have to wait for rules. They never wait while another mode's

@@ -28,6 +28,7 @@ mod exchange;
 pub mod fake;
 mod footprint;
 mod foreign;
+mod former_marks;
 #[doc(hidden)]
 pub mod fuzzed;
 mod kernel;

@@ -34,6 +34,11 @@ impl MarkAddresses {
         self.lock().insert((family, mark), at);
     }
 
+    /// Removes a mark that no Service has any more. Another program may use it next.
+    pub(crate) fn remove(&self, family: IpFamily, mark: u32) {
+        self.lock().remove(&(family, mark));
+    }
+
     fn lock(&self) -> MutexGuard<'_, Addresses> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -3,11 +3,11 @@
 //! A restart keeps all marks, because the kernel stores them with the addresses in the set
 //! KUBE-LOCAL-MARK: a map in nftables, an ipset with marks in iptables.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use proxy::{IpFamily, NamespacedName, Owner, Protocol, ServiceAddress, ServicePortName};
+use proxy::{IpFamily, NamespacedName, Owner, Protocol, Rank, ServiceAddress, ServicePortName};
 
 use crate::config::MarkBits;
 use crate::mark_addresses::MarkAddresses;
@@ -142,6 +142,11 @@ impl Marks {
         self.of_owners.get(owner).copied()
     }
 
+    /// True if the table has the addresses of each mark. It has none with upstream's semantics.
+    pub(crate) fn has_addresses(&self) -> bool {
+        self.bits.is_some()
+    }
+
     /// Returns the addresses whose packets may get a mark.
     pub(crate) fn addresses(&self, mark: u32) -> impl Iterator<Item = &ServiceAddress> {
         self.addresses.get(&mark).into_iter().flatten()
@@ -166,6 +171,7 @@ impl Marks {
             && bits.can_hold(mark)
             && !self.taken.contains_key(&mark)
         {
+            self.shared.remove(self.family, mark);
             self.next = self.next.min(bits.number(mark));
             self.freed = (self.freed + 1).min(self.waiting.len());
         }
@@ -227,6 +233,48 @@ impl Marks {
                 return Some(mark);
             }
         }
+    }
+}
+
+/// Virtual servers by mark without a Service.
+pub(crate) struct FormerMarks {
+    /// Owner of the claims. It sorts after every Service, so a Service that gets the mark wins.
+    pub(crate) owner: Arc<Owner>,
+    /// Addresses of unwanted virtual servers, from the elements that gave packets their mark.
+    pub(crate) addresses: BTreeMap<VirtualServerKey, BTreeSet<ServiceAddress>>,
+}
+
+impl FormerMarks {
+    /// Creates a table without virtual servers.
+    pub(crate) fn new() -> Self {
+        let owner = Owner {
+            created: i64::MAX,
+            name: ServicePortName {
+                service: NamespacedName::new("~", "former-marks"),
+                port: "".into(),
+                protocol: Protocol::Tcp,
+            },
+            rank: Rank::Other,
+        };
+        Self {
+            owner: Arc::new(owner),
+            addresses: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the protocol of a virtual server that no Service wants. It is TCP if unknown: after a
+    /// restart, only drains are left.
+    pub(crate) fn protocol(&self, key: &VirtualServerKey) -> Protocol {
+        let first = self.addresses.get(key).and_then(BTreeSet::first);
+        first.map_or(Protocol::Tcp, |at| at.protocol)
+    }
+
+    /// True if packets of its connections may still arrive: a Service has one of the addresses, or
+    /// the addresses are unknown.
+    pub(crate) fn is_reachable(&self, key: &VirtualServerKey, tables: &Tables) -> bool {
+        let wants = |at: &ServiceAddress| tables.servers.wanted(&(*at).into()).is_some();
+        let addresses = self.addresses.get(key);
+        addresses.is_none_or(|all| all.iter().any(wants))
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Instant;
 use hashbrown::{HashMap, HashSet};
 use proxy::{Protocol, ServiceAddress, Target};
 
+use crate::leftovers::LeftoverPlace;
 use crate::marks::{Marks, is_marked_at};
 use crate::plan::Op;
 use crate::server::{RealServer, VirtualServerKey};
@@ -139,11 +140,47 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
     let awaits = |member: &&Member| awaits_outside_server(tables, marks, Set::LocalMark, member);
     let at = |member: &Member| Set::LocalMark.service_address(member);
     let awaited: HashSet<_> = wanted.into_iter().filter(awaits).filter_map(at).collect();
-    let is_free = |member: &&Member| at(member).is_none_or(|at| !awaited.contains(&at));
+    let is_free = |member: &&Member| {
+        at(member).is_none_or(|at| !awaited.contains(&at) && !loses_endpoints(tables, at))
+    };
     let ended = sorted(unwanted.into_iter().filter(is_free)).into_iter();
     ended
         .map(|member| Op::RemoveMember(Set::LocalMark, member))
         .collect()
+}
+
+/// True if the virtual server at an address still sends new connections to endpoints that it must
+/// lose. Until then, packets from outside keep their mark.
+fn loses_endpoints(tables: &Tables, at: ServiceAddress) -> bool {
+    let (key, servers) = (VirtualServerKey::from(at), &tables.servers);
+    let (Some(actual), Some(wanted)) = (servers.actual(&key), servers.wanted(&key)) else {
+        return false;
+    };
+    let mut pairs = actual.destinations.beside(&wanted.destinations);
+    let serves = |real: Option<RealServer>| real.is_some_and(|real| real.weight > 0);
+    !servers.is_failing(&key) && pairs.any(|(there, wanted)| serves(there) && !serves(wanted))
+}
+
+/// True if any virtual server at an address still sends new connections to endpoints that it must
+/// lose.
+pub(crate) fn is_losing_endpoints(tables: &Tables) -> bool {
+    let mut at = tables
+        .servers
+        .pending()
+        .filter_map(VirtualServerKey::address);
+    at.any(|at| loses_endpoints(tables, at))
+}
+
+/// True if unwanted marks of packets must stay, so the rules that set the marks must stay too.
+/// While the virtual servers are unknown, all marks stay.
+pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
+    let table = tables.members(Set::LocalMark);
+    let mut there = table.iter_actual().map(|(member, ())| member);
+    there.any(|member| {
+        let at = Set::LocalMark.service_address(member);
+        let loses = || at.is_some_and(|at| loses_endpoints(tables, at));
+        table.wanted(member).is_none() && (!knows_servers || loses())
+    })
 }
 
 /// Returns the removals of unwanted members from the sets that drop packets without an endpoint.
@@ -164,8 +201,18 @@ pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) 
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;
     };
-    let mut addresses = marks.addresses(*mark);
-    addresses.any(|at| is_marked_at(tables, at, *mark))
+    // The former shim marks packets until its table or its rules are removed.
+    let mut leftovers = tables.leftovers.iter_actual();
+    let marks_packets = |place| matches!(place, LeftoverPlace::OwnTable | LeftoverPlace::Other(_));
+    if leftovers.any(|(place, _)| marks_packets(*place)) {
+        return true;
+    }
+    if marks.has_addresses() {
+        let mut addresses = marks.addresses(*mark);
+        return addresses.any(|at| is_marked_at(tables, at, *mark));
+    }
+    let mut there = tables.members(Set::LocalMark).iter_actual();
+    there.any(|(member, ())| matches!(member, Member::AddressPortMark(.., of) if of == mark))
 }
 
 /// Returns removed endpoints that may still receive packets, because their removal is pending or

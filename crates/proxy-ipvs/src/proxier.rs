@@ -376,6 +376,9 @@ impl engine::Scheme for Ipvs {
             self.claims.settle_leftovers(key, &mut self.tables);
         }
         self.claims.grow(&mut self.tables);
+        if state.knows(Part::Rules) && state.knows(Part::Sets) {
+            self.claims.drain_former_marks(&mut self.tables);
+        }
         if state.look(Part::Sets).is_tried() {
             let ranges = self.guarded_ranges();
             let (tables, claims) = (&mut self.tables, &self.claims);

@@ -181,6 +181,11 @@ fn main() {
         LEAN, IPVS_NFTABLES: "from_the_lean_shim_to_the_nftables_shim_and_back",
         EXACT, NFTABLES: "from_exact_semantics_to_nftables_and_back",
         IPTABLES, IPVS_RANGES: "from_iptables_to_ipvs_with_service_ranges_and_back",
+        IPVS_NFTABLES, EXACT: "from_upstreams_semantics_to_exact_semantics_and_back",
+        IPVS, EXACT: "from_ipvs_on_iptables_to_exact_semantics_and_back",
+        LEAN, EXACT_LEAN: "from_the_lean_shim_to_exact_semantics_on_iptables_and_back",
+        EXACT_LEAN, EXACT: "from_exact_semantics_on_iptables_to_nftables_and_back",
+        EXACT_LEAN, IPVS_NFTABLES: "from_exact_semantics_on_iptables_to_ipvs_on_nftables_and_back",
         NFTABLES, NFTABLES_FLAT: "from_upstreams_nftables_layout_to_the_flat_layout_and_back",
     };
     tell(

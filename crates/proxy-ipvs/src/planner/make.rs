@@ -92,8 +92,10 @@ pub(super) fn make(
         let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
         // The kernel refuses a second mark at an address, so the first one is removed before.
-        let unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
-        ops.extend(unmarked);
+        if of.knows(Part::Servers) {
+            let unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
+            ops.extend(unmarked);
+        }
     }
     // Urgent Services (the API server and DNS) always get a plan of their own, before all others.
     let has_urgent = servers
@@ -242,7 +244,11 @@ fn goes_on_without(
 
 /// Reports whether a virtual server must keep its endpoints for now. Until packets from outside get
 /// their mark, they would also reach the endpoints that only clients in the cluster may use.
-fn waits_for_outside(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
+pub(super) fn waits_for_outside(
+    tables: &Tables,
+    key: &VirtualServerKey,
+    of: &Situation<'_>,
+) -> bool {
     let owner = tables.servers.owner(key);
     let mark = owner.and_then(|owner| of.claims.marks.get(owner));
     let (Some(at), Some(mark)) = (key.address(), mark) else {
@@ -251,11 +257,10 @@ fn waits_for_outside(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>
     let member = Member::AddressPortMark(at.address, at.protocol, at.port, mark);
     let table = tables.members(Set::LocalMark);
     let is_marked = table.actual(&member).is_some() || table.is_failing(&member);
-    let is_matched = !of.cover.uncovered.contains(&Set::LocalMark);
     tables.servers.actual(key).is_some()
         && table.wanted(&member).is_some()
-        && !(is_marked && is_matched)
-        && are_rules_under_way(tables, of)
+        && (!is_marked || of.cover.lacks_marks)
+        && !tables.rules.is_failing(&())
 }
 
 /// Reports whether a virtual server must wait until the free marks are known.

@@ -44,6 +44,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
             // Keeps the virtual server by mark while packets still get the mark. Without it, they
             // would reach the virtual server at their address.
+            None if key.address().is_none() && !of.knows_marks() => {}
             None if masquerading::is_marked(tables, &of.claims.marks, &key) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
             // Another step adds the missing destinations first.

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::make::waits_for_outside;
 use super::situation::{Situation, left};
 use crate::leftovers::LeftoverPlace;
+use crate::masquerading::{self, EXEMPT};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
+use crate::server::VirtualServerKey;
 use crate::sets::Set;
 use crate::tables::{Tables, sorted};
 
@@ -15,7 +18,10 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     // The kernel refuses rules that name a missing set, and the rules name all sets.
     let awaits_sets = of.state.look(Part::Sets).is_awaited();
-    let must_wait = awaits_sets || of.cover.awaits_emptying(tables, of.now);
+    let is_exact = of.state.config.semantics.is_exact();
+    let must_wait = awaits_sets
+        || of.cover.awaits_emptying(tables, of.now)
+        || (!is_exact && masquerading::needs_marks(tables, of.knows(Part::Servers)));
     if must_wait || !of.knows(Part::Rules) {
         return Plan::default();
     }
@@ -43,10 +49,15 @@ fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
         LeftoverPlace::Beside(_) | LeftoverPlace::Ended => true,
         // These rules match packets first, and may serve Services that this mode does not serve
         // yet.
-        LeftoverPlace::Other(_) | LeftoverPlace::Nftables => is_all_made(tables, of),
+        LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
+            is_all_made(tables, of) && !masquerading::is_losing_endpoints(tables)
+        }
         // Sets of the former shim prove ownership of virtual servers as long as these exist.
         LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
-            of.knows(Part::Servers) && of.has_taken_over && left(tables).next().is_none()
+            of.knows(Part::Servers)
+                && of.has_taken_over
+                && left(tables).next().is_none()
+                && !masquerading::is_losing_endpoints(tables)
         }
     }
 }
@@ -69,8 +80,18 @@ fn are_sets_tried(tables: &Tables) -> bool {
 /// True if the initial lists are complete, and all entries that serve exist, except failed ones.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
+    // These virtual servers wait for rules, or for the removal of the rules that mark their packets.
+    let waits = |key: &&VirtualServerKey| {
+        !tables.servers.is_failing(key)
+            && (waits_for_outside(tables, key, of)
+                || (key.address().is_none() && tables.servers.wanted(key).is_none()))
+    };
+    let waiting = || tables.servers.pending().filter(waits).count();
+    // Their exemptions from masquerading wait with them.
+    let may_wait = |set: Set| EXEMPT.contains(&set) && waiting() > 0;
+    let (pending, failing) = (tables.servers.pending_len(), tables.servers.failing_len());
     of.claims.may_delete
-        && is_made(tables.servers.pending_len(), tables.servers.failing_len())
+        && (is_made(pending, failing) || is_made(pending, failing + waiting()))
         && is_made(
             tables.addresses.pending_len(),
             tables.addresses.failing_len(),
@@ -78,5 +99,5 @@ fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
         && is_made(tables.ranges.pending_len(), tables.ranges.failing_len())
         && tables
             .all_members()
-            .all(|(_, table)| is_made(table.pending_len(), table.failing_len()))
+            .all(|(set, table)| is_made(table.pending_len(), table.failing_len()) || may_wait(set))
 }

@@ -35,6 +35,11 @@ impl Situation<'_> {
     pub(super) fn knows(&self, part: Part) -> bool {
         self.state.knows(part)
     }
+
+    /// True if the rules and sets that mark packets are known, including those of a former shim.
+    pub(super) fn knows_marks(&self) -> bool {
+        self.knows(Part::Rules) && self.knows(Part::Sets)
+    }
 }
 
 /// Returns the rank of a virtual server's writes in a plan, by the shares of its Service and

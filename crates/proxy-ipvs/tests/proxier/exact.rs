@@ -13,9 +13,13 @@ fn config(bits: MarkBits) -> Config {
 }
 
 fn world_of(bits: MarkBits) -> World {
+    on_a_node(config(bits))
+}
+
+fn on_a_node(config: Config) -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     kernel.state().shim = ShimStyle::Nftables;
-    World::with(config(bits), kernel)
+    World::with(config, kernel)
 }
 
 /// Returns a Service with a load-balancer address and this externalTrafficPolicy.
@@ -35,7 +39,11 @@ pub(super) fn synced(world: &mut World) {
 }
 
 fn web() -> World {
-    let mut world = world_of(MarkBits::DEFAULT);
+    web_of(config(MarkBits::DEFAULT))
+}
+
+fn web_of(config: Config) -> World {
+    let mut world = on_a_node(config);
     world.service(exposed("default/web", 10, true));
     world.slice(slice("default/web", &PAIR));
     let mut world = world.listed();
@@ -233,5 +241,91 @@ fn affinity_by_mark_uses_sh_only_if_the_kernel_has_it() {
         assert_eq!(world.work().0.scheduler_questions, 1);
         synced(&mut world);
         assert_eq!(world.work().0.scheduler_questions, 0);
+    }
+}
+
+/// Sets the number of open connections of the local endpoint by the mark.
+fn open_by_mark(world: &World, count: u32) {
+    let family = IpFamily::V4;
+    let by_mark = VirtualServerKey::Mark { family, mark: 1 };
+    let target = Target {
+        ip: ip("10.244.1.5"),
+        port: 8080,
+    };
+    let mut state = world.kernel.state();
+    state.connections.insert((by_mark, target), count);
+}
+
+#[test]
+fn upstreams_semantics_wait_for_the_endpoints_at_the_address_and_drain_the_mark() {
+    let world = web();
+    open_by_mark(&world, 1);
+    world.work();
+    let mut world = world.restarted(Config {
+        shim: ShimStyle::Nftables,
+        ..Config::default()
+    });
+    world.service(exposed("default/web", 10, true));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    synced(&mut world);
+    let order = world.written();
+    let at = |begin: &str| {
+        let found = order.iter().position(|op| op.starts_with(begin));
+        found.unwrap_or_else(|| panic!("no `{begin}`: {order:#?}"))
+    };
+    let lowered = at("set destination 10.244.2.5:8080 of 192.0.2.10:80/TCP to weight 0");
+    let unmarked = at("remove 192.0.2.10,tcp:80,0x1 from set KUBE-LOCAL-MARK");
+    let drained = at("set destination 10.244.1.5:8080 of FWM 1 to weight 0");
+    assert!(lowered < unmarked && unmarked < drained, "{order:#?}");
+    assert_eq!(destinations(&world)[1], Some(1));
+    open_by_mark(&world, 0);
+    world.wait(Duration::from_mins(1));
+    synced(&mut world);
+    assert_eq!(destinations(&world)[1], None);
+}
+
+#[test]
+fn a_changed_policy_keeps_the_connections_by_mark() {
+    let mut world = web();
+    open_by_mark(&world, 1);
+    world.service(exposed("default/web", 10, false));
+    synced(&mut world);
+    assert_eq!(destinations(&world), [Some(2), Some(1)]);
+    // The Service gets its mark back, with the connections.
+    world.service(exposed("default/web", 10, true));
+    synced(&mut world);
+    assert_eq!(
+        (marks(&world), destinations(&world)),
+        (vec![marked(10, 1)], [Some(2), Some(1)])
+    );
+    world.service(exposed("default/web", 10, false));
+    synced(&mut world);
+    open_by_mark(&world, 0);
+    world.wait(Duration::from_mins(1));
+    synced(&mut world);
+    assert_eq!(destinations(&world), [Some(2), None]);
+}
+
+#[test]
+fn a_deleted_service_loses_its_virtual_server_by_mark_with_the_address() {
+    for was_former in [false, true] {
+        let counted = proxy_ipvs::MarkAddresses::default();
+        let config = Config {
+            mark_addresses: counted.clone(),
+            ..config(MarkBits::DEFAULT)
+        };
+        let mut world = web_of(config);
+        assert!(counted.get(IpFamily::V4, 1).is_some());
+        open_by_mark(&world, 1);
+        if was_former {
+            world.service(exposed("default/web", 10, false));
+            synced(&mut world);
+            assert_eq!(destinations(&world)[1], Some(1));
+        }
+        world.delete_service("default/web");
+        synced(&mut world);
+        assert_eq!((marks(&world), destinations(&world)), (vec![], [None; 2]));
+        assert_eq!(counted.get(IpFamily::V4, 1), None);
     }
 }

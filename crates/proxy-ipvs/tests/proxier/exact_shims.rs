@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use iptables::Table;
+use iptables::{Backend, Table};
 use proxy_ipvs::{LeftoverPlace, MarkBits, Semantics, VirtualServerKey};
 
 use super::exact::{exposed, marked, marks, synced};
@@ -145,5 +145,61 @@ fn upstreams_semantics_remove_the_rules_and_marks() {
         };
         let world = with_web(world.restarted(upstream));
         assert_eq!((early_rules(&world), marks(&world)), (0, Vec::new()));
+    }
+}
+
+/// Until its rules are removed, the former shim marks packets from outside.
+#[test]
+fn the_former_shims_marks_end_after_the_lost_endpoints_and_before_the_drain() {
+    for (from, to, places, removal) in [
+        (
+            ShimStyle::Lean,
+            ShimStyle::Nftables,
+            &[LeftoverPlace::Other(Backend::Legacy), LeftoverPlace::Ipsets][..],
+            "remove 0 chains",
+        ),
+        (
+            ShimStyle::Nftables,
+            ShimStyle::Upstream,
+            &[LeftoverPlace::OwnTable],
+            "remove this mode's own table",
+        ),
+    ] {
+        let world = web(from);
+        let by_mark = VirtualServerKey::Mark {
+            family: IpFamily::V4,
+            mark: 1,
+        };
+        {
+            let mut state = world.kernel.state();
+            state.shim = to;
+            state.former = std::mem::take(&mut state.snapshot.sets);
+            state.snapshot.set_sizes = BTreeMap::new();
+            state.snapshot.rules = None;
+            let places = places.iter().map(|place| (*place, Arc::default()));
+            state.snapshot.leftovers = Some(places.collect());
+            let target = Target {
+                ip: ip("10.244.1.5"),
+                port: 8080,
+            };
+            state.connections.insert((by_mark, target), 1);
+        }
+        world.work();
+        let upstream = Config {
+            semantics: Semantics::Upstream,
+            ..config(to)
+        };
+        let world = with_web(world.restarted(upstream));
+        let order = world.written();
+        let at = |begin: &str| {
+            let found = order.iter().position(|op| op.starts_with(begin));
+            found.unwrap_or_else(|| panic!("no `{begin}`: {order:#?}"))
+        };
+        let lowered = at("set destination 10.244.2.5:8080 of 192.0.2.10:80/TCP to weight 0");
+        let drained = at("set destination 10.244.1.5:8080 of FWM 1 to weight 0");
+        let removed = at(removal);
+        assert!(lowered < removed && removed < drained, "{order:#?}");
+        let state = world.kernel.state();
+        assert!(state.snapshot.servers.contains_key(&by_mark));
     }
 }

@@ -296,7 +296,9 @@ fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
     drop(state);
     world.check();
     world.sync();
-    assert_eq!(world.written(), ["remove virtual server FWM 9"]);
+    let written = world.written();
+    let last = written.last().map(String::as_str);
+    assert_eq!(last, Some("remove virtual server FWM 9"), "{written:?}");
     let mut world = world.restarted(config).listed();
     world.service(service("default/web", "10.96.0.10", 80));
     world.slice(slice("default/web", &PAIR));
