@@ -220,10 +220,10 @@ impl Tables {
         match op {
             Op::CreateLink => put_off(&mut self.link, &(), AffectedServices::All, fault, now),
             Op::CreateSet(set, _) => {
-                put_off(&mut self.sets, set, AffectedServices::All, fault, now)
+                put_off(&mut self.sets, set, AffectedServices::All, fault, now);
             }
             Op::RemoveSet(set) => {
-                put_off(&mut self.sets, set, AffectedServices::Nobody, fault, now)
+                put_off(&mut self.sets, set, AffectedServices::Nobody, fault, now);
             }
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
                 put_off(
@@ -235,7 +235,7 @@ impl Tables {
                 );
             }
             Op::WriteRules { .. } => {
-                put_off(&mut self.rules, &(), AffectedServices::All, fault, now)
+                put_off(&mut self.rules, &(), AffectedServices::All, fault, now);
             }
             Op::RemoveLeftovers(place, _) => {
                 put_off(
@@ -323,10 +323,10 @@ fn put_off<K, V, O>(
     match (fault, wanted) {
         (Fault::Belief, _) => table.doubt(key, now),
         (Fault::Entry, AffectedServices::Owners) | (_, AffectedServices::Nobody) => {
-            table.excuse(key, now)
+            table.excuse(key, now);
         }
         (Fault::Entry, AffectedServices::All) | (Fault::Node | Fault::Scheduler, _) => {
-            table.fail(key, now)
+            table.fail(key, now);
         }
     }
 }
