@@ -13,7 +13,7 @@ shipped = $(CARGO) build --locked --profile shipped -p kube-proxy
 # Builds the measuring programs, with the shipped daemon next to them.
 release = $(CARGO) build --locked --release $(1) && $(shipped) && cp $(patsubst %/debug,%/shipped,$(TARGET))/kube-proxy $(patsubst %/debug,%/release,$(TARGET))/
 
-.PHONY: help demo tour test check test-full test-kernels properties fuzz faults golden upgrade recording soak cluster e2e migrate bench lint build test-arch release image man reproducible deps doctor advisories
+.PHONY: help demo tour test check test-full test-kernels properties fuzz faults golden upgrade recording soak cluster e2e migrate bench lint build test-arch release image man reproducible deps crates doctor advisories
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,7 @@ test-full: test ## Run the tests of a release: make test, the same on lane B, an
 	LANE=B integration/test
 	LANE=A KERNEL=6.12 integration/test selected
 	integration/upgrade
+	integration/crates
 
 test-kernels: ## Run tests on several Linux versions, and write a row for each in docs/kernels.md: KERNELS="6.12 6.1 7.x 6.12-packaged" STEPS="netlink proxier golden scenarios"
 	@LANE=B integration/deps
@@ -126,6 +127,9 @@ image: ## Build the container image as an OCI archive, and its SBOM (prints what
 
 reproducible: ## Build the release twice, in two folders, and compare the programs byte by byte (two release builds: minutes each)
 	@integration/reproducible
+
+crates: ## Check the crates for other programs, and build each package as its users would, without publishing
+	integration/crates
 
 deps: ## Install the Debian packages that the lab needs, and print their names (LANE=B: also those that build its kernel)
 	@integration/deps

@@ -22,7 +22,7 @@ pub struct Tuple {
 /// One tracked flow.
 ///
 /// Without NAT, the reply tuple is the reversed original tuple. With NAT, the reply's source is the
-/// endpoint that replies, and its destination is the address that the endpoint sees.
+/// host that replies, and its destination is the address that this host sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Protocol of both tuples.

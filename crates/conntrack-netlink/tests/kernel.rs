@@ -106,6 +106,37 @@ fn a_dump_contains_only_the_requested_flows() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
+fn the_example_lists_the_same_flows_as_conntrack() {
+    let _conntrack = new_namespace();
+    udp(40000);
+    udp(40001);
+    tool(
+        "-I -p tcp -s 10.244.1.99 --sport 40003 -d 10.96.0.1 --dport 443 -t 600 --state ESTABLISHED",
+    );
+    // The example prints neither state nor timeout, and no use count.
+    let flows = |lines: Vec<String>| -> Vec<_> {
+        let flow = |line: &String| {
+            let flow = line.split_once("src=").map_or("", |(_, flow)| flow);
+            flow.split(" use=").next().unwrap().to_owned()
+        };
+        let mut flows: Vec<_> = lines.iter().map(flow).collect();
+        flows.sort();
+        flows
+    };
+    let listed = |arguments: &str| {
+        let lines = tool(arguments);
+        flows(lines.iter().map(|line| format!("src={line}")).collect())
+    };
+    let all = flows(namespace::example("conntrack_list", &[]));
+    assert_eq!(all, listed("-L"));
+    assert_eq!(all.len(), 3);
+    let dns = flows(namespace::example("conntrack_list", &["53"]));
+    assert_eq!(dns, listed("-L -p udp --orig-port-dst 53"));
+    assert_eq!(dns.len(), 2);
+}
+
+#[test]
+#[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
 fn a_flow_is_found_by_its_reply_tuple() {
     let mut conntrack = new_namespace();
     udp(40000);

@@ -1,10 +1,9 @@
-//! IP families and transport protocols. All crates use these types, from the model of Services to
-//! iptables rules.
+//! IP families and transport protocols, with their names and numbers.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An IP family. One mode instance serves one family.
+/// An IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum IpFamily {
     /// IPv4.
@@ -14,7 +13,7 @@ pub enum IpFamily {
 }
 
 impl IpFamily {
-    /// Both families. IPv4 comes first, in upstream's order of syncs.
+    /// Both families. IPv4 comes first.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// Returns the family of an address.
@@ -43,7 +42,7 @@ impl fmt::Display for IpFamily {
     }
 }
 
-/// A transport protocol of a Service port. Its value is the IANA number.
+/// A transport protocol with ports. Its value is the IANA number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Protocol {
@@ -93,6 +92,10 @@ impl fmt::Display for Protocol {
         })
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 #[cfg(test)]
 mod tests {

@@ -46,3 +46,7 @@ pub use entry::{Entry, IpProtocol, Key, Mark, ParseError};
 pub use error::{Error, Reason};
 pub use ipset::{Action, Change, Ipset, Outcome};
 pub use set::{Definition, Family, Header, Set, SetType};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -76,6 +76,39 @@ const FOUR: Family = Family::Inet;
 const SIX: Family = Family::Inet6;
 
 #[test]
+fn the_example_lists_the_same_lines_as_ipset_save() {
+    let mut ipset = new_namespace();
+    for (name, set_type, entries) in [
+        (
+            "web",
+            SetType::HashIpPort,
+            vec!["10.0.0.1,tcp:80", "10.0.0.2,udp:53"],
+        ),
+        (
+            "nets",
+            SetType::HashIpPortNet,
+            vec!["10.0.0.1,tcp:80,10.1.0.0/16"],
+        ),
+        ("none", SetType::HashIp, vec![]),
+    ] {
+        ipset
+            .create(name, &Definition::new(set_type, FOUR))
+            .unwrap();
+        ipset.add(name, &parse(set_type, &entries)).unwrap();
+    }
+    let saved = ipset_tool("save");
+    let mut saved: Vec<_> = saved
+        .lines()
+        .map(|line| line.split(" bucketsize").next().unwrap())
+        .collect();
+    let mut example = namespace::example("ipset_list", &[]);
+    saved.sort_unstable();
+    example.sort_unstable();
+    assert_eq!(example, saved);
+    assert_eq!(example.len(), 6);
+}
+
+#[test]
 fn each_set_type_works_in_each_ip_family() {
     let mut ipset = new_namespace();
     assert_eq!(ipset.protocol(), 7);

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use ipvs_netlink::{
     Destination, DestinationKey, Family, Flags, Forward, IpFamily, Ipvs, Protocol, Service,
     ServiceKey, Status, Timeouts, Tunnel,
 };
-use namespace::in_namespace;
+use namespace::{example, in_namespace};
 use netlink_batch::{Batch, Connection, Reply};
 
 const ENOENT: i32 = 2;
@@ -98,6 +99,49 @@ fn the_kernel_reports_its_ipvs_version() {
         });
         let info = ipvs.info().unwrap();
         assert!(info.table_size.is_power_of_two(), "{info:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn the_example_lists_the_same_lines_as_ipvsadm() {
+    on_ipvs(|mut ipvs| {
+        let tcp = key(Protocol::TCP, "10.0.0.1:80");
+        let udp = key(Protocol::UDP, "[2001:db8::1]:53");
+        execute(&mut ipvs, |family, batch| {
+            let persistent = Service {
+                flags: Flags::PERSISTENT,
+                timeout: 300,
+                netmask: 0xffff_ff00,
+                ..service(tcp, "rr")
+            };
+            family.new_service(batch, &persistent);
+            let by_packet = Service {
+                flags: Flags::ONE_PACKET,
+                ..service(udp, "wrr")
+            };
+            family.new_service(batch, &by_packet);
+            let mark = ServiceKey::Fwmark {
+                family: IpFamily::V4,
+                mark: 7,
+            };
+            family.new_service(batch, &service(mark, "lc"));
+            family.new_destination(batch, &tcp, &destination("10.1.0.1:8080", 3));
+            let direct = Destination {
+                forward: Forward::Route,
+                ..destination("[2001:db8::2]:53", 1)
+            };
+            family.new_destination(batch, &udp, &direct);
+        });
+        let tool = Command::new("ipvsadm").arg("-Ln").output().unwrap();
+        let tool = String::from_utf8(tool.stdout).unwrap();
+        let mut tool: Vec<_> = tool.lines().map(str::trim_end).collect();
+        let mut example = example("ipvsadm_list", &[]);
+        // The tool sorts its lines, and the example keeps the kernel's order.
+        tool.sort_unstable();
+        example.sort_unstable();
+        assert_eq!(example, tool);
+        assert_eq!(example.len(), 8);
     });
 }
 

@@ -113,6 +113,23 @@ fn each_message_has_its_own_reply() {
 }
 
 #[test]
+fn the_example_adds_and_removes_a_thousand_addresses() {
+    in_namespace(|| {
+        let lines = namespace::example("many_addresses", &[]);
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(
+            lines[0].starts_with("added 1000 addresses in "),
+            "{lines:?}"
+        );
+        assert!(
+            lines[1].starts_with("removed 1000 addresses in "),
+            "{lines:?}"
+        );
+        assert_eq!(addresses(&mut open()), []);
+    });
+}
+
+#[test]
 fn an_empty_batch_returns_no_replies() {
     in_namespace(|| assert_eq!(open().execute(&Batch::new()).unwrap(), []));
 }

@@ -1,4 +1,4 @@
-//! Measures the time to write, send and read tables of many Services. Needs root. Run it with
+//! Measures the time to write, send and read tables of many virtual addresses. Needs root. Run it with
 //! `unshare -n`, because it creates and deletes a table in the current network namespace.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "it measures")]
@@ -30,7 +30,10 @@ fn main() {
         for transaction in parts(services, part) {
             nftables.commit(&transaction, None).unwrap();
         }
-        println!("in parts of {part} Services: made in {:?}", begun.elapsed());
+        println!(
+            "in parts of {part} addresses: made in {:?}",
+            begun.elapsed()
+        );
         let transaction = Transaction {
             changes: vec![Change::DeleteTable],
             ..transaction.clone()
@@ -42,7 +45,7 @@ fn main() {
     let mut prepared = PreparedTransaction::new(&transaction, None);
     let encoded = begun.elapsed();
     println!(
-        "{services} Services x {ENDPOINTS}: {changes} changes, {} messages, {} bytes; written in {encoded:?}",
+        "{services} virtual addresses x {ENDPOINTS} servers: {changes} changes, {} messages, {} bytes; written in {encoded:?}",
         prepared.messages(),
         prepared.byte_len(),
     );

@@ -146,6 +146,32 @@ fn objects_written_to_the_kernel_read_back_unchanged() {
 }
 
 #[test]
+fn the_example_lists_the_same_lines_as_nft() {
+    in_namespace(|_| {
+        common::load(
+            "table ip web {
+                set closed { type ipv4_addr . inet_service; elements = { 192.0.2.1 . 80 }; }
+                map services { type ipv4_addr : verdict; elements = { 192.0.2.2 : goto service }; }
+                chain service { counter drop; }
+                chain input {
+                    type filter hook input priority 10; policy accept;
+                    ip daddr . tcp dport @closed reject
+                    ip daddr vmap @services
+                    meta mark set 0x00000001 comment \"marked\"
+                }
+            }",
+        );
+        let listing = nft(&["-y", "list", "ruleset"]);
+        // `nft` separates the objects of a table by empty lines.
+        let listing = listing.lines().filter(|line| !line.is_empty());
+        assert_eq!(
+            namespace::example("nft_list", &[]),
+            listing.map(str::trim_end).collect::<Vec<_>>()
+        );
+    });
+}
+
+#[test]
 fn a_refused_change_is_reported_and_the_transaction_has_no_effect() {
     in_namespace(|mut nftables| {
         let mut changes = service();

@@ -3,6 +3,7 @@
 //! Only the thread moves: other threads stay, and programs that it starts run in the new namespace.
 //! `lab::world` has nodes with pods and external hosts.
 
+use std::process::Command;
 use std::{io, panic, thread};
 
 use rustix::thread::{
@@ -45,6 +46,38 @@ pub fn enter() -> io::Result<()> {
         let text = format!("no new network namespace, which takes root (CAP_SYS_ADMIN): {error}");
         io::Error::new(error.kind(), text)
     })
+}
+
+/// Runs a built example of the workspace in the calling thread's network namespace. Returns the
+/// lines of its output.
+///
+/// # Panics
+///
+/// Panics if the example is not built, or if it fails.
+#[allow(clippy::panic, reason = "a test stops at the first surprise")]
+pub fn example(name: &str, arguments: &[&str]) -> Vec<String> {
+    // The test is in target/debug/deps, the example in target/debug/examples.
+    let test = std::env::current_exe().unwrap_or_default();
+    let file = test
+        .ancestors()
+        .nth(2)
+        .map(|target| target.join("examples").join(name));
+    let file = file.unwrap_or_default();
+    let output = Command::new(&file)
+        .args(arguments)
+        .output()
+        .unwrap_or_else(|error| {
+            panic!(
+                "{}, which `cargo build --examples` makes: {error}",
+                file.display()
+            )
+        });
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+    text(&output.stdout)
+        .lines()
+        .map(|line| line.trim_end().to_owned())
+        .collect()
 }
 
 /// Drops all capabilities of the calling thread. Other threads keep theirs.
