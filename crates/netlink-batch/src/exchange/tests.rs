@@ -233,7 +233,7 @@ fn a_refusal_has_the_kernels_text_and_the_request() {
     let request = message(20, 5, 1, b"lineno 7");
     let mut payload = (-4103_i32).to_ne_bytes().to_vec();
     payload.extend(&request);
-    payload.extend([10, 0, 1, 0]);
+    payload.extend([10_u16.to_ne_bytes(), 1_u16.to_ne_bytes()].concat());
     payload.extend(b"taken\0\0\0");
     let mut exchange = exchange([vec![Ok(message(NLMSG_ERROR, 0x200, 1, &payload))]]);
     let replies = exchange.execute(&batch(1)).unwrap();
@@ -395,7 +395,7 @@ fn an_error_in_the_done_message_is_returned() {
 #[test]
 fn an_invalid_header_ends_a_dump_and_discards_the_rest() {
     let mut short = message(9, 2, 1, b"part");
-    short[0] = 99;
+    short[..4].copy_from_slice(&99_u32.to_ne_bytes());
     let mut exchange = exchange([vec![Ok(short), Ok(message(9, 2, 1, b"part"))]]);
     assert!(matches!(
         exchange.dump(8, 0, &|_| ()),
