@@ -184,7 +184,11 @@ pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
     start_clients(c, &mut traffic);
     let started = Instant::now();
     // Two generations of pods reuse addresses. `make test-full` replaces twice as many, on lane B.
-    let generations = if lab::iptables_backend() == "nft" { 4 } else { 2 };
+    let generations = if lab::iptables_backend() == "nft" {
+        4
+    } else {
+        2
+    };
     let replaced = generations * PODS;
     for _ in 0..replaced {
         rollout.replace(c)?;
