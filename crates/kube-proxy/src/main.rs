@@ -10,7 +10,7 @@ use kube_proxy::config::command_line::{self, Command, CompletedArguments};
 use kube_proxy::config::follow;
 use kube_proxy::config::follow::{keep_prepared, keeps_prepared};
 use kube_proxy::config::options::Options;
-use kube_proxy::process::{capabilities, descriptors, iptables, memory, panics};
+use kube_proxy::process::{capabilities, descriptors, iptables, log_runner, memory, panics};
 use kube_proxy::run::cleanup;
 use kube_proxy::{check, config, logging, run};
 use tokio::sync::{mpsc, oneshot};
@@ -20,6 +20,14 @@ fn main() -> ExitCode {
     if let Err(error) = iptables::stand_in(std::env::args_os()) {
         eprintln!("kube-proxy: {}", in_words(&error));
         return ExitCode::FAILURE;
+    }
+    match log_runner::stand_in(std::env::args_os()) {
+        Ok(None) => {}
+        Ok(Some(code)) => return ExitCode::from(code),
+        Err(error) => {
+            eprintln!("go-runner: {}", in_words(&error));
+            return ExitCode::FAILURE;
+        }
     }
     panics::end_the_process();
     memory::start();

@@ -1,9 +1,10 @@
 //! Properties of this process: capabilities, descriptors, memory, panics and version. Also runs
-//! iptables if called by that name.
+//! iptables, or a command with its log in a file, if called by those names.
 
 pub mod capabilities;
 pub mod descriptors;
 pub mod iptables;
+pub mod log_runner;
 pub mod memory;
 pub mod panics;
 pub mod version;

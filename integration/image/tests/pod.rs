@@ -254,11 +254,19 @@ fn kubeadms_pod_works_with_our_image_in_ipvs_mode(c: &mut Cluster) -> Outcome {
     kubeadms_pod_serves(c, &with_mode(kubeadm()?, "ipvs")?, "ipvs")
 }
 
+/// The pod starts like kops' static pod, through `/go-runner`, which keeps the log in a file.
 fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
     let deployed = Deployed::new(c, objects)?;
     let spec = deployed.pod.container()?;
     assert!(spec.privileged);
-    let container = deployed.start(c, &spec)?;
+    let log = "/kube-proxy.log";
+    let runner = ["/go-runner".to_owned(), format!("--log-file={log}")];
+    let runner = runner.into_iter().chain(["--also-stdout".to_owned()]);
+    let mut started = spec.clone();
+    started.argv = runner.chain(started.argv).collect();
+    let log = spec.root.join(log.trim_start_matches('/'));
+    drop(fs::remove_file(&log));
+    let container = deployed.start(c, &started)?;
     serves(c, &deployed, &spec, &container)?;
     assert_eq!(c.sh("curl -sS http://127.0.0.1:10249/proxyMode")?, mode);
     let has_servers = c.servers()?.contains_key("TCP 10.96.0.10:80");
@@ -271,7 +279,16 @@ fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
     );
     // The daemon loads modules with `modprobe`, if the kernel does not load them.
     run(c, &spec, Some(&["/sbin/modprobe", "--version"]))?;
-    ends(container)
+    // SIGTERM reaches the daemon, and its last line reaches the file.
+    let said = container.said();
+    ends(container)?;
+    let log = fs::read_to_string(log)?;
+    for text in [&said, &log] {
+        assert!(text.contains("first sync done"), "{text}");
+    }
+    let last = log.lines().last().unwrap_or_default();
+    assert!(last.contains("stopping"), "{log}");
+    Ok(())
 }
 
 fn the_least_privilege_pod_works_with_legacy_iptables(c: &mut Cluster) -> Outcome {
@@ -426,8 +443,12 @@ fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let folder = c.folder().join("image");
     let image = Image::unpack(&archive(Flavour::Nftables)?, &folder)?;
-    let files = c.sh(&format!("cd {} && find . ! -type d", image.root.display()))?;
-    assert_eq!(files, "./usr/local/bin/kube-proxy\n");
+    let list = "find . ! -type d -printf '%p %l\\n' | sort";
+    let files = c.sh(&format!("cd {} && {list}", image.root.display()))?;
+    assert_eq!(
+        files,
+        "./go-runner usr/local/bin/kube-proxy\n./usr/local/bin/kube-proxy \n"
+    );
     let objects = build(&manifests().join("least-privilege/nftables"))?;
     for mode in ["ipvs", "nftables"] {
         let mut deployed = Deployed::of(c, &objects, &image)?;
