@@ -62,6 +62,9 @@ use request::{Need, Resource};
 /// 8 kB.
 const IN_FLIGHT: usize = 128;
 
+/// Host of the API server in `manifests/daemonset`, which an operator replaces.
+const PLACEHOLDER_HOST: &str = "control-plane.example";
+
 /// Service that sends a client's requests, below the layer that counts them.
 pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 
@@ -149,6 +152,15 @@ impl Server {
         // URL.
         if let Ok(url) = without_user(&config.cluster_url.to_string()).parse() {
             config.cluster_url = url;
+        }
+        if config.cluster_url.host() == Some(PLACEHOLDER_HOST) {
+            return Err(StartError::Api {
+                what: format!("API server {}", config.cluster_url),
+                reason: "this is the manifests' placeholder, no server".to_owned(),
+                advice: "set `server` in the kubeconfig to the control plane's address (in a \
+                         cluster: `kubectl -n kube-system edit configmap kube-proxy-ipvs`, key \
+                         kubeconfig.conf, then delete the pods)",
+            });
         }
         config.proxy_url = None;
         let proxy = http_proxy::choose(proxy.as_deref(), &config.cluster_url, environment);

@@ -7,6 +7,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::tests;
+
 /// Lists of the daemon's metrics, which its tests use, too.
 const LISTS: [&str; 4] = [
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36.txt"),
@@ -246,14 +248,20 @@ fn the_prometheus_operator_objects_match_the_rules() {
     assert_eq!(rule["kind"], "PrometheusRule");
     assert_eq!(rule["spec"], rules, "run integration/prometheusrule");
     assert_eq!(monitor["kind"], "PodMonitor");
-    let pod = &crate::tests::daemon_set("daemonset")["spec"]["template"]["metadata"]["labels"];
-    let selector = monitor["spec"]["selector"]["matchLabels"]
-        .as_object()
-        .unwrap();
-    for (label, value) in selector {
-        assert_eq!(&pod[label], value);
+    let expressions = monitor["spec"]["selector"]["matchExpressions"].as_array();
+    let [expression] = expressions.unwrap().as_slice() else {
+        panic!("{expressions:?}")
+    };
+    assert_eq!(expression["operator"], "In");
+    let label = expression["key"].as_str().unwrap();
+    let selected = expression["values"].as_array().unwrap();
+    for daemon_set in [tests::daemon_set("daemonset"), tests::kubeadms_daemon_set()] {
+        let pod = &daemon_set["spec"]["template"]["metadata"]["labels"];
+        assert!(selected.contains(&pod[label]), "{pod}");
     }
     // The rules contain the job's name.
-    let job = &pod[monitor["spec"]["jobLabel"].as_str().unwrap()];
-    assert_eq!(job, "kube-proxy");
+    let relabelings = monitor.pointer("/spec/podMetricsEndpoints/0/relabelings");
+    let mut relabelings = relabelings.unwrap().as_array().unwrap().iter();
+    let job = relabelings.find(|one| one["targetLabel"] == "job").unwrap();
+    assert_eq!(job["replacement"], "kube-proxy");
 }

@@ -40,6 +40,10 @@ fn kubeadm() -> Vec<Value> {
     read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/kubeadm.yaml")).unwrap()
 }
 
+pub(crate) fn kubeadms_daemon_set() -> Value {
+    of_kind(&kubeadm(), "DaemonSet")
+}
+
 /// Creates a folder for one test.
 fn scratch(name: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -179,15 +183,28 @@ fn a_patch_without_its_target_is_an_error() {
 /// Our DaemonSet equals kubeadm's except for these fields.
 #[test]
 fn our_daemon_set_differs_little_from_kubeadms() {
-    let mut merged = of_kind(&kubeadm(), "DaemonSet");
+    let mut merged = kubeadms_daemon_set();
     let before = merged.clone();
-    merge(&mut merged, &daemon_set("daemonset"));
+    let mut ours = daemon_set("daemonset");
+    // Both have different names, see `the_bases_share_no_object_with_kubeadm`.
+    for path in [
+        "/metadata",
+        "/spec/selector",
+        "/spec/template/metadata",
+        "/spec/template/spec/serviceAccountName",
+        "/spec/template/spec/volumes/0/configMap",
+    ] {
+        let theirs = before.pointer(path).unwrap().clone();
+        *ours.pointer_mut(path).unwrap() = theirs;
+    }
+    merge(&mut merged, &ours);
     let mut paths = differences(&before, &merged);
     paths.sort();
     let container = "spec.template.spec.containers.0";
     assert_eq!(
         paths,
         [
+            "spec.template.spec.affinity".to_owned(),
             format!("{container}.command"),
             format!("{container}.image"),
             format!("{container}.livenessProbe"),
@@ -208,6 +225,91 @@ fn our_daemon_set_differs_little_from_kubeadms() {
         });
         assert_eq!(differences(&theirs, &ours), expected, "{key}");
     }
+}
+
+/// `kubectl apply -k` on a kubeadm cluster overwrites nothing: no object has kubeadm's name, and no
+/// selector matches the other DaemonSet's pods.
+#[test]
+fn the_bases_share_no_object_with_kubeadm() {
+    let identity = |object: &Value| {
+        let name = &object["metadata"]["name"];
+        (object["kind"].clone(), name.as_str().unwrap().to_owned())
+    };
+    // kubeadm also writes a ServiceAccount and a ClusterRoleBinding.
+    let mut theirs: Vec<_> = kubeadm().iter().map(identity).collect();
+    theirs.push((json!("ServiceAccount"), "kube-proxy".to_owned()));
+    theirs.push((
+        json!("ClusterRoleBinding"),
+        "kubeadm:node-proxier".to_owned(),
+    ));
+    for folder in FOLDERS {
+        for object in build(&manifests().join(folder)).unwrap() {
+            assert!(!theirs.contains(&identity(&object)), "{folder}: {object}");
+        }
+        let (ours, theirs) = (daemon_set(folder), kubeadms_daemon_set());
+        let selector = |daemon_set: &Value| daemon_set["spec"]["selector"]["matchLabels"].clone();
+        assert_ne!(selector(&ours), selector(&theirs), "{folder}");
+        let pod = &ours["spec"]["template"]["spec"];
+        for volume in pod["volumes"].as_array().unwrap() {
+            if let Some(map) = volume.get("configMap") {
+                assert_eq!(map["name"], ours["metadata"]["name"], "{folder}");
+            }
+        }
+    }
+}
+
+/// A pod on a node of another architecture would fail at its start, so there is none.
+#[test]
+fn the_daemon_set_selects_the_architectures_of_the_image() {
+    let file = fs::read_to_string(root().join("image/architectures")).unwrap();
+    let built: Vec<&str> = file.split_whitespace().collect();
+    for folder in FOLDERS {
+        let pod = &daemon_set(folder)["spec"]["template"]["spec"];
+        assert_eq!(pod["nodeSelector"], json!({"kubernetes.io/os": "linux"}));
+        let terms = "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution";
+        let terms = pod.pointer(&format!("{terms}/nodeSelectorTerms")).unwrap();
+        let expected = json!({"key": "kubernetes.io/arch", "operator": "In", "values": built});
+        assert_eq!(
+            *terms,
+            json!([{"matchExpressions": [expected]}]),
+            "{folder}"
+        );
+    }
+}
+
+/// A pod with the unchanged ConfigMap ends with a clear message, instead of retrying for ever.
+#[tokio::test]
+async fn the_placeholder_api_server_is_refused_by_name() {
+    let objects = build(&manifests().join("daemonset")).unwrap();
+    let map = of_kind(&objects, "ConfigMap");
+    let text = map["data"]["kubeconfig.conf"].as_str().unwrap();
+    let folder = scratch("placeholder");
+    let file = folder.join("kubeconfig.conf");
+    let account = root().join("integration/image/testdata");
+    let error = |text: String| {
+        // The account's folder, which the kubelet mounts.
+        let mount = "/var/run/secrets/kubernetes.io/serviceaccount";
+        fs::write(&file, text.replace(mount, account.to_str().unwrap())).unwrap();
+        let api = source::Api {
+            kubeconfig: Some(file.clone()),
+            ..source::Api::default()
+        };
+        async move {
+            let server = source::api::Server::new(&api, source::uncounted).await;
+            server.err().map(|error| error.to_string())
+        }
+    };
+    let said = error(text.to_owned()).await.unwrap();
+    for part in [
+        "API server https://control-plane.example:6443",
+        "placeholder",
+        "kubectl -n kube-system edit configmap kube-proxy-ipvs",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    let completed = text.replace("control-plane.example", "10.0.0.1");
+    assert_eq!(error(completed).await, None);
+    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
