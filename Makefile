@@ -125,6 +125,10 @@ man: ## Write the man pages of kube-proxy and its subcommands to target/man
 image: ## Build the container image as an OCI archive, and its SBOM (prints what it installs; FLAVOUR=nftables: one static binary; ARCH=arm64)
 	@image/build
 
+.PHONY: chart
+chart: ## Lint, render and package the Helm chart, in target/chart
+	@integration/chart
+
 reproducible: ## Build the release twice, in two folders, and compare the programs byte by byte (two release builds: minutes each)
 	@integration/reproducible
 

@@ -2,7 +2,7 @@
 
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -38,6 +38,7 @@ pub fn check(object: &Value) -> Result<(), SchemaError> {
         row::<ClusterRoleBinding>(),
         row::<ConfigMap>(),
         row::<DaemonSet>(),
+        row::<Pod>(),
         row::<ServiceAccount>(),
     ];
     let word = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default();

@@ -180,6 +180,75 @@ fn a_patch_without_its_target_is_an_error() {
     fs::remove_dir_all(folder).unwrap();
 }
 
+/// Returns the objects of the chart for a value of `rights`, as `integration/chart` rendered them.
+fn chart(rights: &str) -> Vec<Value> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/chart");
+    read(&folder.join(format!("{rights}.yaml"))).unwrap()
+}
+
+/// Parses the files of a ConfigMap, so that their comments and order do not count.
+fn parse_files(object: &mut Value) {
+    if object["kind"] == "ConfigMap" {
+        for text in object["data"].as_object_mut().unwrap().values_mut() {
+            *text = serde_saphyr::from_str(text.as_str().unwrap()).unwrap();
+        }
+    }
+}
+
+/// The chart makes the objects of the bases. It adds a test, and a checksum that restarts the pods.
+#[test]
+fn the_chart_makes_the_same_objects_as_the_bases() {
+    for folder in FOLDERS {
+        let rights = folder.strip_prefix("least-privilege/");
+        let rights = rights.unwrap_or("privileged");
+        let mut ours = build(&manifests().join(folder)).unwrap();
+        let mut chart = chart(rights);
+        for object in &chart {
+            check(object).unwrap_or_else(|error| panic!("{rights}: {error}"));
+        }
+        let is_test = |object: &Value| object["metadata"]["annotations"]["helm.sh/hook"] == "test";
+        assert_eq!(
+            chart.iter().filter(|one| is_test(one)).count(),
+            1,
+            "{rights}"
+        );
+        chart.retain(|object| !is_test(object));
+        let key = |object: &Value| object["kind"].to_string();
+        for objects in [&mut ours, &mut chart] {
+            objects.sort_by_key(key);
+            objects.iter_mut().for_each(parse_files);
+        }
+        let annotations = "spec.template.metadata.annotations";
+        let differing: Vec<String> = ours
+            .iter()
+            .zip(&chart)
+            .flat_map(|(ours, chart)| differences(ours, chart))
+            .collect();
+        assert_eq!(differing, [annotations], "{rights}");
+        assert_eq!(ours.len(), chart.len(), "{rights}");
+    }
+    for object in chart("all-values") {
+        assert!(
+            object["kind"] == "PodMonitor" || check(&object).is_ok(),
+            "{object}"
+        );
+    }
+}
+
+/// The chart's version and architectures are those of the workspace and the image.
+#[test]
+fn the_chart_has_the_version_of_the_workspace() {
+    let folder = root().join("charts/kube-proxy-ipvs");
+    let [chart, values] =
+        ["Chart.yaml", "values.yaml"].map(|name| read(&folder.join(name)).unwrap());
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(chart[0]["version"], version);
+    assert_eq!(chart[0]["appVersion"], format!("v{version}"));
+    let file = fs::read_to_string(root().join("image/architectures")).unwrap();
+    let built: Vec<&str> = file.split_whitespace().collect();
+    assert_eq!(values[0]["architectures"], json!(built));
+}
+
 /// Our DaemonSet equals kubeadm's except for these fields.
 #[test]
 fn our_daemon_set_differs_little_from_kubeadms() {
