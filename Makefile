@@ -125,6 +125,10 @@ man: ## Write the man pages of kube-proxy and its subcommands to target/man
 image: ## Build the container image as an OCI archive, and its SBOM (prints what it installs; FLAVOUR=nftables: one static binary; ARCH=arm64)
 	@image/build
 
+.PHONY: deb
+deb: ## Build the Debian package with the systemd unit, in target/deb
+	@image/deb
+
 .PHONY: chart
 chart: ## Lint, render and package the Helm chart, in target/chart
 	@integration/chart

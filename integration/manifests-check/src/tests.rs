@@ -566,3 +566,31 @@ fn the_daemon_accepts_the_command_lines_of_the_manifests() {
         assert_eq!(options.process.oom_score_adj, -997);
     }
 }
+
+/// The unit of the Debian package starts the daemon with the package's configuration.
+#[test]
+fn the_daemon_accepts_the_command_line_of_the_systemd_unit() {
+    let folder = manifests().join("systemd");
+    let unit = fs::read_to_string(folder.join("kube-proxy.service")).unwrap();
+    let line = |name: &str| {
+        unit.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap()
+    };
+    let command = line("ExecStart=").replace("/etc/kube-proxy", folder.to_str().unwrap());
+    let arguments = command
+        .split_whitespace()
+        .filter(|word| *word != "$KUBE_PROXY_FLAGS");
+    let Command::Run(options) = command_line::parse(arguments.map(str::to_owned)).unwrap() else {
+        panic!("{command}")
+    };
+    assert_eq!(options.said.warnings, Vec::<String>::new());
+    let configuration = fs::read_to_string(folder.join("config.conf")).unwrap();
+    let kubeconfig = line("ConditionPathExists=");
+    assert!(configuration.contains(&format!("kubeconfig: {kubeconfig}\n")));
+    // systemd sets this value before the start, so the daemon needs no CAP_SYS_RESOURCE.
+    assert_eq!(
+        line("OOMScoreAdjust="),
+        options.process.oom_score_adj.to_string()
+    );
+}
