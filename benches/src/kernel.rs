@@ -241,8 +241,15 @@ impl Kernel {
     /// Returns the destinations of a virtual server that get new connections. Empty without the
     /// virtual server.
     pub(crate) fn reals(&mut self, address: Ipv4Addr) -> Result<BTreeSet<SocketAddrV4>> {
-        let key = ServiceKey::new(ipvs_netlink::Protocol::TCP, address.into(), PORT);
-        let entries = self.ipvs()?.destinations(&key)?;
+        self.weighty(&ServiceKey::new(
+            ipvs_netlink::Protocol::TCP,
+            address.into(),
+            PORT,
+        ))
+    }
+
+    fn weighty(&mut self, key: &ServiceKey) -> Result<BTreeSet<SocketAddrV4>> {
+        let entries = self.ipvs()?.destinations(key)?;
         let weighty = entries.iter().filter(|entry| entry.destination.weight > 0);
         Ok(weighty.filter_map(at).collect())
     }
@@ -335,12 +342,33 @@ impl Kernel {
     // ---- all of it ----
 
     /// Returns all virtual servers.
-    pub(crate) fn servers(&self) -> Result<Servers> {
+    ///
+    /// The file in `/proc` is far cheaper to read than the destinations of each virtual server. But
+    /// beside virtual servers of other network namespaces, the kernel omits some (Linux 6.1).
+    pub(crate) fn servers(&mut self) -> Result<Servers> {
         let text = self
             .place
             .enter(|| fs::read_to_string("/proc/thread-self/net/ip_vs"))
             .context("cannot read /proc/net/ip_vs")?;
-        virtual_servers(&text)
+        let listed = virtual_servers(&text)?;
+        let all = self.ipvs()?.services()?;
+        if listed.len() == all.len() {
+            return Ok(listed);
+        }
+        let mut servers = Servers::new();
+        for entry in all {
+            let key = entry.service.key;
+            let ServiceKey::Address {
+                address: IpAddr::V4(address),
+                port,
+                ..
+            } = key
+            else {
+                anyhow::bail!("virtual server {key} is not of the objects");
+            };
+            servers.insert(SocketAddrV4::new(address, port), self.weighty(&key)?);
+        }
+        Ok(servers)
     }
 
     /// Reads the whole state. If parts are expensive to read or not in the kernel, copies these
