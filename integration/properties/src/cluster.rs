@@ -8,9 +8,10 @@ use std::sync::Arc;
 use chance::Chance;
 use fixtures::KINDS;
 pub use fixtures::{at, net};
+use proxy::options::{SCHEDULER, SLOW_START, WEIGHTS};
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, Model, NamespacedName, Node,
-    Placement, Protocol, Service, ServicePort, ServiceType, Target,
+    Placement, Protocol, Service, ServiceOptions, ServicePort, ServiceType, Target,
 };
 
 use crate::action::Verb;
@@ -72,6 +73,21 @@ fn slice_name(number: u8, which: u8) -> NamespacedName {
 /// Returns a model of our node, as the daemon creates it.
 pub fn model() -> Model {
     Model::of_node(NODE)
+}
+
+/// Returns options of a Service, or `None` for most Services. A slow start ends within the time
+/// after a history.
+fn some_options(chance: &mut Chance) -> Option<Box<ServiceOptions>> {
+    if !chance.is_one_in(3) {
+        return None;
+    }
+    let mut one_of = |values: &[&'static str]| chance.one_of(values).copied().unwrap_or_default();
+    let options = [
+        (SCHEDULER, one_of(&["wrr", "wlc", "mh", "rr"])),
+        (WEIGHTS, one_of(&["", "local=3", "zone=2,local=9"])),
+        (SLOW_START, one_of(&["", "10s", "30s"])),
+    ];
+    ServiceOptions::read(options.into_iter())
 }
 
 impl Cluster {
@@ -434,6 +450,8 @@ impl Cluster {
                 node_port: self.node_port(&service, number + 10, chance),
             });
         }
+        // Separate numbers, so that kept histories stay as they are.
+        service.options = some_options(&mut Chance::new(chance.clone().number()));
         service
     }
 
