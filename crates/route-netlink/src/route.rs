@@ -215,13 +215,15 @@ mod tests {
         route([10, 96, 0, 1].into()).push_new(&mut batch);
         route(IpAddr::from([0xfd; 16])).push_del(&mut batch);
         let message = |index| batch.get(index).unwrap();
-        let link = [&[8, 0, 4, 0][..], &7_u32.to_ne_bytes()].concat();
+        // The header of an attribute: length and kind, in host byte order.
+        let head = |length: u16, kind: u16| [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        let link = [head(8, 4), 7_u32.to_ne_bytes().to_vec()].concat();
         let four = [2, 32, 0, 0, 255, 107, 254, 2, 0, 0, 0, 0];
-        let four = [&four[..], &[8, 0, 1, 0, 10, 96, 0, 1], &link].concat();
+        let four = [&four[..], &head(8, 1), &[10, 96, 0, 1], &link].concat();
         assert_eq!((message(0).kind, message(0).flags), (24, 0x401));
         assert_eq!(message(0).payload, four);
         let six = [10, 128, 0, 0, 255, 107, 0, 2, 0, 0, 0, 0];
-        let six = [&six[..], &[20, 0, 1, 0], &[0xfd; 16], &link].concat();
+        let six = [&six[..], &head(20, 1), &[0xfd; 16], &link].concat();
         assert_eq!((message(1).kind, message(1).flags), (25, 1));
         assert_eq!(message(1).payload, six);
         let range = LocalRoute {
@@ -232,8 +234,8 @@ mod tests {
         let mut batch = Batch::new();
         range.push_new(&mut batch);
         let four = [2, 12, 0, 0, 255, 107, 254, 2, 0, 0, 0, 0];
-        let four = [&four[..], &[8, 0, 1, 0, 10, 96, 0, 0], &link].concat();
-        let four = [&four[..], &[8, 0, 7, 0, 172, 35, 0, 100]].concat();
+        let four = [&four[..], &head(8, 1), &[10, 96, 0, 0], &link].concat();
+        let four = [&four[..], &head(8, 7), &[172, 35, 0, 100]].concat();
         assert_eq!(batch.get(0).unwrap().payload, four);
     }
 

@@ -28,6 +28,7 @@ fn key(flow: &Flow) -> Vec<u8> {
 }
 
 #[test]
+#[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
 fn decoded_flows_equal_the_created_ones() {
     let (client, service) = ("10.244.1.99:40000", "10.96.0.10:53");
     let udp = Flow {
@@ -89,6 +90,7 @@ fn decoded_flows_equal_the_created_ones() {
 }
 
 #[test]
+#[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
 fn a_delete_request_equals_the_conntrack_tools_request() {
     for (reply, request) in replies().iter().zip(requests()) {
         let Some(flow) = Flow::decode(reply).unwrap() else {
@@ -107,6 +109,7 @@ fn a_delete_request_equals_the_conntrack_tools_request() {
 }
 
 #[test]
+#[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
 fn a_flow_without_a_required_attribute_is_malformed() {
     let whole = &replies()[0];
     let parts = attributes(whole);

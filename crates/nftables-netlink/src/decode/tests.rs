@@ -547,6 +547,7 @@ fn a_long_comment_is_cut_to_128_bytes() {
 }
 
 #[test]
+#[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
 fn key_types_are_stored_in_nfts_user_data_format() {
     let key = |address| vec![DataType::Integer, address, DataType::InetService];
     for address in [DataType::Ipv4Addr, DataType::Ipv6Addr] {
