@@ -232,7 +232,7 @@ pub trait Scheme: Sized + Send + 'static {
     fn take(&mut self, state: &mut State<Self::Kinds>, answer: Self::QueryResponse);
 }
 
-/// A scheme's access to the kernel, on the thread of a lane.
+/// Reads and writes of the kernel by one scheme. They run on the thread of a [`Lane`](Kinds::Lane).
 pub trait KernelAccess<K>: Scheme {
     /// Reads a part.
     ///

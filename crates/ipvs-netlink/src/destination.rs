@@ -78,7 +78,7 @@ impl Forward {
 }
 
 impl From<u32> for Forward {
-    /// Parses `IPVS_DEST_ATTR_FWD_METHOD`. The higher bits of the number are flags of connections.
+    /// Parses `IPVS_DEST_ATTR_FWD_METHOD`. Ignores the higher bits, which are connection flags.
     fn from(number: u32) -> Self {
         match number & 7 {
             0 => Self::Masq,

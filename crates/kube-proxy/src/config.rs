@@ -209,7 +209,7 @@ pub(crate) fn render(file: Configuration, flags: &Flags) -> String {
 }
 
 impl Configuration {
-    /// Converts to JSON as upstream writes it: without certain fields when they are empty.
+    /// Converts to JSON as upstream does: omits the empty fields that upstream marks `omitempty`.
     fn as_upstream(&self) -> Value {
         let mut tree = as_go(self.tree());
         for (section, field) in [

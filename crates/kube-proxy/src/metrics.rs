@@ -303,7 +303,7 @@ impl Metrics {
         trigger > self.started
     }
 
-    /// Creates the series of a family with their start values.
+    /// Creates the metric series of an IP family, with their start values.
     pub(crate) fn begins(&self, family: IpFamily) {
         if let Some(of_mode) = &self.of_mode {
             of_mode.begins(family);

@@ -44,8 +44,8 @@ pub struct Service {
     pub kind: ServiceType,
     /// `spec.clusterIPs`, at most one of each family, and only of families in `spec.ipFamilies`.
     pub cluster_ips: SmallVec<[IpAddr; 2]>,
-    /// `spec.externalIPs`, both families. [`external_ips_of`](Self::external_ips_of) excludes the
-    /// ports in `yielded`.
+    /// `spec.externalIPs`, both families. For one port, [`external_ips_of`](Self::external_ips_of)
+    /// omits the addresses that another Service serves (`yielded`).
     pub external_ips: Vec<IpAddr>,
     /// Ports of external IPs that belong to another Service's load balancer or node port, sorted.
     /// The model sets this field.

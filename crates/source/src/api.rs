@@ -325,7 +325,7 @@ impl Access {
         }
     }
 
-    /// Reads the current context of a kubeconfig. Error messages name the kubeconfig `what`.
+    /// Reads the current context of a kubeconfig. Error messages call the kubeconfig `what`.
     async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
         // Without a URL, `kube` would read the environment and report its errors as errors of the
         // file.

@@ -205,7 +205,7 @@ pub struct SteppedThread {
     told: Receiver<LaneMessage>,
     permits: Sender<Permit>,
     asks: Option<ThreadOperation>,
-    /// Number of the last event before its job began.
+    /// Number of the last event that the mode received before this thread's job began.
     pub heard: u64,
 }
 

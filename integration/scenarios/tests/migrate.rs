@@ -183,7 +183,7 @@ impl Programmed {
         self.sh(&format!("ipvsadm -R <{}", file.display()))?;
         for setting in left.settings.lines() {
             let (key, value) = setting.split_once(':').context("sysctl-changes")?;
-            // Network devices have other names on this node.
+            // This node lacks some network devices of the recording, so it skips their sysctls.
             self.sh(&format!(
                 "[ ! -e /proc/sys/{key} ] || echo {value} >/proc/sys/{key}"
             ))?;

@@ -347,8 +347,8 @@ impl SenderChoice<'_, '_> {
                 self.family()
             )
         })?;
-        // With source ranges, the sender's own address decides. So it stays, and only the interface
-        // is that of the neighbouring host.
+        // If the Service has source ranges, keep the sender's address, because the ranges match it.
+        // Take only the interface from the neighbouring host.
         if !about.is_empty() {
             let words = format!("outside {address}{about}");
             return Ok(sender(words, hop.interface, address));

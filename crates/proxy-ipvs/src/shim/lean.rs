@@ -20,7 +20,7 @@ use crate::rules::{CHAINS, Chains, JUMPS};
 use crate::sets::Set;
 
 impl Shim {
-    /// Returns all chains with their rules, and the jumps into chains that have any.
+    /// Returns all chains with their rules, and the jumps into chains that have rules.
     pub(super) fn lean(&self, config: &Config) -> Chains {
         let chain = |(table, name)| (table, name, self.lean_chain(table, name, config));
         let chains = CHAINS.map(chain).into_iter();

@@ -112,7 +112,7 @@ fn settle_after<K: Kernel>(
     synced
 }
 
-/// Reads the kernel, without writing.
+/// Lets the proxier read the kernel's entries until it can plan. Writes nothing.
 pub(crate) fn read_ahead<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
