@@ -88,10 +88,11 @@ impl Evidence {
     /// * A set names the virtual server.
     /// * Its address is on the mode's link, and no set names another virtual server at that
     ///   address.
-    /// * Its port is a NodePort, and its address belongs to the node. With the note in the flags,
-    ///   the address may also have belonged to the node at creation only.
+    /// * Its port is a NodePort, and its address belongs to the node. With the ownership flag, the
+    ///   port suffices, because the node may have lost the address.
     ///
-    /// For a firewall mark, only the note is evidence: another program may use the same mark.
+    /// For a virtual server by firewall mark, only the ownership flag is evidence, because another
+    /// program may use the same mark.
     pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
         let is_noted = kinds.any(|kind| server.flags & kind.ownership_flag != 0);
@@ -104,7 +105,7 @@ impl Evidence {
                 && self.node_ports.contains(&(at.port(), protocol)))
     }
 
-    /// Returns the addresses of a virtual server. Returns none if no set names its firewall mark.
+    /// Returns the addresses of a virtual server. Empty if no set contains its firewall mark.
     pub(crate) fn addresses(&self, key: &ServiceKey) -> BTreeSet<IpAddr> {
         match key {
             ServiceKey::Address { address, .. } => [*address].into(),

@@ -46,7 +46,7 @@ pub(crate) enum Need {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainingServer {
     pub(crate) key: ServiceKey,
-    /// Addresses of its connections. Empty if unknown: packets do not get the firewall mark any
+    /// Addresses of its connections. Empty if unknown, because no rule sets its firewall mark any
     /// more.
     pub(crate) addresses: BTreeSet<IpAddr>,
     /// Number of connections that the kernel stores, including those that have just ended.

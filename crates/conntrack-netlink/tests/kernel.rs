@@ -113,7 +113,7 @@ fn the_example_lists_the_same_flows_as_conntrack() {
     tool(
         "-I -p tcp -s 10.244.1.99 --sport 40003 -d 10.96.0.1 --dport 443 -t 600 --state ESTABLISHED",
     );
-    // The example prints neither state nor timeout, and no use count.
+    // The example omits state, timeout and use count.
     let flows = |lines: Vec<String>| -> Vec<_> {
         let flow = |line: &String| {
             let flow = line.split_once("src=").map_or("", |(_, flow)| flow);

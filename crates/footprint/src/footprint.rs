@@ -82,8 +82,7 @@ pub enum Says {
     NodePorts(Protocol),
     /// Each member is an address that was bound to the mode's link.
     Bound,
-    /// Each member is an address and port, with the firewall mark for packets to them. The mark
-    /// names a virtual server.
+    /// Each member maps an address and port to a firewall mark. The mark names a virtual server.
     Marks,
 }
 

@@ -1,7 +1,8 @@
 //! A small HTTP/1.1 server on one address. The caller provides the response to a request's head.
 //!
 //! ```text
-//!   Listen: TCP, a local socket ─▶ Accepted ─▶ ConnectionSlot ─▶ Patient ─▶ Respond ─▶ Answer
+//!   Listen: TCP, a local socket ─▶ AcceptedConnection ─▶ ConnectionSlot ─▶ TimedStream
+//!       ─▶ Respond ─▶ Answer
 //! ```
 //!
 //! Most pages are functions. A page that has to wait implements [`Respond`].

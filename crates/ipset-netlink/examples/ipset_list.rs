@@ -12,7 +12,7 @@ fn main() -> Result<(), Error> {
         let name = &set.header.name;
         match &set.header.definition {
             Some(definition) => println!("create {name} {definition}"),
-            // Only the header of other types is known.
+            // The crate decodes only the header of sets with other types.
             None => println!("# {name}: {}", set.header.type_name),
         }
         for entry in &set.entries {

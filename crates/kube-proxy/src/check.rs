@@ -1,9 +1,9 @@
 //! Predicts the effect of starting the daemon with the same flags. Writes nothing.
 //!
 //! ```text
-//!                        ┌─▶ check: preflight, changes, migration
-//!   foresee ─ Foreseen ──┼─▶ plan: the writes in their order (also `--dry-run`)
-//!                        └─▶ diff: the kernel, compared with the desired state
+//!                             ┌─▶ check: preflight, changes, migration
+//!   foresee ─ StartForecast ──┼─▶ plan: the writes in their order (also `--dry-run`)
+//!                             └─▶ diff: the kernel, compared with the desired state
 //! ```
 //!
 //! The forecast follows the steps of the daemon up to the first write: source, kernel, model,

@@ -287,7 +287,7 @@ impl Line {
         })
     }
 
-    /// Matches packets that an interface received, or all others: `iifname NAME`.
+    /// Matches packets from an interface, or from all other interfaces: `iifname NAME`.
     pub fn input_interface(self, sense: Sense, name: &str) -> Self {
         self.input_interface_start(sense, name, INTERFACE_NAME)
     }

@@ -82,7 +82,7 @@ impl Predecessor {
 impl PredecessorDrain {
     /// Waits until the last connection has ended or the time is over. Then removes all entries of
     /// other modes, and logs them. Passes each family's numbers of virtual servers and connections
-    /// to `count`: at the start, and after each look.
+    /// to `count`: at the start, after each look, and 0 at the end.
     pub async fn finish(self, count: impl Fn(IpFamily, (u64, u64))) {
         let (mut drain, start) = (self.drain, Instant::now());
         let end = self.timeout.and_then(|timeout| start.checked_add(timeout));

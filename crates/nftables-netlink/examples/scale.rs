@@ -1,5 +1,5 @@
-//! Measures the time to write, send and read tables of many virtual addresses. Needs root. Run it with
-//! `unshare -n`, because it creates and deletes a table in the current network namespace.
+//! Measures the time to write, send and read tables of many virtual addresses. Needs root. Run it
+//! with `unshare -n`, because it creates and deletes a table in the current network namespace.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "it measures")]
 

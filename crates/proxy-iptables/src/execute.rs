@@ -1,9 +1,9 @@
 //! Writes a plan, and reports the outcome of each piece.
 //!
-//! A plan is first written [`Together`](Manner::Together), by one `iptables-restore`. A refusal
-//! does not show which piece is at fault, nor which tables were written. So the kernel is read
-//! again, and a new plan is written [`SeparateReaders`](Manner::Apart): table by table, in halves of halves,
-//! until each refused piece is isolated.
+//! The first try writes the whole plan by one `iptables-restore` ([`RestoreStrategy::Together`]). A
+//! refusal shows neither the piece at fault nor the written tables. So the mode reads the kernel
+//! again, and writes a new plan table by table ([`RestoreStrategy::Apart`]). It halves a refused
+//! restore until each refused piece is isolated.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};

@@ -262,8 +262,8 @@ impl Plan {
         // Each rule is inserted at the head of its chain, so rules are inserted in reverse order.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
-            // In manner `SeparateReaders`, a whole chain is first written with its old content, and the
-            // Service port's own piece changes it.
+            // With `RestoreStrategy::Apart`, a whole chain is first written with its old content.
+            // The Service port's own piece then changes it.
             if self.manner == RestoreStrategy::Together && self.is_whole(chain) {
                 continue;
             }

@@ -46,7 +46,8 @@ pub type Lanes<K> = engine::Lanes<Iptables, K>;
 pub struct Iptables {
     tables: Tables,
     claims: Claims,
-    /// Manner of the next plan. After a refusal it is `SeparateReaders`, until the kernel refuses no piece.
+    /// Strategy of the next plan. After a refusal, it is `Apart` until the kernel accepts every
+    /// piece.
     manner: RestoreStrategy,
     /// Time of the last read of all rules, and how long it took.
     read: Option<(Instant, Duration)>,

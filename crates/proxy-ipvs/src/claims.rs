@@ -328,7 +328,7 @@ impl Claims {
         }
     }
 
-    /// Returns the winning claim, without leftovers and with full weights, and its owner.
+    /// Returns the winning claim and its owner. The claim has full weights and no leftovers.
     fn compiled(
         &self,
         key: &VirtualServerKey,
@@ -427,8 +427,8 @@ impl Claims {
         self.merge_again(key, |tables| tables.servers.wanted(&key), tables);
     }
 
-    /// Merges the leftovers of a virtual server that was found in the kernel. Its weights show how
-    /// far an earlier process had raised them.
+    /// Merges the leftovers of a virtual server that a read found. Growing destinations continue
+    /// from the weights that an earlier process had reached.
     pub(crate) fn adopt_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         self.merge_again(key, |_| None, tables);
     }

@@ -1,8 +1,8 @@
-//! Drains of virtual servers by mark that no Service wants any more, because its policy or the flag
-//! `--ipvs-semantics` changed.
+//! Drains virtual servers by mark that no Service wants any more. The cause is a changed traffic
+//! policy, or a changed `--ipvs-semantics`.
 //!
-//! Once no packet gets the mark, new connections use the virtual server at their address. The one by
-//! mark keeps its open TCP connections at weight 0, like a removed endpoint.
+//! Once packets no longer get the mark, new connections use the virtual server at their address.
+//! The virtual server by mark keeps its open TCP connections at weight 0, like a removed endpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -262,15 +262,15 @@ impl FormerMarks {
         }
     }
 
-    /// Returns the protocol of a virtual server that no Service wants. It is TCP if unknown: after a
-    /// restart, only drains are left.
+    /// Returns the protocol of a virtual server that no Service wants. An unknown protocol counts
+    /// as TCP, because only TCP drains are left after a restart.
     pub(crate) fn protocol(&self, key: &VirtualServerKey) -> Protocol {
         let first = self.addresses.get(key).and_then(BTreeSet::first);
         first.map_or(Protocol::Tcp, |at| at.protocol)
     }
 
-    /// True if packets of its connections may still arrive: a Service has one of the addresses, or
-    /// the addresses are unknown.
+    /// True if packets of the virtual server's connections may still arrive: a Service has one of
+    /// its addresses, or its addresses are unknown.
     pub(crate) fn is_reachable(&self, key: &VirtualServerKey, tables: &Tables) -> bool {
         let wants = |at: &ServiceAddress| tables.servers.wanted(&(*at).into()).is_some();
         let addresses = self.addresses.get(key);

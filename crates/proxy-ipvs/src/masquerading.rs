@@ -149,8 +149,8 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
         .collect()
 }
 
-/// True if the virtual server at an address still sends new connections to endpoints that it must
-/// lose. Until then, packets from outside keep their mark.
+/// True if the virtual server at an address still sends new connections to unwanted endpoints.
+/// While it does, packets from outside keep their mark.
 fn loses_endpoints(tables: &Tables, at: ServiceAddress) -> bool {
     let (key, servers) = (VirtualServerKey::from(at), &tables.servers);
     let (Some(actual), Some(wanted)) = (servers.actual(&key), servers.wanted(&key)) else {
@@ -161,8 +161,7 @@ fn loses_endpoints(tables: &Tables, at: ServiceAddress) -> bool {
     !servers.is_failing(&key) && pairs.any(|(there, wanted)| serves(there) && !serves(wanted))
 }
 
-/// True if any virtual server at an address still sends new connections to endpoints that it must
-/// lose.
+/// True if any virtual server at an address still sends new connections to unwanted endpoints.
 pub(crate) fn is_losing_endpoints(tables: &Tables) -> bool {
     let mut at = tables
         .servers
@@ -171,8 +170,8 @@ pub(crate) fn is_losing_endpoints(tables: &Tables) -> bool {
     at.any(|at| loses_endpoints(tables, at))
 }
 
-/// True if unwanted marks of packets must stay, so the rules that set the marks must stay too.
-/// While the virtual servers are unknown, all marks stay.
+/// True if an unwanted mark must stay. Then the rules that set marks stay, too. While the virtual
+/// servers are unknown, every mark stays.
 pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     let table = tables.members(Set::LocalMark);
     let mut there = table.iter_actual().map(|(member, ())| member);

@@ -14,8 +14,9 @@ use crate::sets::Set;
 
 pub use iptables::Table;
 
-/// Tables that the shim uses, in the order of writing. The kernel replaces each table alone. Packets
-/// get their mark before table nat leads them from another mode to IPVS.
+/// Tables that the shim uses, in the order of writing, because the kernel replaces each table
+/// separately. Table mangle comes first: packets need their mark before table nat leads them from
+/// another mode to IPVS.
 const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 
 /// Chains of `--ipvs-semantics=exact`, which precede IPVS. They are in table mangle, because table

@@ -3,14 +3,14 @@
 //!
 //! A growing destination is an ordinary entry of the table, wanted at its present weight. With the
 //! option, full weights are multiplied by the number of steps, because the kernel has only whole
-//! weights. After a restart, the weight in the kernel tells how far the destination was.
+//! weights. After a restart, the weight in the kernel shows the destination's progress.
 //!
-//! A destination grows only beside another one with full weight. Otherwise small weights would
-//! change nothing but the shares among newcomers. So a Service that begins to serve has full
+//! A destination grows only while another destination has its full weight. Otherwise, small weights
+//! would only change the shares among new destinations. So a Service that begins to serve has full
 //! weights at once.
 //!
-//! Costs are bounded: each new destination costs nine more writes, and all steps share one timer,
-//! which fires once a second at most.
+//! Costs are bounded. Each new destination costs nine more writes at most. All steps share one
+//! timer, which fires once a second at most, or every 100 ms while a round is full.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use proxy::{Owner, Target};
 
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 
-/// Number of weights of a growing destination, including the full one.
+/// Number of weights that a growing destination has in turn, including the full weight.
 const STEPS: u16 = 10;
 /// Largest weight that scheduler `mh` tells apart from weight 1. It halves larger weights until
 /// they fit.
 const MOST_OF_MH: u16 = 63;
 /// Shortest time between two rounds of steps.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The same while virtual servers remain.
+/// Shortest time between two rounds while due virtual servers exceed one round.
 const SHORT_PAUSE: Duration = Duration::from_millis(100);
 /// Largest number of virtual servers in one round.
 const SERVERS_AT_ONCE: usize = 512;
@@ -55,7 +55,7 @@ impl Ramp {
         (steps > 1).then_some(Self { duration, steps })
     }
 
-    /// Returns the factor of full weights.
+    /// Returns the factor that multiplies full weights.
     pub(crate) fn steps(self) -> u16 {
         self.steps
     }
@@ -64,7 +64,7 @@ impl Ramp {
         (full / self.steps).max(1)
     }
 
-    /// Returns the age at which a destination has a step. Step 1 begins at age 0.
+    /// Returns the age at which a destination reaches a step. Step 1 begins at age 0.
     fn age_at(self, step: u16) -> Duration {
         self.duration * u32::from(step - 1) / u32::from(self.steps - 1)
     }
@@ -142,9 +142,9 @@ impl Growths {
         self.now = now;
     }
 
-    /// Sets the slow start of a Service port. Returns true if it had none before. The weights
-    /// wanted so far then say nothing about growth, as at a start, when the kernel's schedulers are
-    /// still unknown.
+    /// Sets the slow start of a Service port. Returns true if the port had none before. Then the
+    /// weights wanted so far are no evidence of growth. This also happens at a start, while the
+    /// kernel's schedulers are unknown.
     pub(crate) fn set_ramp(&mut self, owner: &Arc<Owner>, ramp: Option<Ramp>) -> bool {
         let Some(ramp) = ramp else {
             self.ramps.remove(owner);
@@ -167,8 +167,8 @@ impl Growths {
         }
     }
 
-    /// Lowers the weights of growing destinations of a virtual server, whose wanted destinations
-    /// have full weights or drain.
+    /// Lowers the weights of a virtual server's growing destinations. Each destination in `wanted`
+    /// has its full weight, or drains.
     pub(crate) fn apply(
         &mut self,
         place: &Place<'_>,
@@ -237,8 +237,8 @@ impl Growths {
         let before = place
             .before
             .and_then(|before| before.destination(real.target));
-        // A known destination may be missing, because it is not written yet or was removed by
-        // another program.
+        // The kernel may lack a destination wanted before: its write is pending, or another program
+        // removed it. Such a destination does not grow again.
         if there >= real.weight || before.is_some_and(|before| before.weight > 0) {
             return None;
         }

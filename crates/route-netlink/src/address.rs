@@ -52,7 +52,7 @@ impl Address {
     /// Appends `RTM_NEWADDR` as [`push_new`](Self::push_new), except that an IPv6 address is
     /// tentative until it has its route. The kernel uses no tentative address as a source. On a
     /// link that resolves neighbours, the address stays tentative until duplicate detection has
-    /// ended, and on such a link that is down forever.
+    /// ended. While such a link is down, duplicate detection does not end.
     pub fn push_new_tentative(&self, batch: &mut Batch) -> usize {
         self.push_with(AddressHeaderFlags::empty(), batch)
     }

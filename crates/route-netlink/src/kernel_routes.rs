@@ -13,17 +13,18 @@ use socket2::SockRef;
 
 use crate::{Family, LocalRoute, Rtnetlink};
 
-/// Receive buffer for each expected route, and for the routes of other programs.
+/// Bytes of the receive buffer for each expected route.
 const ROUTE_BYTES: usize = 1_024;
+/// Bytes of the receive buffer for routes of other programs.
 const SPARE_BYTES: usize = 256 << 10;
 
-/// Pause of the notifications after which lost ones are made up for by a dump.
+/// Time without notifications after a loss. A dump then replaces the lost notifications.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A subscription to new IPv6 routes. The kernel acknowledges a new IPv6 address before the address
 /// has its route of type local. A worker of the kernel adds the route later: usually within a
-/// millisecond, but after seconds if the worker gets no CPU. Until then, packets to the address
-/// are forwarded.
+/// millisecond, but after seconds if the worker gets no CPU. Until then, the host forwards packets
+/// to the address.
 #[derive(Debug)]
 pub struct KernelRoutes(Socket);
 
@@ -36,8 +37,8 @@ enum Received {
 }
 
 impl KernelRoutes {
-    /// Subscribes, in the network namespace of the calling thread. Must precede the addition of
-    /// the `count` addresses.
+    /// Subscribes in the calling thread's network namespace. Callers subscribe before they add
+    /// `count` addresses.
     ///
     /// # Errors
     ///

@@ -156,9 +156,9 @@ pub trait ReadCounters: Send {
         take: &mut dyn FnMut(CounterSample<'_>),
     ) -> Result<()>;
 
-    /// Reports whether [`CounterSelection::Of`] returns more counters of an address than [`CounterSelection::Addresses`].
-    /// If true, callers should request only the addresses that they need. If false, [`CounterSelection::All`]
-    /// is not slower.
+    /// Reports whether [`CounterSelection::Of`] returns more counters of an address than
+    /// [`CounterSelection::Addresses`]. If true, callers should request only the addresses that
+    /// they need. If false, [`CounterSelection::All`] is not slower.
     fn tells_more_of_single(&self) -> bool {
         false
     }

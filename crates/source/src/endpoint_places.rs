@@ -34,7 +34,7 @@ pub struct EndpointLocation {
     pub zone: Option<String>,
 }
 
-/// Whereabouts of a Service's endpoints. One address may have several: host-network pods of a node
+/// Locations of a Service's endpoints. One address may have several: host-network pods of a node
 /// share an address, and a slice may list a terminating pod beside its replacement.
 #[derive(Debug, Clone, Default)]
 pub struct EndpointPlaces {

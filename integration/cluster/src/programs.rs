@@ -12,14 +12,14 @@ const GLANCE: Duration = Duration::from_secs(1);
 /// Number of lines that an error shows of the output of an ended program.
 const LINES: usize = 15;
 
-/// Running programs of the control plane and of the nodes. They are killed with the last clone.
+/// Running programs of the control plane and of the nodes. Dropping the last clone kills them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Programs(Arc<Mutex<Vec<Program>>>);
 
 #[derive(Debug)]
 struct Program {
     name: String,
-    /// File with its output, unless [`Running`] has it.
+    /// File with the program's output. `None` if [`Running`] collects the output.
     log: Option<PathBuf>,
     running: Running,
 }
@@ -50,7 +50,7 @@ impl Programs {
         all.push(program);
     }
 
-    /// Fails if a program has ended, with the end of its output.
+    /// Fails if a program has ended. The error contains the last lines of its output.
     fn check(&self) -> Result<()> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for program in all.iter_mut() {

@@ -1,5 +1,6 @@
 //! A case is a folder with the input of a kube-proxy, and with the kernel state that kube-proxy
-//! 1.36.2 leaves for this input.
+//! 1.36.2 leaves for this input. A recording has the state that an earlier version of this program
+//! leaves.
 //!
 //! | file | |
 //! |---|---|
@@ -9,7 +10,7 @@
 //! | `config.yaml` | configuration file instead of flags. `KUBECONFIG` stands for the kubeconfig's path |
 //! | `pre.sh`, `pre.nft`, `pre-iptables-save`, `pre-ip6tables-save` | commands to run and state to load before the daemon starts |
 //! | one for each [`Table`] | kernel state at the end. A table without a file is not compared |
-//! | `writes` | of a recording: number of intended writes of a start on this state. Without a file, none |
+//! | `writes` | in a recording: number of writes that a start on this state must make. Without a file, 0 |
 //! | `nft-ip-1`, `nft-ip6-1`, … | kernel state at the end of phase 1. Without a file, equal to the state at the end |
 
 use std::fs;
@@ -44,7 +45,7 @@ pub(crate) struct Case {
     pub(crate) pre: PresetState,
     /// Expected dumps after the last phase.
     pub(crate) expected: Dumps,
-    /// Number of intended writes of a start on the state of these dumps.
+    /// Number of writes that a start on the state of these dumps must make.
     pub(crate) writes: u64,
 }
 

@@ -42,8 +42,7 @@ fn listing(table: &str) -> Result<String> {
     output(Command::new("nft").args(words))
 }
 
-/// Dumps the tables of the modes that use nf_tables beside IPVS or sockets. Empty on a kernel
-/// without nf_tables.
+/// Dumps the nftables tables of IPVS mode and userspace mode. Empty on a kernel without nf_tables.
 pub(crate) fn shims() -> Result<String> {
     let mut dump = String::new();
     for table in tables().unwrap_or_default() {
@@ -141,7 +140,7 @@ pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<St
     if file.is_empty() || !matches!(table, Table::NftIp | Table::NftIp6 | Table::NftShim) {
         return Ok(file.to_owned());
     }
-    // The names in `table ip kube-proxy {`, the first line of a listing.
+    // Names of the tables, from lines such as `table ip kube-proxy {`.
     let mut script = "nft -f -".to_owned();
     let names = file.lines().filter_map(|line| line.strip_prefix("table "));
     for name in names.map(|name| name.trim_end_matches([' ', '{'])) {

@@ -101,7 +101,7 @@ pub(crate) enum Check {
     Unasked,
     /// No write: the kernel already has the wanted state.
     Nothing,
-    /// Exactly these writes, at least one.
+    /// Exactly this number of writes, at least one.
     Writes(u64),
     /// Any number of writes, as the state differs from the wanted one.
     Any,

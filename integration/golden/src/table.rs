@@ -89,8 +89,8 @@ impl Table {
             .map_or("", |(_, file)| file)
     }
 
-    /// Returns true for a table that a recording has. Other programs' tables and responses are no
-    /// state of the proxy.
+    /// Returns true if recordings contain this table. Other programs' tables and HTTP responses are
+    /// not kernel state of the proxy.
     pub(crate) fn is_recorded(self) -> bool {
         !matches!(self, Self::NftOthers | Self::HealthCheckNodePort)
     }

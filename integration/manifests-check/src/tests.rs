@@ -186,7 +186,7 @@ fn chart(rights: &str) -> Vec<Value> {
     read(&folder.join(format!("{rights}.yaml"))).unwrap()
 }
 
-/// Parses the files of a ConfigMap, so that their comments and order do not count.
+/// Parses the files of a ConfigMap, so that a comparison ignores their comments and order.
 fn parse_files(object: &mut Value) {
     if object["kind"] == "ConfigMap" {
         for text in object["data"].as_object_mut().unwrap().values_mut() {
@@ -255,7 +255,7 @@ fn our_daemon_set_differs_little_from_kubeadms() {
     let mut merged = kubeadms_daemon_set();
     let before = merged.clone();
     let mut ours = daemon_set("daemonset");
-    // Both have different names, see `the_bases_share_no_object_with_kubeadm`.
+    // The names differ, see `the_bases_share_no_object_with_kubeadm`.
     for path in [
         "/metadata",
         "/spec/selector",
@@ -296,8 +296,8 @@ fn our_daemon_set_differs_little_from_kubeadms() {
     }
 }
 
-/// `kubectl apply -k` on a kubeadm cluster overwrites nothing: no object has kubeadm's name, and no
-/// selector matches the other DaemonSet's pods.
+/// `kubectl apply -k` overwrites no object of kubeadm, because all names differ. The DaemonSets'
+/// selectors differ, too.
 #[test]
 fn the_bases_share_no_object_with_kubeadm() {
     let identity = |object: &Value| {
@@ -327,7 +327,7 @@ fn the_bases_share_no_object_with_kubeadm() {
     }
 }
 
-/// A pod on a node of another architecture would fail at its start, so there is none.
+/// Nodes of other architectures get no pod, because its program would fail at the start.
 #[test]
 fn the_daemon_set_selects_the_architectures_of_the_image() {
     let file = fs::read_to_string(root().join("image/architectures")).unwrap();
@@ -346,7 +346,7 @@ fn the_daemon_set_selects_the_architectures_of_the_image() {
     }
 }
 
-/// A pod with the unchanged ConfigMap ends with a clear message, instead of retrying for ever.
+/// With the unchanged ConfigMap, the daemon ends at once. The error names the next step.
 #[tokio::test]
 async fn the_placeholder_api_server_is_refused_by_name() {
     let objects = build(&manifests().join("daemonset")).unwrap();

@@ -75,8 +75,8 @@ pub fn model() -> Model {
     Model::of_node(NODE)
 }
 
-/// Returns options of a Service, or `None` for most Services. A slow start ends within the time
-/// after a history.
+/// Returns options for a third of the Services. The time after a history is long enough for each
+/// slow start.
 fn some_options(chance: &mut Chance) -> Option<Box<ServiceOptions>> {
     if !chance.is_one_in(3) {
         return None;
@@ -450,7 +450,7 @@ impl Cluster {
                 node_port: self.node_port(&service, number + 10, chance),
             });
         }
-        // Separate numbers, so that kept histories stay as they are.
+        // A separate generator, so that a seed gives the same other fields as without options.
         service.options = some_options(&mut Chance::new(chance.clone().number()));
         service
     }

@@ -199,7 +199,7 @@ impl Threads {
     }
 }
 
-/// A lane is one kernel thread, as the test's driver sees it.
+/// A kernel thread that the test's driver steps.
 pub struct SteppedThread {
     next: Box<dyn FnMut() -> Option<Run>>,
     told: Receiver<LaneMessage>,

@@ -35,7 +35,7 @@ impl ModeForm {
 
 const DEVICE: &str = "dev kube-ipvs0";
 const SET: &str = "create KUBE-CLUSTER-IP";
-/// A service address as an address of the link, in a range, and as a route.
+/// Service address on the link. `RANGE` and `ROUTE` are the routes that replace it.
 const ADDRESS: &str = "inet 10.96.0.10/32";
 const RANGE: &str = "local 10.96.0.0/12 proto 107";
 const ROUTE: &str = "local 10.96.0.10 proto 107";
@@ -51,7 +51,7 @@ const LEAN: ModeForm = ModeForm {
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=lean"],
     marks: &[DEVICE, ADDRESS, SET, MATCH],
 };
-/// Exact semantics, carried by iptables and ipsets.
+/// Exact semantics, with the shim in iptables and ipsets.
 const EXACT_LEAN: ModeForm = ModeForm {
     name: "exact_lean",
     flags: &[
@@ -61,7 +61,7 @@ const EXACT_LEAN: ModeForm = ModeForm {
     ],
     marks: &[DEVICE, ROUTE, SET, MATCH, MARKS],
 };
-/// Exact semantics, carried by nftables.
+/// Exact semantics, with the shim in nftables.
 const EXACT: ModeForm = ModeForm {
     name: "exact",
     flags: &[
@@ -310,7 +310,7 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     if other.marks == NFTABLES_FLAT.marks {
         asked.extend(INNER.map(|to| (&c.client, to)));
     } else if [one, other].iter().any(|form| form.is_exact()) {
-        // Only clients outside ask these addresses, so that no connection exists without a mark.
+        // Only clients outside use these addresses, so that every connection has a mark.
         asked.extend(LOCAL.map(|to| (&c.outside, to)));
     } else {
         // The node's own packets have another source address if the Service's address is local.

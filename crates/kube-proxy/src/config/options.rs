@@ -3,11 +3,11 @@
 //! ```text
 //!             ┌─▶ Process           options of the process and its loop
 //!             ├─▶ logging           options of the log
-//!             ├─▶ ObjectSource      source of Services
+//!             ├─▶ source            source of Services
 //!   Flags ────┼─▶ servers           options of the health and metrics servers
 //!             ├─▶ modes             shared options of all modes, and options of each mode
 //!             ├─▶ sysctl            kernel settings
-//!             └─▶ Said              messages for the operator
+//!             └─▶ ParsedOptions     the given settings, and messages for the operator
 //! ```
 //!
 //! When the configuration file changes, the daemon compares each part. Only readers of changed

@@ -3,10 +3,12 @@
 //! Upstream's image has the program `/go-runner` (`kube-log-runner`), and kops' static pod starts
 //! kube-proxy through it. In our image, `/go-runner` is a link to kube-proxy.
 //!
-//! Without `--also-stdout`, the command replaces this process. With it, this process stays as the
-//! parent, because the kernel kills a container's other processes as soon as its first one ends:
-//! a copying child would lose the last lines. A failed write to the log file does not stop the
-//! command. The exit status is the command's; upstream's runner always ends with 1.
+//! With `--log-file` and `--also-stdout`, this process stays as the parent and copies the output. A
+//! child would lose the last lines, because the kernel kills a container's other processes as soon
+//! as its first process ends. In all other cases, the command replaces this process.
+//!
+//! A failed write to the log file does not stop the command. The exit status is the command's.
+//! Upstream's runner ends with 1 for every failed command.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -27,7 +29,7 @@ use tokio::task::spawn_blocking;
 
 /// Names of upstream's program, the old one first.
 const NAMES: [&str; 2] = ["go-runner", "kube-log-runner"];
-/// Flags for messages.
+/// Supported flags, for messages.
 const FLAGS: &str = "--log-file=FILE, --also-stdout and --redirect-stderr=false";
 /// Time to copy the last lines after the command's end.
 const LAST_LINES: Duration = Duration::from_secs(1);
@@ -44,8 +46,8 @@ struct Invocation {
     command: Vec<OsString>,
 }
 
-/// Runs the command in `arguments` if this program was called by a runner's name, the first of
-/// `arguments`. Returns the command's exit status, or `None` if it was called by another name.
+/// Runs the command in `arguments` if the first argument, this program's name, is a runner's.
+/// Returns the command's exit status, or `None` for another name.
 ///
 /// # Errors
 ///
@@ -133,12 +135,12 @@ impl Invocation {
     }
 }
 
-/// Returns true if an argument begins with a hyphen and is not only a hyphen.
+/// Returns true if an argument begins with a hyphen. A single hyphen is no flag.
 fn is_flag(argument: &OsStr) -> bool {
     argument.len() > 1 && argument.as_bytes().starts_with(b"-")
 }
 
-/// Parses the value of a flag that is true without a value.
+/// Parses the value of a boolean flag, which is true without a value.
 fn switch(argument: &OsStr, value: Option<&[u8]>) -> Result<bool, Error> {
     match value {
         None | Some(b"1" | b"t" | b"T" | b"true" | b"TRUE" | b"True") => Ok(true),
@@ -153,21 +155,21 @@ fn copying(mut command: Command, reader: PipeReader, log: File) -> Result<u8, Er
         .enable_all()
         .build()?;
     let ended = runtime.block_on(async {
-        // Before the start, because the kernel discards signals to process 1 of a container that
-        // have no handler.
+        // Installs the handlers before the start. The kernel discards a signal to process 1 of a
+        // container if that process has no handler.
         let mut forwarded = Vec::new();
         for number in FORWARDED {
             let kind = SignalKind::from_raw(number.as_raw());
             forwarded.push((signal(kind)?, number));
         }
         let mut child = command.spawn()?;
-        // The parent's copies of the pipe would keep it open.
+        // The command's builder holds write ends, which would keep the pipe open.
         drop(command);
         let pid = Pid::from_child(&child);
         for (mut signals, number) in forwarded {
             tokio::spawn(async move {
                 while signals.recv().await.is_some() {
-                    // The command may have ended.
+                    // This fails only if the command has ended.
                     let _ = kill_process(pid, number);
                 }
             });
@@ -211,7 +213,7 @@ fn tee(mut reader: impl io::Read, outputs: &mut [&mut dyn Write]) {
     }
 }
 
-/// Returns the exit status of a process. A signal counts as in a shell.
+/// Returns the exit status of a process. For a signal it is 128 plus its number, as in a shell.
 fn status(ended: ExitStatus) -> u8 {
     let number = ended
         .code()

@@ -19,8 +19,8 @@ impl Line {
     }
 
     /// Replaces the mark with a map's value for a key: `mark set ip daddr . meta l4proto . th dport
-    /// map @map`. If the map has no such key, the rule ends. Keeps the replaced mark as the packet's
-    /// priority, for [`Self::restore_mark`].
+    /// map @map`. Without that key in the map, the rule ends. Stores the replaced mark as the
+    /// packet's priority, for [`Self::restore_mark`].
     pub fn mark_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         let map = SetRef::Named(map.into());
         let (value, replaced) = (Register::FIRST, after(4));
@@ -33,8 +33,8 @@ impl Line {
             ])
     }
 
-    /// Gives a packet its former mark back, if [`Self::mark_by`] replaced it by a mark of these bits
-    /// and it was not 0. The packet must come from another host or a pod.
+    /// Restores the mark that [`Self::mark_by`] replaced. Skips packets from the node itself,
+    /// packets whose mark has other bits than these, and packets whose former mark was 0.
     pub fn restore_mark(self, bits: u32) -> Self {
         let mark = || meta(MetaKey::Mark, Register::FIRST);
         let priority = || meta(MetaKey::Priority, Register::FIRST);

@@ -9,9 +9,9 @@
 //! routes need a link that is up. The kernel removes IPv4 routes together with the link's last IPv4
 //! address, so the link keeps one address for this purpose ([`ANCHOR`]).
 //!
-//! The kernel creates the route of an IPv6 address after its acknowledgement. A bound address counts
-//! as done only with its route. Before, it is tentative, because the kernel would choose it as the
-//! source of the node's packets to it, and the replies would not arrive.
+//! The kernel acknowledges an IPv6 address before it creates the address's route. A bound address
+//! counts as done only with its route. Until then, it is tentative. Otherwise the kernel would use
+//! it as the source of the node's packets to it, and the replies would not arrive.
 //!
 //! If the addresses are very many, the link gets one more local route ([`LANDMARK`]). It spares the
 //! kernel a search through a long chain of addresses for each incoming packet.

@@ -87,7 +87,7 @@ fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
                 || (key.address().is_none() && tables.servers.wanted(key).is_none()))
     };
     let waiting = || tables.servers.pending().filter(waits).count();
-    // Their exemptions from masquerading wait with them.
+    // The set members that exempt their packets from masquerading wait, too.
     let may_wait = |set: Set| EXEMPT.contains(&set) && waiting() > 0;
     let (pending, failing) = (tables.servers.pending_len(), tables.servers.failing_len());
     of.claims.may_delete

@@ -24,8 +24,7 @@ pub(super) const LOOPBACK: &str = "lo";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Clients {
     All,
-    /// Clients that are not pods of this node. The node itself is excluded by
-    /// [`EarlyRule::SkipNode`].
+    /// Clients that are not pods of this node. [`EarlyRule::SkipNode`] excludes the node itself.
     Outside,
 }
 
@@ -33,15 +32,15 @@ pub(super) enum Clients {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyAction {
     Drop,
-    /// Replaces the packet's mark by the member's. IPVS compares the whole mark.
+    /// Replaces the packet's mark with the member's, because IPVS compares the whole mark.
     Mark,
 }
 
 /// A rule before IPVS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyRule {
-    /// Skips the rules for clients outside. IPVS takes the node's packets at hook output, unless
-    /// their virtual server is missing.
+    /// Exempts the node's own packets from the rules for clients outside. IPVS takes such packets
+    /// at hook output. They reach hook input only if their virtual server is missing.
     SkipNode,
     /// Acts on new flows to the members of a set.
     To {

@@ -417,8 +417,8 @@ impl Shim {
         }
         let mut rules = self.firewall();
         rules.extend(self.native_early(EarlyHook::Out, config));
-        // Behind IPVS, other programs find their own mark again. Calico's says which network policy
-        // applies.
+        // Behind IPVS, packets get the marks of other programs back. Calico's rules choose network
+        // policies by such marks.
         let bits = config.semantics.mark_bits();
         if let Some(MarkBits(bits)) = bits.filter(|_| self.has(Set::LocalMark)) {
             let why = "IPVS has used our mark, so the former one returns";

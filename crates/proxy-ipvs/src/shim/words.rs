@@ -104,7 +104,7 @@ pub(super) fn mark_by(family: IpFamily, map: Name) -> Clause {
     clause(family, |line| line.mark_by(TO, map))
 }
 
-/// Gives packets that IPVS forwards their former mark back, if it was replaced by one of these bits.
+/// Restores the former mark of packets that IPVS forwards, if their mark has only these bits.
 pub(super) fn restore_mark(bits: u32) -> Clause {
     any(|line| line.restore_mark(bits))
 }

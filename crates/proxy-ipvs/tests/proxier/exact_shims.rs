@@ -148,7 +148,8 @@ fn upstreams_semantics_remove_the_rules_and_marks() {
     }
 }
 
-/// Until its rules are removed, the former shim marks packets from outside.
+/// Checks the order of the writes. The former shim marks packets from outside until its rules are
+/// removed.
 #[test]
 fn the_former_shims_marks_end_after_the_lost_endpoints_and_before_the_drain() {
     for (from, to, places, removal) in [

@@ -6,7 +6,7 @@ use proxy::options::{SCHEDULER, SLOW_START, WEIGHTS};
 use super::*;
 
 const AT: &str = "10.96.0.10:80";
-/// The pair of endpoints, and one that comes.
+/// The pair of endpoints, and a new one.
 const THREE: [&str; 3] = [PAIR[0], PAIR[1], "10.244.3.5@node3"];
 /// Time of a step of a slow start of 90 s.
 const STEP: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ fn serving(scheduler: &str) -> World {
     world
 }
 
-/// Lets a third endpoint come, and then this number of steps pass.
+/// Adds a third endpoint, and waits for this number of steps.
 fn growing(steps: u32) -> World {
     let mut world = serving("wrr");
     world.slice(slice("default/web", &THREE));
@@ -128,7 +128,7 @@ fn without_an_endpoint_of_full_weight_all_have_full_weights_at_once() {
     world.sync();
     assert_eq!(world.destinations(AT).unwrap(), ["10.244.3.5:8080=10"]);
 
-    // The other endpoints go.
+    // The other endpoints are removed.
     let mut world = growing(4);
     world.slice(slice("default/web", &THREE[2..]));
     world.sync();
@@ -186,7 +186,7 @@ fn a_returning_endpoint_begins_again_and_keeps_its_connections() {
     world.wait(STEP);
     world.settle();
     assert_eq!(world.written(), [set("10.244.3.5", 2)]);
-    // It leaves while it grows.
+    // The endpoint is removed while its weight grows.
     world.slice(slice("default/web", &PAIR));
     world.sync();
     assert_eq!(world.written(), [set("10.244.3.5", 0)]);
@@ -243,7 +243,7 @@ fn many_slow_starts_share_one_timer() {
         writes += world.written().len();
     }
     assert_eq!(writes, usize::from(SERVICES) * 9);
-    // Each step of all Services needs five rounds: one a second.
+    // The endpoints come within 4 s, so each step takes five rounds, one a second.
     assert!(rounds <= 9 * 5, "{rounds}");
     assert!(world.now - began < Duration::from_secs(95));
 }

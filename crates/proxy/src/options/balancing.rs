@@ -187,18 +187,18 @@ impl OptionValue for Weights {
 pub struct SlowStart {
     /// Number as in the annotation.
     number: u16,
-    /// Seconds of its unit.
+    /// Seconds in one unit.
     unit: u16,
 }
 
 impl SlowStart {
-    /// Units by their letters, with their seconds.
+    /// Letters of the units, with the seconds in each.
     const UNITS: [(char, u16); 2] = [('s', 1), ('m', 60)];
     /// Shortest and longest time, in seconds. A shorter time would only cost writes, because a
     /// weight grows in coarse steps.
     const SECONDS: std::ops::RangeInclusive<u64> = 10..=3600;
 
-    /// Returns the time.
+    /// Returns the time of the growth.
     pub fn duration(self) -> Duration {
         Duration::from_secs(u64::from(self.number) * u64::from(self.unit))
     }

@@ -142,7 +142,7 @@ fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
     let other = c.world.pod(&node1, "other", "10.244.1.98 fd44:1::98")?;
     c.sh(CALICO)?;
     policed_services(c)?;
-    // Endpoints that admit everybody.
+    // Endpoints that admit every client.
     c.client.serve_tcp(8080)?;
     let open = Service::new("open", "10.96.0.13")
         .port(tcp(80, 8080).node_port(30083))
@@ -157,8 +157,8 @@ fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
             first.lines().all(|line| line.contains("-j cali-")),
             "{first}"
         );
-        // Table mangle precedes Felix, which adds its bits to our mark. IPVS then finds no virtual
-        // server by mark (docs/neighbours.md).
+        // The lean shim sets our mark in table mangle, before Felix. Felix adds its bits to the
+        // mark, so IPVS finds no virtual server by mark (docs/neighbours.md).
         if form.name != "ipvs, exact, lean shim" {
             // Clients outside reach only the endpoint of this node, with their own address.
             let answers = tally(&c.outside, Transport::Tcp, at("192.0.2.13:80"), 4)?;

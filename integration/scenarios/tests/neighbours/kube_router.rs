@@ -1,6 +1,6 @@
 //! kube-router as network plug-in and for network policies, without its service proxy.
 //!
-//! Its chains have names with `KUBE-`, as kube-proxy's.
+//! The names of its chains begin with `KUBE-`, as those of kube-proxy's chains do.
 
 use lab::Place;
 use scenarios::{Cluster, Outcome};

@@ -98,8 +98,8 @@ const FLAGS: [&str; 3] = [
     "--ipvs-drain-timeout=1s",
 ];
 
-/// Prints the state that kube-proxy shares with other programs, without counters, hash seeds, the
-/// frames of tables, and the chain KUBE-FIREWALL, which the kubelet shares.
+/// Prints the kernel state that kube-proxy shares with other programs. Omits counters, hash seeds,
+/// header lines of tables, and the chain KUBE-FIREWALL, which the kubelet also uses.
 const STATE: &str = "
     for t in iptables ip6tables; do $t-$backend-save | sed \"s/^/$t /\"; done |
         sed -E 's/ \\[[0-9]+:[0-9]+\\]$//' | grep -vE '^ip6?tables (#|COMMIT|\\*|:[A-Z]+ ACCEPT)|KUBE-FIREWALL'
@@ -120,7 +120,7 @@ fn state(c: &Cluster) -> Result<Vec<String>> {
     Ok(lines.filter(|line| !line.is_empty()).collect())
 }
 
-/// Goes through all modes of the lane beside another program. See [`in_modes`].
+/// Runs kube-proxy in each mode of the lane beside another program. See [`in_modes`].
 pub(crate) fn in_each_mode(
     c: &mut Cluster,
     refresh: &str,
@@ -129,8 +129,8 @@ pub(crate) fn in_each_mode(
     in_modes(c, |_| true, refresh, packets)
 }
 
-/// Goes through chosen modes beside another program. `refresh` is the script by which this
-/// program repairs its state after a start of kube-proxy. `packets` checks traffic in a mode.
+/// Runs kube-proxy in each chosen mode beside another program. `refresh` is the script by which
+/// this program repairs its state after a start of kube-proxy. `packets` checks traffic in a mode.
 pub(crate) fn in_modes(
     c: &mut Cluster,
     is_chosen: impl Fn(&Form) -> bool,
@@ -159,7 +159,7 @@ pub(crate) fn in_modes(
     Ok(())
 }
 
-/// Checks that each line of the other program's state exists, in the same order.
+/// Checks that each line of the state `before` still exists, in the same order.
 fn stays(c: &Cluster, before: &[String]) -> Outcome {
     let now = state(c)?;
     let mut rest = now.iter();
@@ -190,7 +190,7 @@ pub(crate) fn policed_services(c: &Cluster) -> Outcome {
         .spec("externalTrafficPolicy: Local")
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
     c.apply(&local)?;
-    // An endpoint on another node, which no policy of this node concerns.
+    // An endpoint on another node, to which no policy of this node applies.
     let far = Service::new("far", "10.96.0.12 fd96::12")
         .port(tcp(80, 8080))
         .endpoints("10.244.2.10 fd44:2::10");

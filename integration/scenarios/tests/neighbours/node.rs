@@ -51,7 +51,7 @@ const NODE_LOCAL_DNS: &str = "
         iptables-$backend -A OUTPUT -s 169.254.20.10/32 -p $proto --sport 53 -j ACCEPT
     done
 ";
-/// In modes without IPVS, the cache also takes over the address of the DNS Service.
+/// Commands by which the cache takes over the DNS Service's address, in modes without IPVS.
 const TAKE_DNS: &str = "
     ip addr $do 10.96.0.53/32 dev nodelocaldns
     iptables-$backend -t raw $rule PREROUTING -d 10.96.0.53/32 -p tcp --dport 53 -j NOTRACK
@@ -85,7 +85,7 @@ const KUBE_VIP: &str = "
     ip addr add 192.0.2.10/32 dev eth0
 ";
 
-/// A configuration with an address and a virtual server.
+/// Configuration of keepalived with an address and a virtual server.
 const KEEPALIVED: &str = "
 global_defs { router_id node1 }
 vrrp_instance lab {
@@ -174,7 +174,7 @@ pub(crate) fn services_work_beside_programs_of_the_node(c: &mut Cluster) -> Outc
     Ok(())
 }
 
-/// The rules of Cilium without kube-proxy replacement. Its programs in eBPF are missing.
+/// The rules of Cilium without kube-proxy replacement. Its eBPF programs are missing.
 const CILIUM: &str = "
     ip link add cilium_host type veth peer name cilium_net
     for x in iptables-$backend ip6tables-$backend; do
