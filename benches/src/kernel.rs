@@ -343,8 +343,9 @@ impl Kernel {
 
     /// Returns all virtual servers.
     ///
-    /// The file in `/proc` is far cheaper to read than the destinations of each virtual server. But
-    /// beside virtual servers of other network namespaces, the kernel omits some (Linux 6.1).
+    /// Reads `/proc/net/ip_vs`, which costs far less than a request for each virtual server's
+    /// destinations. If other network namespaces also have virtual servers, Linux 6.1 omits some
+    /// from this file. Then sends these requests.
     pub(crate) fn servers(&mut self) -> Result<Servers> {
         let text = self
             .place

@@ -189,7 +189,7 @@ fn sample(services: u32) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// Result of a look.
+/// Result of one look at the kernel's state.
 enum LookResult {
     /// All entries were correct at this time.
     Done(Instant),

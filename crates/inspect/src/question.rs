@@ -51,7 +51,7 @@ pub enum Question {
     OwnNode(Option<IpAddr>, Sender<(&'static str, OwnNode)>),
 }
 
-/// The Services with an address, found in one turn.
+/// The Services that have an address, as far as one turn finds them.
 #[derive(Debug, Default)]
 pub struct ClaimingServices {
     /// Names of these Services.

@@ -142,7 +142,7 @@ pub(crate) struct Piece<'a> {
     pub(crate) ops: Vec<(Table, Op<'a>)>,
 }
 
-/// The subject of a piece.
+/// Rules or chains that a piece writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceScope {
     /// Rules that all Services need, in one table.

@@ -5,10 +5,9 @@
 //! target/debug/lab run --timeout 600 -- target/debug/examples/nodes
 //! ```
 //!
-//! Each node is a proxier of this crate with its own name and one Service. Its writes go to the real
-//! kernel, where each node has its own virtual server. All clients and endpoints are addresses of
-//! one network namespace. Each figure counts real TCP connections, by the address that the endpoint
-//! sees as its own.
+//! Each node is a proxier of this crate with its own name and one Service. Its writes go to the
+//! real kernel, where each node has its own virtual server. All clients and endpoints are addresses
+//! of one network namespace. Each figure counts real TCP connections by endpoint.
 //!
 //! The program prints the tables of docs/service-options.md. With a folder, it also writes the
 //! charts there: `lab run --keep docs/pictures -- target/debug/examples/nodes docs/pictures`. Names

@@ -1354,7 +1354,7 @@ fn an_existing_link_of_another_type_is_used() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn packets_to_a_bound_address_stay_on_the_node() {
     on_a_node(|| {
-        // The kernel's workers get the only CPU of the lab's guest while this thread waits.
+        // On the lab's only CPU, the kernel's workers run only while this thread waits.
         let thread = rustix::thread::gettid().as_raw_nonzero();
         sh(&format!("chrt --fifo --pid 1 {thread}"));
         let mut rtnetlink = Rtnetlink::open().unwrap();

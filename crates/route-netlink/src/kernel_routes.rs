@@ -108,7 +108,7 @@ impl KernelRoutes {
     }
 
     fn receive(&self, within: Duration) -> Result<Received, Error> {
-        // The kernel takes 0 for "forever".
+        // The kernel reads 0 as no timeout.
         let within = within.max(Duration::from_millis(1));
         let received = SockRef::from(&self.0)
             .set_read_timeout(Some(within))

@@ -298,7 +298,7 @@ fn a_tentative_address_is_no_source_until_it_has_its_route() {
         rtnetlink.create_dummy(DUMMY).unwrap();
         let link = rtnetlink.link(DUMMY).unwrap().unwrap();
         assert!(!link.resolves_neighbours);
-        // The kernel's workers get the only CPU of the lab's guest while this thread waits.
+        // On the lab's only CPU, the kernel's workers run only while this thread waits.
         let script = "ip link set lo up; ip link add name dummy8 up type dummy
             ip address add fd35::1/64 dev dummy8 nodad; ip -6 route add default dev dummy8
             exec chrt --fifo --pid 1";
@@ -359,7 +359,7 @@ fn the_wait_for_routes_survives_lost_notifications() {
             .wait(&mut rtnetlink, &mut missing, patience)
             .unwrap();
         assert_eq!(missing.len(), 0);
-        // An address that nobody adds delays the rest only for the given time.
+        // A missing address prolongs the wait only by the given time.
         let mut missing = BTreeSet::from([ip("fd97::1")]);
         let patience = Duration::from_millis(20);
         subscription

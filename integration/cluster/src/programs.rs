@@ -69,8 +69,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Waits until a condition holds. A failed check counts as false; the timeout error contains its
-    /// reason. Fails at once if a program has ended.
+    /// Waits until a condition holds. An error of the condition counts as false, and the timeout
+    /// error contains it. Fails at once if a program has ended.
     pub(crate) fn until(
         &self,
         what: &str,

@@ -14,7 +14,7 @@ use crate::programs::Programs;
 pub(crate) struct Kubectl {
     place: Place,
     program: String,
-    /// Programs whose end makes each wait fail.
+    /// Programs that must run during each wait.
     pub(crate) programs: Programs,
 }
 

@@ -1,5 +1,5 @@
-//! The demo: three small clusters of network namespaces, our daemon with the example manifests, real
-//! traffic, and a report of the replies. Exits with 0 only if every claim holds.
+//! Runs the demo: three small clusters of network namespaces, our daemon with the example
+//! manifests, and real traffic. Reports the replies, and exits with 0 only if every claim holds.
 
 mod account;
 mod bare;

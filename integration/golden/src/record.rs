@@ -18,7 +18,7 @@ pub(crate) fn record(node: &Node<'_>, case: &Case, folder: &Path) -> Result<()> 
     let folder = folder.join(name);
     fs::create_dir_all(&folder)?;
     for file in ["objects.yaml", "flags"] {
-        // A case that is recorded in place keeps its link to the objects.
+        // A recording in place keeps these files. There, `objects.yaml` is a symbolic link.
         if folder.canonicalize()? != case.folder && case.folder.join(file).exists() {
             fs::copy(case.folder.join(file), folder.join(file))?;
         }

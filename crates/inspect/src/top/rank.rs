@@ -50,7 +50,7 @@ pub(super) struct BusiestAddresses {
     pub(super) names: Vec<ServicePortName>,
 }
 
-/// The ranking, before the counters of its endpoints are read.
+/// The ranking of Service ports, before the counters of their endpoints are read.
 #[derive(Debug, Default)]
 pub(super) struct AddressRanking {
     pub(super) view: Top,

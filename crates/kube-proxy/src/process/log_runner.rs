@@ -187,7 +187,7 @@ fn copying(mut command: Command, reader: PipeReader, log: File) -> Result<u8, Er
     Ok(status(ended))
 }
 
-/// Copies everything to all outputs. Reports the first failed write of each output.
+/// Copies the reader's bytes to each output. Reports the first failed write of each output.
 fn tee(mut reader: impl io::Read, outputs: &mut [&mut dyn Write]) {
     let mut buffer = vec![0; 1 << 16];
     let mut has_failed = vec![false; outputs.len()];
@@ -230,7 +230,8 @@ mod tests {
         Invocation::parse(arguments).map_err(|error| error.to_string())
     }
 
-    /// Runs a line of a runner, with `LOG` as the log file. Returns its exit status and that file.
+    /// Runs a runner's command line, in which `LOG` stands for the log file. Returns the exit
+    /// status and the log file's text.
     fn run(line: &str, script: &str) -> (u8, String) {
         let process = std::process::id();
         let log = std::env::temp_dir().join(format!("log-runner-{process}-{}", line.len()));

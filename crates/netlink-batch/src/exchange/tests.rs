@@ -181,8 +181,8 @@ fn late_replies_are_not_attributed_to_later_requests() {
             Err(io::Error::from_raw_os_error(ENOBUFS)),
             Ok(verdict(1, EEXIST)),
         ],
-        // Sequence numbers: replies to the first send (2), foreign messages (0, 77), replies to this
-        // send.
+        // Sequence numbers: replies to the first send (2), foreign messages (0, 77), replies to
+        // this send.
         vec![
             Ok(verdict(2, EBUSY)),
             Ok(verdict(0, EBUSY)),

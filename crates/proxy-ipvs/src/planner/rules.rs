@@ -80,7 +80,8 @@ fn are_sets_tried(tables: &Tables) -> bool {
 /// True if the initial lists are complete, and all entries that serve exist, except failed ones.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
-    // These virtual servers wait for rules, or for the removal of the rules that mark their packets.
+    // These virtual servers wait for rules, or for the removal of the rules that mark their
+    // packets.
     let waits = |key: &&VirtualServerKey| {
         !tables.servers.is_failing(key)
             && (waits_for_outside(tables, key, of)

@@ -52,8 +52,9 @@ macro_rules! story {
     };
 }
 
-/// Returns true for the story that tests exact semantics in iptables on each run. On lane A, it has
-/// the rows of UDP and SCTP, in a quarter of the time. `make test-full` has those of TCP on lane B.
+/// Returns true for the story that runs by default with exact semantics in iptables. On lane A, it
+/// tests the rows for UDP and SCTP only, which takes a quarter of the time. `make test-full` tests
+/// those for TCP on lane B.
 fn is_in_tests(story: &str) -> bool {
     let rows = if clients::has_nftables() {
         "matrix::each_row_of_the_matrix_holds"

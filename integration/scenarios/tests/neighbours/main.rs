@@ -1,10 +1,10 @@
 //! kube-proxy beside network plug-ins and other programs of a node.
 //!
-//! Most of these programs are not among Debian's packages. A script of this folder leaves the rules,
-//! sets, addresses and virtual servers that such a program leaves; keepalived itself runs. Each test
-//! goes through the modes of the lane, from one to the next. In each mode it sends packets and
-//! compares the other program's state. At the end, `--cleanup` leaves exactly the state from before
-//! the first start. docs/neighbours.md has the results.
+//! Most of these programs are not among Debian's packages. Scripts in this folder therefore create
+//! the rules, sets, addresses and virtual servers of such a program. Only keepalived itself runs.
+//! Each test changes from one mode of the lane to the next. In each mode, it sends packets and
+//! compares the other program's state. At the end, `--cleanup` must restore exactly the state from
+//! before the first start. docs/neighbours.md has the results.
 
 mod calico;
 mod kube_router;
@@ -197,7 +197,7 @@ pub(crate) fn policed_services(c: &Cluster) -> Outcome {
     c.apply(&far)
 }
 
-/// Checks that the pod `near` gets requests of `client` and of the node alone, also through Services.
+/// Checks that only `client` and the node reach the pod `near`, directly and through Services.
 pub(crate) fn policies_hold(c: &Cluster, other: &Place) -> Outcome {
     for (from, to) in [
         (&c.client, "10.96.0.10:80"),

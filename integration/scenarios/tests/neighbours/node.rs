@@ -1,5 +1,5 @@
-//! A node with flannel (VXLAN), NodeLocal DNSCache, Istio (ambient, and a sidecar in a pod), kube-vip
-//! and a running keepalived; and one with Cilium's rules.
+//! Tests a node with flannel (VXLAN), NodeLocal DNSCache, Istio (ambient, and a sidecar in a pod),
+//! kube-vip and a running keepalived. Tests another node with Cilium's rules.
 
 use std::fs;
 use std::time::Duration;
