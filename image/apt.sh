@@ -1,7 +1,7 @@
-# Names architectures, and fetches Debian's packages of this machine's release for any of them, without root and without installing them. Sourced by
-# image/build and image/cross, which define `die` and `say`.
+# Functions to name an architecture's tools, and to fetch its packages of this machine's Debian release. They need no root, and install
+# nothing but missing tools. image/build and image/cross source this file, and define `die` and `say`.
 #
-# DEBIAN_MIRROR and DEBIAN_SECURITY_MIRROR say where packages come from. Debian's keys check them.
+# Packages come from DEBIAN_MIRROR and DEBIAN_SECURITY_MIRROR. apt-get checks them with Debian's keys.
 # shellcheck shell=bash
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 # shellcheck source=/dev/null
@@ -19,7 +19,7 @@ target_of() { # architecture
   triple=${prefix/-linux/-unknown-linux}
 }
 
-# Installs the packages that this machine lacks: COMMAND-OR-FILE:PACKAGE...
+# Installs each PACKAGE whose COMMAND or FILE this machine lacks: COMMAND:PACKAGE or FILE:PACKAGE.
 need() {
   local pair missing=() as_root=()
   for pair; do
@@ -32,7 +32,7 @@ need() {
   DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# Prepares a folder of package lists for one architecture, and says it to apt-get.
+# Prepares a folder with package lists for one architecture. Later calls of apt-get use this folder (APT_CONFIG).
 apt_for() { # folder, architecture
   local apt=$1 arch=$2 suite
   mkdir -p "$apt/lists/partial" "$apt/archives/partial" "$apt/none/partial"
@@ -66,8 +66,8 @@ CONF
   apt-get -qq update || die "cannot read the package lists; set DEBIAN_MIRROR and DEBIAN_SECURITY_MIRROR to mirrors within reach"
 }
 
-# Fetches packages with everything they depend on, and others alone. Prints the files, without those that earlier calls left.
-fetch_packages() { # architecture's folder, packages, packages alone
+# Fetches packages with their dependencies, and further packages without dependencies. Prints the files of this call only.
+fetch_packages() { # architecture's folder, packages, packages without dependencies
   local apt file wanted files=()
   apt=$(cd "$1" && pwd)
   # shellcheck disable=SC2086
@@ -80,7 +80,7 @@ fetch_packages() { # architecture's folder, packages, packages alone
   # shellcheck disable=SC2086
   [ -z "$3" ] || (cd "$apt/archives" && apt-get -qq download $3)
   while read -r file; do
-    # A single download has its name encoded (`%3a`), as in the cache.
+    # `download` encodes a file's name (`%3a`) as the cache does.
     [ -e "$apt/archives/$file" ] || die "apt-get did not leave $file"
     files+=("$apt/archives/$file")
   done < <(cut -d' ' -f2 <<<"$wanted" | sort -u)

@@ -16,7 +16,7 @@ if ! grep -q '^cpu MHz' /proc/cpuinfo; then
 fi
 mkdir -p "$state/kubelet" "$logs/pods/$name" "$run"
 main=$$
-# Runs a program of the node in the background. If it ends, the node ends, and prints the end of its log.
+# Runs a program of the node in the background. If it ends, the node also ends, and prints the last lines of the program's log.
 keep() { # name, command...
   program=$1
   shift
