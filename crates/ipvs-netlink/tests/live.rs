@@ -89,7 +89,7 @@ fn the_kernel_reports_its_ipvs_version() {
     on_ipvs(|mut ipvs| {
         let info = ipvs.info().unwrap();
         assert!(info.version >= 0x01_02_00, "{info:?}");
-        // Since Linux 7.1, the connection table does not exist yet.
+        // Since Linux 7.1, the connection table does not exist before the first service.
         let size = info.table_size;
         assert!(size == 0 || size.is_power_of_two(), "{info:?}");
         assert_eq!(services(&mut ipvs), []);

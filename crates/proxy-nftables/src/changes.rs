@@ -42,8 +42,8 @@ enum Stage {
     FlushChains,
     DeleteReplaced,
     AddChains,
-    /// Sets come after chains, as in upstream. A later version recognizes by this order that the
-    /// sets were created without a size ([`SetMemory`](crate::clients::SetMemory)).
+    /// Sets come after chains, as in upstream. By this order, a later version recognizes sets
+    /// without a size ([`SetMemory`](crate::clients::SetMemory)).
     AddSets,
     AddRules,
     DeleteElements,

@@ -30,7 +30,7 @@ pub const MAX_CONNECTIONS: &str = "kube-proxy-ipvs/max-connections";
 /// The annotation that weighs near endpoints.
 pub const WEIGHTS: &str = "kube-proxy-ipvs/weights";
 
-/// The annotation that lets the weight of a new endpoint grow.
+/// The annotation that sets the slow start of new endpoints.
 pub const SLOW_START: &str = "kube-proxy-ipvs/slow-start";
 
 /// Limit of stored invalid annotations of one Service.

@@ -62,7 +62,7 @@ use request::{Need, Resource};
 /// 8 kB.
 const IN_FLIGHT: usize = 128;
 
-/// Host of the API server in `manifests/daemonset`, which an operator replaces.
+/// Placeholder for the API server's host in `manifests/daemonset`. The operator must replace it.
 const PLACEHOLDER_HOST: &str = "control-plane.example";
 
 /// Service that sends a client's requests, below the layer that counts them.

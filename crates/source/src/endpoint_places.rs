@@ -105,7 +105,7 @@ impl EndpointPlaces {
         &self.ignored
     }
 
-    /// Returns the whereabouts of the endpoint that serves a Service port at this address and port
+    /// Returns the location of the endpoint that serves a Service port at this address and port
     /// number. If several endpoints match, returns the one that `proxy::Endpoints` uses. Without a
     /// port number, the address alone decides.
     pub fn find(
@@ -149,7 +149,7 @@ pub enum Registry {
     Manifests(PathBuf),
 }
 
-/// The reason why whereabouts are unknown.
+/// The reason why locations are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum WhereaboutsError {
     /// The API server refuses the request.
@@ -167,8 +167,8 @@ pub enum WhereaboutsError {
 }
 
 impl Registry {
-    /// Reads the whereabouts of a Service's endpoints. Uses a blocking thread, because a Service
-    /// may have 100,000 endpoints.
+    /// Reads the locations of a Service's endpoints. Uses a blocking thread, because a Service may
+    /// have 100,000 endpoints.
     ///
     /// # Errors
     ///

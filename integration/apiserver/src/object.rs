@@ -52,7 +52,8 @@ impl Object {
     /// Encodes the object `value`, whose `metadata.resourceVersion` is `version`.
     ///
     /// # Errors
-    /// [`TypeMismatch`] names the first field that is not of its type.
+    ///
+    /// [`TypeMismatch`] names the first field whose value has the wrong type.
     pub(crate) fn new(kind: Kind, version: u64, value: &Value) -> Result<Self, TypeMismatch> {
         let text = |path: &str| -> Box<str> {
             match path.split('.').try_fold(value, |at, name| at.get(name)) {

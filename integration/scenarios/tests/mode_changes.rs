@@ -223,7 +223,7 @@ fn set_up(c: &Cluster) -> Outcome {
     c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
     // A virtual server of another program, which every change keeps.
     c.sh("ipvsadm -A -t 198.51.100.9:9 -s rr && ipvsadm -a -t 198.51.100.9:9 -r 10.244.2.10:9 -m")?;
-    // With exact semantics, clients outside reach it by firewall mark.
+    // With exact semantics, clients outside reach this Service by firewall mark.
     let local = Service::new("local", "10.96.0.12 fd96::12").port(tcp(80, 8080));
     let local = local.ingress("192.0.2.30 2001:db8::30");
     let local = local.spec("externalTrafficPolicy: Local");

@@ -33,7 +33,7 @@ const NAMES: [&str; 2] = ["go-runner", "kube-log-runner"];
 const FLAGS: &str = "--log-file=FILE, --also-stdout and --redirect-stderr=false";
 /// Time to copy the last lines after the command's end.
 const LAST_LINES: Duration = Duration::from_secs(1);
-/// Signals that the command gets, as from upstream's runner.
+/// Signals that this process forwards to the command, as upstream's runner does.
 const FORWARDED: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::TERM, Signal::QUIT];
 
 /// Command line of the runner.

@@ -51,7 +51,8 @@ pub(crate) struct TypeMismatch(String);
 /// Encodes an object as a message. `value` is the object's JSON.
 ///
 /// # Errors
-/// [`TypeMismatch`] names the first field that is not of its type.
+///
+/// [`TypeMismatch`] names the first field whose value has the wrong type.
 pub(crate) fn encode(kind: Kind, value: &Value) -> Result<Vec<u8>, TypeMismatch> {
     encoded(schema::of(kind), value)
 }

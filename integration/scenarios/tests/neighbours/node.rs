@@ -40,7 +40,7 @@ const FLANNEL_PEER: &str = "
     ip route replace 10.244.1.0/24 via 10.244.1.0 dev flannel.1 onlink
 ";
 
-/// The cache's own address, which its connections keep out of conntrack.
+/// The cache's own address, with rules that keep its connections out of conntrack.
 const NODE_LOCAL_DNS: &str = "
     ip link add nodelocaldns type dummy; ip addr add 169.254.20.10/32 dev nodelocaldns
     for proto in tcp udp; do
@@ -59,7 +59,7 @@ const TAKE_DNS: &str = "
     iptables-$backend -t raw $rule OUTPUT -d 10.96.0.53/32 -p tcp --dport 53 -j NOTRACK
 ";
 
-/// Istio's rule of an ambient node: probes of the kubelet get a known source.
+/// Istio's rule on an ambient node. It gives probes of the kubelet a known source address.
 const ISTIO: &str = "
     ipset create istio-inpod-probes-v4 hash:ip; ipset add istio-inpod-probes-v4 10.244.1.10
     iptables-$backend -t nat -N ISTIO_POSTRT
@@ -67,7 +67,7 @@ const ISTIO: &str = "
         -m set --match-set istio-inpod-probes-v4 dst -j SNAT --to-source 169.254.7.127
     iptables-$backend -t nat -I POSTROUTING -j ISTIO_POSTRT
 ";
-/// A sidecar's rules in its pod: all incoming connections go to port 15006.
+/// A sidecar's rules in its pod. They redirect incoming connections to port 15006.
 const SIDECAR: &str = "
     x=iptables-$backend
     for chain in ISTIO_INBOUND ISTIO_IN_REDIRECT; do $x -t nat -N $chain; done
