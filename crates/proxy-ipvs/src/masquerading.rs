@@ -13,7 +13,7 @@ use proxy::{Protocol, ServiceAddress, Target};
 use crate::leftovers::LeftoverPlace;
 use crate::marks::{Marks, is_marked_at};
 use crate::plan::Op;
-use crate::server::{RealServer, VirtualServerKey};
+use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
@@ -103,8 +103,8 @@ const OF_OUTSIDE: [Set; 6] = [
     Set::LocalMark,
 ];
 
-/// True if a member must wait until its virtual server by mark exists. Until then, the virtual
-/// server at the address serves packets from outside and masquerades them.
+/// True if a member must wait until its virtual server by mark accepts new connections. Until then,
+/// the virtual server at the address serves packets from outside and masquerades them.
 pub(crate) fn awaits_outside_server(
     tables: &Tables,
     marks: &Marks,
@@ -123,8 +123,18 @@ pub(crate) fn awaits_outside_server(
     let is_there = |key: &&VirtualServerKey| servers.actual(key).is_some();
     let is_its = |key: &&VirtualServerKey| matches!(key, VirtualServerKey::Mark { mark: of, .. } if *of == mark);
     let outside = all.clone().find(is_its);
-    let is_made = outside.is_none_or(|key| is_there(&key) || servers.is_failing(key));
+    let is_made = outside.is_none_or(|key| accepts_connections(tables, key));
     !is_made && all.any(|key| is_there(&key))
+}
+
+/// True if a virtual server exists and has an endpoint for new connections, or wants none. While it
+/// drains, its weights are 0. A virtual server whose write fails is not waited for.
+fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
+    let servers = &tables.servers;
+    let serves = |server: &VirtualServer| server.destinations.iter().any(|real| real.weight > 0);
+    let wants_any = servers.wanted(key).is_some_and(serves);
+    let actual = servers.actual(key);
+    servers.is_failing(key) || actual.is_some_and(|actual| !wants_any || serves(actual))
 }
 
 /// Returns the removals of unwanted marks and exemptions of addresses. If an address gets another

@@ -256,6 +256,16 @@ fn open_by_mark(world: &World, count: u32) {
     state.connections.insert((by_mark, target), count);
 }
 
+/// Fails unless the writes contain these, by their beginning, in this order.
+fn assert_order(writes: &[String], wanted: &[&str]) {
+    let at = |begin: &&str| {
+        let found = writes.iter().position(|op| op.starts_with(*begin));
+        found.unwrap_or_else(|| panic!("no `{begin}`: {writes:#?}"))
+    };
+    let places: Vec<usize> = wanted.iter().map(at).collect();
+    assert!(places.is_sorted(), "{writes:#?}");
+}
+
 #[test]
 fn upstreams_semantics_wait_for_the_endpoints_at_the_address_and_drain_the_mark() {
     let world = web();
@@ -269,15 +279,14 @@ fn upstreams_semantics_wait_for_the_endpoints_at_the_address_and_drain_the_mark(
     world.slice(slice("default/web", &PAIR));
     let mut world = world.listed();
     synced(&mut world);
-    let order = world.written();
-    let at = |begin: &str| {
-        let found = order.iter().position(|op| op.starts_with(begin));
-        found.unwrap_or_else(|| panic!("no `{begin}`: {order:#?}"))
-    };
-    let lowered = at("set destination 10.244.2.5:8080 of 192.0.2.10:80/TCP to weight 0");
-    let unmarked = at("remove 192.0.2.10,tcp:80,0x1 from set KUBE-LOCAL-MARK");
-    let drained = at("set destination 10.244.1.5:8080 of FWM 1 to weight 0");
-    assert!(lowered < unmarked && unmarked < drained, "{order:#?}");
+    assert_order(
+        &world.written(),
+        &[
+            "set destination 10.244.2.5:8080 of 192.0.2.10:80/TCP to weight 0",
+            "remove 192.0.2.10,tcp:80,0x1 from set KUBE-LOCAL-MARK",
+            "set destination 10.244.1.5:8080 of FWM 1 to weight 0",
+        ],
+    );
     assert_eq!(destinations(&world)[1], Some(1));
     open_by_mark(&world, 0);
     world.wait(Duration::from_mins(1));
@@ -292,9 +301,17 @@ fn a_changed_policy_keeps_the_connections_by_mark() {
     world.service(exposed("default/web", 10, false));
     synced(&mut world);
     assert_eq!(destinations(&world), [Some(2), Some(1)]);
-    // The Service gets its mark back, with the connections.
+    world.work();
+    // The Service gets its mark back, with the connections. Clients outside must not meet weight 0.
     world.service(exposed("default/web", 10, true));
     synced(&mut world);
+    assert_order(
+        &world.written(),
+        &[
+            "set destination 10.244.1.5:8080 of FWM 1 to weight 1",
+            "add 192.0.2.10,tcp:80,0x1 to set KUBE-LOCAL-MARK",
+        ],
+    );
     assert_eq!(
         (marks(&world), destinations(&world)),
         (vec![marked(10, 1)], [Some(2), Some(1)])
