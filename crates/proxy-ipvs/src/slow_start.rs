@@ -285,7 +285,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_mins(1);
 
     #[test]
-    fn a_weight_grows_in_equal_steps_and_tells_its_age() {
+    fn a_weight_grows_in_equal_steps_and_shows_its_age() {
         let ramp = Ramp::new(MINUTE, "wrr", 1).unwrap();
         let at = |seconds: u64| ramp.weight(Duration::from_secs(seconds), 10);
         let weights: Vec<u16> = [0, 6, 7, 13, 14, 53, 54, 59, 60, 61].map(at).into();

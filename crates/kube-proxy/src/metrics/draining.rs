@@ -16,10 +16,10 @@ use modes::metrics::of;
 
 /// Draining endpoints by family. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Draining(Arc<Mutex<BTreeMap<&'static str, FamilyLabels>>>);
+pub(crate) struct Draining(Arc<Mutex<BTreeMap<&'static str, DrainingCount>>>);
 
 /// Number of draining endpoints, and the time at which the oldest began to drain, if known.
-type FamilyLabels = (usize, Option<Instant>);
+type DrainingCount = (usize, Option<Instant>);
 
 impl Draining {
     pub(crate) fn set(&self, family: IpFamily, count: usize, oldest: Option<Instant>) {
@@ -31,7 +31,7 @@ impl Draining {
 impl Collector for Draining {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<(&'static str, FamilyLabels)> =
+        let all: Vec<(&'static str, DrainingCount)> =
             all.iter().map(|(family, told)| (*family, *told)).collect();
         if all.is_empty() {
             return Ok(());

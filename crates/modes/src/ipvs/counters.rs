@@ -57,7 +57,7 @@ impl ReadCounters for IpvsCounters {
 
 /// Virtual servers of one service address: the one at the address, and those for its marks.
 #[derive(Debug, Default)]
-struct PlaceLabels<'a> {
+struct AddressServers<'a> {
     at_address: Option<&'a ServiceEntry>,
     by_mark: Vec<&'a ServiceEntry>,
 }
@@ -102,7 +102,7 @@ fn tell(
     }
     for entry in &entries {
         if let Some(at) = at(&entry.service.key) {
-            let place = PlaceLabels {
+            let place = AddressServers {
                 at_address: Some(entry),
                 by_mark: of_marks.remove(&at).unwrap_or_default(),
             };
@@ -111,7 +111,7 @@ fn tell(
     }
     for (at, by_mark) in of_marks {
         let at_address = None;
-        let place = PlaceLabels {
+        let place = AddressServers {
             at_address,
             by_mark,
         };
@@ -125,7 +125,7 @@ fn tell(
 fn tell_place(
     ipvs: &mut Ipvs,
     at: At,
-    of: &PlaceLabels<'_>,
+    of: &AddressServers<'_>,
     depth: Depth,
     take: &mut dyn FnMut(CounterSample<'_>),
 ) -> Result<(), ipvs_netlink::Error> {

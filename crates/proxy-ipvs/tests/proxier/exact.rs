@@ -267,7 +267,7 @@ fn assert_order(writes: &[String], wanted: &[&str]) {
 }
 
 #[test]
-fn upstreams_semantics_wait_for_the_endpoints_at_the_address_and_drain_the_mark() {
+fn a_change_to_upstreams_semantics_drains_virtual_servers_by_mark() {
     let world = web();
     open_by_mark(&world, 1);
     world.work();

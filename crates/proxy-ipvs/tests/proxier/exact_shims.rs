@@ -151,7 +151,7 @@ fn upstreams_semantics_remove_the_rules_and_marks() {
 /// Checks the order of the writes. The former shim marks packets from outside until its rules are
 /// removed.
 #[test]
-fn the_former_shims_marks_end_after_the_lost_endpoints_and_before_the_drain() {
+fn a_former_shims_rules_are_removed_after_unwanted_endpoints_and_before_drains() {
     for (from, to, places, removal) in [
         (
             ShimStyle::Lean,

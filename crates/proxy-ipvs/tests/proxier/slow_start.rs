@@ -118,7 +118,7 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
 }
 
 #[test]
-fn without_an_endpoint_of_full_weight_all_have_full_weights_at_once() {
+fn without_an_old_endpoint_new_ones_get_full_weights_at_once() {
     // The Service begins to serve.
     let mut world = serving("wrr");
     assert_eq!(weights(&world), [10, 10]);
