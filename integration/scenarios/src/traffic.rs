@@ -37,18 +37,25 @@ pub type Tally = BTreeMap<String, usize>;
 /// Fails if a request gets no reply.
 pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -> Result<Tally> {
     let mut tally = Tally::new();
+    // Open sockets keep their source ports. With the port of an earlier socket, a datagram would
+    // continue that flow, and IPVS would send it to the same pod.
+    let mut flows = Vec::new();
     for number in 1..=times {
-        let answer = from
+        let dial = from
             .dial(transport, to)
             .timeout(ANSWERED_WITHIN)
-            .reset_on_close()
-            .ask()
-            .with_context(|| {
-                format!(
-                    "{} asks {to} over {transport:?}, time {number}",
-                    from.name()
-                )
-            })?;
+            .reset_on_close();
+        let asked = dial.open().and_then(|mut connection| {
+            let answer = connection.ask();
+            flows.extend((transport == Transport::Udp).then_some(connection));
+            answer
+        });
+        let answer = asked.with_context(|| {
+            format!(
+                "{} asks {to} over {transport:?}, time {number}",
+                from.name()
+            )
+        })?;
         *tally
             .entry(format!("{} from {}", answer.who, answer.seen_source.ip()))
             .or_default() += 1;
