@@ -207,9 +207,12 @@ impl Running {
         }
     }
 
-    /// Returns the exit status, or `None` if the program is still running.
+    /// Returns the exit status, or `None` if the program is still running. After an exit status,
+    /// [`said`](Self::said) returns the whole output of the program.
     pub fn status(&mut self) -> Option<ExitStatus> {
-        self.ended(Duration::ZERO)
+        let status = self.ended(Duration::ZERO)?;
+        drop(self.wait_text(HELD_FOR, |_| false));
+        Some(status)
     }
 
     /// Waits for the program to end. Returns `None` if it is still running.
@@ -308,6 +311,21 @@ mod tests {
                 .to_string()
                 .contains("ended")
         );
+    }
+
+    #[test]
+    fn after_an_exit_status_the_output_is_complete() {
+        for _ in 0..50 {
+            let mut running = sh("seq 2000; echo last >&2; exit 3");
+            let status = loop {
+                if let Some(status) = running.status() {
+                    break status;
+                }
+            };
+            let said = running.said();
+            assert_eq!(status.code(), Some(3));
+            assert!(said.contains("last") && said.contains("2000"), "{said}");
+        }
     }
 
     #[test]
