@@ -137,7 +137,7 @@ const FIRST: usize = 34;
 /// Number of releases in `gates/kubernetes.txt`.
 const RELEASES: usize = 5;
 
-/// Index of the column of the release that this program matches.
+/// Column index of the release that this program matches, in `gates/kubernetes.txt`.
 static OWN: LazyLock<usize> = LazyLock::new(|| {
     let minor: usize = KUBERNETES.minor.parse().unwrap_or(FIRST);
     minor.saturating_sub(FIRST).min(RELEASES - 1)

@@ -73,7 +73,7 @@ use request_limits::{RequestSlots, TURN_PATIENCE, Trims};
 
 /// Prefix of the paths of all requests.
 pub const PREFIX: &str = "/api/v1/";
-/// Number of requests that wait for the loop.
+/// Maximum number of requests that wait for the loop.
 const QUEUE: usize = 16;
 /// Deadline for a reply of the loop.
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -107,15 +107,16 @@ pub struct About {
     pub kubernetes: String,
     /// The modes of this build.
     pub modes: Footprints,
-    /// Returns why IPVS lacks a scheduler of this name, or `None` if it may be available.
+    /// Function that returns why IPVS lacks a scheduler of this name, or `None` if it may be
+    /// available.
     pub missing_scheduler: fn(&str) -> Option<String>,
-    /// Returns free memory to the system. Blocks.
+    /// Function that returns free memory to the system. Blocks.
     pub trim: fn(),
 }
 
 /// Access to the daemon's health.
 pub trait Health: Send + Sync {
-    /// Reports whether the initial lists are complete.
+    /// Reports whether the initial lists have arrived, so that Services are expected.
     fn is_expecting(&self) -> bool;
 
     /// Lists the conditions that the daemon waits for before it is ready.
@@ -219,7 +220,7 @@ impl Inspect {
             Ok(turn) => turn,
             Err(busy) => return refused(&busy),
         };
-        // The client may close the connection. The request then keeps its turn until its work ends.
+        // If the client closes the connection, the request keeps its turn until its work ends.
         let (inspect, uri) = (Arc::clone(self), head.uri.clone());
         let answered = tokio::spawn(async move {
             let _turn = turn;
@@ -245,7 +246,7 @@ impl Inspect {
                         )),
                     },
                 };
-                // Frees the memory of copied objects. Samples expire later.
+                // Returns the memory of copied objects to the system soon. Samples expire later.
                 self.trims.soon();
                 found
             }

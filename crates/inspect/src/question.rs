@@ -1,6 +1,6 @@
-//! Requests to the loop, and its replies: copies of bounded size.
+//! Requests to the loop, and its replies: copies of limited size.
 //!
-//! The limits protect the loop and its clients.
+//! The limits keep each turn of the loop short, and replies small.
 //! `run::answers::tests::no_api_request_blocks_the_loop` measures the cost of a turn.
 
 use std::collections::HashSet;
@@ -19,46 +19,47 @@ use tokio::sync::oneshot::Sender;
 use super::facts::Facts;
 use super::owners::{Owners, RequestedPorts};
 
-/// Number of names that the loop returns in one turn.
+/// Maximum number of names that the loop returns in one turn.
 pub const NAMES_A_TURN: usize = 2_500;
-/// Largest number of Services in one turn. Services with many endpoints lower the number.
+/// Maximum number of Services in one turn. Services with many endpoints lower the number.
 pub const SERVICES_A_TURN: usize = 100;
-/// Largest number of endpoints in one turn. The endpoints of one Service are never split.
+/// Maximum number of endpoints in one turn. The endpoints of one Service are never split.
 pub const ENDPOINTS_A_TURN: usize = 25_000;
-/// Largest number of failures and of conflicts in a family.
+/// Maximum number of failures, and of conflicts, in a family.
 pub const TROUBLES: usize = 1_000;
-/// Largest number of drains with a start time in a family.
+/// Maximum number of drains with a start time in a family.
 pub const DRAINS: usize = 1_000;
 
-/// A request to the loop, with the channel for its reply. Each request takes at most about 2 ms,
+/// Request to the loop, with the channel for its reply. Each request takes at most about 2 ms,
 /// except for a Service with more than [`ENDPOINTS_A_TURN`] endpoints.
 pub enum Question {
     /// Requests the state of the daemon.
     Facts(Sender<Facts>),
-    /// Requests the owners of addresses. One turn checks a limited number of Services from an index
-    /// on.
+    /// Requests the owners of addresses. One turn checks a limited number of Services, beginning at
+    /// an index.
     Owners(Arc<RequestedPorts>, usize, Sender<Owners>),
-    /// Requests the names of Services from an index on, unsorted, as many as fit in one turn.
+    /// Requests the names of Services, beginning at an index and unsorted. One turn returns a
+    /// limited number.
     Names(usize, Sender<Names>),
-    /// Requests copies of these Services, as many as fit in one turn. At least one is returned.
+    /// Requests copies of these Services. One turn returns a limited number, at least one.
     Services(Vec<NamespacedName>, Sender<Vec<Option<ServiceCopy>>>),
     /// Requests facts about the node and its problems.
     Ground(Sender<NodeContext>),
-    /// Requests the Services with an address and port. One turn checks a limited number of Services
-    /// from an index on.
+    /// Requests the Services with an address and port. One turn checks a limited number of
+    /// Services, beginning at an index.
     Claimants(usize, IpAddr, u16, Sender<ClaimingServices>),
     /// Requests the name of the mode, and facts about this node and this address.
     OwnNode(Option<IpAddr>, Sender<(&'static str, OwnNode)>),
 }
 
-/// The Services that have an address, as far as one turn finds them.
+/// Services that have an address, among those that one turn checked.
 #[derive(Debug, Default)]
 pub struct ClaimingServices {
     /// Names of these Services.
     pub names: Vec<NamespacedName>,
     /// Version of the list of Services, which changes with their order.
     pub version: u64,
-    /// Index at which the next turn continues, or `None` at the end.
+    /// Index at which the next turn continues. `None`: all Services were checked.
     pub next: Option<usize>,
 }
 
@@ -121,7 +122,7 @@ pub struct NodeContext {
 pub struct GroundOfFamily {
     /// Name and zone of the node.
     pub node: NodeFacts,
-    /// Addresses that serve NodePorts, or `None` while unknown.
+    /// Addresses that serve NodePorts. `None`: unknown.
     pub node_ports: Option<NodePorts>,
     /// Entries that the kernel rejects.
     pub failures: Vec<Failure>,

@@ -163,9 +163,9 @@ impl Event {
         Self::service_warning(&owner.service, model, reason, note)
     }
 
-    /// Returns a warning on a Service about an external or load-balancer address. The proxy refuses
-    /// the address, or serves it although this node has it. `node` is `None` if every node sends
-    /// the same event. Upstream has no such event.
+    /// Returns a warning on a Service about an external or load-balancer address. Either the proxy
+    /// refuses the address, or it serves the address although this node has it. `node` is `None` if
+    /// every node sends the same event. Upstream has no such event.
     pub fn address_contested(
         service: &NamespacedName,
         model: &Model,
@@ -321,7 +321,7 @@ pub(crate) struct RecordedEvent {
     pub(crate) event: Event,
     time: Timestamp,
     since: Instant,
-    /// Sender that is dropped when the event was sent or given up, which wakes the waiting caller.
+    /// Sender that is dropped once the event was sent or given up, which wakes the waiting caller.
     _waiter: Option<oneshot::Sender<()>>,
 }
 
@@ -356,7 +356,8 @@ impl Recorder {
         self.queue(event, None);
     }
 
-    /// Queues the last event before the process ends. Waits briefly until the event is sent.
+    /// Queues the last event before the process ends. Waits up to [`LAST_EVENT_PATIENCE`] until the
+    /// event is sent.
     pub async fn record_last(&self, event: Event) {
         let (waiter, told) = oneshot::channel();
         self.queue(event, Some(waiter));

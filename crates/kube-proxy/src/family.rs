@@ -63,7 +63,7 @@ pub(crate) struct Family {
     round: Option<Round>,
     /// True if the next round counts as a sync even if it writes nothing.
     is_asked: bool,
-    /// True if the mode has received changes since the kernel was last known to be up to date.
+    /// True if the mode has received changes since the kernel last had all of them.
     has_taken_in: bool,
     is_served: bool,
     triggers: Triggers,
@@ -81,8 +81,8 @@ pub(crate) struct Family {
     metrics: Metrics,
 }
 
-/// A sync in upstream's sense: it begins with the first write or read, and ends when all kernel
-/// threads are idle.
+/// A sync in upstream's sense. It begins with the first write or read, and ends when all workers
+/// are idle.
 struct Round {
     began: Instant,
     is_asked: bool,
@@ -93,15 +93,15 @@ struct Round {
     extent: Option<SyncExtent>,
 }
 
-/// Results of the kernel work that one call of `book` found finished.
+/// Results of the finished kernel work that one call of `book` collected.
 #[derive(Debug, Default)]
 pub(crate) struct BookingResult {
-    /// True if any kernel work was finished.
+    /// True if any kernel work has finished.
     pub(crate) is_any: bool,
     /// True if the finished work had used much memory for a while.
     pub(crate) has_used_much: bool,
-    /// Reason why a kernel thread ended. The process must then exit, because the thread's state is
-    /// lost.
+    /// Reason why a worker thread (kernel I/O) ended. The process must then exit, because the
+    /// thread's state is lost.
     pub(crate) gone: Option<String>,
 }
 
@@ -183,13 +183,13 @@ impl Family {
         Some(serving.filter(|ip| own.contains(ip)).copied())
     }
 
-    /// Reports whether the kernel has the first full set of objects and the mode's threads are
-    /// idle.
+    /// Reports whether the kernel has the first full set of objects and the mode's worker threads
+    /// are idle.
     pub(crate) fn rests(&self) -> bool {
         self.is_served && self.successor.is_none() && self.mode.is_idle()
     }
 
-    /// Reports whether all kernel threads are idle.
+    /// Reports whether all worker threads (kernel I/O) are idle.
     pub(crate) fn is_idle(&self) -> bool {
         self.mode.is_idle()
     }
@@ -278,7 +278,7 @@ impl Family {
         self.triggers.extend(changes.triggers.into_iter());
     }
 
-    /// Starts all kernel work that is due.
+    /// Starts all kernel work that is pending and can start now.
     pub(crate) fn proceed(&mut self, model: &Model, now: Instant) {
         if self.successor.is_some() && self.mode.is_idle() {
             self.succeed(model, now);
@@ -316,7 +316,7 @@ impl Family {
         }
     }
 
-    /// Becomes ready when a kernel thread has finished some work.
+    /// Becomes ready when a worker thread (kernel I/O) has finished a job.
     pub(crate) fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.mode.poll_finished(context)
     }
@@ -374,8 +374,8 @@ impl Family {
             .await;
     }
 
-    /// Records delays that the mode does not see: `changed`, the number of waiting Services with
-    /// the arrival time of the oldest, and removals that are held back.
+    /// Records delays that the mode does not see. `changed` is the number of waiting Services, with
+    /// the arrival time of the oldest. Removals that the daemon holds back count, too.
     pub(crate) fn note_late(
         &mut self,
         changed: Option<(usize, Instant)>,
@@ -489,10 +489,10 @@ impl Family {
         }
     }
 
-    /// Returns the time of the next work that needs no further event.
+    /// Returns the time at which the next work starts without a further event.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.successor.is_some() {
-            // Nothing is due: the end of a kernel thread's work wakes the family.
+            // Nothing to schedule: the end of the worker's job wakes the family.
             return None;
         }
         let story = self.story.next_due(now).filter(|_| self.is_served);

@@ -46,7 +46,7 @@ use labels::{
 use services::ServiceMetrics;
 use standing::Standings;
 
-/// Handles of all metrics. Clones share the counts.
+/// Handles of all metrics. Clones share the values.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
@@ -189,7 +189,8 @@ impl Metrics {
         if let Some(of_mode) = &self.of_mode {
             of_mode.register(&mut all);
         }
-        // Only this program has this metric. Kubernetes' counts of metrics by stability exclude it.
+        // Only this program has this metric, so Kubernetes' counts of metrics by stability exclude
+        // it.
         let help = "Objects that were known and that a list no longer named, by kind";
         let vanished = self.vanished.clone();
         all.registry
@@ -245,8 +246,8 @@ impl Metrics {
             commit: COMMIT,
         })
         .set(1);
-        // Only this program has this metric, so it has no Kubernetes stability level and is not
-        // counted there.
+        // Only this program has this metric. It has no Kubernetes stability level, so the counts of
+        // metrics by stability exclude it.
         let help = "A metric with a constant '1' value labeled by the version of kube-proxy-ipvs.";
         all.registry
             .register("kubeproxy_ipvs_build_info", help, own);
@@ -278,8 +279,8 @@ impl Metrics {
         since.unwrap_or_default().as_secs()
     }
 
-    /// Counts pending changes. Records the current time for the affected families, because the
-    /// changes request a sync.
+    /// Sets the number of pending changes. Records the current time for the affected families,
+    /// because the changes request a sync.
     pub(crate) fn queued(&self, changes: &Changes, families: impl Iterator<Item = IpFamily>) {
         set(&self.service_changes_pending, changes.service_changes);
         set(&self.endpoint_changes_pending, changes.slice_changes);
@@ -313,13 +314,13 @@ impl Metrics {
                 drop(self.writes.get_or_create(&of_write(family, subject, fate)));
             }
         }
-        // As in upstream, the first lists count as one request for a sync.
+        // Counts the first lists as one request for a sync, as upstream does.
         let now = seconds(SystemTime::now());
         self.last_queued.get_or_create(&of(family)).set(now);
         self.draining.set(family, 0, None);
         self.former_mode_drains(family, (0, 0));
         self.standings.set(family, &Standing::default());
-        // A rate needs a start value: the first increment of a missing counter would not appear.
+        // Creates the series with a start value. Otherwise a rate would miss the first increment.
         let of_family = of(family);
         drop(self.programming_duration.get_or_create(&of_family));
         drop(self.network_programming_duration.get_or_create(&of_family));
@@ -328,7 +329,7 @@ impl Metrics {
         }
     }
 
-    /// Counts finished work of kernel threads.
+    /// Counts finished jobs of worker threads (kernel I/O).
     pub(crate) fn booked(&self, family: IpFamily, report: &Report) {
         for (kind, drifted) in report.drift.kinds() {
             let counter = self.drifted.get_or_create(&of_kind(family, kind));
@@ -355,7 +356,7 @@ impl Metrics {
         self.draining.set(family, count, oldest);
     }
 
-    /// Sets the numbers of virtual servers and connections that an earlier mode left to drain.
+    /// Sets the numbers of draining virtual servers and connections that an earlier mode left.
     pub(crate) fn former_mode_drains(&self, family: IpFamily, (servers, connections): (u64, u64)) {
         for (gauge, count) in [
             (&self.former_servers, servers),
@@ -371,7 +372,7 @@ impl Metrics {
         self.standings.set(family, standing);
     }
 
-    /// Sets the form of a family's entries.
+    /// Sets the form of a family's entries, such as the layout of its table.
     pub(crate) fn form(&self, family: IpFamily, form: Option<&'static str>) {
         if let (Some(of_mode), Some(form)) = (&self.of_mode, form) {
             of_mode.form(family, form);

@@ -67,8 +67,8 @@ pub trait Kernel {
     ///
     /// # Errors
     ///
-    /// Fails if the query cannot be sent, or its response cannot be read. Also if the set has too
-    /// many members to list them.
+    /// Fails if the query cannot be sent, or its response cannot be read. It also fails if the set
+    /// has too many members to list.
     fn mark(&self, set: &str, key: &SetKey) -> Result<Option<Mark>, ReadFailure>;
 
     /// Returns the IPVS virtual server with this key, if it exists.
@@ -106,7 +106,7 @@ impl fmt::Display for ReadFailure {
 pub struct RouteQuestion {
     /// Destination address.
     pub destination: IpAddr,
-    /// Source address. For the node's own packets, it is set only if they have chosen one.
+    /// Source address. For the node's own packets, `None` unless their sender chose one.
     pub source: Option<IpAddr>,
     /// Input interface, or `None` for the node's own packets.
     pub iif: Option<Interface>,

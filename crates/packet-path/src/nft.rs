@@ -14,12 +14,12 @@
 //! **Assumptions** about the first packet of a flow: it is not a fragment, it is TCP's SYN, limits
 //! are not exceeded, and dynamic sets have room. About the reply: no rule matches the client's
 //! port. A dynamic set contains a client only if it does so now. If a rule depends on other unknown
-//! data (users of sockets, CPUs, client ports), both outcomes are followed, and each records the
-//! doubt.
+//! data (users of sockets, CPUs, client ports), the evaluation follows both outcomes, and each
+//! records the doubt.
 //!
-//! **Left to iptables**: tables that iptables-nft created (`filter`, `nat`, `mangle`, `raw` and
-//! `security` of ip and ip6, if they have its chains). iptables text describes their rules
-//! ([`Nft::left_to_iptables`]).
+//! **Left to the module `xtables`**: tables that iptables-nft created (`filter`, `nat`, `mangle`,
+//! `raw` and `security` of ip and ip6, if they have its chains). That module reads their rules as
+//! iptables text ([`Nft::left_to_iptables`]).
 
 mod describe;
 mod evaluate;
@@ -50,7 +50,7 @@ use crate::ruleset::{Base, Hook, Ruleset};
 use reader::CachedReader;
 use run::Evaluation;
 
-/// Largest number of attempts to read consistently while the ruleset changes.
+/// Largest number of attempts to get a consistent response while the ruleset changes.
 const ATTEMPTS: u32 = 5;
 
 /// The nf_tables rules for packets of one IP family.
@@ -60,12 +60,12 @@ pub struct Nft<R> {
     bases: Vec<(ObjectId, nftables_netlink::BaseChain)>,
     left_to_iptables: Vec<(Family, Name)>,
     notes: Vec<String>,
-    /// Reader with its cache. The cache changes inside [`Ruleset::walk`], which takes `&self`.
+    /// Reader with its cache. [`Ruleset::walk`] takes `&self` but changes the cache.
     asked: RefCell<CachedReader<R>>,
 }
 
 /// Evaluates a query on a consistent ruleset. If the ruleset changes meanwhile, evaluates the query
-/// again, at most five times in total. The last response may mix two states.
+/// again, up to [`ATTEMPTS`] times in total. The last response may mix two states.
 ///
 /// # Errors
 ///
@@ -92,7 +92,7 @@ pub fn consistently<R: Reader, T>(
     }
 }
 
-/// A response, and true if it is consistent.
+/// Response to a query, and true if the response is consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsistentAnswer<T> {
     /// Response to the query.
@@ -156,7 +156,7 @@ impl<R: Reader> Nft<R> {
         &self.left_to_iptables
     }
 
-    /// Returns notes about other chains that were ignored but may affect packets.
+    /// Returns notes about the other ignored chains that may affect packets.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -211,8 +211,8 @@ impl<R: Reader> Ruleset for Nft<R> {
     }
 }
 
-/// Returns the tables of this family that iptables-nft created. They have its table names, and all
-/// their base chains have its chain names.
+/// Returns the tables of this family that iptables-nft created. Such a table has a table name of
+/// iptables, and its base chains have chain names of iptables.
 fn iptables_tables(hooked: &[HookedChain], family: IpFamily) -> Vec<(Family, Name)> {
     const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
     const CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];

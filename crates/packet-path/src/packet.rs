@@ -74,11 +74,11 @@ pub struct Packet {
     pub protocol: u8,
     /// Source address.
     pub source: IpAddr,
-    /// Source port, or `None` for any ephemeral port, which is usual.
+    /// Source port. `None`: any ephemeral port, which is usual.
     pub source_port: Option<u16>,
     /// Destination address.
     pub destination: IpAddr,
-    /// Destination port. It is unknown for a reply ([`Packet::destination_port`]).
+    /// Destination port. Unknown for a reply (see [`Packet::destination_port`]).
     pub port: u16,
     /// Destination that the client sent to, also for a reply.
     pub original: SocketAddr,
@@ -98,7 +98,7 @@ pub struct Packet {
     pub tracking: Tracking,
     /// True if the destination is decided, so no further nat chain can translate it.
     pub destination_settled: bool,
-    /// True if a rule (not IPVS) changed the destination.
+    /// True if a rule, not IPVS, changed the destination.
     pub destination_changed: bool,
     /// True if the new destination is this node (`REDIRECT`).
     pub is_redirected: bool,
@@ -106,9 +106,9 @@ pub struct Packet {
     pub source_settled: bool,
     /// Translation of the source, once it is decided.
     pub source_nat: Option<SourceNat>,
-    /// Virtual server for which IPVS sent the packet.
+    /// Virtual server that sent the packet to a destination, if any.
     pub server: Option<ServiceKey>,
-    /// Destination that IPVS chose.
+    /// Destination that IPVS chose, if any.
     pub real_server: Option<SocketAddr>,
     /// Endpoint and client, if this packet is a reply.
     pub reply: Option<Reply>,
@@ -162,7 +162,7 @@ impl Packet {
         }
     }
 
-    /// Port that stands for the unknown port of a client: a typical ephemeral port.
+    /// Port that is used for the unknown port of a client: a typical ephemeral port.
     pub const CLIENT_PORT: u16 = 54_321;
 
     /// Returns the destination port, or `None` for a reply, whose destination is the client's
@@ -181,7 +181,7 @@ impl Packet {
         IpFamily::of(self.destination)
     }
 
-    /// Returns destination address and port.
+    /// Returns the destination address and port.
     pub fn to(&self) -> SocketAddr {
         SocketAddr::new(self.destination, self.port)
     }

@@ -32,8 +32,8 @@ const NAT_DESTINATION: i32 = -100;
 const NAT_SOURCE: i32 = 100;
 /// Number of branches above which branches with equal packets at the same hook are joined.
 const JOINED_ABOVE: usize = 64;
-/// Limit of hooks on one path. Beyond it, the rules form a loop. A path that returns through `lo`
-/// has eight hooks: PREROUTING, INPUT, OUTPUT and POSTROUTING, each twice.
+/// Limit of hooks on one path. A path beyond it counts as a loop of the rules. A path that returns
+/// through `lo` has eight hooks: PREROUTING, INPUT, OUTPUT and POSTROUTING, each twice.
 const MOST_HOOKS: usize = 12;
 
 /// Flow whose first packet is followed.
@@ -45,17 +45,17 @@ pub struct Question {
     pub from: Sender,
     /// Destination of the flow.
     pub to: SocketAddr,
-    /// Source port, or `None` for any ephemeral port, which is usual.
+    /// Source port. `None`: any ephemeral port, which is usual.
     pub source_port: Option<u16>,
 }
 
 /// Sender of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sender {
-    /// This node, with this source address or the one that the kernel chooses.
+    /// This node. `None`: the kernel chooses the source address.
     Node(Option<IpAddr>),
-    /// A pod or another host: its address, and the interface on which its packets arrive. By
-    /// default, that is the interface that leads to the address.
+    /// A pod or another host: its address, and the interface on which its packets arrive. `None`:
+    /// the interface that leads to the address.
     Other(IpAddr, Option<Interface>),
 }
 
@@ -65,10 +65,10 @@ pub fn walk(question: &Question, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel)
     follow(&walker, walker.begin(question))
 }
 
-/// First hook of a packet, or the path if it ended before.
+/// Start of a path: the packet with its first hook, or the path if it ended before.
 pub(crate) type Start = Result<(Hook, Branch), Box<Branch>>;
 
-/// Follows a packet to all of its ends.
+/// Follows all paths of a packet to their ends.
 pub(crate) fn follow(walker: &Walker<'_>, begun: Start) -> Vec<Walk> {
     let mut done = Vec::new();
     let mut under_way = match begun {
@@ -151,7 +151,7 @@ pub(crate) struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    /// Returns the packet at its first hook.
+    /// Creates the packet at its first hook.
     fn begin(&self, question: &Question) -> Start {
         let to = question.to;
         let protocol = question.protocol.number();
@@ -188,7 +188,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Routes a packet from the node itself, which usually chooses its source.
+    /// Routes a packet from the node itself. Usually, the route chooses its source.
     pub(crate) fn send(&self, packet: Packet, is_chosen: bool) -> Start {
         let chosen = is_chosen.then_some(packet.source);
         let mut branch = Branch::new(packet);
@@ -324,7 +324,8 @@ impl<'a> Walker<'a> {
         stops.into_iter().map(|(_, stop)| stop).collect()
     }
 
-    /// Calls nat chains until one has decided the translation, as `nf_nat_inet_fn` does.
+    /// Calls nat chains until one has decided the translation, as the kernel's `nf_nat_inet_fn`
+    /// does.
     fn translate(
         &self,
         hook: Hook,
@@ -375,7 +376,7 @@ impl<'a> Walker<'a> {
             mark: packet.mark,
         };
         let route = if packet.iif.as_ref().is_some_and(Interface::is_loopback) {
-            // A packet that comes back on the loopback interface keeps its route.
+            // A packet that returns on the loopback interface keeps its route.
             Ok(Route::Local { source: None })
         } else if let Some(bridge) = reply::crosses(packet, self.kernel) {
             Ok(bridge)
@@ -410,7 +411,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Routes a packet of the node again after a rule changed the packet.
+    /// Routes a packet of the node again, because a rule changed it.
     fn route_anew(&self, mut branch: Branch) -> Branch {
         let packet = &branch.packet;
         let found = self.way_to(packet.destination, Some(packet.source), packet.mark);
@@ -452,7 +453,7 @@ impl<'a> Walker<'a> {
         ended(Hook::Postrouting, branch, End::Forwarded)
     }
 
-    /// Returns true if replies to a sender on a loopback address arrive.
+    /// Returns true if replies to a sender with a loopback address arrive.
     fn answer_to_localhost(&self, packet: &Packet) -> Result<bool, String> {
         if packet.family() == IpFamily::V6 {
             return Ok(false);

@@ -11,7 +11,7 @@
 //!
 //! The program prints the tables of docs/service-options.md. With a folder, it also writes the
 //! charts there: `lab run --keep docs/pictures -- target/debug/examples/nodes docs/pictures`. Names
-//! of measurements (`spread slow-start`) after the folder select these.
+//! after the folder select measurements: `spread slow-start`.
 #![allow(clippy::restriction, reason = "a measurement")]
 #![allow(clippy::print_stdout, reason = "a measurement")]
 #![allow(clippy::cast_precision_loss, reason = "the counts are small")]
@@ -38,26 +38,26 @@ use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use support::{World, ip, service, slice};
 
 const NODES: u8 = 100;
-/// Endpoints of the Service.
+/// Number of endpoints of the Service.
 const ENDPOINTS: u8 = 10;
-/// Numbers of connections per node.
+/// Numbers of connections per node, one per measurement.
 const CONNECTIONS: [u8; 3] = [1, 2, 4];
-/// Clients that connect through every node.
+/// Number of clients that connect through every node.
 const CLIENTS: u8 = 200;
-/// Clients that connect again after an endpoint leaves or comes.
+/// Number of clients that connect again after an endpoint was added or removed.
 const MANY_CLIENTS: u16 = 2_000;
 
-/// Endpoint that a client has reached, or `None` if the kernel refused the client.
+/// Endpoint that a client has reached. `None`: the kernel refused the client.
 type Reached = Option<u8>;
 
 /// Virtual servers of all nodes in one kernel, and the endpoints.
 struct Lab {
     kernel: NetlinkKernel,
     endpoints: TcpListener,
-    /// Number of cases so far. Each case has its own service addresses, because the kernel keeps
+    /// Number of finished cases. Each case has its own service addresses, because the kernel keeps
     /// the counters of removed destinations for some minutes.
     cases: u8,
-    /// Folder for charts.
+    /// Folder for charts. `None`: no charts are written.
     charts: Option<PathBuf>,
 }
 
@@ -81,13 +81,13 @@ impl Lab {
         }
     }
 
-    /// Starts nodes with a Service of this scheduler, without endpoints.
+    /// Starts nodes with a Service that uses this scheduler and has no endpoints.
     fn nodes(&mut self, count: u8, scheduler: &str, flags: &str) -> Vec<Node> {
         let annotations = [(SCHEDULER, scheduler), (SCHEDULER_FLAGS, flags)];
         self.nodes_with(count, &annotations, None)
     }
 
-    /// Starts nodes with a Service of these annotations and this affinity, without endpoints.
+    /// Starts nodes with a Service that has these annotations and this affinity, but no endpoints.
     fn nodes_with(
         &mut self,
         count: u8,
@@ -115,7 +115,8 @@ impl Lab {
         }
     }
 
-    /// Connects a client through a node. Returns the endpoint and the open connection.
+    /// Connects a client through a node. Returns the endpoint that it reached, and both sides of
+    /// the open connection.
     fn open(&self, client: Ipv4Addr, node: &Node) -> Option<(u8, [TcpStream; 2])> {
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         bind(&socket, &SocketAddrV4::new(client, 0)).unwrap();
@@ -147,7 +148,7 @@ impl Lab {
     }
 }
 
-/// A node: the proxier on a fake kernel, whose writes go to the real one.
+/// A node: the proxier on a fake kernel. The real kernel gets the same writes.
 struct Node {
     at: Ipv4Addr,
     world: World,
@@ -197,7 +198,7 @@ impl Node {
 /// Order in which the endpoints arrive at a node.
 #[derive(Debug, Clone, Copy)]
 enum Arrival {
-    /// All at once, in the order of their addresses on all nodes.
+    /// All endpoints at once, in the order of their addresses on all nodes.
     Ascending,
     /// All endpoints at once, in the planner's order.
     AtOnce,
@@ -227,7 +228,7 @@ impl Arrival {
                 ops
             }
             Self::OneByOne => {
-                // 7 and 10 have no common divisor, so each endpoint comes once.
+                // 7 and 10 have no common divisor, so each endpoint occurs once.
                 let order: Vec<u8> = all.iter().map(|at| at * 7 % ENDPOINTS).collect();
                 let parts = (1..=order.len()).map(|count| order[..count].to_vec());
                 parts.flat_map(|hosts| node.endpoints(&hosts)).collect()
@@ -320,7 +321,7 @@ fn agreement(lab: &mut Lab) {
     }
 }
 
-/// Prints the clients that a change of endpoints moves or refuses.
+/// Prints how many clients a change of endpoints moves or refuses.
 fn moves(lab: &mut Lab) {
     println!(
         "\n| scheduler | flags | refused while one of {ENDPOINTS} drains | moved then | moved when it is gone | moved by an 11th |\n|---|---|---|---|---|---|"
@@ -369,10 +370,10 @@ fn moves(lab: &mut Lab) {
     );
 }
 
-/// Largest number of connections of each endpoint, in the Services with that limit.
+/// Connection limit of each endpoint, in Services with a limit.
 const CEILING: u16 = 20;
 
-/// Prints the connections that are refused because endpoints have reached their limit.
+/// Prints how many connections are refused because endpoints have reached their limit.
 fn full(lab: &mut Lab) {
     let ceiling = CEILING.to_string();
     let limit = (MAX_CONNECTIONS, &*ceiling);
@@ -393,7 +394,7 @@ fn full(lab: &mut Lab) {
         let mut nodes = lab.nodes_with(1, &annotations, None);
         let all: Vec<u8> = (0..ENDPOINTS).collect();
         lab.write(nodes[0].endpoints(&all));
-        // Only two clients, so that the endpoints of hashes become full.
+        // Uses only two clients, so that the endpoints of hashing schedulers become full.
         let client = |number: u16| Ipv4Addr::new(10, 1, 0, (number % 2) as u8);
         let open: Vec<_> = (0..half)
             .map(|number| lab.open(client(number), &nodes[0]))
@@ -448,13 +449,13 @@ fn full(lab: &mut Lab) {
     );
 }
 
-/// Prints the connections that weights send to near endpoints.
+/// Prints how many connections reach near endpoints because of weights.
 fn weights(lab: &mut Lab) {
     const VALUE: &str = "local=4,zone=2";
     println!(
         "\n| scheduler | to 1 endpoint here | to 3 in the zone | to 6 elsewhere |\n|---|---|---|---|"
     );
-    // One here, three in this zone, six elsewhere: weights 4, 6 and 6.
+    // One endpoint on this node, three in its zone, six elsewhere: sums of weights 4, 6 and 6.
     let placed = |host: u8| Endpoint {
         address: [10, 244, 0, host].into(),
         ready: true,
@@ -501,7 +502,7 @@ fn weights(lab: &mut Lab) {
 /// Prints a new endpoint's share of concurrent connections while its weight grows.
 fn slow_start(lab: &mut Lab) {
     const MINUTES: u8 = 9;
-    /// Connections in each minute. All end before the next minute.
+    /// Number of connections in each minute. All end before the next minute.
     const OPEN: u8 = 200;
     println!(
         "\n| scheduler | minute 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 |\n|---|---|---|---|---|---|---|---|---|---|---|---|"

@@ -36,12 +36,12 @@ pub(crate) struct Claims {
     /// Services whose set members change, because they lost an address and port to another Service
     /// or won them back.
     disputed: BTreeSet<NamespacedName>,
-    /// Load-balancer addresses to which this node may not open connections. See
+    /// Load-balancer addresses to which this node must not open connections. See
     /// [`Fragment::forbidden_to_node`].
     forbidden_to_node: Table<ServiceAddress, (), Arc<Owner>>,
-    /// Version of [`Self::forbidden_to_node`], which grows with each change.
+    /// Version of [`Self::forbidden_to_node`]. Each change increases it.
     forbidden_version: u64,
-    /// Prefix lengths of source ranges.
+    /// Prefix lengths of the Services' source ranges.
     prefixes: Table<u8, (), Arc<Owner>>,
     pub(crate) drains: Drains,
     /// Destinations with a growing weight.
@@ -104,7 +104,7 @@ impl Claims {
         owners.all(|owner| tables.is_settled_for(owner))
     }
 
-    /// Returns the load-balancer addresses to which this node may not open connections, and the
+    /// Returns the load-balancer addresses to which this node must not open connections, and the
     /// list's version.
     pub(crate) fn forbidden_to_node(&self) -> (BTreeSet<ServiceAddress>, u64) {
         let all = self.forbidden_to_node.iter_wanted().map(|(at, ())| *at);
@@ -153,7 +153,8 @@ impl Claims {
         }
     }
 
-    /// Takes a Service to compile again, because it lost an address and port or won them back.
+    /// Removes one Service from the queue of those to compile again, and returns it. It lost an
+    /// address and port, or won them back.
     pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
         self.disputed.pop_first()
     }
@@ -246,8 +247,8 @@ impl Claims {
         }
     }
 
-    /// Gives a virtual server for clients from outside its mark. If no mark is free, all clients at
-    /// the address get the same endpoints, as in upstream.
+    /// Assigns a mark to a virtual server for clients from outside. If no mark is free, all clients
+    /// at the address get the same endpoints, as in upstream.
     fn mark(
         &mut self,
         fragment: &mut Fragment,
@@ -453,7 +454,7 @@ impl Claims {
         }
     }
 
-    /// Raises the weights of growing destinations that are due.
+    /// Raises the weights of growing destinations whose next step is due.
     pub(crate) fn grow(&mut self, tables: &mut Tables) {
         for key in self.growths.take_due() {
             self.settle_leftovers(key, tables);
@@ -523,7 +524,7 @@ impl Merge {
     }
 }
 
-/// Entries that a Service port does not get, because other programs own virtual servers with its
+/// Entries that a Service port cannot have, because other programs own virtual servers with its
 /// keys.
 #[derive(Default)]
 struct Exclusions {

@@ -26,12 +26,12 @@ pub struct Fragment {
     pub members: Vec<(Set, Member)>,
     /// Service addresses for `kube-ipvs0`.
     pub addresses: Vec<IpAddr>,
-    /// Load-balancer addresses whose source ranges exclude this node, so that it may not connect to
-    /// them.
+    /// Load-balancer addresses whose source ranges exclude this node. Rules must prevent its own
+    /// connections to them.
     pub forbidden_to_node: Vec<ServiceAddress>,
-    /// Virtual server with the local endpoints, for clients from outside the cluster.
+    /// Virtual server with the local endpoints, for clients from outside the cluster, if needed.
     pub outside: Option<OutsideServer>,
-    /// Slow start of new endpoints.
+    /// Slow start of new endpoints, if the Service has that option.
     pub ramp: Option<Ramp>,
 }
 
@@ -67,13 +67,13 @@ impl Fragment {
 pub struct NodePortAddresses {
     /// Addresses, sorted.
     pub addresses: Vec<IpAddr>,
-    /// True if the list is final. Until the Node object is complete, the list contains only
+    /// True if the list is complete. Until the Node object is complete, the list contains only
     /// addresses where the kernel already serves NodePorts.
     pub are_known: bool,
 }
 
 impl NodePortAddresses {
-    /// True if no address serves NodePorts.
+    /// True if NodePorts are known to have no address.
     fn are_none(&self) -> bool {
         self.are_known && self.addresses.is_empty()
     }
@@ -205,8 +205,8 @@ impl<'a> Compiler<'a> {
             .collect()
     }
 
-    /// Masquerades packets of a pod to itself through the Service. Otherwise the pod would see its
-    /// own address as the client and reply to itself directly.
+    /// Makes the rules masquerade packets that a pod sends to itself through the Service. Otherwise
+    /// the pod would see its own address as the client, and reply to itself directly.
     fn hairpin(&mut self) {
         let protocol = self.port.protocol;
         let members = self.backends.on_node.iter().map(|target| {
@@ -248,8 +248,8 @@ impl<'a> Compiler<'a> {
         self.serve_external(self.properties.clone(), ip, self.port.port);
     }
 
-    /// Adds the clients that may use a load-balancer address (`loadBalancerSourceRanges`) as set
-    /// members.
+    /// Adds set members for the clients that may use a load-balancer address
+    /// (`loadBalancerSourceRanges`).
     fn source_ranges(&mut self, ip: IpAddr) {
         let (protocol, port) = (self.port.protocol, self.port.port);
         let own = |net: &&ipnet::IpNet| IpFamily::of(net.addr()) == self.node.family;
@@ -275,8 +275,8 @@ impl<'a> Compiler<'a> {
             .ip
             .is_some_and(|node_ip| ranges.iter().any(|net| net.contains(&node_ip)))
         {
-            // A packet from the node to a load-balancer address has this address as its source,
-            // too.
+            // A packet from the node to a load-balancer address also has this address as its
+            // source.
             let member = Member::AddressPortAddress(ip, protocol, port, ip);
             self.fragment
                 .members
@@ -326,8 +326,8 @@ impl<'a> Compiler<'a> {
         self.fragment.members.push((set, at.into()));
     }
 
-    /// Serves an address to clients from outside. With exact semantics, clients in the cluster get
-    /// all endpoints at that address, under any policy.
+    /// Adds a virtual server at an address for clients from outside. With exact semantics, clients
+    /// in the cluster get all endpoints at that address, under any policy.
     fn serve_external(&mut self, properties: Properties, address: IpAddr, port: u16) {
         let is_local = self.service.external_local;
         let is_exact = self.semantics.is_exact();
@@ -338,8 +338,9 @@ impl<'a> Compiler<'a> {
         self.serve_with(properties, address, port, is_local && !is_exact);
     }
 
-    /// Serves clients from outside by the local endpoints. Without a local endpoint, their packets
-    /// are dropped. If the Service has no endpoint at all, IPVS rejects them.
+    /// Adds a virtual server with the local endpoints for clients from outside. Without a local
+    /// endpoint, the rules drop their packets. If the Service has no endpoint at all, IPVS rejects
+    /// them.
     fn serve_outside(&mut self) {
         if self.outside.is_empty() {
             return;
@@ -366,7 +367,7 @@ impl<'a> Compiler<'a> {
                 None => properties.without_persistence(),
             };
             // Scheduler `sh` gives a destination as many of its few slots as its weight. All
-            // weights here are equal, so 1 suffices.
+            // weights here are equal, so weight 1 suffices.
             destinations = self.local.iter().map(|real| real.with_weight(1)).collect();
         }
         self.fragment.outside = Some(OutsideServer {
@@ -402,8 +403,8 @@ impl<'a> Compiler<'a> {
         self.fragment.servers.push((at, server));
     }
 
-    /// Binds an address, unless it is the API server's. If that address were bound, it would be
-    /// local at every port, and this node could no longer reach the API server. The virtual server
+    /// Binds an address, unless it is an address of the API server. A bound address is local at
+    /// every port, so this node could no longer reach the API server there. The virtual server
     /// still serves this node's packets. Packets of pods take the route to the API server's node,
     /// which serves them.
     fn bind_unless_foreign(&mut self, view: &ServiceView<'_>, ip: IpAddr) {

@@ -18,7 +18,7 @@ pub enum ShimStyle {
     Upstream,
     /// Fewer rules than upstream's, with fewer look-ups per packet.
     Lean,
-    /// One nftables table with its own sets. It needs the fewest look-ups.
+    /// One nftables table with its own sets and the fewest look-ups per packet.
     Nftables,
 }
 
@@ -29,11 +29,11 @@ impl ShimStyle {
     }
 }
 
-/// Means by which `kube-ipvs0` makes service addresses local (`--ipvs-vip-mode`).
+/// Method that makes service addresses local on `kube-ipvs0` (`--ipvs-vip-mode`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// An address for each service address, as upstream. The more addresses exist, the more each of
-    /// them costs the kernel.
+    /// An address for each service address, as upstream. The kernel's cost of each one grows with
+    /// their number.
     #[default]
     Address,
     /// A local route for each service address. A route costs the same, no matter how many routes
@@ -114,26 +114,26 @@ pub struct Config {
     /// Default scheduler of virtual servers (`--ipvs-scheduler`). Any scheduler of the kernel is
     /// possible.
     pub scheduler: Arc<str>,
-    /// Schedulers that are already known to exist or to be missing. The kernel is not asked about
-    /// them.
+    /// Schedulers that a check at the start already found or missed. The kernel is not asked about
+    /// them again.
     pub foreseen_schedulers: Vec<(Scheduler, Result<(), String>)>,
     /// True if all traffic to Services is masqueraded (`--masquerade-all`).
     pub masquerade_all: bool,
     /// Mark of packets to masquerade (`1 << --iptables-masquerade-bit`).
     pub masquerade_mark: u32,
-    /// Detector of traffic from this node's pods.
+    /// Method that detects packets of this node's pods.
     pub detector: LocalDetector,
     /// Networks in which virtual servers stay even if no Service wants them
     /// (`--ipvs-exclude-cidrs`).
     pub exclude_cidrs: Vec<IpNet>,
     /// Shortest interval between two reads of the shim (`--ipvs-sync-period`).
     pub sync_period: Duration,
-    /// Interval of the cheap check that virtual servers still exist, or `None` for no check.
+    /// Interval of the cheap check that virtual servers still exist. `None`: no check.
     pub glance_period: Option<Duration>,
-    /// Longest drain of a removed endpoint (`--ipvs-drain-timeout`). With `None`, a drain ends with
+    /// Longest drain of a removed endpoint (`--ipvs-drain-timeout`). `None`: a drain ends only with
     /// the endpoint's last connection.
     pub drain_timeout: Option<Duration>,
-    /// Means by which the link makes service addresses local (`--ipvs-vip-mode`).
+    /// Method that makes service addresses local (`--ipvs-vip-mode`).
     pub vip_mode: VipMode,
     /// Networks of service addresses if the API server has no ServiceCIDRs
     /// (`--ipvs-service-cidrs`).
@@ -142,7 +142,7 @@ pub struct Config {
     pub shim: ShimStyle,
     /// Rules for choosing endpoints and source addresses (`--ipvs-semantics`).
     pub semantics: Semantics,
-    /// Addresses of the marks in use. This mode writes them, for readers of counters.
+    /// Addresses of the marks in use, which readers of counters need. Only this mode writes them.
     pub mark_addresses: MarkAddresses,
     /// Source port of masqueraded packets.
     pub source_port: SourcePort,

@@ -7,12 +7,12 @@
 //!   check ─▶ dump by the read-only lane ─▶ comparison in steps ─▶ recorded differences, which are repaired
 //! ```
 //!
-//! Writes go on during the dump, so the dump may lack them. The comparison therefore skips every
-//! entry written since the dump began, until the next check. A refused write changed nothing, so
-//! its entry is compared; otherwise constant retries would hide drift. An entry whose write has no
-//! result yet is skipped. If that write is then refused, another check follows. The link, the
-//! node's addresses and the sizes of sets are not compared entry by entry. If one of these parts
-//! differs, the lane that writes it reads it again.
+//! Writes continue during the dump, so the dump may lack them. Until the next check, the comparison
+//! skips every entry that was written since the dump began. A refused write changed nothing, so the
+//! comparison includes its entry. Otherwise constant retries would hide drift. It skips an entry
+//! whose write has no result yet. If the kernel then refuses that write, another check follows. It
+//! does not compare the link, the node's addresses and the sizes of sets entry by entry. If one of
+//! these parts differs, the lane that writes it reads it again.
 
 mod compare;
 mod tell;
@@ -44,9 +44,9 @@ pub(crate) struct Drifts {
     glances: Glances,
 }
 
-/// A running check.
+/// State of a running check.
 enum RunningCheck {
-    /// The reader dumps the kernel. Holds the entries written meanwhile.
+    /// The reader dumps the kernel. The value holds the entries that were written meanwhile.
     Reading(WrittenEntries),
     /// The comparison of the finished dump with the tables.
     Comparison(Box<Comparison>),
@@ -63,8 +63,8 @@ struct Glances {
 }
 
 impl Drifts {
-    /// Returns the state before the first check. If `glance_period` is set, a glance follows at
-    /// each such interval.
+    /// Returns the state before the first check. `glance_period` is the interval between glances;
+    /// `None`: no glances.
     pub(crate) fn new(glance_period: Option<Duration>, now: Instant) -> Self {
         Self {
             glances: Glances {
@@ -76,7 +76,7 @@ impl Drifts {
         }
     }
 
-    /// Requests a complete comparison. It follows the running one, if any.
+    /// Requests a complete comparison. If a comparison is running, the new one follows it.
     pub(crate) fn ask(&mut self) {
         self.is_asked = true;
     }
@@ -122,7 +122,7 @@ impl Drifts {
         }
     }
 
-    /// Receives a dump, for comparison.
+    /// Receives a dump, and begins its comparison.
     pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State) {
         let Dump {
             servers,
@@ -155,9 +155,9 @@ impl Drifts {
         let found = comparing.piece(tables, &WrittenEntries::in_flight(state));
         self.passed_over.extend(found.passed_over);
         if found.has_lost_servers {
-            // The kernel dumps virtual servers by position, so a concurrent removal makes the dump
-            // skip one. The lane that writes virtual servers reads them again when it has no write
-            // in progress.
+            // The kernel dumps virtual servers by position. If another is removed meanwhile, the
+            // dump skips one. The lane that writes virtual servers reads them again when it has no
+            // write in progress.
             state.ask(Part::Servers);
         }
         if let Some(others) = found.others {
@@ -223,7 +223,7 @@ impl Drifts {
                 before.is_none_or(|before| before == *count)
             }
             Ok(Glance::IsThere(is_there)) => *is_there,
-            // An error is no sign of drift. The next check reports the error.
+            // Ignores an error, which is no sign of drift. The next check reports the error.
             Err(_) => true,
         };
         if !is_as_believed {
@@ -237,7 +237,7 @@ impl Drifts {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
-        // A glance that is due already waits for its lane, which wakes the loop.
+        // Ignores a due glance: it already waits for its lane, which wakes the loop.
         self.glances.next.filter(|at| has_servers && *at > now)
     }
 }

@@ -15,8 +15,8 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Kernel reads and writes for one IP family. Implemented by netlink, and by a strict fake for
-/// tests. Each lane (kernel thread) has its own instance.
+/// Access to the kernel for one IP family. The implementations are netlink, and a strict fake for
+/// tests. Each lane (worker thread) has its own instance.
 pub trait Kernel: Send + 'static {
     /// Returns the current time, to measure how long writes take. A fake kernel may have its own
     /// clock.
@@ -31,23 +31,23 @@ pub trait Kernel: Send + 'static {
     /// Returns the reason and advice for the operator.
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>;
 
-    /// Returns our sets.
+    /// Returns our sets, with their members and capacities.
     ///
     /// # Errors
     ///
     /// Returns the reason and advice for the operator.
     fn read_sets(&mut self) -> Result<FoundSets, Unreadable>;
 
-    /// Returns the link and its addresses, and the addresses of all other interfaces.
+    /// Returns the link `kube-ipvs0` with its addresses, and the addresses of all other interfaces.
     ///
     /// # Errors
     ///
     /// Returns the reason and advice for the operator.
     fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable>;
 
-    /// Returns the shim and leftovers of other modes. Starts a process only if a rule in the kernel
-    /// changed since the last read. The first read starts one process for each iptables backend
-    /// that has rules.
+    /// Returns the rules of the shim, and leftovers of other modes. Starts a process only if a rule
+    /// in the kernel changed since the last read. The first read starts one process for each
+    /// iptables backend that has rules.
     ///
     /// # Errors
     ///
@@ -62,15 +62,16 @@ pub trait Kernel: Send + 'static {
     /// Returns the reason and advice for the operator.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable>;
 
-    /// Makes the kernel load a scheduler, which may take as long as loading a module.
+    /// Makes the kernel load a scheduler, which may take as long as the kernel needs to load a
+    /// module.
     ///
     /// # Errors
     ///
     /// Returns the reason and advice for the operator if the kernel has no such scheduler.
     fn load_scheduler(&mut self, name: &str) -> Result<(), String>;
 
-    /// Performs the writes of a plan in order. Returns one outcome for each. Writes after a failed
-    /// one still run.
+    /// Performs the writes of a plan in order, also those after a failed write. Returns one outcome
+    /// for each write.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;
 
     /// Returns the number of connections, active and inactive, of each destination of these virtual
@@ -92,8 +93,8 @@ pub struct FoundSets {
     pub members: BTreeMap<Set, BTreeSet<Member>>,
     /// Capacity of each set, in members.
     pub sizes: BTreeMap<Set, u32>,
-    /// Members of the former shim's sets, returned by the first read. Until they are removed, they
-    /// prove ownership of virtual servers.
+    /// Members of the sets of the former shim (from an earlier run). Only the first read returns
+    /// them. Until they are removed, they prove ownership of virtual servers.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
 }
 
@@ -104,9 +105,9 @@ pub struct FoundAddresses {
     pub has_link: bool,
     /// Service addresses on the link, in the form that `--ipvs-vip-mode` chooses.
     pub bound: BTreeSet<IpAddr>,
-    /// Service addresses on the link, in the other form.
+    /// Service addresses on the link in the other form, which an earlier run chose.
     pub bound_otherwise: BTreeSet<IpAddr>,
-    /// Networks whose addresses are all local, without a route for each address.
+    /// Networks that one local route makes local as a whole.
     pub ranges: BTreeMap<IpNet, RangeSource>,
     /// Addresses of all other interfaces.
     pub interface_addresses: BTreeSet<IpAddr>,
@@ -114,10 +115,10 @@ pub struct FoundAddresses {
     pub networks: Networks,
 }
 
-/// The shim, and leftovers of other modes.
+/// Rules of the shim, and leftovers of other modes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundRules {
-    /// The shim.
+    /// Rules of the shim.
     pub rules: Rules,
     /// Other modes' leftovers by place. Places without leftovers are absent.
     pub leftovers: BTreeMap<LeftoverPlace, Arc<Leftovers>>,
@@ -140,9 +141,9 @@ pub struct Snapshot {
     /// Service addresses on the link in the form that `--ipvs-vip-mode` chooses, without IPv6
     /// link-local ones.
     pub bound: BTreeSet<IpAddr>,
-    /// Service addresses on the link in the other form.
+    /// Service addresses on the link in the other form, which an earlier run chose.
     pub bound_otherwise: BTreeSet<IpAddr>,
-    /// Networks whose addresses are all local, without a route for each address.
+    /// Networks that one local route makes local as a whole.
     pub ranges: BTreeMap<IpNet, RangeSource>,
     /// Networks that no range may make local.
     pub networks: Networks,
@@ -154,9 +155,9 @@ pub struct Snapshot {
     pub set_sizes: BTreeMap<Set, u32>,
     /// All virtual servers, each with its destinations.
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
-    /// The shim, if it was read.
+    /// Rules of the shim. `None`: not read.
     pub rules: Option<Rules>,
-    /// Other modes' leftovers by place, if they were read. Places without leftovers are absent.
+    /// Other modes' leftovers by place. `None`: not read. Places without leftovers are absent.
     pub leftovers: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
 }
 

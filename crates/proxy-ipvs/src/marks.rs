@@ -23,27 +23,27 @@ pub(crate) struct Marks {
     of_owners: HashMap<Arc<Owner>, u32>,
     /// Marks in use, each with the protocol of its Service port.
     taken: HashMap<u32, Protocol>,
-    /// Service ports that need a mark while none is free, the oldest first.
+    /// Service ports that wait for a free mark, the oldest first.
     waiting: BTreeSet<Arc<Owner>>,
-    /// Last mark of each address, read from the kernel at the start or assigned since. `None` until
-    /// the kernel has been read. Until then, no Service port gets a mark.
+    /// Last mark of each address, from the first read of the kernel or assigned since. `None` until
+    /// that read. Until then, no Service port gets a mark.
     last: Option<HashMap<ServiceAddress, u32>>,
     /// Addresses of each mark in `last`.
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
-    /// The smallest number that may be free.
+    /// Smallest number that may be free.
     next: u32,
     /// True if Services that may need a mark must be compiled again, because the kernel's marks
     /// have been read.
     is_news: bool,
     /// Number of marks that became free while Service ports waited.
     freed: usize,
-    /// Service ports that have begun to wait and are not reported yet.
+    /// Service ports that have begun to wait, not reported yet.
     unreported: Vec<ServicePortName>,
     shared: MarkAddresses,
 }
 
 impl Marks {
-    /// Creates a table without marks. It gives none if `bits` is `None`.
+    /// Creates a table without marks. If `bits` is `None`, the table never assigns a mark.
     pub(crate) fn new(bits: Option<MarkBits>, family: IpFamily, shared: MarkAddresses) -> Self {
         Self {
             family,
@@ -61,7 +61,7 @@ impl Marks {
         }
     }
 
-    /// True if the kernel's marks have been read, or no marks are needed.
+    /// True if the kernel's marks have been read, or if no marks are needed.
     pub(crate) fn is_open(&self) -> bool {
         self.bits.is_none() || self.last.is_some()
     }
@@ -108,8 +108,8 @@ impl Marks {
         self.is_news = true;
     }
 
-    /// Returns the mark for a Service port with these addresses. Returns `None` if no mark is free,
-    /// or the kernel's marks have not been read.
+    /// Returns a mark for a Service port with these addresses. Returns `None` if no mark is free,
+    /// or the kernel's marks have not been read yet.
     pub(crate) fn of(
         &mut self,
         owner: &Arc<Owner>,
@@ -137,12 +137,13 @@ impl Marks {
         self.taken.get(&mark).copied()
     }
 
-    /// Returns the mark that a Service port has.
+    /// Returns the mark that a Service port has, if any.
     pub(crate) fn get(&self, owner: &Arc<Owner>) -> Option<u32> {
         self.of_owners.get(owner).copied()
     }
 
-    /// True if the table has the addresses of each mark. It has none with upstream's semantics.
+    /// True if the table knows the addresses of each mark. With upstream's semantics there are
+    /// none.
     pub(crate) fn has_addresses(&self) -> bool {
         self.bits.is_some()
     }
@@ -165,7 +166,7 @@ impl Marks {
         }
     }
 
-    /// Notes that the kernel no longer has the virtual server of a mark.
+    /// Records that the kernel no longer has the virtual server of a mark.
     pub(crate) fn removed(&mut self, mark: u32) {
         if let Some(bits) = self.bits
             && bits.can_hold(mark)
@@ -190,7 +191,8 @@ impl Marks {
         }
     }
 
-    /// Notes the addresses of a mark. A former address stays while the kernel has its element.
+    /// Records the addresses of a mark. A former address stays while the kernel has its set
+    /// element.
     fn note_addresses(&mut self, mark: u32, at: &[ServiceAddress], tables: &Tables) {
         if let Some(first) = at.first() {
             self.shared.set(self.family, mark, *first);
@@ -214,7 +216,7 @@ impl Marks {
         known.extend(wanted);
     }
 
-    /// Returns a mark that no virtual server of any program uses.
+    /// Returns a mark that no program's virtual server uses, if any is free.
     fn free(&mut self, tables: &Tables) -> Option<u32> {
         let (bits, family) = (self.bits?, self.family);
         loop {
@@ -236,11 +238,11 @@ impl Marks {
     }
 }
 
-/// Virtual servers by mark without a Service.
+/// Virtual servers by mark that no Service wants.
 pub(crate) struct FormerMarks {
     /// Owner of the claims. It sorts after every Service, so a Service that gets the mark wins.
     pub(crate) owner: Arc<Owner>,
-    /// Addresses of unwanted virtual servers, from the elements that gave packets their mark.
+    /// Addresses of the virtual servers, from the set elements that gave packets their mark.
     pub(crate) addresses: BTreeMap<VirtualServerKey, BTreeSet<ServiceAddress>>,
 }
 
@@ -263,7 +265,7 @@ impl FormerMarks {
     }
 
     /// Returns the protocol of a virtual server that no Service wants. An unknown protocol counts
-    /// as TCP, because only TCP drains are left after a restart.
+    /// as TCP, because after a restart only TCP destinations still drain.
     pub(crate) fn protocol(&self, key: &VirtualServerKey) -> Protocol {
         let first = self.addresses.get(key).and_then(BTreeSet::first);
         first.map_or(Protocol::Tcp, |at| at.protocol)

@@ -14,7 +14,7 @@
 //! Calls block while the kernel works, so they run on a separate thread
 //! ([`netlink_batch::Worker`]). All sockets belong to the network namespace of the thread that
 //! opened them. A dump opens new sockets: a reloaded module has another number, and a failed socket
-//! cannot be reused. Adjacent writes of one kind are sent together. Each refusal becomes a sentence
+//! cannot be reused. Adjacent writes of one kind are sent together. Each refusal becomes a message
 //! with advice, because the meaning of an error number depends on the write. The meanings were
 //! observed on Linux 6.1.
 
@@ -73,8 +73,8 @@ pub const MODULES: [&str; 6] = [
     "ip_set_bitmap:port",
 ];
 
-/// The real kernel for one IP family. Each part is opened at its first use, because a lane uses
-/// only one or two.
+/// Access to the kernel for one IP family. Each part is opened at its first use, because a lane
+/// uses only one or two.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
@@ -82,7 +82,7 @@ pub struct NetlinkKernel {
     /// True if the node's own packets to service addresses get a node address as their source.
     has_node_source: bool,
     carrier: Carrier,
-    /// Modes whose leftovers are removed.
+    /// Modes whose leftovers the proxy removes.
     modes: Footprints,
     servers: Option<Servers>,
     /// Sets, if the shim is in iptables.
@@ -93,7 +93,7 @@ pub struct NetlinkKernel {
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
     /// Leftovers outside the backend in use, read until all are known. Later reads are unnecessary,
-    /// because no other kube-proxy runs beside this one.
+    /// because no other kube-proxy runs beside this one. `None`: not all are known.
     elsewhere: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
     /// True once the sets of the former shim were read.
     has_looked_for_former_sets: bool,
@@ -185,7 +185,7 @@ impl NetlinkKernel {
         self
     }
 
-    /// Sets the modes whose leftovers are removed. The default is only this mode.
+    /// Sets the modes whose leftovers the proxy removes. The default is only this mode.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.modes = modes;
@@ -258,8 +258,8 @@ impl NetlinkKernel {
         }
     }
 
-    /// Returns the number of netlink messages sent since `self` was opened, or since each part was
-    /// last read. Wraps around after `u32::MAX`.
+    /// Returns the number of netlink messages that `self` sent since it was opened, or since each
+    /// part was last read. Wraps around after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         let servers = self.servers.as_ref().map_or(0, Servers::sent);
         let sets = self.sets.as_ref().map_or(0, Sets::sent);

@@ -32,11 +32,12 @@ pub enum Op {
     AddMember(Set, Member),
     /// Remove a member.
     RemoveMember(Set, Member),
-    /// Change the shim from `installed` to `wanted`: one `iptables-restore`, or one transaction.
+    /// Change the shim from `installed` to `wanted`, by one `iptables-restore` or one nftables
+    /// transaction.
     WriteRules {
-        /// The shim that the write installs.
+        /// Shim after the write.
         wanted: Arc<Rules>,
-        /// The shim that the write replaces.
+        /// Shim before the write.
         installed: Arc<Rules>,
     },
     /// Add a virtual server without destinations.
@@ -63,7 +64,7 @@ pub enum Op {
     BindRange(IpNet),
     /// Remove the route of a network from `kube-ipvs0`.
     UnbindRange(IpNet),
-    /// Remove leftovers of another mode, or of the other iptables backend. Needs at most one
+    /// Remove leftovers of another mode, or those in the other iptables backend. Needs at most one
     /// `iptables-restore`.
     RemoveLeftovers(LeftoverPlace, Arc<Leftovers>),
 }
@@ -261,13 +262,13 @@ pub enum Outcome {
 /// Cause of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The entry is invalid, or this kernel does not support it. Other entries are not affected.
+    /// The entry is invalid, or this kernel does not support it. The kernel accepts other entries.
     Entry,
     /// The kernel or this node has a problem that would affect other entries too.
     Node,
     /// The kernel lacks the virtual server's scheduler.
     Scheduler,
-    /// The tables are wrong: an entry unexpectedly exists or is missing. The kernel must be read
-    /// again.
+    /// The proxy's record was wrong: an entry unexpectedly exists or is missing. The kernel must be
+    /// read again.
     Belief,
 }

@@ -6,8 +6,9 @@
 //!                         └ booking, observe ◀─────┘
 //! ```
 //!
-//! Each lane is a kernel thread. One writes virtual servers and sets, one addresses, and one rules.
-//! An entry waits only if it needs an entry of another lane ([`planner`]).
+//! Each lane is a worker thread that accesses the kernel. One writes virtual servers and sets, one
+//! addresses, and one rules. An entry waits only if it needs an entry of another lane
+//! ([`planner`]).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -39,7 +40,7 @@ use crate::server::{RealServer, VirtualServerKey};
 use crate::tables::Tables;
 use crate::takeover::TakeOver;
 
-/// Number of changed Services from which room for them is reserved in advance.
+/// Number of changed Services from which the tables reserve room in advance.
 const MANY: usize = 1_000;
 
 /// Number of writes in a plan from which the process returns unused memory afterwards.
@@ -56,26 +57,26 @@ pub struct Ipvs {
     pub(crate) node_ports: NodePortAddresses,
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
-    /// Virtual servers found at the start, until their owners are known.
+    /// Virtual servers that the first read found, until their owners are known.
     pub(crate) takeover: Option<TakeOver>,
     pub(crate) link: Link,
-    /// Networks whose addresses are all local, without a route for each address.
+    /// Networks that one local route makes local as a whole.
     pub(crate) ranges: Ranges,
-    /// Inputs from which the ranges were computed, besides the tables. `None` once the tables have
-    /// changed.
+    /// Inputs from which the ranges were computed, besides the tables. `None` if the tables have
+    /// changed since.
     pub(crate) range_ground: Option<RangeGround>,
-    /// Networks that get no range, as last written to the log.
+    /// Networks that get no range, as the log last reported them.
     pub(crate) skipped_ranges: Vec<SkippedRange>,
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-    /// Limits how often events cause a comparison of the nftables table.
+    /// Limit for comparisons of the nftables table that events cause.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
 }
 
 impl Ipvs {
-    /// Requests a comparison of the rules and the sets, because both are in one table.
+    /// Requests a comparison of rules and sets, which are in one nftables table.
     fn compare_table(&mut self, state: &mut State) {
         state.ask(Part::Rules);
         self.drifts.ask();
@@ -133,7 +134,7 @@ impl Ipvs {
 
     /// Returns the next query for the read-only lane.
     fn next_question(&mut self, state: &State) -> Option<Query> {
-        // If an existing virtual server uses the scheduler, no query is needed.
+        // An existing virtual server that uses the scheduler makes a query unnecessary.
         if state.knows(Part::Servers)
             && let Some(scheduler) = self.schedulers.next()
         {
@@ -148,7 +149,7 @@ impl Ipvs {
             return None;
         }
         let mut keys = self.claims.drains.take_due(now);
-        // Skips removed virtual servers: the kernel removes their draining destinations with them.
+        // Skips unwanted virtual servers: the kernel removes their draining destinations with them.
         keys.retain(|key| {
             let is_wanted = self.tables.servers.wanted(key).is_some();
             if !is_wanted {
@@ -159,8 +160,8 @@ impl Ipvs {
         (!keys.is_empty()).then_some(keys)
     }
 
-    /// Handles the numbers of connections of draining destinations. A destination is no longer
-    /// wanted if it has no connections or has reached its timeout.
+    /// Books the numbers of connections of draining destinations. A destination without
+    /// connections, or after its timeout, is no longer wanted.
     fn take_connections(
         &mut self,
         state: &mut State,
@@ -206,7 +207,7 @@ impl Ipvs {
             self.tables.addresses.set_actual(&address, None);
             self.drifts.note_address(address);
         }
-        // The address may have just been bound or read, without being booked yet.
+        // The address may have just been bound or read, but the result is not booked yet.
         state.is_writing(Lane::Addresses) || state.look(Part::Addresses).is_awaited()
     }
 }
@@ -321,7 +322,8 @@ impl engine::Scheme for Ipvs {
         };
         let services = extent.services(model, self.claims.services());
         let had = self.compute(state, model, &services);
-        // The next owner may change too, before the first change is reported.
+        // Repeats the step before it reports the changes, because the next owner may change as
+        // well.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
         self.follow_foreign(state, model);
@@ -353,8 +355,8 @@ impl engine::Scheme for Ipvs {
     }
 
     fn check(&mut self, state: &mut State) {
-        // Rules that were read since, such as after a refused write, need no second read in this
-        // period.
+        // Skips a second read in this period if the rules were read since, for example after a
+        // refused write.
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
         let last_read = state.look(Part::Rules).last_known();

@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 use proxy::{IpFamily, ServiceAddress, Target};
 
-/// Identity of a virtual server in the kernel. Every service address has a key. Sets, claims and
-/// evidence of ownership refer to service addresses.
+/// Identity of a virtual server in the kernel. A service address can always be converted to a key.
+/// Sets, claims and evidence of ownership refer to service addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
     /// Packets with this firewall mark, to any address. Such virtual servers come first in plans:
@@ -26,7 +26,7 @@ pub enum VirtualServerKey {
 }
 
 impl VirtualServerKey {
-    /// Returns the service address, or `None` for a mark.
+    /// Returns the service address. `None`: the key is a mark.
     pub fn address(&self) -> Option<ServiceAddress> {
         match *self {
             Self::Address(at) => Some(at),
@@ -93,12 +93,12 @@ impl Properties {
     /// Flag of the schedulers `mh` and `sh`: also hash the client's port
     /// (`IP_VS_SVC_F_SCHED_MH_PORT`, `IP_VS_SVC_F_SCHED_SH_PORT`).
     pub const HASH_PORT: u32 = 0x10;
-    /// Flag that marks a virtual server as a kube-proxy's, where other evidence may be missing. Sets
-    /// of NodePorts contain only ports, so a virtual server at an address that the node has lost
-    /// could belong to any program. No set names virtual servers by mark.
+    /// Flag that marks a virtual server as created by a kube-proxy, where other evidence may be
+    /// missing. Sets of NodePorts contain only ports, so a virtual server at an address that the
+    /// node has lost could belong to any program. No set names virtual servers by mark.
     ///
-    /// The bit has no meaning to the kernel. The kernel stores and returns all flags, but tests
-    /// only six low bits (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`,
+    /// The bit has no meaning to the kernel, which stores and returns all flags but tests only the
+    /// six low bits (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`,
     /// `/proc/net/ip_vs`), so the visible state equals upstream's. Upstream compares flags, so it
     /// writes such a virtual server once when it takes over. Destinations and connections stay.
     ///
@@ -111,9 +111,9 @@ impl Properties {
     /// If a kernel refuses it, the virtual server is created without it.
     pub const OWNED: u32 = 1 << 30;
 
-    /// Returns properties that choose a destination by the client's address instead of persistence,
-    /// with this scheduler (`sh`). IPVS' persistence by mark keeps the packet's port, so it fits
-    /// only endpoints with that port.
+    /// Returns properties without persistence. With this scheduler (`sh`), the client's address
+    /// chooses the destination. IPVS' persistence by mark keeps the packet's port, so it fits only
+    /// endpoints with that port.
     pub(crate) fn by_source(&self, scheduler: &Arc<str>) -> Self {
         Self {
             scheduler: Arc::clone(scheduler),
@@ -131,14 +131,14 @@ impl Properties {
         }
     }
 
-    /// True if the flags have the note that a kube-proxy created the virtual server.
+    /// True if the flags say that a kube-proxy created the virtual server.
     pub fn is_owned(&self) -> bool {
         self.flags & Self::OWNED != 0
     }
 }
 
 impl VirtualServer {
-    /// True if a kube-proxy could have created `found` here, because both share a destination. A
+    /// True if a kube-proxy could have created `found` here: both have a destination in common. A
     /// virtual server without destinations must have the same properties.
     pub(crate) fn is_like(&self, found: &Self) -> bool {
         if found.destinations.is_empty() {
@@ -166,7 +166,7 @@ pub struct VirtualServer {
 }
 
 impl VirtualServer {
-    /// Returns the destination at a target.
+    /// Returns the destination at a target, if it exists.
     pub fn destination(&self, target: Target) -> Option<RealServer> {
         self.destinations.find(target)
     }
@@ -180,7 +180,7 @@ pub struct RealServer {
     /// Share of new connections; 0 during a drain. A larger weight in the kernel counts as the
     /// largest value of this type.
     pub weight: u16,
-    /// Number of connections from which the destination gets no new ones (`ipvsadm -x`). 0 means no
+    /// Number of connections from which the destination receives no new ones (`ipvsadm -x`). 0: no
     /// limit.
     pub max_connections: u16,
     /// True if all other attributes have this proxy's defaults: network address translation
@@ -291,7 +291,7 @@ impl Destinations {
         self.iter().collect()
     }
 
-    /// Returns the destination with this target.
+    /// Returns the destination with this target, if it exists.
     fn find(&self, target: Target) -> Option<RealServer> {
         let at = match (&self.0, target.ip) {
             (

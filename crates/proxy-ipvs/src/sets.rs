@@ -1,4 +1,4 @@
-//! The `KUBE-*` sets: one row each, with upstream's name, type and comment.
+//! The `KUBE-*` sets. Each has one row with upstream's name, type and comment.
 //!
 //! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. A set's comment appears in the
 //! iptables rules that match the set, not in the set itself. Names of IPv6 sets begin with
@@ -13,7 +13,7 @@ use footprint::Says;
 use ipnet::IpNet;
 use proxy::{IpFamily, Protocol, ServiceAddress, Target};
 
-/// One of the sets that the shim matches.
+/// A set that the shim's rules match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "each is described by its row in ROWS")]
@@ -198,19 +198,19 @@ const ROWS: [SetRow; 20] = [
     ),
 ];
 
-/// Number of upstream's sets, which are the first in [`ROWS`].
+/// Number of upstream's sets, which are the first rows of [`ROWS`].
 const UPSTREAM: usize = 17;
 
-/// Longest set name in the kernel.
+/// Longest set name in the kernel, in bytes.
 const MAX_NAME: usize = 31;
 
 impl Set {
-    /// Returns every set of upstream, in the order of their numbers.
+    /// Returns every set of upstream, in the order of [`ROWS`].
     pub fn all() -> impl Iterator<Item = Self> {
         Self::every().take(UPSTREAM)
     }
 
-    /// Returns every set, including the ones of `--ipvs-semantics=exact`.
+    /// Returns every set, including those of `--ipvs-semantics=exact`.
     pub fn every() -> impl Iterator<Item = Self> {
         ROWS.iter().map(|row| row.set)
     }
@@ -256,7 +256,7 @@ impl Set {
             .map_or("", String::as_str)
     }
 
-    /// Returns our set of this family with this name.
+    /// Returns the set of ours that has this name in this family, if any.
     pub fn by_name(name: &str, family: IpFamily) -> Option<Self> {
         Self::every().find(|set| set.name(family) == name)
     }
@@ -287,14 +287,14 @@ impl Set {
         }
     }
 
-    /// True if the set's members prove ownership of virtual servers. Such a member is removed after
-    /// its virtual server.
+    /// True if the set's members prove ownership of virtual servers. The proxy removes such a
+    /// member only after its virtual server.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// Returns the service address of a member. Returns `None` for two kinds: a loop-back member
-    /// names an endpoint, and a port is served at several addresses.
+    /// Returns the service address of a member. Returns `None` for members of two sets: a loop-back
+    /// member contains an endpoint, and a port is served at several addresses.
     pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,

@@ -1,9 +1,9 @@
-//! Slow start: an endpoint that comes to a serving virtual server begins with a tenth of its
-//! weight, which grows in steps.
+//! Slow start: an endpoint that is added to a serving virtual server begins with a tenth of its
+//! weight. The weight grows in steps.
 //!
-//! A growing destination is an ordinary entry of the table, wanted at its present weight. With the
-//! option, full weights are multiplied by the number of steps, because the kernel has only whole
-//! weights. After a restart, the weight in the kernel shows the destination's progress.
+//! A growing destination is an ordinary entry of the table, with its present weight as the wanted
+//! one. The option multiplies full weights by the number of steps, because the kernel has only
+//! whole weights. After a restart, the weight in the kernel shows the destination's progress.
 //!
 //! A destination grows only while another destination has its full weight. Otherwise, small weights
 //! would only change the shares among new destinations. So a Service that begins to serve has full
@@ -24,7 +24,7 @@ use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 
 /// Number of weights that a growing destination has in turn, including the full weight.
 const STEPS: u16 = 10;
-/// Largest weight that scheduler `mh` tells apart from weight 1. It halves larger weights until
+/// Largest weight that scheduler `mh` distinguishes from weight 1. It halves larger weights until
 /// they fit.
 const MOST_OF_MH: u16 = 63;
 /// Shortest time between two rounds of steps.
@@ -44,7 +44,7 @@ pub struct Ramp {
 
 impl Ramp {
     /// Returns the growth for a scheduler and the largest weight of an endpoint. Returns `None` if
-    /// the scheduler could not tell apart the weights.
+    /// the scheduler could not distinguish the weights.
     pub(crate) fn new(duration: Duration, scheduler: &str, largest: u16) -> Option<Self> {
         let most = if scheduler == "mh" {
             MOST_OF_MH / largest.max(1)
@@ -93,14 +93,14 @@ impl Ramp {
 pub(crate) struct Place<'a> {
     pub(crate) key: VirtualServerKey,
     pub(crate) owner: &'a Arc<Owner>,
-    /// Virtual server as wanted so far, or `None` if only the kernel's weights count.
+    /// Virtual server as wanted so far. `None`: only the kernel's weights count.
     pub(crate) before: Option<&'a VirtualServer>,
 }
 
 /// Destinations with a growing weight, by virtual server.
 #[derive(Debug)]
 pub(crate) struct Growths {
-    /// Slow start of the Service ports with that option.
+    /// Slow starts of the Service ports with that option.
     ramps: HashMap<Arc<Owner>, Ramp>,
     servers: BTreeMap<VirtualServerKey, Growth>,
     /// Virtual servers by the time of their next step.
@@ -142,9 +142,9 @@ impl Growths {
         self.now = now;
     }
 
-    /// Sets the slow start of a Service port. Returns true if the port had none before. Then the
-    /// weights wanted so far are no evidence of growth. This also happens at a start, while the
-    /// kernel's schedulers are unknown.
+    /// Sets the slow start of a Service port. Returns true if the port had none before. In that
+    /// case, the weights wanted so far are no evidence of growth. This also happens at a start,
+    /// while the kernel's schedulers are unknown.
     pub(crate) fn set_ramp(&mut self, owner: &Arc<Owner>, ramp: Option<Ramp>) -> bool {
         let Some(ramp) = ramp else {
             self.ramps.remove(owner);
@@ -167,8 +167,8 @@ impl Growths {
         }
     }
 
-    /// Lowers the weights of a virtual server's growing destinations. Each destination in `wanted`
-    /// has its full weight, or drains.
+    /// Lowers the weights of a virtual server's growing destinations. In `wanted`, each destination
+    /// drains or has its full weight.
     pub(crate) fn apply(
         &mut self,
         place: &Place<'_>,
@@ -222,8 +222,8 @@ impl Growths {
         }
     }
 
-    /// Returns the time at which a destination began to grow, or `None` if it has its full weight
-    /// at once.
+    /// Returns the time at which a destination began to grow. Returns `None` if it gets its full
+    /// weight at once.
     fn since(
         &self,
         place: &Place<'_>,
@@ -246,14 +246,15 @@ impl Growths {
         Some(self.now.checked_sub(age).unwrap_or(self.now))
     }
 
-    /// Removes a virtual server.
+    /// Forgets a virtual server.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
         if let Some(growth) = self.servers.remove(key) {
             self.due.remove(&(growth.due, *key));
         }
     }
 
-    /// Takes the virtual servers whose next step is due, up to the limit.
+    /// Removes the virtual servers whose next step is due, up to the limit of a round, and returns
+    /// them.
     pub(crate) fn take_due(&mut self) -> Vec<VirtualServerKey> {
         let is_due = |(due, _): &&(Instant, VirtualServerKey)| *due <= self.now;
         if self.next_round > self.now {
@@ -271,7 +272,7 @@ impl Growths {
         due.into_iter().map(|(_, key)| key).collect()
     }
 
-    /// Returns the time of the next step.
+    /// Returns the time of the next step, if any destination grows.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let (due, _) = self.due.first()?;
         Some(self.next_round.max(*due))

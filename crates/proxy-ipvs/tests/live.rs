@@ -33,7 +33,7 @@ use support::{
     DumpableKernel as _, NODE, SyncSummary, ip, name, read_ahead, server, service, slice,
 };
 
-/// Runs a test scenario on a separate thread and node.
+/// Runs a test on a separate thread and node.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {
     in_namespace(move || {
         sh(
@@ -58,12 +58,12 @@ struct Node {
     model: Model,
     iptables: Iptables,
     proxiers: Vec<Proxier<CountingKernel>>,
-    /// Number of netlink messages that the writes of both families have cost.
+    /// Number of netlink messages that the writes of both families sent.
     sent: Arc<AtomicU32>,
     now: Instant,
 }
 
-/// The kernel, with a counter of the messages that writes cost.
+/// Access to the kernel that counts the messages of its writes.
 struct CountingKernel(NetlinkKernel, Arc<AtomicU32>);
 
 impl Kernel for CountingKernel {
@@ -187,7 +187,7 @@ impl Node {
         self.model.apply(Event::ServiceDeleted(name(at)));
     }
 
-    /// Syncs all events, as the daemon does. Returns the result of each family.
+    /// Syncs all events, as the daemon does. Returns a summary for each family.
     fn sync(&mut self) -> Vec<SyncSummary> {
         let changes = self.model.take_changes();
         let model = &self.model;
@@ -227,7 +227,7 @@ impl Node {
         self.settle()
     }
 
-    /// Reads the part of the kernel's state that the golden dumps have.
+    /// Reads the parts of the kernel's state that the golden dumps contain.
     fn dump(&self) -> Dump {
         let backend = self.iptables.backend();
         Dump {
@@ -242,7 +242,7 @@ impl Node {
     }
 }
 
-/// The kernel's state, with lists sorted where order has no meaning.
+/// Kernel state. Lists whose order has no meaning are sorted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Dump {
     servers: BTreeSet<String>,
@@ -253,7 +253,8 @@ struct Dump {
 }
 
 impl Dump {
-    /// Returns the destinations of a virtual server: `10.244.1.5:8080=1`.
+    /// Returns the destinations of a virtual server, each as `10.244.1.5:8080=1` (address and
+    /// weight).
     fn destinations(&self, at: &str) -> Vec<String> {
         let prefix = format!("-a {at} -r ");
         let lines = self.servers.iter();
@@ -369,7 +370,7 @@ fn each_changed_entry_costs_one_netlink_message() {
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4 + 1, "an endpoint here: also loop-back");
         // The endpoint gets weight 0 and is removed immediately, because it has no connections. Its
-        // loop-back member is removed too.
+        // member of the loopback set is removed, too.
         pods.pop();
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4 + 4 + 1, "it goes");
@@ -507,7 +508,8 @@ fn the_removal_of_all_services_keeps_foreign_entries() {
              ip addr add 192.168.99.11/32 dev eth0"
         ));
         let before = node.dump();
-        // Ignores the state of duplicate address detection, which changes without a write.
+        // Ignores the state of duplicate address detection, which the kernel changes without a
+        // write.
         let interfaces = || sh("ip -o addr show dev eth0").replace(" tentative", "");
         let interfaces_before = interfaces();
         let mut foreign = before.servers.clone();
@@ -607,7 +609,7 @@ fn routes() -> BTreeSet<String> {
     routes.lines().filter_map(address).collect()
 }
 
-/// Checks continuously during `happens` that these addresses lead to this node.
+/// Checks that these addresses lead to this node during all of `happens`.
 fn lead_here_while<T>(addresses: &BTreeSet<String>, happens: impl FnOnce() -> T) -> T {
     let mut asking = Command::new("ip")
         .args(["-batch", "-"])
@@ -681,7 +683,7 @@ fn a_restart_switches_between_bound_addresses_and_local_routes() {
             );
             assert_eq!(node.resettle(), 0, "{damage}");
         }
-        // Routes of another protocol or on another link are not ours. They do not prove that a
+        // Routes of another protocol or on another link are not ours. They are no evidence that a
         // virtual server is ours.
         sh("ipvsadm -A -t 10.96.7.8:80 -s rr; ip route add local 10.96.7.8 dev kube-ipvs0 table local proto 107
             ipvsadm -A -t 10.96.7.9:80 -s rr; ip route add local 10.96.7.9 dev lo table local proto 107
@@ -716,7 +718,7 @@ fn a_restart_switches_between_bound_addresses_and_local_routes() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn open_connections_of_a_removed_endpoint_drain() {
     on_a_node(|| {
-        // Addresses of the node stand in for pods, because IPVS forwards to them as well.
+        // Node addresses replace pods here, because IPVS forwards to them as well.
         sh("ip addr add 10.244.1.5/32 dev lo; ip addr add 10.244.2.5/32 dev lo");
         let listener = TcpListener::bind("10.244.1.5:8080").unwrap();
         let mut node = Node::new();
@@ -841,7 +843,7 @@ fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
         messages_for(&mut kernel, bind(0..4_095));
         assert!(routes().is_empty() && !looks_up_sources());
 
-        // Each run first queries the link.
+        // Each call first queries the link.
         assert_eq!(messages_for(&mut kernel, bind(4_095..4_096)), 1 + 2);
         let landmark = BTreeSet::from(["127.107.0.2".to_owned()]);
         assert_eq!(routes(), landmark);
@@ -860,7 +862,7 @@ fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
             "nor after a restart"
         );
 
-        // The route is missing, as after another kube-proxy or after its removal by another
+        // The route is missing, as after a start of another kube-proxy or a removal by another
         // program.
         sh("ip route del local 127.107.0.2 dev kube-ipvs0 table local");
         restarted.dump(false).unwrap();
@@ -868,7 +870,8 @@ fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
         assert_eq!(messages_for(&mut restarted, unbind), 1 + 2);
         assert_eq!(routes(), landmark);
 
-        // The kernel removes the route with the link, but keeps its flag.
+        // The kernel removes the route together with the link, but keeps the flag
+        // `fib_has_custom_local_routes`.
         sh(
             "ip link del kube-ipvs0; ip link add kube-ipvs0 type dummy; ip addr add 10.96.0.1/32 dev kube-ipvs0",
         );
@@ -947,7 +950,8 @@ fn each_refused_write_has_a_reason_and_the_rest_succeed() {
         }
         assert_done(&[&outcomes[2..3], &outcomes[4..5], &outcomes[6..]].concat());
 
-        // The writes add existing entries and delete missing ones, contrary to the recorded state.
+        // These writes add existing entries and delete missing ones, because the recorded state is
+        // wrong.
         let outcomes = apply(
             &mut kernel,
             [
@@ -970,13 +974,13 @@ fn each_refused_write_has_a_reason_and_the_rest_succeed() {
             assert_eq!(fault, Fault::Belief, "{reason}");
         }
         // Another program has just removed the virtual server. The write does not count as failed,
-        // but the part is read again.
+        // but the proxier reads the virtual servers again.
         assert_eq!(*without_link, Outcome::Unknown);
         // SetServer distinguishes a missing scheduler from a missing virtual server.
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
         assert_eq!(refusal(&outcomes[0]).1, Fault::Scheduler);
 
-        // The removal of a missing entry succeeds.
+        // Removing a missing entry succeeds.
         assert_done(&apply(
             &mut kernel,
             [
@@ -1232,7 +1236,7 @@ fn the_kernel_keeps_the_ownership_note_and_ipvsadm_hides_it() {
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);
-            // Our changes keep the note. Upstream does not know the flag, and removes only the
+            // Our changes keep the flag. Upstream does not know the flag, and removes only the
             // flag.
             let change = Op::SetServer(key(2), noted(2, Properties::OWNED));
             assert_done(&apply(&mut kernel, [change]));

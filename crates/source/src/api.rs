@@ -7,9 +7,9 @@
 //!   ServiceCIDRs ───┘ only if the settings ask for them
 //! ```
 //!
-//! The crate `kube` provides kubeconfig, TLS and HTTP. `list_watch` lists and watches, and explains
-//! why `kube`'s watcher does not fit. `token` reads a service account's token, `connection` the
-//! certificate files. `tunnel` connects through a proxy.
+//! The crate `kube` provides kubeconfig, TLS and HTTP. `list_watch` lists and watches objects, and
+//! explains why `kube`'s watcher does not fit. `token` reads a service account's token,
+//! `connection` the certificate files. `tunnel` connects through a proxy.
 
 mod addresses;
 mod backoff;
@@ -110,9 +110,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Reads the server's address and credentials. They come from a kubeconfig, whose URL `master`
-    /// overrides, from `master` alone, or from this Pod's environment. The server may still be
-    /// down. `count` creates the layer that counts requests, given the server's host and port.
+    /// Reads the server's address and credentials from one of three places: a kubeconfig, whose URL
+    /// `master` overrides; `master` alone; or this Pod's environment. The server may still be down.
+    /// `count` creates the layer that counts requests, given the server's host and port.
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ impl Server {
             advice: "correct it, or list the server in NO_PROXY",
         })?;
         let token = token::FromFile::take(&mut config.auth_info);
-        // `ListWatch` retries itself, because it knows which events were lost.
+        // `ListWatch` retries its requests itself, because it knows which events were lost.
         config.default_retry = false;
         let url = config
             .cluster_url
@@ -222,14 +222,14 @@ impl Server {
         &self.url
     }
 
-    /// Returns the addresses at which the server is reached.
+    /// Returns the addresses at which this process reaches the server.
     pub fn addresses(&self) -> ApiServerAddresses {
         ApiServerAddresses::of(&self.addresses)
     }
 
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
-    /// selectors. Also ServiceCIDRs, if the settings ask for them. The stream never ends, and needs
-    /// a tokio runtime.
+    /// selectors. Adds ServiceCIDRs if the settings ask for them. The stream never ends. It needs a
+    /// tokio runtime.
     pub fn stream(&self, node: &str) -> impl Stream<Item = Event> + Send + use<> {
         let mut resources = vec![
             Resource {
@@ -300,7 +300,7 @@ impl Stream for Events {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        // An address is delivered before any event from a connection to it.
+        // Delivers an address before any event from a connection to it.
         if let Poll::Ready(Some(addresses)) = self.addresses.poll_recv(context) {
             return Poll::Ready(Some(Event::ApiServerAt(addresses)));
         }
@@ -325,10 +325,11 @@ impl Access {
         }
     }
 
-    /// Reads the current context of a kubeconfig. Error messages call the kubeconfig `what`.
+    /// Reads the current context of a kubeconfig. `what` is the kubeconfig's name in error
+    /// messages.
     async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
-        // Without a URL, `kube` would read the environment and report its errors as errors of the
-        // file.
+        // Sets an unused URL. Without any URL, `kube` would read the environment and report its
+        // errors as errors of the file.
         let unused = "http://unused.invalid".to_owned();
         let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.replace(unused));
         let authority = cluster(&mut kubeconfig).and_then(|cluster| {

@@ -1,5 +1,6 @@
 //! Pods, nodes and zones of a Service's endpoints. The proxy does not need them to serve, so the
-//! model drops them. Pages and commands read them from the source, one Service at a time.
+//! model drops them. For pages and commands, this module reads them from the source, one Service at
+//! a time.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -17,13 +18,13 @@ use tokio::task::spawn_blocking;
 use crate::decode::address::not_of_an_endpoint;
 use crate::manifests;
 
-/// The label with a slice's Service.
+/// Label of a slice with the name of its Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 const GROUP: &str = "discovery.k8s.io/v1";
-/// Limit of slices in a request. 1,000 slices have up to 100,000 endpoints.
+/// Maximum number of slices in a response. 1,000 slices have up to 100,000 endpoints.
 const SLICES_MAX: &str = "1000";
 
-/// The pod, node and zone of an endpoint, as its slice names them.
+/// Pod, node and zone of an endpoint, as its slice names them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EndpointLocation {
     /// `targetRef.name` of a Pod, or `KIND/NAME` of another object.
@@ -41,11 +42,11 @@ pub struct EndpointPlaces {
     /// Ports of each slice, in the model's order of slices: by name.
     slices: Vec<SlicePorts>,
     endpoints: HashMap<IpAddr, Vec<ListedEndpoint>>,
-    /// Lines about ignored endpoints, at most [`IGNORED_MAX`].
+    /// Log lines about ignored endpoints, at most [`IGNORED_MAX`].
     ignored: Vec<String>,
 }
 
-/// Limit of ignored endpoints with a line.
+/// Maximum number of log lines about ignored endpoints.
 const IGNORED_MAX: usize = 20;
 
 /// Name, protocol and number of each port of a slice.
@@ -149,7 +150,7 @@ pub enum Registry {
     Manifests(PathBuf),
 }
 
-/// The reason why locations are unknown.
+/// Reason why locations are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum WhereaboutsError {
     /// The API server refuses the request.
@@ -225,8 +226,8 @@ fn read_folder(
 }
 
 /// Reports whether a document may contain a name. All other documents are skipped, because decoding
-/// a folder of thousands of Services takes seconds. A backslash may hide a name in another
-/// spelling.
+/// a folder of thousands of Services takes seconds. A document with a backslash may spell the name
+/// by escapes.
 fn may_name(text: &str, name: &str) -> bool {
     let is_in_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
     text.contains('\\')
@@ -289,7 +290,7 @@ struct Objects {
 struct Slice {
     kind: String,
     metadata: Metadata,
-    /// `None` also stands for null, which a server writes for an empty list.
+    /// `None` also represents null, which a server writes for an empty list.
     endpoints: Option<Vec<Endpoint>>,
     ports: Option<Vec<Port>>,
     items: Option<Vec<Self>>,

@@ -46,11 +46,11 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 const UNFINISHED: Duration = Duration::from_secs(1);
 /// Pause after the folder itself was replaced, because its creator may still be filling it.
 const REFILLED: Duration = Duration::from_secs(1);
-/// Longest delay of a read when changes keep arriving.
+/// Longest delay of a read while changes keep arriving.
 const LONGEST: Duration = Duration::from_secs(3);
 /// Symbolic link that a mounted ConfigMap replaces to change all its files at once.
 const CONFIG_MAP_DATA: &str = "..data";
-/// Number of event batches that wait for the reader of the stream.
+/// Number of event batches that wait for the receiver of the stream.
 const IN_FLIGHT: usize = 1;
 
 /// Watches the manifests in `folder`. `node` is this node's name.
@@ -105,7 +105,7 @@ fn into_io(error: notify::Error) -> io::Error {
 
 /// The stream of events from the thread.
 ///
-/// All events of one read arrive together, so that a reader never sees half a change. A renamed
+/// All events of one read arrive together, so that a consumer never sees half a change. A renamed
 /// Service, for example, is never missing.
 struct Manifests {
     looks: channel::Receiver<Vec<Event>>,
@@ -137,7 +137,7 @@ impl Drop for Manifests {
     }
 }
 
-/// An event that wakes the thread of the folder.
+/// Event that wakes the thread of the folder.
 enum Change {
     Watched(notify::Result<notify::Event>),
     Stop,
@@ -185,7 +185,7 @@ fn follow(
     }
 }
 
-/// Watches on the folder, and on the nearest existing folder above it. The watches above notice
+/// Watches on the folder, and on the nearest existing folder above it. The watches above report
 /// when the folder is replaced, or when a symbolic link changes its target.
 struct Watch {
     folder: PathBuf,

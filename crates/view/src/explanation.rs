@@ -45,13 +45,13 @@ pub struct Walk {
     pub chance: Chance,
     /// Fate of the packet at the end of the path.
     pub fate: Fate,
-    /// Address and port of the endpoint.
+    /// Address and port of the endpoint, if the packet reaches one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub endpoint: Option<String>,
     /// Treatment of the source address: `kept`, or for example `masqueraded, to an address of this
     /// node`.
     pub source: String,
-    /// The source address that the endpoint sees, if known.
+    /// Source address that the endpoint sees, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seen_as: Option<String>,
     /// Reason why the endpoint's reply never returns. Absent if it may return.
@@ -66,10 +66,10 @@ pub struct Walk {
     /// Assumptions of this path about rules that could not be read or evaluated.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub doubts: Vec<String>,
-    /// The number of rules without effect on the packet.
+    /// Number of rules without effect on the packet.
     #[serde(default)]
     pub rules_passed: usize,
-    /// The steps that affect the packet, in order.
+    /// Steps that affect the packet, in order.
     pub steps: Vec<Step>,
 }
 
@@ -110,7 +110,7 @@ pub struct Step {
     pub place: String,
     /// Rule, set member or virtual server, in the format of its tool.
     pub entry: String,
-    /// Description of the effect on the packet.
+    /// Effect of the step on the packet, in words.
     pub says: String,
     /// Origin, such as `Service default/web, port http` or `--cluster-cidr`. Empty for the kernel
     /// itself.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Value of `lost_to` for an address that another program has.
+/// Value of `lost_to` for an address at which another program has a virtual server.
 pub const ANOTHER_PROGRAM: &str = "another program";
 
 /// Services, sorted by namespace and name.
@@ -226,7 +226,7 @@ pub struct Drain {
     /// expire.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended: Option<u64>,
-    /// Seconds until the drain ends, even with open connections. Absent without a limit.
+    /// Seconds until the drain ends, even if connections are still open. Absent without a limit.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ends_within_seconds: Option<f64>,
 }

@@ -56,7 +56,7 @@ pub enum Command {
     Write(PathBuf, String),
 }
 
-/// The reason why a command line cannot be used. The exit status is [`usage::EXIT_USAGE`].
+/// Reason why a command line cannot be used. The exit status is [`usage::EXIT_USAGE`].
 #[derive(Debug, thiserror::Error)]
 pub enum CommandLineError {
     /// An unknown flag or command, or a value that cannot be parsed.
@@ -214,7 +214,7 @@ fn parse_with<A: Into<OsString>>(
         }
     }
     let is_given = |flag: &str| {
-        // clap's id of a flag is the name of the struct field.
+        // clap's id of a flag is the name of its struct field.
         let id = match flag {
             "v" => "verbosity".to_owned(),
             other => other.replace('-', "_"),
@@ -305,7 +305,8 @@ fn with_file(
         .clone()
         .put(&mut flags, is_given)
         .map_err(wrong)?;
-    // The file gives each server one address with its port, and has no separate field for the port.
+    // In the file, each server has one field for address and port. It has no field for the port
+    // alone.
     let defaults = Flags::defaults();
     (flags.healthz_port, flags.metrics_port) = (defaults.healthz_port, defaults.metrics_port);
     Ok((flags, configuration, warnings))

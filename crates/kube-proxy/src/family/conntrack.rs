@@ -1,14 +1,14 @@
-//! Deletes tracked UDP flows to endpoints that no longer serve. A client that never stops sending
-//! is then moved to another endpoint, or rejected.
+//! Deletes tracked UDP flows to endpoints that no longer serve. Then the rules send a client that
+//! never stops sending to another endpoint, or reject it.
 //!
 //! ```text
 //!   a Service is in the kernel ── its UDP ports ─────▶ Worker: UdpServices ──▶ find, delete
 //!   rules were removed from the kernel ── frontends ─▶         if they changed, or were repaired
 //! ```
 //!
-//! The comparison of flows starts after the rules are written, so that the next packet of a deleted
-//! flow matches the new rules. The conntrack table is never flushed (k/k#122740). Only flows in
-//! conntrack's default zone are deleted, because other zones belong to other programs.
+//! The worker compares flows only after the rules are written, so that the next packet of a deleted
+//! flow matches the new rules. It never flushes the conntrack table (k/k#122740). It deletes only
+//! flows in conntrack's default zone, because other zones belong to other programs.
 //!
 //! When a destination is removed, IPVS deletes both its own entry of a flow and the tracked flow
 //! (`expire_nodest_conn`, Linux 5.9). So in IPVS mode, this module deletes only flows that IPVS
@@ -44,8 +44,8 @@ use crate::metrics::Metrics;
 /// Number of flows that one netlink call deletes. Each deletion holds a message and a reply in
 /// memory.
 const FLOWS_PER_CALL: usize = 4_096;
-/// Number of flows of one Service that one pass through the table deletes. Deleting so many takes
-/// the kernel about as long as listing the table.
+/// Number of flows of one Service that one pass through the table deletes. The kernel needs about
+/// as long to delete so many as to list the table.
 const FLOWS_PER_PASS: usize = 65_536;
 
 /// Deletes the stale flows of one family.
@@ -53,9 +53,9 @@ const FLOWS_PER_PASS: usize = 65_536;
 pub(crate) struct StaleFlows {
     family: IpFamily,
     worker: Worker<Cleaner>,
-    /// Services with UDP ports that were already sent to the worker thread.
+    /// Services with UDP ports that the worker already has.
     known: HashSet<NamespacedName>,
-    /// Changed Services that are sent to the worker once the kernel has them.
+    /// Changed Services. The worker receives them once the kernel has them.
     waiting: HashMap<NamespacedName, UdpService>,
     /// Number of calls that the worker has not started.
     queued: Arc<AtomicUsize>,
@@ -94,7 +94,8 @@ impl StaleFlows {
         })
     }
 
-    /// Collects changed Services. `compare` sends them to the worker once the kernel has them.
+    /// Collects changed Services. [`compare`](Self::compare) sends them to the worker once the
+    /// kernel has them.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let view = model.view(name).filter(|view| {
@@ -135,7 +136,7 @@ impl StaleFlows {
         let is_idle =
             self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);
         if is_idle && updates.is_empty() && !is_repaired && report.withdrawn.is_empty() {
-            // A change without a UDP port does not wake the thread.
+            // A change without a UDP port does not wake the worker.
             return;
         }
         let withdrawn = report.withdrawn.clone();
@@ -145,7 +146,7 @@ impl StaleFlows {
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
         let queued = Arc::clone(&self.queued);
-        // Dropping the result is safe: the worker runs the call anyway.
+        // Ignores the result: the worker runs the call anyway.
         drop(self.worker.call(move |cleaner| {
             cleaner.take(updates, withdrawn, is_repaired);
             let is_last = queued.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -166,15 +167,15 @@ struct Cleaner {
     services: UdpServices,
     /// True if a Service changed since the last comparison of flows.
     is_due: Arc<AtomicBool>,
-    /// Number of calls queued behind the current one.
+    /// Number of calls queued after the current one.
     queued: Arc<AtomicUsize>,
-    /// Last failure in the log.
+    /// Failure that the log last reported.
     failure: Option<String>,
 }
 
 impl Cleaner {
     /// Applies changes to the known Services, and marks the flows as due for a comparison. The
-    /// caller cannot set `is_due`: a running pass would clear it without having seen the change.
+    /// caller must not set `is_due`: a running pass would clear it without having seen the change.
     fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>, is_repaired: bool) {
         let mut concerns_flows = is_repaired || !withdrawn.is_empty();
         self.services.withdraw(withdrawn);
@@ -194,7 +195,7 @@ impl Cleaner {
             }
             self.is_due.store(true, Ordering::Release);
             let waits_for_others = is_over || self.failure.is_some();
-            // Handles queued changes of Services before the rest of the table.
+            // Handles the queued changes of Services before it compares flows.
             if waits_for_others || self.queued.load(Ordering::Acquire) > 0 {
                 return;
             }
@@ -239,8 +240,8 @@ impl Cleaner {
     }
 
     fn try_pass(&self, node_ports: &NodePorts) -> Result<PassOutcome> {
-        // One socket lists the table while the other deletes flows. If the flow listed last was
-        // deleted meanwhile, the kernel lists its bucket again.
+        // One socket lists the table while the other deletes flows. If the last listed flow has
+        // been deleted meanwhile, the kernel lists its hash bucket again.
         let mut conntrack = Conntrack::open()?;
         let mut deleting = Conntrack::open()?;
         let mut pass =

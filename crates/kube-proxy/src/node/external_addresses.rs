@@ -28,12 +28,11 @@ use tracing::{info, warn};
 
 use crate::events::{Event, Recorder};
 
-/// Largest number of findings reported within a [`WINDOW`].
+/// Largest number of findings that are reported within a [`WINDOW`].
 const TOLD_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_mins(1);
-/// Largest number of findings kept by name: in total, per namespace, and per Service. Findings
-/// above the limits are only counted. The limits keep one tenant from hiding another tenant's
-/// findings.
+/// Limits of stored findings: in total, per namespace, and per Service. Findings above the limits
+/// are only counted. The limits keep one tenant from hiding another tenant's findings.
 const KNOWN_MAX: usize = 1_000;
 const KNOWN_OF_NAMESPACE: usize = 250;
 const KNOWN_OF_ONE: usize = 20;
@@ -46,8 +45,8 @@ pub(crate) struct OfReason {
     reason: &'static str,
 }
 
-/// Returns the gauge, with 0 for each reason. Monitoring sees no change in a gauge that appears
-/// with its first value.
+/// Returns the gauge, with 0 for each reason. If a gauge first appeared with its first finding,
+/// monitoring would see no change.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
     for reason in ContestedPart::LABELS {
@@ -95,7 +94,7 @@ pub(crate) struct ExternalAddresses {
     counts: Counts,
     heeding: OptionSupport,
     /// Inputs of the last comparison: the model's version, the node's addresses that Services use,
-    /// and the supported options.
+    /// and the options that this node supports.
     looked_at: (u64, Vec<IpAddr>, OptionSupport),
     /// Networks and routers near this node, as of the node addresses in `read_for`.
     near: NearbyNetworks,
@@ -162,8 +161,8 @@ impl ExternalAddresses {
         self.heeding.unavailable = unavailable;
     }
 
-    /// Compares the addresses that Services name with the node's addresses. Uses the former node
-    /// addresses while the current ones are unknown, for example after a change of mode.
+    /// Compares the addresses that Services name with the node's addresses. While the node's
+    /// addresses are unknown, for example after a change of mode, uses the last known ones.
     pub(crate) fn look<'a>(
         &mut self,
         model: &Model,
@@ -217,8 +216,8 @@ impl ExternalAddresses {
         let mut of_services: HashMap<NamespacedName, usize> = HashMap::new();
         let mut of_namespaces: HashMap<String, usize> = HashMap::new();
         let mut known = BTreeMap::new();
-        // Addresses that are served despite the finding come first, so that refused ones cannot
-        // hide them.
+        // Findings about served addresses come first, so that findings about refused addresses
+        // cannot hide them.
         let served = on_node(model, &self.looked_at.1);
         let served = served.chain(near(model, &self.near, &self.looked_at.1));
         for one in served.chain(all_refused(model, &self.heeding)) {

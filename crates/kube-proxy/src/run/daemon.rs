@@ -3,12 +3,12 @@
 //! ```text
 //!   stop, clock ┐
 //!   events      │            ┌─▶ drain the queued events into the model
-//!   addresses   ├─ select! ──┼─▶ book the finished work of kernel threads
+//!   addresses   ├─ select! ──┼─▶ book the finished jobs of worker threads (kernel I/O)
 //!   kernel      │            ├─▶ take in ─▶ update, if a family is ready
-//!   options     ┘            └─▶ proceed: start due work on kernel threads
+//!   options     ┘            └─▶ proceed: start pending work on idle worker threads
 //! ```
 //!
-//! Draining merges events: everything that arrives while a family's thread writes becomes one
+//! Draining merges events: everything that arrives while a family's worker writes becomes one
 //! update. The two families work independently.
 
 use std::future::poll_fn;
@@ -45,12 +45,12 @@ use crate::node::{missing_objects, one_family};
 use crate::process::memory;
 use crate::run::first_lists::drain;
 
-/// Delay between kernel work that used much memory and returning that memory to the system.
+/// Delay between kernel work that used much memory and the return of that memory to the system.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
-/// State of the rules that an ended process left behind.
+/// State of the rules that an earlier process left in the kernel.
 pub(super) enum LeftRules {
-    /// Packets may still match rules of the ended process.
+    /// Packets may still match rules of the earlier process.
     Armed,
     /// Task that disables the rules, so that packets bypass them. `None` if no rules need
     /// disabling.
@@ -73,11 +73,11 @@ pub(super) struct Daemon {
     pub(super) pod_networks: Vec<IpNet>,
     /// Time before which no family receives further changes.
     pub(super) not_before: Instant,
-    /// Arrival time of the oldest change that no family has received.
+    /// Arrival time of the oldest change that no family has received. `None`: all were received.
     pub(super) heard: Option<Instant>,
     /// Time of the next regular check of the kernel.
     pub(super) next_tick: Instant,
-    /// Time at which unused memory is returned to the system.
+    /// Time at which unused memory is returned to the system. `None`: no return is planned.
     pub(super) trim_at: Option<Instant>,
     /// Cleanup of other modes' entries that waits to start.
     pub(super) predecessor: Option<Predecessor>,
@@ -85,7 +85,7 @@ pub(super) struct Daemon {
     /// Running cleanup of other modes' entries. Returns the open connections that delay the rest of
     /// the cleanup.
     pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
-    /// Work that the modes do before the process ends.
+    /// Last work of the modes before the process ends.
     pub(super) ending: Option<Ending>,
     /// Modes in use and their kernel features.
     pub(super) uses: Uses,
@@ -248,9 +248,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts the cleanup of other modes' entries once this mode serves. The cleanup waits while
-    /// objects are unreadable, because the entries may still serve their Services. Rules of an
-    /// ended process serve no client, so packets bypass them at once.
+    /// Starts the cleanup of other modes' entries once this mode serves. While objects are
+    /// unreadable, the cleanup waits, because the entries may still serve the Services of these
+    /// objects. Rules of an ended process serve no client, so packets bypass them at once.
     fn succeed(&mut self) {
         let is_whole = self.model.is_whole();
         match &mut self.ended {
@@ -277,13 +277,13 @@ impl Daemon {
         }
     }
 
-    /// Records kernel work that has finished. Returns true if there was any.
+    /// Books finished kernel work. Returns true if there was any.
     async fn book(&mut self, now: Instant) -> Result<bool> {
         let mut is_any = false;
         for family in &mut self.families {
             let booked = family.book(&self.model, now).await;
             if let Some(why) = booked.gone {
-                // Exits: a restart does not interrupt traffic, because the new process finds the
+                // Exits. The restart does not interrupt traffic, because the new process finds the
                 // entries in place.
                 anyhow::bail!("{}: {why}", family.family());
             }
@@ -327,8 +327,8 @@ impl Daemon {
         }
     }
 
-    /// Starts due work in each family. While the kernel works for the first family, the next one
-    /// computes.
+    /// Starts pending work in each family. While the kernel works for the first family, the next
+    /// one computes.
     fn proceed(&mut self, now: Instant) {
         for family in &mut self.families {
             family.take_in(&self.model, now);
@@ -336,7 +336,7 @@ impl Daemon {
         }
     }
 
-    /// Does the periodic work of the loop. The modes' own timers are not included.
+    /// Does the periodic work of the loop, without that of the modes' own timers.
     fn tick(&mut self, now: Instant) {
         if now >= self.next_tick {
             self.next_tick = now + self.sync_period();
@@ -381,9 +381,9 @@ impl Daemon {
         }
     }
 
-    /// Returns the time of the next work that the loop does without a further event.
+    /// Returns the time at which the loop's next work starts without a further event.
     pub(super) fn next_due(&self, now: Instant) -> Instant {
-        // Without a ready family, no work is due: the loop wakes when a family becomes ready.
+        // Without a ready family, no work can start. The loop wakes when a family becomes ready.
         let can = self.families.iter().any(Family::is_ready);
         let events = (can && self.model.has_changes()).then_some(self.not_before);
         let families = self.families.iter();
@@ -413,7 +413,7 @@ async fn ended(
     drain
 }
 
-/// Becomes ready when a kernel thread of any family has finished work.
+/// Becomes ready when a worker thread (kernel I/O) of any family has finished a job.
 pub(super) fn poll_finished(families: &mut [Family], context: &mut Context<'_>) -> Poll<()> {
     let polled = families
         .iter_mut()

@@ -30,10 +30,10 @@ impl ObjectId {
     }
 }
 
-/// A source of the ruleset: the kernel, or a fake in tests. It reads only requested objects,
-/// because a table may have 100,000 chains and elements.
+/// Source of the ruleset: the kernel, or a fake in tests. It reads only requested objects, because
+/// a table may have 100,000 chains and elements.
 pub trait Reader {
-    /// Returns the ruleset's generation. An equal number means that no object changed.
+    /// Returns the ruleset's generation. While it stays equal, no object changes.
     ///
     /// # Errors
     ///
@@ -75,8 +75,8 @@ pub trait Reader {
     /// As [`Nftables::element`].
     fn element(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error>;
 
-    /// Returns the marker that ends the range around a key, in a set whose ranges are pairs of
-    /// elements: a start and an end marker.
+    /// Returns the end marker of the range that contains a key. In such a set, two elements mark a
+    /// range: its start and its end.
     ///
     /// # Errors
     ///
@@ -118,8 +118,8 @@ impl Reader for Nftables {
     }
 }
 
-/// A reader with a cache, so that packets on the same path need no second query. It lives for one
-/// query of the user.
+/// Reader with a cache, so that packets on the same path need no second query. It lives as long as
+/// one query of the user.
 #[derive(Debug)]
 pub(super) struct CachedReader<R> {
     reader: R,

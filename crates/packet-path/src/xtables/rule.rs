@@ -79,7 +79,7 @@ pub(super) enum Side {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PortSide {
     Of(Side),
-    /// The source port or the destination port.
+    /// Source port or destination port: one of them must match.
     Either,
 }
 

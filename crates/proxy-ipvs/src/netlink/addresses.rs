@@ -59,23 +59,24 @@ const SOON_BOUND_ADDRESSES: usize = 1_000;
 /// Time without a new kernel route after which the wait for missing routes ends.
 const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Links and addresses of one family.
+/// Access to the links and addresses of one family.
 #[derive(Debug)]
 pub(super) struct Addresses {
     rtnetlink: Rtnetlink,
     family: IpFamily,
-    /// Means by which the link makes service addresses local.
+    /// Method that makes service addresses local: addresses, routes or ranges.
     pub(super) vip_mode: VipMode,
     /// True if the node's own packets to service addresses get a node address as their source.
     pub(super) has_node_source: bool,
-    /// Source address in the routes.
+    /// Source address that our routes name. `None`: they name no source.
     route_source: Option<IpAddr>,
-    /// Our routes with another source address. They stay until they are replaced or unwanted.
+    /// Our routes to single addresses that name another source, by destination. They stay until
+    /// they are replaced or unwanted.
     of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
-    /// Ranges whose route has another source address.
+    /// Ranges whose route names another source.
     ranges_of_other_source: BTreeSet<IpNet>,
-    /// Addresses on the link whose prefix length is not ours. Removing them requires that prefix
-    /// length.
+    /// Addresses on the link whose prefix length is not ours. To remove them, a request must name
+    /// that prefix length.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
     /// True if the last dump contained [`ANCHOR`].
     is_anchored: bool,
@@ -99,7 +100,7 @@ enum Landmark {
 #[derive(Default)]
 struct OnLink {
     of_services: usize,
-    /// Link-local addresses.
+    /// Link-local addresses of the link.
     own: Vec<Address>,
 }
 
@@ -163,7 +164,7 @@ impl Addresses {
         if let Some(link) = link {
             found.has_link = match (self.vip_mode.uses_routes(), self.family) {
                 (false, _) if link.state == LinkState::Down => true,
-                // Setting the link down removes its IPv6 addresses. So IPv6's lane sets it down,
+                // Setting the link down removes its IPv6 addresses. So only the IPv6 lane does it,
                 // because that lane binds them again.
                 (false, IpFamily::V4) => {
                     let ipv6 = self.ipv6_on(link.index)?;
@@ -194,14 +195,14 @@ impl Addresses {
         Ok(found)
     }
 
-    /// Chooses the source address of the routes. It is the address that the kernel would choose for
+    /// Chooses the source address of the routes: the address that the kernel would choose for
     /// packets to hosts outside, if service addresses were not local. Sends no packet.
     fn choose_source(&mut self, own: &BTreeSet<IpAddr>) {
         let source = || outward_source(self.family.into(), own);
         self.route_source = self.has_node_source.then(source).flatten();
     }
 
-    /// Reads our routes: those to single addresses, and the ranges.
+    /// Reads our routes, and sorts them into routes to single addresses and ranges.
     fn sort_routes(&mut self, link: u32, found: &mut FoundAddresses) -> Result<(), Error> {
         self.of_other_source.clear();
         self.ranges_of_other_source.clear();
@@ -355,8 +356,8 @@ impl Addresses {
         }
     }
 
-    /// Configures the link so that it gets no link-local address when it is set up. On a kernel
-    /// without this option, the link gets one, which is harmless.
+    /// Configures the link so that it gets no link-local address when it is set up. A kernel
+    /// without this option adds one, which is harmless.
     fn go_without_own_address(&mut self) {
         let none = AddressGeneration::None;
         drop(self.rtnetlink.set_address_generation(LINK, none));
@@ -373,7 +374,7 @@ impl Addresses {
         })
     }
 
-    /// Sends a batch and returns the reply to its last message.
+    /// Sends a batch, and returns the reply to its last message.
     fn last_of(&mut self, batch: &Batch) -> Result<Reply, Error> {
         let last = self.rtnetlink.execute(batch)?.pop();
         Ok(last.unwrap_or(Reply::Unknown))
@@ -414,7 +415,8 @@ impl Addresses {
         let mut batch = Batch::new();
         for op in run {
             match op {
-                // An address in the other form has its own route to the same destination.
+                // Routes: an address in the other form (on the link) has a second route to the same
+                // destination, which the kernel created.
                 Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
                 Op::UnbindAddress(address) if is_route => route(*address).push_del(&mut batch),
                 Op::UnbindOtherwise(address) if !is_route => LocalRoute {
@@ -423,8 +425,8 @@ impl Addresses {
                 }
                 .push_del(&mut batch),
                 Op::UnbindOtherwise(address) if others(address).is_some() => {
-                    // Names the source: without it, the kernel would remove the first of the two
-                    // routes.
+                    // Names the source. Otherwise, the kernel would remove the first of the two
+                    // routes to this destination.
                     let Some(other) = others(address) else {
                         continue;
                     };
@@ -440,7 +442,7 @@ impl Addresses {
                     self.route(index, *net).push_replace(&mut batch)
                 }
                 Op::BindRange(net) => self.route(index, *net).push_new(&mut batch),
-                // Without a source, the request removes the route with any source.
+                // Names no source, so that the kernel removes the route with any source.
                 Op::UnbindRange(net) => LocalRoute {
                     source: None,
                     ..self.route(index, *net)
@@ -486,7 +488,8 @@ impl Addresses {
         }
     }
 
-    /// Updates the number of addresses. If a write was refused, the next dump corrects the number.
+    /// Updates the number of bound addresses. If the kernel refused a write, the next dump corrects
+    /// the number.
     fn count(&mut self, run: &[Op]) {
         let of = |wanted: fn(&Op) -> bool| run.iter().filter(|op| wanted(op)).count();
         self.bound += of(|op| matches!(op, Op::BindAddress(_)));

@@ -1,8 +1,8 @@
 //! Sets and rules in our own nftables table, over netlink. Each change is one transaction.
 //!
-//! The kernel applies a transaction as a whole or not at all. After a refusal, the transaction is
-//! split by set. Unlike ipset, nftables refuses to remove a missing element. So each element is
-//! added before it is removed; adding an existing element changes nothing.
+//! The kernel applies a transaction as a whole or not at all. After a refusal, this module splits
+//! the transaction by set. Unlike ipset, nftables refuses to remove a missing element. So the
+//! transaction adds each element before it removes it. To add an existing element changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(super) struct Native {
     sent: u32,
 }
 
-/// Elements to add to one set, or to remove from it.
+/// Elements to add to one set, or to remove from one set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     set: Name,
@@ -92,7 +92,8 @@ impl Native {
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {
-            // Sets for prefix lengths do not exist in advance: they are created with their members.
+            // A set for one prefix length does not exist in advance: the write of its first members
+            // creates it.
             let ranges = Set::LoadBalancerSourceCidr;
             found.members.entry(ranges).or_default();
             found.sizes.insert(ranges, u32::MAX);
@@ -142,7 +143,7 @@ impl Native {
         }
     }
 
-    /// Returns the set definitions that these writes create.
+    /// Returns the definitions of the sets that these writes create.
     fn made_by(&self, run: &[Op]) -> impl Iterator<Item = nftables_netlink::Set> {
         let family = self.family;
         run.iter().filter_map(move |op| match op {
@@ -184,7 +185,7 @@ impl Native {
     /// Removes [`strangers`](Self::strangers), which cannot hold our members and block the creation
     /// of our sets. Returns the sets that could not be removed, each with the reason.
     fn remove_strangers(&mut self) -> BTreeMap<Name, Failure> {
-        // The next write reports sets that cannot be read.
+        // If the sets cannot be read, the next write reports the error.
         let there = self.strangers().unwrap_or_default();
         let mut stay = BTreeMap::new();
         for found in there {
@@ -206,7 +207,7 @@ impl Native {
 
     /// Replaces sets while rules match them. All these rules are in our table, because nftables
     /// rules can only match sets of their own table. The same transaction writes the rules of our
-    /// chains again. Rules of other chains are drift and are removed. So is a rule that the kernel
+    /// chains again. It removes rules of other chains, which are drift, and a rule that the kernel
     /// refuses with the new set.
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
@@ -356,7 +357,7 @@ impl Native {
                     .collect();
             }
         }
-        // Later changes have another generation, so the next read finds them.
+        // Later changes have another generation, so the next read will find them.
         self.read = Some((generation, content.clone()));
         Ok(content)
     }
@@ -447,7 +448,7 @@ impl Failure {
 
 /// Groups consecutive writes by set and direction.
 fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
-    // A set here may be several sets in the kernel, one per prefix length.
+    // One set here may be several sets in the kernel, one for each prefix length.
     let mut runs: Vec<Run> = Vec::new();
     for (direction, SetElement { set, element }) in writes {
         let element = element.clone();
@@ -494,8 +495,8 @@ fn is_missing(error: &Error) -> bool {
     )
 }
 
-/// Returns the members in our nftables table, after the shim moved to ipsets. Returns none if the
-/// table does not exist.
+/// Returns the members of the sets in our nftables table, after the shim moved to ipsets. Returns
+/// none if the table does not exist.
 pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
     match Native::open(family, Arc::default()) {
         Ok(mut native) => Ok(native.dump()?.members),

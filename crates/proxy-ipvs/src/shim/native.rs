@@ -9,7 +9,7 @@
 //! ```
 //!
 //! - IPVS takes its packets at `input`. Rules that reject packets, for example to an unexposed port
-//!   of a service address, come after IPVS. Packets that IPVS serves never reach them.
+//!   of a service address, follow after IPVS. Packets that IPVS forwards never reach them.
 //! - Unlike in iptables, an accepted packet still passes other programs' chains. In nat,
 //!   translating a destination to itself prevents a later translation. So our nat chains come just
 //!   before other programs' chains, at one less than the usual priority.
@@ -116,7 +116,8 @@ impl Shim {
                 chain(ACCESS, self.native_access_filter()),
             ]
             .into(),
-            // With exact semantics, the source ranges alone decide, so no address is forbidden.
+            // With exact semantics, the source ranges alone decide, so no address is forbidden to
+            // the node.
             forbidden: match config.semantics {
                 Semantics::Upstream => self.forbidden_to_node.clone(),
                 Semantics::Exact(_) => BTreeSet::new(),
@@ -144,7 +145,7 @@ impl Shim {
         in_set(self.family, TO, self.set_name(set), Sense::IsNot)
     }
 
-    /// Marks packets for masquerading, and keeps packets to service addresses away from other
+    /// Marks packets to service addresses for masquerading, and keeps them away from other
     /// programs' nat rules.
     fn nat(&self, way: NatHook, config: &Config) -> Vec<Rule> {
         let mark = || set_mark(config.masquerade_mark);
@@ -182,8 +183,8 @@ impl Shim {
             let why = "node ports, for masquerade purpose";
             rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
         }
-        // An incoming packet from such an address was sent by the node, so it has passed the output
-        // hook.
+        // Incoming packets from such an address were sent by the node, so they have already passed
+        // the output hook.
         if way == NatHook::Out && !rules.is_empty() {
             let from = source(self.family, Sense::Is, &loopback(self.family));
             let why = "what the node sends from localhost is left alone";
@@ -207,7 +208,7 @@ impl Shim {
                 let by_source = in_set(self.family, BY_SOURCE, name, Sense::Is);
                 (Vec::new(), by_source)
             }
-            // This network contains every source, so all traffic is local.
+            // This network contains every source address, so all packets count as local.
             LocalDetector::SourceNet(net) if net.prefix_len() == 0 => return None,
             LocalDetector::Bridge(_) | LocalDetector::InterfacePrefix(_) if way == NatHook::Out => {
                 (Vec::new(), all())
@@ -371,7 +372,7 @@ impl Shim {
             .collect();
         let checks = Set::HealthCheckNodePort;
         if self.has(checks) {
-            // As in iptables, a set of ports applies to these protocols only.
+            // A set of ports applies to these protocols only, as in iptables.
             rules.extend([Protocol::Tcp, Protocol::Udp].map(|protocol| {
                 let to_port = port_in_set(protocol, self.set_name(checks));
                 rule([to_port, verdict(Verdict::Return)], checks.comment())
@@ -417,7 +418,7 @@ impl Shim {
         }
         let mut rules = self.firewall();
         rules.extend(self.native_early(EarlyHook::Out, config));
-        // Behind IPVS, packets get the marks of other programs back. Calico's rules choose network
+        // After IPVS, packets get the marks of other programs back. Calico's rules choose network
         // policies by such marks.
         let bits = config.semantics.mark_bits();
         if let Some(MarkBits(bits)) = bits.filter(|_| self.has(Set::LocalMark)) {
@@ -440,7 +441,7 @@ impl Shim {
 }
 
 /// Returns the names of all chains and sets that a family's table may contain. Omits the sets of
-/// source ranges, because each prefix length has its own.
+/// source ranges, because their names depend on the prefix lengths.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let chains = everything(family).chains.into_keys();
     let chains = chains.map(|name| name.to_string());

@@ -1,5 +1,5 @@
-//! Tests draining on the strict fake kernel: draining destinations, the times of their queries, and
-//! concurrent events.
+//! Tests of draining on the strict fake kernel: draining destinations, the times of their queries,
+//! and concurrent events.
 #![allow(
     clippy::indexing_slicing,
     reason = "a step names a Service, a virtual server or a pod by its number"
@@ -78,8 +78,8 @@ fn conflict() -> World {
     world
 }
 
-/// Advances the clock from one timer to the next, as the daemon does. Calls `each` with the elapsed
-/// time and the number of failed writes.
+/// Advances the clock from one timer to the next, as the daemon does. After each step, calls `each`
+/// with the elapsed time and the number of failed writes.
 fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Duration, usize)) {
     let started = world.now;
     loop {
@@ -95,8 +95,8 @@ fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Durat
     }
 }
 
-/// Advances the clock. Returns the milliseconds at which connections were read, each with the
-/// number of virtual servers.
+/// Advances the clock. Returns the times in milliseconds at which connections were read, each with
+/// the number of virtual servers.
 fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
     let mut looks = Vec::new();
     pass(world, lasting, |world, since, _| {
@@ -135,7 +135,7 @@ fn a_drain_is_queried_soon_and_then_less_often() {
     );
     assert_eq!(times.len(), 80, "once in eight seconds in the end");
 
-    // The last connection ends. One more query follows, and no timer remains.
+    // The last connection ends. One more query follows. Then no timer remains.
     world.kernel.state().connections.clear();
     assert_eq!(looks(&mut world, Duration::from_mins(10)).len(), 1);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -152,7 +152,7 @@ fn a_later_drain_is_queried_soon_too() {
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     let times = looks(&mut world, Duration::from_secs(1));
     assert_eq!(times, [(0, 1), (250, 1), (750, 1)]);
-    // A returning endpoint does not bring forward the queries of the other endpoint.
+    // An endpoint that returns does not advance the queries of the other endpoint.
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     assert_eq!(looks(&mut world, Duration::from_millis(700)), []);
 }
@@ -169,7 +169,7 @@ fn new_endpoints_cause_no_query() {
 #[test]
 fn a_service_that_lost_an_address_conflict_drains_no_endpoint() {
     let mut world = conflict();
-    // Events of the loser and an idle endpoint of the winner have no effect.
+    // Neither events of the loser nor an idle endpoint of the winner have an effect.
     for pods in [
         &["10.244.2.2"][..],
         &["10.244.2.2", "10.244.2.3"],
@@ -193,8 +193,8 @@ fn the_next_owner_of_an_address_drains_the_old_destinations() {
         world.destinations(SHARED).unwrap(),
         ["10.244.2.1:8080=0", "10.244.2.2:8080=1"]
     );
-    // The older Service returns. The other Service's endpoint is removed, and the older one's
-    // endpoint gets its weight back.
+    // The older Service returns. The other Service's endpoint is removed from the address, and the
+    // older one's endpoint gets its weight again.
     world.open(SHARED, "10.244.2.2", 1);
     claimant(&mut world, "default/old", "10.96.0.1");
     world.sync();
@@ -313,8 +313,8 @@ fn a_removed_destination_is_not_recreated_to_drain() {
     );
     world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.66"]);
-    // The virtual server has failed and waits for its retry when the draining destination is
-    // removed.
+    // The write of the virtual server has failed and waits for its retry when the draining
+    // destination is removed.
     world.sync();
     edit(&world, WEB, |destinations| {
         destinations.retain(|real| real.target != target("10.244.2.2"));
@@ -359,7 +359,7 @@ fn a_refused_destination_does_not_stop_the_drains_beside_it() {
     );
     assert!((6..=12).contains(&tries), "{tries}");
     assert_eq!(written.len(), 4, "{written:#?}");
-    // Old destinations stay until a new one exists.
+    // Old destinations stay until the kernel has a new one.
     endpoints(&mut world, "default/web", &["10.244.2.66"]);
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(
@@ -471,11 +471,11 @@ enum Step {
     /// This number of milliseconds passes.
     Wait(u64),
     Resync,
-    /// Another program changes a destination's weight, and a resync finds it.
+    /// Another program changes a destination's weight, and a resync finds the change.
     Weigh(usize, usize, u16),
-    /// Another program removes a destination, and a resync finds it.
+    /// Another program removes a destination, and a resync finds the change.
     Remove(usize, usize),
-    /// The daemon restarts. The flag is true if its sources are complete.
+    /// The daemon restarts. The value is true if its sources are complete.
     Restart(bool),
     /// The sources become complete.
     Whole,
@@ -499,7 +499,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// API objects, and the node that follows them.
+/// API objects, and a node that applies their changes.
 struct Story {
     world: World,
     exists: [bool; 2],
@@ -585,7 +585,7 @@ impl Story {
             Step::Whole => {
                 self.is_whole = true;
                 tell_slices(&mut self.world, true);
-                // The daemon also checks when its sources become complete.
+                // Starts a check, as the daemon does when its sources become complete.
                 self.world.check();
             }
             Step::LoseAcknowledgements => self.world.kernel.state().lose_acknowledgements = true,
@@ -595,7 +595,7 @@ impl Story {
     /// Returns the endpoints of each wanted virtual server.
     fn wanted(&self) -> BTreeMap<VirtualServerKey, BTreeSet<Target>> {
         let mut wanted = BTreeMap::new();
-        // The older Service comes last and wins the shared address.
+        // Inserts the older Service last, so that it wins the shared address.
         for of in [1, 0].into_iter().filter(|of| self.exists[*of]) {
             let endpoints: BTreeSet<Target> = self.pods(of).into_iter().map(target).collect();
             wanted.insert(server(SERVERS[of]), endpoints.clone());
@@ -654,8 +654,8 @@ impl Story {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Endpoints get their weight immediately. Other destinations get no new connection and lose
-    /// none. In the end, no leftover and no timer remains.
+    /// Endpoints get their weight immediately. Other destinations get no new connection and lose no
+    /// open one. In the end, no leftover and no timer remains.
     #[test]
     fn endpoints_serve_and_leftover_destinations_drain(steps in proptest::collection::vec(step(), 1..40)) {
         let mut story = Story::new();

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A Service with one of these addresses would cut the node off from the API server, and the
-//! correction of the Service would never arrive. So each address is published before the first
+//! correction of the Service would never arrive. So each address reaches the model before the first
 //! connection to it. The program can also remove Services from the address first
 //! ([`ConnectHooks`]).
 //!
@@ -48,7 +48,7 @@ const SPREAD: Duration = Duration::from_secs(5);
 /// Time that an address stays after the name has lost it and its last connection was closed.
 const KEPT: Duration = Duration::from_mins(15);
 
-/// A function that looks up the addresses of a name.
+/// Function that looks up the addresses of a name.
 pub type Resolve = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
 /// Function that prepares the node for connections to these addresses, for example by removing
@@ -95,13 +95,13 @@ impl ConnectHooks {
 /// An address of the API server, or of the proxy in front of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiServerAddress {
-    /// The address and port.
+    /// Address and port.
     pub at: SocketAddr,
-    /// The origin, in words for operators: `api.example resolves to it`.
+    /// Origin of the address, in words for operators: `api.example resolves to it`.
     pub from: String,
 }
 
-/// Addresses at which this process reaches the API server, empty without a server. Clones share
+/// Addresses at which this process reaches the API server. Empty without a server. Clones share
 /// them.
 #[derive(Clone, Default)]
 pub struct ApiServerAddresses(Option<Addresses>);
@@ -143,7 +143,7 @@ impl ServerPeer {
     }
 }
 
-/// Addresses of the targets. Clones share the addresses.
+/// Addresses of the API server or of its proxy. Clones share them.
 #[derive(Clone)]
 pub(super) struct Addresses(Arc<Shared>);
 
@@ -159,7 +159,7 @@ struct AddressBook {
     subscribers: Vec<UnboundedSender<Vec<SocketAddr>>>,
 }
 
-/// The reasons why an address is kept.
+/// Reasons why an address is kept.
 #[derive(Debug, Default)]
 struct Entry {
     /// True if the kubeconfig contains the address itself.
@@ -189,7 +189,7 @@ impl fmt::Display for Entry {
 }
 
 impl Addresses {
-    /// Returns the addresses of targets, and prepares the look-up of targets that are names.
+    /// Returns the addresses of targets, and prepares to look up targets that are names.
     pub(super) fn new(targets: Vec<ServerPeer>, hooks: ConnectHooks) -> Self {
         let mut known = AddressBook::default();
         for at in targets.iter().filter_map(ServerPeer::address) {
@@ -308,7 +308,7 @@ impl Addresses {
     }
 }
 
-/// Resolver for connections. It also prepares the node for the resolved addresses.
+/// Resolver for connections. It also prepares the node for connections to the resolved addresses.
 #[derive(Clone)]
 pub(super) struct Resolver(Addresses);
 

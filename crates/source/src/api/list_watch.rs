@@ -20,15 +20,15 @@
 //! After its storage was restored from a backup, a server continues with smaller resource versions.
 //! A watch from a version in the future stays silent until the server reaches that version, and
 //! misses all changes before. So after a failure, the first request asks whether the server has
-//! reached the last seen version. If it has not, or if it has lost the changes since, a list
-//! follows at once. An outage therefore has only one wait, with the length that `backoff` chooses.
-//! No other failure causes a list: after a refusal (429, 5xx), a timeout or a broken connection,
-//! the watch continues from the last version.
+//! reached the last seen version. If the server has not reached it, or has lost the changes since,
+//! a list follows at once. An outage therefore has only one wait, with the length that `backoff`
+//! chooses. No other failure causes a list: after a refusal (429, 5xx), a timeout or a broken
+//! connection, the watch continues from the last version.
 //!
-//! `kube::runtime::watcher` has four faults for this purpose. It has no fallback if the server does
-//! not support streamed lists. It reconnects without delay to a server that closes at once. It
-//! loses a whole page because of one object that cannot be decoded. And it takes an empty list of
-//! another kind for an empty list of Services, which would delete all Services.
+//! `kube::runtime::watcher` has four faults for this purpose. If the server does not support
+//! streamed lists, it has no fallback. If a server closes at once, it reconnects without delay. If
+//! it cannot decode one object, it loses the whole page. And it accepts an empty list of another
+//! kind as an empty list of Services, which would delete all Services.
 
 mod listing;
 
@@ -75,21 +75,22 @@ const SPREAD: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of turns that a connection's tasks get before the next request on it. Each task (the
-/// reader, the waiter for the end, the owner) hands over to the next one.
+/// Number of yields to the other tasks of a connection before the next request on it. Each task
+/// (the reader, the waiter for the end, the owner) hands over to the next one.
 const HANDOVER: usize = 4;
 /// Number of times in a row that a watch may break at an unreadable event without progress. After
 /// that, a list replaces the watch, because a list skips the event.
 const STUMBLES_MAX: u32 = 2;
-/// Number of times in a row that the server may refuse a request with a minimum version by status
+/// Number of times in a row that the server may refuse a request with a minimum version with status
 /// 500. After that, a request without a version follows, because the server may be unable to read
 /// the version.
 const REFUSALS_MAX: u32 = 2;
-/// Largest number of bytes read from a response that nobody needs, so that its connection can be
+/// Largest number of bytes that are read from an unneeded response, so that its connection can be
 /// reused.
 const LONGEST_REST: u64 = 64 << 10;
 
-/// Version constraint of a request. A server may be unable to read the version.
+/// Constraint on the version of the objects in a response. A server may be unable to read the
+/// requested version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VersionConstraint {
     /// The server must return objects of this version or of a later one.
@@ -106,14 +107,14 @@ pub(super) struct ListWatch {
     resource: Resource,
     outage: Arc<Outage>,
     events: mpsc::Sender<Event>,
-    /// Time when the server refused a streamed list.
+    /// Time when the server last refused a streamed list. `None`: never.
     unstreamed: Option<Instant>,
     /// True if the server returned a list in pages, which shows that it has no watch cache.
     has_pages: bool,
-    /// Version up to which all changes are known. `None` before the first list, or if the version
-    /// was lost.
+    /// Resource version up to which all changes are known. `None` before the first list, or if the
+    /// version was lost.
     version: Option<String>,
-    /// Minimum age of the next list, which keeps objects from going back in time.
+    /// Minimum resource version of the next list, which keeps objects from going back in time.
     next_list: Age,
     /// True if the server was away after the last list. It may have returned with other storage.
     is_in_doubt: bool,
@@ -121,9 +122,9 @@ pub(super) struct ListWatch {
     stumbles: u32,
     /// Number of consecutive requests with a minimum version that the server refused with 500.
     refusals: u32,
-    /// The version that the current request asks for.
+    /// Version constraint of the current request.
     asked: VersionConstraint,
-    /// HTTP status by which the server refused this optional kind, if it did.
+    /// HTTP status with which the server refused this optional kind, if it did.
     untold: Option<u16>,
     /// `Retry-After` of the last response.
     retry_after: Option<Duration>,
@@ -166,12 +167,12 @@ impl ListWatch {
         }
     }
 
-    /// Runs until the reader of the events is dropped.
+    /// Lists and watches until the receiver of the events is dropped.
     pub(super) async fn run(mut self) {
         let name = kind_name(self.resource.kind);
         let mut backoff = Backoff::default();
-        // True if no list has run since the last wait. A list may then follow at once. If the watch
-        // after a list expires too, the next list waits.
+        // True if no list has run since the last back-off wait. A list may then follow at once. If
+        // the watch after that list expires too, the next list waits.
         let mut may_list = true;
         loop {
             self.has_progressed = false;
@@ -307,7 +308,7 @@ impl ListWatch {
         }
     }
 
-    /// Continues without an optional kind that the server does not serve.
+    /// Continues without an optional kind that the server does not offer.
     async fn go_without(&mut self, code: u16, message: &str) -> Result<(), End> {
         let kind = self.resource.kind;
         self.outage.end(kind);
@@ -325,7 +326,7 @@ impl ListWatch {
                 warn!("{beginning}: {message}; {end}; its role is to allow {right}");
             }
         }
-        // Ends the list, although it may lack objects, so that consumers stop waiting for it.
+        // Ends the list, although it may lack objects. Otherwise consumers would wait for it.
         let is_whole = false;
         self.send(Event::ListComplete { kind, is_whole }).await
     }
@@ -371,7 +372,8 @@ impl ListWatch {
         }
     }
 
-    /// Requests one object at `version` or later. Fails if the server has not reached `version`.
+    /// Requests one object at `version` or later. Fails if the server has not reached `version`
+    /// yet.
     async fn is_reached(&mut self, version: &str) -> Result<(), End> {
         let answer = self.ask(&self.resource.glance(version)).await?;
         let rest = read_rest(answer);
@@ -522,7 +524,7 @@ impl ListWatch {
         Ok(())
     }
 
-    /// Sends one object to the reader of the events.
+    /// Sends one object to the receiver of the events.
     async fn tell(
         &mut self,
         object: Result<DecodedObject, MissingName>,
@@ -546,7 +548,7 @@ impl ListWatch {
         })
     }
 
-    /// Records that all events up to this version were sent.
+    /// Records that the receiver has all events up to this version.
     fn reached(&mut self, version: String) {
         self.stumbles = 0;
         self.refusals = 0;
@@ -568,7 +570,7 @@ impl ListWatch {
     }
 }
 
-/// The result of sending an object.
+/// Version of a sent object, and true if the object had a name.
 #[derive(Debug, Default)]
 struct SentObject {
     version: Option<Box<str>>,

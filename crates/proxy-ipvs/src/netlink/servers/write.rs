@@ -13,14 +13,15 @@ use crate::server::{Properties, RealServer, VirtualServerKey};
 
 const OF_ANOTHER: &str = "its virtual server is another program's";
 
-/// Consecutive writes, and the function that sends a batch and returns the replies.
+/// Writes to send one after the other, and the function that sends a batch and returns the replies.
 pub(super) struct Writing<'a, E> {
     family: Family,
     execute: E,
     takes_notes: &'a mut bool,
-    /// Refused virtual servers. Their destinations fail for the same reason.
+    /// Virtual servers that the kernel refused. Writes of their destinations fail for the same
+    /// reason.
     missing: BTreeSet<VirtualServerKey>,
-    /// Virtual servers that another program created before us. Our destinations stay out of them.
+    /// Virtual servers that another program created first. Our destinations are not added to them.
     taken: BTreeSet<VirtualServerKey>,
     batch: Batch,
 }
@@ -52,13 +53,13 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         outcomes
     }
 
-    /// Writes a part that one send can hold.
+    /// Performs a part of the writes that fits into one send.
     fn apply(&mut self, part: &[&Op]) -> Vec<Outcome> {
         let (mut outcomes, unnoted) = self.send(part);
         if unnoted.is_empty() {
             return outcomes;
         }
-        // The flag is optional: if the kernel refuses it, tries again without the flag.
+        // Tries again without the flag, because the kernel refused it and the flag is optional.
         *self.takes_notes = false;
         self.missing.retain(|key| !unnoted.contains(key));
         let (again, places): (Vec<&Op>, Vec<&mut Outcome>) = part
@@ -75,12 +76,12 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         outcomes
     }
 
-    /// Sends once. Returns the outcome of each write, and the virtual servers that the kernel may
-    /// have refused because of the flag.
+    /// Sends the writes once. Returns the outcome of each write, and the virtual servers that the
+    /// kernel may have refused because of the flag.
     fn send(&mut self, part: &[&Op]) -> (Vec<Outcome>, BTreeSet<VirtualServerKey>) {
         let mut unnoted = BTreeSet::new();
         self.batch.clear();
-        // Skips writes that the messages cannot express.
+        // Skips writes that a message cannot express.
         let pushed: Vec<Result<_, Outcome>> = part.iter().map(|op| self.push(op)).collect();
         let mut replies = match (self.execute)(&self.batch) {
             Ok(replies) => replies.into_iter(),
@@ -132,7 +133,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         (outcomes, unnoted)
     }
 
-    /// Removes our destinations from virtual servers that turned out to belong to another program.
+    /// Removes our destinations from virtual servers that belong to another program, as the replies
+    /// have shown.
     fn take_back(&mut self, part: &[&Op], outcomes: &mut [Outcome]) {
         if self.taken.is_empty() {
             return;
@@ -150,7 +152,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
             }
         }
         if !self.batch.is_empty() {
-            // Ignores the replies: the virtual server counts as unknown, so it is read again.
+            // Ignores the replies: the state of the virtual server counts as unknown, so the proxy
+            // reads it again.
             let _ = (self.execute)(&self.batch);
         }
     }
@@ -194,7 +197,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
 /// (`ipvs-netlink/examples/trash_cost.rs`).
 ///
 /// The removal itself becomes faster, too: the kernel searches a virtual server's destinations from
-/// the youngest, which is removed first.
+/// the youngest, and this order removes the youngest first.
 fn order(writes: &mut [(&Op, &mut Outcome)]) {
     let removed = |op: &Op| match *op {
         Op::RemoveServer(key) | Op::RemoveDestination(key, _) => Some(key),
@@ -205,7 +208,7 @@ fn order(writes: &mut [(&Op, &mut Outcome)]) {
     };
     for run in writes.chunk_by_mut(are_alike) {
         if run.first().is_some_and(|(op, _)| removed(op).is_some()) {
-            // Stable: the order of the plan stays within a virtual server.
+            // Uses a stable sort, which keeps the order of the plan within a virtual server.
             run.sort_by_key(|(op, _)| Reverse(removed(op)));
         }
     }
@@ -298,7 +301,7 @@ fn destination_key(target: Target) -> DestinationKey {
     }
 }
 
-/// Encodes a destination of the kind that this proxy uses.
+/// Encodes a destination as this proxy uses it, with network address translation.
 fn destination(real: &RealServer) -> Destination {
     Destination {
         upper_threshold: real.max_connections.into(),
@@ -323,7 +326,7 @@ mod tests {
     /// Fake kernel that accepts only these flags.
     struct Strict {
         known: u32,
-        /// Virtual servers by their attributes, each with its flags.
+        /// Attributes of each virtual server, with its flags.
         servers: Vec<(Vec<u8>, u32)>,
         sends: usize,
     }
@@ -436,7 +439,7 @@ mod tests {
         let execute = |batch: &Batch| {
             let commands = (0..batch.len()).filter_map(|at| batch.get(at));
             let commands: Vec<u8> = commands.map(|message| message.payload[0]).collect();
-            // Refuses the first virtual server, because it exists already.
+            // Refuses the first virtual server, because it already exists.
             let is_first = sends.is_empty();
             let reply = |at: usize| match (is_first, at) {
                 (true, 0) => refuse(libc::EEXIST),
@@ -469,7 +472,7 @@ mod tests {
         let [Op::AddServer(_, properties), Op::AddDestination(..)] = &mut ops[2..4] else {
             panic!("{ops:?}");
         };
-        // This kernel does not support the flag.
+        // Makes the kernel refuse a flag that it does not support.
         properties.flags |= Properties::HASH_PORT;
         kernel.known = Properties::OWNED;
         let outcomes = apply(&mut kernel, &mut takes_notes, &ops);
@@ -489,16 +492,16 @@ mod tests {
         assert!(takes_notes);
     }
 
-    /// Attributes of a virtual server, and of one of its destinations.
+    /// Attributes of a virtual server and of one of its destinations.
     type Pair = (Vec<u8>, Vec<u8>);
 
-    /// Lists of destinations as the kernel keeps them. It inserts at the head, and searches from
-    /// there.
+    /// Lists of destinations as the kernel keeps them. The kernel inserts at the head, and searches
+    /// from the head.
     #[derive(Default)]
     struct Lists {
         used: Vec<Pair>,
         removed: Vec<Pair>,
-        /// Steps of all searches in the trash list.
+        /// Number of steps of all searches in the trash list.
         steps: usize,
     }
 
