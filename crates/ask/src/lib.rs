@@ -95,7 +95,7 @@ enum Output {
     Yaml,
 }
 
-/// Reason why no response can be printed, as one line.
+/// Reason why no response can be printed, in one line.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     /// No daemon listens.
@@ -143,7 +143,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
             return EXIT_USAGE;
         }
         Err(help) => {
-            // This fails if the reader of the help has closed the pipe.
+            // Ignores the error: the reader of the help has closed the pipe.
             let _ = help.print();
             return EXIT_WELL;
         }
@@ -156,7 +156,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
     };
     match answer {
         Ok((text, code)) => {
-            // This fails if the user has quit the pager.
+            // Ignores the error: the user has quit the pager.
             let _ = io::stdout().write_all(text.as_bytes());
             code
         }
@@ -172,11 +172,11 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
 }
 
 fn print_error(text: &str) {
-    // This fails if the terminal is closed, and must not cause a panic.
+    // Ignores the error of a closed terminal, where `eprintln!` would panic.
     let _ = writeln!(io::stderr(), "kube-proxy: {}", table::shown(text));
 }
 
-/// Text to print and exit status, or the failure.
+/// Text to print, with the exit status, or the failure.
 type Printed = Result<(String, u8), Failure>;
 
 impl Form {

@@ -27,7 +27,7 @@ use super::trace_request::{TraceDestination, TraceRequest, TraceSender};
     reason = "facts of the kernel, none of which excludes another"
 )]
 pub(crate) struct Hop {
-    /// The outgoing interface.
+    /// Outgoing interface.
     pub(crate) interface: String,
     /// True for an address of this node.
     pub(crate) is_local: bool,
@@ -49,7 +49,7 @@ pub(crate) trait Routing {
 /// A sender of the traced packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sender {
-    /// Description of the sender, such as `pod 10.244.1.5 on this node`.
+    /// Sender in words, such as `pod 10.244.1.5 on this node`.
     pub(crate) words: String,
     /// Subject of a sentence about the sender, such as `a pod on this node`.
     pub(crate) who: String,
@@ -58,27 +58,26 @@ pub(crate) struct Sender {
     pub(crate) is_here: bool,
     /// True if this node has the sender's address as a service address.
     pub(crate) has_service_address: bool,
-    /// Reason why the rules do not treat the sender as a pod, although its interface is one for
-    /// pods.
+    /// Reason why the rules do not treat the sender as a pod, although its interface leads to pods.
     pub(crate) stranger: Option<String>,
 }
 
 /// Origin of a sender's packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PacketOrigin {
-    /// This node sends the packets, from this address or from the address that the route selects.
+    /// Packets that this node sends. `None`: the route selects the source address.
     Made(Option<IpAddr>),
-    /// The packets arrive on an interface, from an address.
+    /// Packets that arrive on an interface, from an address.
     Comes(String, IpAddr),
 }
 
-/// First packet of a flow, which is traced.
+/// First packet of a flow, to trace.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TracedPacket<'a> {
     pub(crate) sender: Sender,
     pub(crate) to: SocketAddr,
     pub(crate) protocol: Protocol,
-    /// The Service port with this address, if any.
+    /// Service port with this address, if any.
     pub(crate) of: Option<ServicePortAddress<'a>>,
     /// Services that have the address at any port.
     pub(crate) named_by: &'a [String],
@@ -92,7 +91,7 @@ pub(crate) struct Journeys<'a> {
     pub(crate) notes: Vec<String>,
 }
 
-/// Returns a documentation address, which no host has.
+/// Returns an address for documentation, which no host has.
 pub const fn nobodys(is_v4: bool) -> IpAddr {
     if is_v4 {
         IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7))
@@ -202,8 +201,9 @@ fn targets<'a>(
     }
 }
 
-/// Reports whether this is the first address of the Node object that serves the port. If none of
-/// them does, or the Node is unknown, returns true for every address except loopback.
+/// Reports whether this is the first address in the Node object that serves the port. If no address
+/// in the Node object serves it, or the Node is unknown, returns true for every address except
+/// loopback.
 fn stands_for_all(objects: &Objects, place: ServicePortAddress<'_>) -> bool {
     let alike = |other: &ServicePortAddress<'_>| {
         other.service.name == place.service.name

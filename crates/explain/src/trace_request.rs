@@ -1,4 +1,4 @@
-//! The request to trace packets: a destination and senders.
+//! Request to trace packets: a destination and senders.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,11 +10,11 @@ use view::ServiceName;
 /// Namespace of a requested Service without a namespace.
 const NAMESPACE: &str = "default";
 
-/// A request to trace packets from these senders to a destination. An empty list of senders means
-/// the senders that fit the destination.
+/// Request to trace packets from these senders to a destination. An empty list selects the senders
+/// that fit the destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceRequest {
-    /// The destination as the user typed it.
+    /// Destination as the user typed it.
     pub text: String,
     /// Destination of the traced packets.
     pub to: TraceDestination,
@@ -25,10 +25,9 @@ pub struct TraceRequest {
 /// Destination of the traced packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceDestination {
-    /// All addresses of a Service, at all of its ports or at one.
+    /// All addresses of a Service, at one port or at all. `None`: all ports.
     Service(ServiceName, Option<PortOf>),
-    /// An address and port. Without a protocol, each protocol of a Service at that address and
-    /// port.
+    /// Address and port. `None`: each protocol that a Service has there.
     Address(SocketAddr, Option<Protocol>),
 }
 

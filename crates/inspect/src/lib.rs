@@ -116,7 +116,7 @@ pub struct About {
 
 /// Access to the daemon's health.
 pub trait Health: Send + Sync {
-    /// Reports whether the initial lists have arrived, so that Services are expected.
+    /// Reports whether the initial lists are complete.
     fn is_expecting(&self) -> bool;
 
     /// Lists the conditions that the daemon waits for before it is ready.

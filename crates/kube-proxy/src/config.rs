@@ -6,9 +6,9 @@
 //!   command line ───────────────────────────────┘
 //! ```
 //!
-//! A field and its flag are two spellings of one setting, with a row in `settings`. The file is
-//! converted to flags, so only one function interprets settings. For `--write-config-to`, flags are
-//! converted to a file.
+//! A field and its flag define the same setting, with a row in `settings`. The daemon converts the
+//! file to flags, so only one function interprets settings. For `--write-config-to`, it converts
+//! flags to a file.
 //!
 //! Other versions of the format are not supported, and several files cannot be merged. Upstream
 //! supports neither.
@@ -63,7 +63,8 @@ macro_rules! sections {
 }
 
 sections! {
-    /// A configuration, spelled as in its file. A missing field is `None` and has its default.
+    /// Contents of a configuration file. A field that the file omits is `None`; its default
+    /// applies.
     pub struct Configuration {
         pub api_version: Option<String>,
         pub bind_address: Option<String>,
@@ -128,7 +129,7 @@ sections! {
         pub interface_name_prefix: Option<String>,
     }
 
-    /// Section `iptables`. IPVS mode also reads its masquerading fields.
+    /// Section `iptables`. IPVS mode also reads its fields about masquerading.
     pub struct Iptables {
         pub localhost_node_ports: Option<bool>,
         pub masquerade_all: Option<bool>,
@@ -251,14 +252,14 @@ fn as_go(value: Value) -> Value {
     }
 }
 
-/// Reads `null` as the field's default, like every Kubernetes object.
+/// Reads `null` as the field's default, as in every Kubernetes object.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// A time span, spelled as in `metav1.Duration`: `1m30s`.
+/// A time span in the format of `metav1.Duration`: `1m30s`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Period(pub Duration);
 
@@ -313,7 +314,7 @@ impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = self.0.as_secs();
         if whole == 0 {
-            // Below a second, Rust prints the same as Go: `500ms`, `1.5µs`.
+            // Below a second, Rust and Go print the same: `500ms`, `1.5µs`.
             return if self.0.is_zero() {
                 f.write_str("0s")
             } else {

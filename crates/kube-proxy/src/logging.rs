@@ -67,7 +67,7 @@ static REPLACE: OnceLock<Box<dyn Fn(Filter) + Send + Sync>> = OnceLock::new();
 ///
 /// # Errors
 ///
-/// It was already started.
+/// The log was already started.
 pub fn start(settings: &Settings) -> Result<(), TryInitError> {
     let lines = tracing_subscriber::fmt::layer();
     let lines: Box<dyn Layer<_> + Send + Sync> = match settings.format {
@@ -91,14 +91,14 @@ pub fn start(settings: &Settings) -> Result<(), TryInitError> {
         .with(lines)
         .try_init()?;
     let _ = REPLACE.set(Box::new(move |filter| {
-        // Fails only if logging has already ended.
+        // Ignores the error: the log has already ended.
         let _ = handle.reload(filter);
     }));
     Ok(())
 }
 
 /// Returns the writer of log lines. All lines go to standard error, unless the log is split. Then
-/// informational lines go to standard output. As in upstream, the JSON format knows no warnings and
+/// informational lines go to standard output. As in upstream, the JSON format has no warnings: it
 /// treats them as informational.
 fn streams(settings: &Settings) -> BoxMakeWriter {
     if !settings.is_split {
@@ -225,7 +225,7 @@ fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
 }
 
 /// Reports whether a pattern of `--vmodule` matches a source file. As in klog, a pattern without a
-/// folder matches the file's name without folder and suffix. `*` stands for any text, `?` for any
+/// folder matches the file's name without folder and suffix. `*` matches any text, `?` any
 /// character.
 fn names(pattern: &str, file: &str) -> bool {
     let file = file.strip_suffix(".rs").unwrap_or(file);
@@ -237,12 +237,12 @@ fn names(pattern: &str, file: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Matches a name against a pattern with `*` and `?`. After a mismatch, only the last `*` takes
-/// more characters: a longer match of an earlier `*` cannot help.
+/// Matches a name against a pattern with `*` and `?`. After a mismatch, only the last `*` is
+/// extended: a longer match of an earlier `*` cannot help.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut pattern, mut name) = (pattern, name);
-    // Pattern after the last `*`, and the part of the name that follows the text matched by that
-    // `*`.
+    // Pattern after the last `*`, and the part of the name that follows the text which that `*`
+    // matched.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {
         match (pattern.split_first(), name.split_first()) {

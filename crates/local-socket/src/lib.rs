@@ -24,7 +24,7 @@ const NAME: &str = "kube-proxy-ipvs/inspect";
 /// File that identifies the network namespace of the calling thread.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Addresses of the socket of one network namespace, best first.
+/// Addresses of the socket in one network namespace, the preferred one first.
 #[derive(Debug, Clone)]
 pub struct SocketLocations {
     folder: PathBuf,
@@ -45,7 +45,7 @@ impl Default for SocketLocations {
 pub struct BoundSocket {
     /// Listening socket.
     pub listener: UnixListener,
-    /// Socket file, or `None` for an abstract name.
+    /// Socket file. `None`: the socket has an abstract name.
     pub file: Option<OwnFile>,
 }
 
@@ -103,7 +103,7 @@ impl SocketLocations {
         })
     }
 
-    /// Adds the process that has bound the abstract name to an error.
+    /// Adds the process that has bound the abstract name to an error message.
     fn held(&self, error: io::Error) -> io::Error {
         if error.kind() != io::ErrorKind::AddrInUse {
             return error;
@@ -137,7 +137,7 @@ impl SocketLocations {
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(&self.folder, Permissions::from_mode(0o700))?;
         }
-        // This is the only call here that detects a read-only file system.
+        // Only this call detects a read-only file system.
         rustix::fs::access(&self.folder, rustix::fs::Access::WRITE_OK)?;
         Ok(())
     }
@@ -152,7 +152,7 @@ impl SocketLocations {
                         let text = format!("{holder} serves at {}", file.display());
                         return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
                     }
-                    // A killed daemon left this file behind.
+                    // This file is from a daemon that was killed.
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                         fs::remove_file(&file)?;
                     }
@@ -177,7 +177,7 @@ impl SocketLocations {
         match self.connect_file() {
             Ok(Some(stream)) => Ok(Some(stream)),
             Ok(None) => self.connect_abstract(),
-            // A daemon does not use a folder of another user either.
+            // A daemon, too, does not use a folder of another user.
             Err(error) if self.own_folder_is_foreign() => match self.connect_abstract()? {
                 Some(stream) => Ok(Some(stream)),
                 None => Err(error),
@@ -256,7 +256,7 @@ fn is_trusted(user: u32) -> bool {
 /// Process that listens on a socket, as the kernel reports it.
 #[derive(Debug)]
 struct Holder {
-    /// Process id, or `None` if the process is in a process namespace that this process cannot see.
+    /// Process ID. `None`: the process is in a PID namespace that this process cannot see.
     process: Option<u32>,
     user: u32,
 }

@@ -8,7 +8,7 @@ use crate::packet::Packet;
 /// random choices multiply the paths.
 pub const MOST_BRANCHES: usize = 4096;
 
-/// Packets and bytes counted by a rule.
+/// Numbers of packets and bytes that a rule has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Number of packets.
@@ -22,7 +22,7 @@ pub struct Counters {
 pub struct Step {
     /// Place in the kernel, such as `nat KUBE-SERVICES`, `routing` or `IPVS`.
     pub place: String,
-    /// The object in the format of its own tools, such as a rule or a virtual server.
+    /// Object in the format of its own tools, such as a rule or a virtual server.
     pub entry: String,
     /// Effect of the object on the packet, in plain words.
     pub says: String,
@@ -53,13 +53,13 @@ impl Step {
 /// be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubt {
-    /// Description of the place, the object, and the reason why the outcome is unknown.
+    /// Place, object, and reason why the outcome is unknown, in words.
     pub what: Arc<str>,
     /// True if this path assumes that the rule matches.
     pub matches: bool,
 }
 
-/// End of a path inside a chain. The walk through the hooks decides about all other ends.
+/// End of a path inside a chain. For all other ends, the walk through the hooks decides.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum End {
     /// The packet is dropped without a message.
@@ -79,7 +79,7 @@ pub enum End {
 /// One of the possible paths of a packet.
 #[derive(Debug, Clone)]
 pub struct Branch {
-    /// The packet in its current state.
+    /// Packet in its current state.
     pub packet: Packet,
     /// Probability that the packet takes this path, from 0 to 1.
     pub chance: f64,
@@ -89,7 +89,7 @@ pub struct Branch {
     pub passed: usize,
     /// Assumptions of this path.
     pub doubts: Vec<Doubt>,
-    /// End of the path, or `None` while it continues.
+    /// End of the path. `None`: the path continues.
     pub end: Option<End>,
 }
 
@@ -120,8 +120,8 @@ impl Branch {
     }
 
     /// Splits the path at a rule with unknown outcome: one path assumes a match, the other no
-    /// match. `what` describes the place, the rule and the reason. Both keep the full probability,
-    /// because neither is known to be more likely. For a rule that cannot affect the packet,
+    /// match. `what` describes the place, the rule and the reason. Both paths keep the full
+    /// probability, because neither is known to be more likely. If a rule cannot affect the packet,
     /// callers add a step with a note instead.
     #[must_use]
     pub fn doubt(self, what: &str) -> (Self, Self) {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::branch::{Branch, Doubt, End, Step};
 use crate::packet::{Packet, SourceNat};
 
-/// Largest number of paths that are reported separately. If a packet has more, paths with the same
-/// outcome are joined.
+/// Largest number of paths that are reported separately. If a packet has more paths, those with the
+/// same outcome are joined.
 const MOST_TOLD: usize = 64;
 
 /// One path of a packet, from its sender to its end.
@@ -49,7 +49,7 @@ pub enum Fate {
     Unrouted,
     /// The packet is dropped without a message.
     Dropped,
-    /// Reaches this node. A process receives the packet if it listens on the port.
+    /// A local process receives the packet if it listens on the port.
     Local,
     /// The packet leaves the node towards its original destination.
     Forwarded,
@@ -62,16 +62,16 @@ pub enum Fate {
 pub enum Source {
     /// The receiver sees the sender's own address.
     Kept,
-    /// Address to which the packet was sent. The node uses it as the source of packets to its own
+    /// Destination address of the packet, which the node uses as the source of packets to its own
     /// addresses.
     ServiceAddress,
-    /// Address of the output interface, if it is known.
+    /// Address of the output interface. `None`: unknown.
     Masqueraded(Option<IpAddr>),
-    /// Address that a rule sets.
+    /// Address that a rule sets. `None`: unknown.
     Rewritten(Option<IpAddr>),
 }
 
-/// Parts of a walk that decide whether two walks are equal.
+/// Parts of a walk that decide whether two walks have the same outcome.
 type Outcome = (Fate, Option<SocketAddr>, String, Source);
 
 impl Walk {
@@ -136,7 +136,7 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
             doubted.push(Arc::clone(&doubt.what));
         }
     }
-    // Last doubts first: once they are dropped, they no longer distinguish the two sides of an
+    // Checks the last doubts first. Once dropped, they no longer distinguish the two sides of an
     // earlier doubt.
     for what in doubted.iter().rev() {
         if is_the_same(&walks, what) {

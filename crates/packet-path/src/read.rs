@@ -24,7 +24,7 @@ use crate::kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Serv
 use crate::packet::Interface;
 use crate::xtables::Xtables;
 
-/// Maximum number of members of a set that is listed to find the network of an address.
+/// Largest set, in members, that is listed to find the network of an address.
 const MOST_LISTED: u32 = 4096;
 
 /// The iptables rules of one family.
@@ -32,15 +32,15 @@ const MOST_LISTED: u32 = 4096;
 pub struct Rules {
     /// Rules of each backend that has rules.
     pub backends: Vec<(Backend, Xtables)>,
-    /// Tables that packets do not reach.
+    /// Dormant tables, which packets do not reach.
     pub dormant: Vec<DormantTable>,
     /// Parts that could not be read.
     pub unread: Vec<ReadFailure>,
 }
 
 /// Reads the iptables rules of all tables and both backends, because iptables lists only whole
-/// tables. Starts one process for each backend with rules. With 50,000 Services of one endpoint in
-/// iptables mode, the result takes 24 MB.
+/// tables. Starts one process for each backend with rules. With 50,000 Services of one endpoint
+/// each in iptables mode, the result takes 24 MB.
 pub fn rules(family: IpFamily) -> Rules {
     let mut rules = Rules::default();
     let part = |backend: Backend| format!("the rules of iptables-{backend}");
@@ -87,7 +87,7 @@ pub fn rules(family: IpFamily) -> Rules {
     rules
 }
 
-/// The kernel, read by single queries. Responses are cached, so that a walk sees one state.
+/// The kernel, read by single queries. Caches the responses, so that a walk sees one state.
 #[derive(Debug)]
 pub struct LiveKernel {
     routing: RefCell<Rtnetlink>,
@@ -104,7 +104,7 @@ pub struct LiveKernel {
     settings: Cache<String, Option<String>>,
 }
 
-/// Cached responses by query.
+/// Responses by query. An equal query is sent once.
 #[derive(Debug)]
 struct Cache<Q, A>(RefCell<HashMap<Q, Result<A, ReadFailure>>>);
 
@@ -212,8 +212,8 @@ impl LiveKernel {
         })
     }
 
-    /// Returns why the node does not forward the packet, if so. For IPv6, a route look-up does not
-    /// consider `ip6_forward`.
+    /// Returns the reason why the node does not forward the packet, if so. For IPv6, a route
+    /// look-up ignores `ip6_forward`, so this function reads it.
     fn refuses_to_forward(&self, question: &RouteQuestion) -> Result<Option<String>, ReadFailure> {
         let Some(iif) = question.iif.as_ref().filter(|iif| !iif.is_loopback()) else {
             return Ok(None);
@@ -232,7 +232,7 @@ impl LiveKernel {
         Ok(None)
     }
 
-    /// Returns the reason why a route is missing, and whether the sender is notified (`ip_error`).
+    /// Returns the reason why a route is missing, and true if the sender is notified (`ip_error`).
     fn no_way(
         &self,
         why: RouteRefusal,
@@ -315,7 +315,7 @@ impl LiveKernel {
             }) => Ok(None),
             Err(error) => {
                 let told = told(&error);
-                // A connection is not used again after an error.
+                // Drops the connection, because it cannot be used after an error.
                 *slot = None;
                 Err(told)
             }
@@ -325,7 +325,7 @@ impl LiveKernel {
 
     fn ask_member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let type_name = self.set_type(set)?.unwrap_or_default();
-        // Members of a bitmap are ports without a protocol.
+        // Members of a bitmap are port numbers without a protocol.
         let has_protocol = type_name != "bitmap:port";
         let protocol = key.port.filter(|_| has_protocol);
         let asked = Key {
@@ -391,7 +391,8 @@ impl LiveKernel {
     }
 
     fn ask_server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
-        // Without IPVS, there is nothing to read. Opening a connection would load the module.
+        // Returns without a query if IPVS is not loaded. Opening a connection would load the
+        // module.
         if !Path::new("/proc/thread-self/net/ip_vs").exists() {
             return Ok(None);
         }
@@ -514,7 +515,7 @@ fn named(index: u32) -> rustix::io::Result<Interface> {
     })
 }
 
-/// Renders a key as the member that `ipset` would list.
+/// Formats a key as the member that `ipset` would list.
 fn written(type_name: &str, key: &SetKey) -> String {
     let parts = type_name.split_once(':').map_or("", |(_, parts)| parts);
     let mut addresses = [key.ip, key.ip2].into_iter().flatten();

@@ -322,8 +322,7 @@ impl engine::Scheme for Ipvs {
         };
         let services = extent.services(model, self.claims.services());
         let had = self.compute(state, model, &services);
-        // Repeats the step before it reports the changes, because the next owner may change as
-        // well.
+        // Also compiles the next owners of released addresses. Each of them may release others.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
         self.follow_foreign(state, model);

@@ -15,8 +15,8 @@ use crate::sets::Set;
 pub use iptables::Table;
 
 /// Tables that the shim uses, in the order of writing, because the kernel replaces each table
-/// separately. Table mangle comes first: packets need their mark before table nat leads them from
-/// another mode to IPVS.
+/// separately. Table mangle comes first: packets must have their mark before table nat sends them
+/// to IPVS instead of another mode.
 const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 
 /// Chains of `--ipvs-semantics=exact`, which precede IPVS. They are in table mangle, because table
@@ -60,7 +60,8 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
 ];
 
 /// Jumps from the built-in chains, some of them only on demand. Each missing jump is inserted at
-/// the head of its chain, in this order. In a fresh table, the last jump therefore comes first.
+/// the head of its chain, in this order. In a fresh table, the last jump therefore precedes all
+/// others.
 pub(crate) const JUMPS: [Jump; 11] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -91,7 +92,7 @@ pub struct Rules {
     pub(crate) chains: BTreeMap<(Table, String), Vec<String>>,
     /// Existing jumps into our chains.
     pub(crate) jumps: BTreeSet<(Table, String)>,
-    /// Content of the nftables table, empty with other shims.
+    /// Content of the nftables table. Empty with other shims.
     native: Content,
 }
 
@@ -116,7 +117,7 @@ impl Rules {
         }
     }
 
-    /// Wraps the rules of the nftables shim.
+    /// Returns rules of the nftables shim with this content.
     pub(crate) fn in_nftables(native: Content) -> Self {
         Self {
             native,
@@ -138,7 +139,7 @@ impl Rules {
         &self.native
     }
 
-    /// Returns the sets that these rules match and the installed rules do not.
+    /// Returns the sets that these rules match but the installed rules do not.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(chain, lines)| {
             let there = installed.chains.get(chain).map_or(&[][..], Vec::as_slice);
@@ -200,8 +201,7 @@ impl Rules {
                     chains.any(|(of, chain)| *of == table && chain == name)
                 };
                 restore.begin(table)?;
-                // A line with a chain's name empties the chain; the same transaction fills it
-                // again.
+                // Names each chain, which empties it. The same transaction fills it again.
                 let chains = ALL_CHAINS.iter().filter(|chain| chain.0 == table);
                 for (_, name) in chains.clone() {
                     if !is_on_demand || is_in(self, name) || is_in(installed, name) {
@@ -240,7 +240,7 @@ impl Rules {
         self.compare(installed, &TO_DO)
     }
 
-    /// Lists what another program changed since `before`, one per line.
+    /// Lists the changes that another program made since `before`, one per line.
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
         self.compare(before, &DONE)
     }
@@ -288,7 +288,7 @@ impl Rules {
     }
 }
 
-/// Verbs for a list of the differences between rules.
+/// Verbs for the list of differences between two sets of rules.
 struct Verbs {
     add: &'static str,
     remove: &'static str,
@@ -343,7 +343,8 @@ mod tests {
                     let pairs = words.windows(2);
                     pairs.filter_map(move |pair| (pair[0] == option).then_some(pair[1]))
                 };
-                // The kernel's built-in targets need no module; nor do targets for bridges.
+                // Skips the kernel's built-in targets and targets for bridges, which need no
+                // module.
                 let known = |name: &&str| {
                     !["ACCEPT", "DROP", "RETURN", "physdev"].contains(name)
                         && !name.starts_with("KUBE-")

@@ -22,7 +22,8 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Capacity of a set when upstream creates it. A set with more members gets a larger one.
+/// Capacity of a set, in members, when upstream creates it. A set with more members gets a larger
+/// capacity.
 pub(crate) const SET_SIZE: u32 = 65_536;
 
 /// All tables of one IP family.
@@ -40,7 +41,7 @@ pub(crate) struct Tables {
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
     /// Service addresses in the form that `--ipvs-vip-mode` does not choose. None is wanted.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
-    /// Networks whose addresses are all local, by one route for each network.
+    /// Networks that one local route makes local as a whole.
     pub(crate) ranges: Table<IpNet, RangeSource, ()>,
     /// Networks that no range may make local.
     pub(crate) networks: Networks,
@@ -69,7 +70,7 @@ macro_rules! each {
 }
 
 impl Tables {
-    /// Returns tables that want the link and the sets. Nothing is known about the kernel yet.
+    /// Returns tables that want the link and the sets, with no knowledge of the kernel yet.
     pub(crate) fn new(semantics: Semantics, now: Instant) -> Self {
         let mut tables = Self {
             link: Table::new(),
@@ -93,7 +94,7 @@ impl Tables {
         tables
     }
 
-    /// Returns the tables of a part.
+    /// Returns the tables that describe a part of the kernel.
     pub(crate) fn of(&self, part: Part) -> impl Iterator<Item = &dyn Rows> {
         let is_of = move |(of, table)| (of == part).then_some(table);
         each!(self, iter).filter_map(is_of)
@@ -103,7 +104,7 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Sets whether unwanted entries count as late. While removals are held back, they do not.
+    /// Sets whether unwanted entries count as late. They do not while removals are held back.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
         tables.for_each(|table| table.count_removals(removals));
@@ -169,8 +170,8 @@ impl Tables {
         self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
 
-    /// True if the weights of a virtual server may be lowered. After a lost reply, the new
-    /// destinations may be missing, so they may not.
+    /// True if the weights of a virtual server may be lowered. False after a lost reply, because
+    /// the new destinations may be missing.
     pub(crate) fn may_lower(&self, key: &VirtualServerKey) -> bool {
         !self.uncertain.contains(key)
     }
@@ -199,7 +200,7 @@ impl Tables {
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)
     }
 
-    /// Wants capacity for all members of each set, including members that are about to be removed.
+    /// Wants capacity for all members of each set, including those that are about to be removed.
     /// Sets never shrink.
     pub(crate) fn want_room(&mut self) {
         for (set, table) in Set::every().zip(&self.members) {

@@ -1,4 +1,4 @@
-//! Tests the writes of the proxier, their order and their number, on the strict fake kernel.
+//! Tests of the proxier's writes, their order and their number, on the strict fake kernel.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "proxier/chaos.rs"]
@@ -87,8 +87,8 @@ fn the_first_sync_writes_the_rules_before_the_addresses() {
     );
 }
 
-/// The move is one update. The virtual server stays, and gets new endpoints before it loses the old
-/// ones.
+/// The move is one update. The virtual server stays: it gets the new endpoints before it loses the
+/// old ones.
 #[test]
 fn an_address_that_moves_to_another_service_is_always_served() {
     let at = |name: &str, cluster_ip: &str| Service {
@@ -240,7 +240,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     assert_eq!(world.sync().pending, 0);
     world.work();
 
-    // A further remote endpoint costs one message, for its virtual server.
+    // One more remote endpoint costs one message, for its virtual server.
     world.slice(slice(
         "default/s77",
         &["10.244.1.5@node2", "10.244.2.5@node2", "10.244.3.5@node2"],
@@ -256,7 +256,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     );
     assert!(matches!(&ops[..], [Op::AddDestination(..)]));
 
-    // The first local endpoint also needs the rule for its loop-back member, once.
+    // The first local endpoint also needs the rule that matches its loop-back member, once.
     let local = [
         "10.244.1.5@node2",
         "10.244.2.5@node2",
@@ -287,8 +287,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
         }
     );
 
-    // An endpoint without connections is replaced. The proxier adds the new endpoint and sets the
-    // old one's weight to 0. Then it removes the old one.
+    // Replaces an endpoint without connections. The proxier adds the new endpoint and sets the old
+    // one's weight to 0. Then it removes the old one.
     let replaced = [&local[1..], &["10.244.1.6@node2", "10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &replaced));
     world.sync();
@@ -306,7 +306,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     world.sync();
     world.work();
 
-    // Removal of an idle endpoint: weight 0, removal, and removal of its loop-back member.
+    // Removes an idle endpoint: weight 0, removal of the destination, and removal of its loop-back
+    // member.
     world.slice(slice("default/s77", &local));
     world.sync();
     assert_eq!(
@@ -318,7 +319,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
         }
     );
 
-    // A further Service: three members, the virtual server, two destinations, the address.
+    // One more Service: three members, the virtual server, two destinations, the address.
     world.service(service("default/new", "10.99.0.1", 80));
     world.slice(slice(
         "default/new",
@@ -333,8 +334,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
         }
     );
 
-    // A Service with a node port at three addresses has four virtual servers and costs one message
-    // for each.
+    // Adds a Service with a NodePort at three addresses: four virtual servers, one message for
+    // each.
     let mut exposed = service("default/exposed", "10.99.0.2", 80);
     exposed.kind = proxy::ServiceType::NodePort;
     exposed.ports = exposed
@@ -372,7 +373,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     world.sync();
     assert_eq!(world.work().0, Work::default());
 
-    // A resync without drift only reads. It reads the shim once in a sync period.
+    // A resync without drift only reads. It reads the shim once per sync period.
     world.check();
     world.sync();
     assert_eq!(
@@ -383,7 +384,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
             ..Work::default()
         }
     );
-    // A tick of the daemon may come slightly early.
+    // The daemon may start a check slightly before the sync period has passed.
     world.wait(Duration::from_secs(29));
     world.check();
     world.sync();
@@ -584,7 +585,7 @@ fn node_ports_without_the_flag_are_adopted_without_a_write() {
     world.service(web.clone());
     let mut world = world.listed();
     world.sync();
-    // Upstream leaves virtual servers without the note.
+    // Removes the flag of our virtual servers, as if upstream had created them.
     for server in world.kernel.state().snapshot.servers.values_mut() {
         server.properties.flags &= !Properties::OWNED;
     }
@@ -615,7 +616,7 @@ fn a_virtual_server_that_cannot_be_removed_keeps_its_set_members() {
     assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].is_empty());
 }
 
-/// A kept member must not stay due, or the loop would not sleep.
+/// A member that must stay is not due for removal. Otherwise the loop would not sleep.
 #[test]
 fn a_set_member_is_removed_only_after_its_virtual_server() {
     let mut world = web();
@@ -690,7 +691,7 @@ fn one_bad_service_does_not_make_the_node_stuck() {
         (true, 1, 0, false),
         "it is wrong in itself"
     );
-    // The result is the same if the kernel is the cause of the refusal.
+    // The result is the same if the kernel itself refuses the write.
     let mut world = web();
     refuse(&world, "add virtual server 10.96.0.66:80/TCP");
     world.kernel.state().is_kernel_ill = true;
@@ -763,7 +764,7 @@ fn lean() -> World {
     World::with(config, kernel)
 }
 
-/// Refuses all rules from now on.
+/// Makes the kernel refuse all rules from now on.
 fn refuse_rules(world: &World) {
     let all = (0..1_000).map(|count| (format!("write {count} iptables rules"), "no".to_owned()));
     world.kernel.state().refusals.extend(all);
@@ -807,7 +808,7 @@ fn an_address_keeps_its_old_set_until_rules_use_the_new_one() {
     assert_eq!(sets(&world), [false, false]);
 }
 
-/// The first source ranges on a node, while the kernel refuses rules: a closed port is safer than
+/// The first source ranges on a node, while the kernel refuses rules. A closed port is safer than
 /// an open one.
 #[test]
 fn refused_rules_leave_a_load_balancer_closed_to_other_sources() {
@@ -821,7 +822,7 @@ fn refused_rules_leave_a_load_balancer_closed_to_other_sources() {
     world.service(balanced(&["10.0.0.0/8", "192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerFirewall), 1);
-    // The removed source range is no longer admitted.
+    // The rules no longer admit the removed source range.
     world.service(balanced(&["192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerSourceCidr), 1);
@@ -1019,8 +1020,8 @@ fn a_drain_ends_at_its_timeout() {
     world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
     world.sync();
     world.wait(Duration::from_secs(15));
-    // Each endpoint has its own timeout. A later removal of a second endpoint does not extend the
-    // first one's.
+    // Each endpoint has its own timeout. The later removal of a second endpoint does not extend the
+    // first one's timeout.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     assert_eq!(
@@ -1344,8 +1345,8 @@ fn many_writes_are_split_into_several_ordered_plans() {
     let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
     assert_eq!(ops.iter().filter(adds).count(), 90_000);
 
-    // Each destination needs one message to drain and one for its removal. All removals again fit
-    // into one sync.
+    // Each destination needs one message to drain and one for its removal. All removals fit into
+    // one sync again.
     for number in 0..services {
         world.slice(slice(&format!("default/s{number}"), &pods[..50]));
     }

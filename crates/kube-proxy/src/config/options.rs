@@ -10,7 +10,7 @@
 //!             └─▶ ParsedOptions     the given settings, and messages for the operator
 //! ```
 //!
-//! When the configuration file changes, the daemon compares each part. Only readers of changed
+//! When the configuration file changes, the daemon compares each part. Only the readers of changed
 //! parts get new options.
 
 pub(crate) mod object_source;
@@ -61,7 +61,7 @@ pub struct ParsedOptions {
     pub notes: Vec<String>,
     /// Warnings about the settings, one message each.
     pub warnings: Vec<String>,
-    /// Warning that no mode was set, also contained in `warnings`.
+    /// Warning that the user set no mode, which `warnings` also contains.
     pub no_mode: Option<String>,
 }
 
@@ -76,7 +76,7 @@ impl ParsedOptions {
 }
 
 impl ParsedOptions {
-    /// Logs the flags as typed, at high verbosity, and the notes and warnings.
+    /// Logs the notes and warnings, and at high verbosity the flags as typed.
     pub fn tell(&self, log: &logging::settings::Settings) {
         if log.verbosity >= 1 {
             for line in command_line::as_typed(env::args_os()) {
@@ -128,7 +128,7 @@ impl Options {
         })
     }
 
-    /// Returns how to treat the external IPs of Services.
+    /// Returns the treatment of the external IPs of Services.
     pub(crate) fn external_ips(&self) -> ExternalIps {
         if self.process.gates.is_on(EXTERNAL_IPS) {
             ExternalIps::Served
@@ -147,7 +147,7 @@ impl Options {
     }
 }
 
-/// Checks the values of flags that have no effect, because upstream also rejects invalid ones.
+/// Checks the values of flags that have no effect, because upstream also rejects invalid values.
 fn check_unused(flags: &Flags) -> Result<(), UnusableFlag> {
     if flags.config_sync_period.is_zero() {
         return Err(UnusableFlag::new(

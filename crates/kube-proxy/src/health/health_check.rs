@@ -63,9 +63,9 @@ pub(crate) struct HealthChecks {
 struct Server {
     port: u16,
     answer: Arc<CheckState>,
-    /// Addresses that the server listens on.
+    /// Addresses on which the server listens.
     addresses: BTreeSet<IpAddr>,
-    /// Tasks that serve the addresses, one each.
+    /// Tasks of the server, one for each address.
     tasks: JoinSet<()>,
     /// True once the log has reported that the server cannot listen.
     is_reported: bool,
@@ -119,8 +119,7 @@ impl HealthChecks {
     }
 
     /// Updates the servers of Services that the kernel has completely, and the listening addresses
-    /// of all servers. `node_ports` are the addresses that serve NodePorts, or `None` while
-    /// unknown.
+    /// of all servers. `node_ports` are the addresses that serve NodePorts; `None`: unknown.
     pub(crate) async fn update(
         &mut self,
         model: &Model,
@@ -146,7 +145,7 @@ impl HealthChecks {
                 (name, check)
             })
             .collect();
-        // Surplus servers close first, because a port may move from one Service to another.
+        // Closes surplus servers first, because a port may move from one Service to another.
         for (name, check) in &checks {
             self.close(name, check.map(|check| check.port)).await;
         }

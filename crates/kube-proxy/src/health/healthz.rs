@@ -33,10 +33,10 @@ pub(crate) const PURPOSE: Purpose = Purpose {
     event: "FailedToStartProxierHealthcheck",
 };
 
-/// Kinds of objects whose first lists must be complete before the proxy writes to the kernel.
+/// Kinds of objects. Their first lists must be complete before the proxy writes to the kernel.
 const LISTS: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
-/// Go's text for the zero time.
+/// Zero time in Go's format.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
 /// State from which the health server responds. The daemon's loop updates it.
@@ -57,7 +57,7 @@ struct StartConditions {
     since: Instant,
     /// Kinds of objects whose first list is not complete yet.
     lists: Vec<Kind>,
-    /// True while the state of this node's Node object is unknown.
+    /// True while the daemon waits for this node's Node object.
     node: bool,
 }
 
@@ -128,8 +128,7 @@ impl Status {
             (Some(true), Some(node)) => !node.is_leaving,
             (Some(false), None) => self.own_node == OwnNode::Optional,
             (Some(false), Some(_)) => false,
-            // The Node is not listed yet or is unreadable, so the node counts as eligible for
-            // traffic.
+            // The Node is not listed yet or is unreadable. It counts as eligible for traffic.
             (None, _) | (Some(true), None) => true,
         };
         self.is_node_eligible.store(is_eligible, Ordering::Relaxed);
@@ -173,7 +172,7 @@ impl Status {
         let healthy = is_alive && status.values().all(|family| family.healthy);
         let code = code(healthy && node_eligible.unwrap_or(true));
         let last_updated = if code == StatusCode::OK {
-            // No entry is pending. As in upstream, the reported time is then the current time.
+            // No entry is pending. The reported time is then the current time, as in upstream.
             text(wall)
         } else {
             let updated = progress.values().filter_map(|progress| progress.updated);
@@ -324,7 +323,7 @@ mod tests {
         }
 
         /// Records the progress of a family that started five periods ago. `pending` is the age of
-        /// the oldest pending entry, `stuck` the time since the last write.
+        /// the oldest pending entry, and `stuck` is the time since the last write.
         fn note(&self, family: IpFamily, pending: Option<Duration>, stuck: Option<Duration>) {
             let now = Instant::now();
             let ago = |age: Duration| now.checked_sub(age).unwrap();
@@ -391,7 +390,7 @@ mod tests {
         world.status.expect([IpFamily::V4].into());
         world.note(IpFamily::V4, None, None);
         assert_eq!(world.codes().await, [200, 200, 200]);
-        // The first probe had no reply yet, and the last reply is long ago.
+        // The first probe has no reply yet, and the last reply is long ago.
         assert_eq!(world.codes().await, [200, 200, 200], "it may be busy");
         let ago = |seconds| Instant::now().checked_sub(HUNG_AFTER + Duration::from_secs(seconds));
         world.health.pulse().answer(ago(1).unwrap());

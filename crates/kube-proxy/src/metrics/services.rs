@@ -1,5 +1,5 @@
 //! Traffic of single Services, from the kernel's counters. A scrape reads the counters, at most
-//! once a second. The read blocks.
+//! once a second. The read blocks the scrape's thread.
 //!
 //! ```text
 //!   the loop ─ changes ─▶ Names: owners of addresses ─┐
@@ -36,10 +36,10 @@ use service_counters::{
 use settings::{Detail, Settings};
 use sums::{Source, Sum};
 
-/// Time during which further scrapes reuse the last read.
+/// Age up to which further scrapes reuse the last read.
 const FRESH: Duration = Duration::from_secs(1);
-/// Number of addresses that are looked up under one lock of the names. Other threads get the lock
-/// in between.
+/// Number of addresses that are looked up under one lock of the names. Then other threads can get
+/// the lock.
 const LOOK_UPS: usize = 512;
 
 /// Source of Service traffic for the metrics. Clones share it.
@@ -54,7 +54,7 @@ struct Inner {
     read: Mutex<Read>,
 }
 
-/// Traffic according to the last read of the kernel's counters.
+/// Traffic at the last read of the kernel's counters.
 #[derive(Debug, Default)]
 struct Read {
     at: Option<Instant>,
@@ -66,10 +66,10 @@ struct Read {
     left_out: [usize; 2],
 }
 
-/// Key of an endpoint's counts: the Service port and the endpoint's address.
+/// Key of an endpoint's counts: its Service port and its address.
 type OfEndpoint = (ServicePortName, SocketAddr);
 
-/// Counts with their sources, by Service port or endpoint.
+/// Counts by Service port or endpoint, each with its source.
 type Counts<K> = HashMap<K, Vec<(Source, Count)>>;
 
 impl ServiceMetrics {
@@ -109,7 +109,7 @@ impl Inner {
                 let names = lock(&self.names);
                 sums::update(&mut read.ports, &counted.ports, |port| names.has(port));
                 sums::update(&mut read.endpoints, &counted.endpoints, |key| {
-                    // The read was complete, but has no such port, so the port was removed.
+                    // The read was complete but has no such port, so the port no longer exists.
                     let is_read = counted.ports.contains_key(&key.0);
                     names.has(&key.0) && (!is_read || counted.cut.contains(key))
                 });
@@ -124,8 +124,8 @@ impl Inner {
                 if read.failure.as_ref() != Some(&failure) {
                     warn!("metrics of single Services are missing: {failure}");
                 }
-                // Reports no traffic until the kernel can be read again. Counting then goes on from
-                // the old sums.
+                // Reports no traffic until the kernel can be read again. Then the counts continue
+                // from the old sums.
                 read.failure = Some(failure);
             }
             // Until a mode is set, scrapes report no traffic.
@@ -151,7 +151,7 @@ impl Inner {
         let mut cut = HashSet::new();
         let mut endpoints = Counts::default();
         if is_apart {
-            // Reads the kept Services again, now with their endpoints.
+            // Reads the reported Services again, now with their endpoints.
             let kept = ports
                 .values()
                 .flatten()
@@ -184,7 +184,7 @@ impl Inner {
         })
     }
 
-    /// Groups counts by Service port. Releases the lock on the names often, because the loop also
+    /// Groups counts by Service port. Often releases the lock on the names, because the loop also
     /// needs it.
     fn named(&self, addresses: &[(At, Count)]) -> Counts<ServicePortName> {
         let mut ports = Counts::default();
@@ -266,8 +266,8 @@ fn keep_busiest<K: Clone + Eq + Hash + Ord>(all: &mut Counts<K>, most: usize) ->
         .iter()
         .map(|(key, counts)| (Reverse(connections(counts)), key.clone()))
         .collect();
-    // Ties are broken by key, so that each read keeps the same entries. Otherwise series would
-    // appear and disappear.
+    // Breaks ties by key, so that each read keeps the same entries. Otherwise series would appear
+    // and disappear.
     ranked.select_nth_unstable(most);
     let left_out: HashSet<K> = ranked.drain(most..).map(|(_, key)| key).collect();
     all.retain(|key, _| !left_out.contains(key));
@@ -299,7 +299,8 @@ struct LeftOutLabels {
     kind: &'static str,
 }
 
-/// Direction for metrics that have one, and the function that computes the value from a count.
+/// Label `direction`, for metrics that have it, and the function that computes the value from a
+/// count.
 type Value = (Option<&'static str>, fn(&Count) -> Option<u64>);
 
 /// A metric of Service ports and of endpoints.

@@ -3,9 +3,10 @@
 //! Upstream's image has the program `/go-runner` (`kube-log-runner`), and kops' static pod starts
 //! kube-proxy through it. In our image, `/go-runner` is a link to kube-proxy.
 //!
-//! With `--log-file` and `--also-stdout`, this process stays as the parent and copies the output. A
-//! child would lose the last lines, because the kernel kills a container's other processes as soon
-//! as its first process ends. In all other cases, the command replaces this process.
+//! With `--log-file` and `--also-stdout`, this process stays as the parent of the command and
+//! copies its output. If a child copied the output, the last lines would be lost: the kernel kills
+//! a container's other processes as soon as its first process ends. In all other cases, the command
+//! replaces this process.
 //!
 //! A failed write to the log file does not stop the command. The exit status is the command's.
 //! Upstream's runner ends with 1 for every failed command.
@@ -29,9 +30,9 @@ use tokio::task::spawn_blocking;
 
 /// Names of upstream's program, the old one first.
 const NAMES: [&str; 2] = ["go-runner", "kube-log-runner"];
-/// Supported flags, for messages.
+/// Supported flags, as messages name them.
 const FLAGS: &str = "--log-file=FILE, --also-stdout and --redirect-stderr=false";
-/// Time to copy the last lines after the command's end.
+/// Time limit for copying the last lines after the command's end.
 const LAST_LINES: Duration = Duration::from_secs(1);
 /// Signals that this process forwards to the command, as upstream's runner does.
 const FORWARDED: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::TERM, Signal::QUIT];
@@ -46,8 +47,8 @@ struct Invocation {
     command: Vec<OsString>,
 }
 
-/// Runs the command in `arguments` if the first argument, this program's name, is a runner's.
-/// Returns the command's exit status, or `None` for another name.
+/// Runs the command in `arguments` if the first argument, this program's name, is a runner's name.
+/// Returns the command's exit status. Returns `None` for another name.
 ///
 /// # Errors
 ///
@@ -63,7 +64,7 @@ pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<Option<
 
 impl Invocation {
     /// Parses flags as Go's package `flag` does: with one hyphen or two, up to the first argument
-    /// that is no flag.
+    /// that is not a flag.
     fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Self, Error> {
         let mut arguments = arguments.peekable();
         let mut read = Self {
@@ -135,7 +136,7 @@ impl Invocation {
     }
 }
 
-/// Returns true if an argument begins with a hyphen. A single hyphen is no flag.
+/// Returns true if an argument begins with a hyphen. A single hyphen is not a flag.
 fn is_flag(argument: &OsStr) -> bool {
     argument.len() > 1 && argument.as_bytes().starts_with(b"-")
 }
@@ -163,13 +164,13 @@ fn copying(mut command: Command, reader: PipeReader, log: File) -> Result<u8, Er
             forwarded.push((signal(kind)?, number));
         }
         let mut child = command.spawn()?;
-        // The command's builder holds write ends, which would keep the pipe open.
+        // Drops the builder, whose write ends would keep the pipe open.
         drop(command);
         let pid = Pid::from_child(&child);
         for (mut signals, number) in forwarded {
             tokio::spawn(async move {
                 while signals.recv().await.is_some() {
-                    // This fails only if the command has ended.
+                    // Ignores the error: the command has ended.
                     let _ = kill_process(pid, number);
                 }
             });
@@ -180,7 +181,8 @@ fn copying(mut command: Command, reader: PipeReader, log: File) -> Result<u8, Er
             let _ = is_copied.send(());
         });
         let ended = spawn_blocking(move || child.wait()).await??;
-        // A process that the command has left behind may keep the pipe open.
+        // Waits for a limited time, because a process that the command started may keep the pipe
+        // open.
         let _ = copied.recv_timeout(LAST_LINES);
         io::Result::Ok(ended)
     })?;
@@ -230,7 +232,7 @@ mod tests {
         Invocation::parse(arguments).map_err(|error| error.to_string())
     }
 
-    /// Runs a runner's command line, in which `LOG` stands for the log file. Returns the exit
+    /// Runs a runner's command line, in which `LOG` is replaced by the log file. Returns the exit
     /// status and the log file's text.
     fn run(line: &str, script: &str) -> (u8, String) {
         let process = std::process::id();

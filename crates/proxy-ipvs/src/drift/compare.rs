@@ -16,11 +16,11 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Number of entries per step, which take about two milliseconds. Every 16 destinations count as
-/// one more entry.
+/// Number of entries per step, which takes about 2 ms. Every 16 destinations count as one more
+/// entry.
 const PIECE: usize = 4096;
 
-/// Entries that remain to be compared. Entries of the tables come before entries that only the dump
+/// Entries that remain to be compared: first those of the tables, then those that only the dump
 /// contains.
 pub(super) struct Comparison {
     pub(super) touched: WrittenEntries,
@@ -61,8 +61,8 @@ pub(super) struct Differences {
     pub(super) has_lost_servers: bool,
     /// Virtual servers that differ but are being written by a plan.
     pub(super) passed_over: Vec<VirtualServerKey>,
-    /// Members that differ. The flag is true if only the kernel has the member, false if only the
-    /// tables have it.
+    /// Members that differ. The value is true if only the kernel has the member, and false if only
+    /// the tables have it.
     pub(super) members: Vec<(Set, Member, bool)>,
     /// True if the addresses on the link differ from the tables.
     pub(super) has_other_addresses: bool,
@@ -107,8 +107,8 @@ impl WrittenEntries {
 }
 
 impl Comparison {
-    /// Begins to compare a dump. If a part differs and has no separate entries, its writing lane
-    /// reads it again.
+    /// Begins to compare a dump. Some parts have no separate entries. If such a part differs, its
+    /// writing lane reads it again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
@@ -135,8 +135,8 @@ impl Comparison {
         if !touched.link && addresses.take_if(is_other).is_some() {
             state.ask(Part::Addresses);
         }
-        // A set may be larger than requested, as a bitmap with room for every port. If a set is too
-        // small, a new read returns its members too.
+        // A set may be larger than requested: a bitmap has room for every port. If a set is too
+        // small, a new read also returns its members.
         let is_too_small = |found: &mut FoundSets| {
             Set::every().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
         };
@@ -210,7 +210,7 @@ impl Comparison {
                 found.has_other_addresses |= is_there != is_believed && !is_touched;
             } else {
                 found.is_over = true;
-                // Keeps the recorded list if a plan touched one of these virtual servers since the
+                // Keeps the recorded list if a plan wrote one of these virtual servers since the
                 // dump began. The writing lane reads that virtual server again.
                 let touched = self.touched.servers.iter();
                 let mut touched = touched.chain(&in_flight.servers);
@@ -224,8 +224,8 @@ impl Comparison {
         found
     }
 
-    /// Returns other programs' virtual servers. Includes one created after the dump, if the kernel
-    /// refused ours because of it.
+    /// Returns other programs' virtual servers. Includes a virtual server that was created after
+    /// the dump, if the kernel refused ours because of it.
     fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
         let mut others = mem::take(&mut self.others);
         let known = tables.foreign.iter();
@@ -236,7 +236,7 @@ impl Comparison {
         others
     }
 
-    /// Takes the next virtual server, with its state in the dump.
+    /// Removes and returns the next virtual server, with its state in the dump.
     fn next_server(&mut self) -> Option<(VirtualServerKey, Option<VirtualServer>)> {
         if let Some(key) = self.believed_servers.pop() {
             return Some((key, self.servers.remove(&key)));
@@ -245,7 +245,7 @@ impl Comparison {
         Some((key, Some(server)))
     }
 
-    /// Takes the next member. The flag is true if the dump contains the member.
+    /// Removes and returns the next member. The value is true if the dump contains the member.
     fn next_member(&mut self) -> Option<(Set, Member, bool)> {
         if let Some((set, member)) = self.believed_members.pop() {
             let of = self.members.get_mut(&set);
@@ -260,7 +260,7 @@ impl Comparison {
         None
     }
 
-    /// Takes the next address. The flag is true if the dump contains the address.
+    /// Removes and returns the next address. The value is true if the dump contains the address.
     fn next_address(&mut self) -> Option<(IpAddr, bool)> {
         match self.believed_addresses.pop() {
             Some(address) => Some((address, self.addresses.remove(&address))),

@@ -43,9 +43,9 @@ pub(crate) struct SyncSummary {
     pub(crate) unmarked: Vec<String>,
     pub(crate) pending: usize,
     pub(crate) failing: usize,
-    /// Start of the time without a successful write.
+    /// Start of the period without a successful write, if writes fail.
     pub(crate) stuck: Option<Instant>,
-    /// Report of a kernel thread that has ended.
+    /// Reason why a worker thread has ended, if one has.
     pub(crate) gone: Option<String>,
     conflicts: Option<Vec<Conflict>>,
 }
@@ -134,7 +134,7 @@ pub(crate) struct World<K: Kernel = FakeKernel> {
     pub(crate) kernel: FakeKernel,
     pub(crate) proxier: Proxier<K>,
     pub(crate) now: Instant,
-    /// Winner and loser of each conflict.
+    /// Conflicts, each with its winner and its loser.
     pub(crate) conflicts: Vec<Conflict>,
     has_updated: bool,
 }
@@ -189,7 +189,7 @@ pub(crate) fn server(text: &str) -> VirtualServerKey {
     ServiceAddress::new(address.ip(), address.port(), Protocol::Tcp).into()
 }
 
-/// Returns port 8080 of a pod.
+/// Returns port 8080 of a pod as a target.
 pub(crate) fn target(pod: &str) -> Target {
     Target {
         ip: ip(pod),
@@ -231,7 +231,7 @@ impl World {
         Self::on(config, kernel, Lanes::inline(|| handle.clone()))
     }
 
-    /// Replaces the proxier by a new one on a node with these facts.
+    /// Replaces the proxier with a new one, on a node with these facts.
     pub(crate) fn restart_on(&mut self, node: NodeFacts) {
         let kernel = self.kernel.clone();
         let lanes = Lanes::inline(|| kernel.clone());
@@ -240,7 +240,7 @@ impl World {
 }
 
 impl World<Slow> {
-    /// Uses kernel threads. Each thread stops at the held parts.
+    /// Runs the proxier with worker threads. A thread waits before a held part.
     pub(crate) fn threaded(config: Config, kernel: FakeKernel, held: &HeldParts) -> Self {
         let lane = || {
             let slow = Slow(kernel.clone(), held.clone());
@@ -250,7 +250,7 @@ impl World<Slow> {
         Self::on(config, kernel, lanes)
     }
 
-    /// Runs in real time until the condition holds. Returns the duration.
+    /// Runs the loop in real time until the condition holds. Returns the duration.
     pub(crate) fn until(&mut self, what: &str, is_so: impl Fn(&FakeKernel) -> bool) -> Duration {
         let began = Instant::now();
         while !is_so(&self.kernel) {
@@ -267,15 +267,16 @@ impl World<Slow> {
     }
 }
 
-/// Held parts of the kernel, whose reads or writes wait; and held results, `READ` or `WRITTEN`.
+/// Parts of the kernel that are held: their reads or writes wait. May also contain the held results
+/// `READ` or `WRITTEN`.
 pub(crate) type HeldParts = Arc<Mutex<BTreeSet<&'static str>>>;
 
-/// Name that holds the addresses a thread has read, before the proxier gets them.
+/// Name that holds the read addresses back from the proxier.
 pub(crate) const READ: &str = "addresses have been read";
-/// Name that holds the results of writes to virtual servers, sets, the link and addresses.
+/// Name that holds the results of all writes except rules back from the proxier.
 pub(crate) const WRITTEN: &str = "all but rules has been written";
 
-/// The fake kernel, for a thread that can be held.
+/// Fake kernel for a worker thread that a test can hold.
 pub(crate) struct Slow(FakeKernel, HeldParts);
 
 impl Slow {
@@ -380,20 +381,20 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// Applies these events and runs the loop.
+    /// Applies these changes and runs the loop.
     pub(crate) fn take_over(&mut self, changes: &Changes) -> SyncSummary {
         let synced = read_ahead(&mut self.proxier, &self.model, self.now);
         self.proxier.update(&self.model, changes, self.now);
         self.settle_after(synced)
     }
 
-    /// Completes all lists.
+    /// Marks all lists as complete.
     pub(crate) fn listed(mut self) -> Self {
         fixtures::complete_lists(&mut self.model, &KINDS, true);
         self
     }
 
-    /// Starts a daemon on this kernel, without listed objects.
+    /// Starts a new daemon on this kernel, without listed objects.
     pub(crate) fn restarted(self, config: Config) -> World {
         World::with(config, self.kernel)
     }

@@ -6,10 +6,10 @@
 //! | the server replies, but refuses (429, 5xx, 403, …), breaks off, stays silent, is not trusted | 0.8 s | 30 s |
 //! | the server does not serve an optional kind | 0.8 s | 5 min |
 //!
-//! Each wait is random, between half and all of the listed time, so that nodes that lost the server
+//! Each wait is random, between half and all of the listed time. So nodes that lost the server
 //! together do not return together. Each row counts its own failures, because a server that has
-//! just started may refuse requests for a moment. After a success, or two minutes without a failure
-//! of the row, its waits begin again with the first one.
+//! just started may refuse requests for a moment. After a success, or after two minutes without a
+//! failure of a row, the row begins again with its first wait.
 //!
 //! A refused connection costs the server nothing, so these waits are short. Once the server accepts
 //! connections again, each of the three watches sends a request within 5 s. If packets were lost,
@@ -23,13 +23,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The first wait, as in client-go.
+/// First wait, as in client-go.
 const FIRST: Duration = Duration::from_millis(800);
-/// The longest wait for a server that accepts no connection.
+/// Longest wait for a server that accepts no connection.
 const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
-/// The longest wait for a server that accepts connections.
+/// Longest wait for a server that accepts connections.
 const MOST_ANSWERED: Duration = Duration::from_secs(30);
-/// The longest wait for an optional kind.
+/// Longest wait for an optional kind.
 const MOST_UNTOLD: Duration = Duration::from_mins(5);
 /// Time without a failure after which a row begins again with its first wait.
 const FORGOTTEN: Duration = Duration::from_mins(2);
@@ -45,7 +45,7 @@ pub enum Cost {
     Optional,
 }
 
-/// Waits of one watch, or of sending one event.
+/// Waits of one watch, or of an attempt to send one event.
 #[derive(Debug, Default)]
 pub struct Backoff {
     unconnected: Steps,
@@ -53,7 +53,7 @@ pub struct Backoff {
     untold: Steps,
 }
 
-/// Failed attempts in one row of the table in the module's description.
+/// Failed attempts of one row of the table in the module's description.
 #[derive(Debug, Default)]
 struct Steps {
     count: u32,
@@ -61,7 +61,7 @@ struct Steps {
 }
 
 impl Backoff {
-    /// Returns to the first wait, after a success.
+    /// Begins again with the first wait, after a success.
     pub fn reset(&mut self) {
         *self = Self::default();
     }

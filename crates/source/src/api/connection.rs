@@ -1,14 +1,15 @@
 //! Connections to the API server, and the certificates that they need.
 //!
-//! Requests are few, so a kubeconfig's files are read before each one, like the token. If a file
-//! changed, new requests use new connections with the new content. An open watch ends within
-//! minutes anyway. Invalid content (a certificate without its key, a missing file) is logged, and
-//! the previous content stays in use. client-go checks its files every five minutes, and then
-//! closes open connections.
+//! Requests are few, so this module reads a kubeconfig's files before each one, like the token. If
+//! a file changed, new requests use new connections with the new content. An open watch ends within
+//! minutes anyway. If the content is invalid (a certificate without its key, a missing file), the
+//! log reports it, and the previous content stays in use. client-go checks its files every five
+//! minutes, and then closes open connections.
 //!
-//! The kernel probes a silent peer. If a watch's peer vanishes, the watch ends at the first probe
-//! after [`GONE`]. client-go needs 45 s, with HTTP/2 pings. Connections use HTTP/1.1, because
-//! `kube` offers no other version (its ALPN is empty). Three watches need few connections.
+//! The kernel probes a silent peer by TCP keep-alive. If a watch's peer vanishes, the watch ends at
+//! the first probe after [`GONE`]. client-go needs 45 s, with HTTP/2 pings. Connections use
+//! HTTP/1.1, because `kube` offers no other version (its ALPN is empty). Three watches need few
+//! connections.
 //!
 //! `kube` builds a similar client, but without keep-alive. It reloads only a Pod's CA, and reports
 //! an untrusted server as unreachable.
@@ -38,8 +39,8 @@ use super::http_proxy::{Protocol, Proxy};
 use super::trust::{Authorities, Peer, tls};
 use super::tunnel::Tunnel;
 
-/// Time limit for connecting. The kernel repeats the first packet after 1, 3 and 7 s, then only
-/// after 15 s. With a longer limit, a server that returns in between would be reached later.
+/// Time limit for connecting. The kernel repeats the first packet after 1, 3 and 7 s, and then only
+/// after 15 s. A longer limit would delay the connection to a server that returns in between.
 const CONNECT: Duration = Duration::from_secs(10);
 /// Silence before the first probe of a connection. Further probes follow every [`PROBES`].
 const IDLE: Duration = Duration::from_secs(15);
@@ -47,7 +48,7 @@ const PROBES: Duration = Duration::from_secs(5);
 /// Time without any acknowledgement after which a connection counts as dead, even if it is in use.
 const GONE: Duration = Duration::from_secs(30);
 /// Time after which an idle connection is closed. If its peer had vanished, the next request would
-/// lose [`GONE`] before it is repeated.
+/// wait [`GONE`] before it is repeated.
 const SPARE: Duration = Duration::from_secs(5);
 
 type Pool = BoxCloneService<Request<Body>, Response<Incoming>, legacy::Error>;
@@ -64,10 +65,10 @@ struct Shared {
     current: Mutex<(FileContents, Pool)>,
 }
 
-/// Files that TLS needs. Omits a file if the kubeconfig contains its data.
+/// Files that TLS needs. `None`: the kubeconfig has no such file or contains its data.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
-    /// The authority of the server's certificate (`certificate-authority`).
+    /// Certificate of the authority that signed the server's certificate (`certificate-authority`).
     pub(super) authority: Option<PathBuf>,
     /// The client's certificate (`client-certificate`).
     pub(super) certificate: Option<PathBuf>,
@@ -75,7 +76,7 @@ pub(super) struct Files {
     pub(super) key: Option<PathBuf>,
 }
 
-/// The content of each file at its last read, if it was readable.
+/// Content of each file at its last read, if it was readable.
 type FileContents = [Option<Vec<u8>>; 3];
 
 impl Files {
@@ -86,7 +87,7 @@ impl Files {
 }
 
 impl Connection {
-    /// Prepares connections to the server of `config` through `proxy`, with the certificates in
+    /// Prepares connections to the server of `config`, through `proxy` and with the certificates in
     /// `files`. Records the peers in `addresses`. Opens no connection yet. Fails if a certificate
     /// is invalid.
     pub(super) fn new(
@@ -96,8 +97,8 @@ impl Connection {
         addresses: Addresses,
     ) -> Result<Self, kube::Error> {
         config.root_cert_file.clone_from(&files.authority);
-        // Reads the files before the pool does, so that the first request notices a change in
-        // between.
+        // Reads the files before the pool does. If a file changes in between, the first request
+        // detects it.
         let held = files.read();
         let pool = pool(&config, &files, proxy.as_ref(), &addresses)?;
         Ok(Self(Arc::new(Shared {
@@ -246,7 +247,7 @@ pub(super) fn is_none(error: &(dyn std::error::Error + 'static)) -> bool {
     failed.is_some_and(legacy::Error::is_connect)
 }
 
-/// Returns the authorities for checking peers' certificates.
+/// Returns the certificate authorities that peers' certificates are checked against.
 fn authorities(config: &Config, files: &Files) -> Authorities {
     match &files.authority {
         Some(file) => Authorities::Of(file.clone()),

@@ -1,13 +1,13 @@
-//! The objects in a folder of manifests, and the changes since the last read. Reads files, but does
-//! not watch them.
+//! Objects in a folder of manifests, and the changes since the last read. Reads files, but does not
+//! watch them.
 //!
 //! ```text
 //!   files:  web.yaml ─▶ { Service default/web: content, … }      claims:  Service default/web ─▶ {web.yaml, web2.yaml}
 //! ```
 //!
 //! If several files contain the same object, the first file by name wins. A file that becomes
-//! unreadable keeps its last objects. A file that has never been readable may contain any object,
-//! so the lists are complete but not whole until it is readable or deleted.
+//! unreadable keeps its last objects. A file that has never been readable may contain any object.
+//! Until it is readable or deleted, the lists are complete but not whole.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -23,7 +23,7 @@ use super::document::{self, LocatedObject};
 use crate::complaints::Complaints;
 use crate::decode::{self, Content, Key};
 
-/// The folder of manifests, as of the last read.
+/// Folder of manifests at the last read.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -54,8 +54,8 @@ struct File {
     is_unknown: bool,
 }
 
-/// Metadata of a file. If it differs, the file has changed. If it is equal, the file may have
-/// changed anyway, because the kernel's clock ticks only some hundred times a second.
+/// Metadata of a file. If it differs, the file has changed. If it is equal, the file may still have
+/// changed, because the kernel's clock ticks only some hundred times a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -77,7 +77,7 @@ impl Stamp {
     }
 }
 
-/// Files that are known to have been written.
+/// Files that were written, according to inotify.
 #[derive(Debug, Default)]
 pub(super) struct ChangedFiles {
     pub(super) names: HashSet<OsString>,
@@ -90,7 +90,7 @@ impl ChangedFiles {
     }
 }
 
-/// The result of a read of the folder.
+/// Result of a read of the folder.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct FolderUpdate {
     pub(super) events: Vec<Event>,
@@ -240,7 +240,8 @@ impl Folder {
             .unwrap_or_default();
         for key in before.keys().chain(objects.keys()) {
             if !look.before.contains_key(key) {
-                // The map lacks this file's objects for the moment, so they are looked up here.
+                // The map lacks this file's objects at this moment, so its content is looked up
+                // here.
                 let content = self.winner(key).and_then(|winner| {
                     if winner == name {
                         before.get(key)
@@ -269,7 +270,7 @@ impl Folder {
         self.files.entry(name.to_owned()).or_default().objects = objects;
     }
 
-    /// Returns the file that provides this object.
+    /// Returns the file that provides this object, if any.
     fn winner(&self, key: &Key) -> Option<&OsStr> {
         Some(self.claims.get(key)?.first()?)
     }
@@ -325,7 +326,7 @@ impl Folder {
     }
 }
 
-/// The state of one read of the folder.
+/// State of one read of the folder.
 #[derive(Debug, Default)]
 struct FolderRead {
     /// Content that each object with changed claims had before the read.
@@ -335,7 +336,7 @@ struct FolderRead {
 }
 
 /// Reports whether a file with this name is read: `*.yaml`, `*.yml` and `*.json`, except hidden
-/// files. Hidden are `..data` of a mounted ConfigMap, and temporary files of editors.
+/// files. Hidden files are `..data` of a mounted ConfigMap, and temporary files of editors.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     !name.as_bytes().starts_with(b".")
         && Path::new(name).extension().is_some_and(|extension| {

@@ -558,7 +558,8 @@ mod tests {
             .iter()
             .map(|(key, target)| Op::AddDestination(*key, RealServer::new(*target)))
             .collect();
-        // The planner reverses the destinations of a virtual server, and `order` the virtual servers.
+        // The planner reverses the destinations of a virtual server. `order` reverses the virtual
+        // servers.
         let of_one = |one: &(VirtualServerKey, _), next: &(VirtualServerKey, _)| one.0 == next.0;
         let remove = all.chunk_by(of_one).flat_map(|of_one| of_one.iter().rev());
         let remove = remove.map(|(key, target)| Op::RemoveDestination(*key, *target));
