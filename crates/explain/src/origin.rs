@@ -22,14 +22,15 @@ pub(crate) struct PathStep<'a> {
     /// Location of the step: `nat KUBE-SERVICES`, `table ip kube-proxy, chain services`, `IPVS`,
     /// `routing`.
     pub(crate) place: &'a str,
-    /// The rule, virtual server or route that the packet matched.
+    /// Rule, virtual server or route that the packet matched.
     pub(crate) entry: &'a str,
     /// Set members that the packet matched, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:80`.
     pub(crate) members: &'a [String],
 }
 
-/// Returns the origin of a step, or an empty text if the step belongs to the kernel itself. `of` is
-/// the Service port of the destination. `modes` are the modes that may have written the entry.
+/// Returns the origin of a step. Returns an empty text if the step belongs to the kernel itself.
+/// `of` is the Service port of the destination. `modes` are the modes that may have written the
+/// entry.
 pub(crate) fn origin(
     met: &PathStep<'_>,
     of: Option<&ServicePortAddress<'_>>,
@@ -53,7 +54,7 @@ pub(crate) fn origin(
         return link.map_or_else(String::new, |says| in_words(says, of, None));
     };
     let named = at.service().or_else(|| commented(met.entry));
-    // The last set member determines the origin.
+    // Takes the origin of the last set member.
     let mut sets = members.iter().rev().filter_map(|member| {
         let set = member.split([' ', ',']).next()?;
         origin_of(modes, at.sets(), set)
@@ -195,7 +196,8 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Returns the Service port at the start of a rule's comment: `default/web:http cluster IP`.
+/// Returns the Service port in a rule's comment: `default/web:http` for `default/web:http cluster
+/// IP`.
 fn commented(entry: &str) -> Option<String> {
     let (_, comment) = entry
         .split_once("--comment ")
@@ -327,7 +329,7 @@ mod tests {
                 "TCP 10.96.0.10:80 sh",
                 "annotation kube-proxy-ipvs/scheduler",
             ),
-            // The mode ignored the annotation.
+            // The mode ignored the annotation, so the flag is the origin.
             ("TCP 10.96.0.10:80 rr", "--ipvs-scheduler"),
         ] {
             let met = PathStep {

@@ -1,4 +1,4 @@
-//! The state of the daemon, as the loop reports it.
+//! State of the daemon, as the loop reports it.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
@@ -8,16 +8,16 @@ use proxy::contested::Contested;
 use proxy::{Conflict, Failure, IpFamily, NodePorts, Standing, Unreadable};
 use service_counters::frontend_addresses::is_of_node;
 
-/// The state of the daemon.
+/// State of the daemon.
 #[derive(Debug)]
 pub struct Facts {
     /// Name of the current mode.
     pub mode: &'static str,
-    /// The kernel features and variants of the mode.
+    /// Kernel features and variants of the mode.
     pub uses: Uses,
     /// State of each served family.
     pub families: Vec<FamilyFacts>,
-    /// External and load-balancer addresses that are not served, each with the time of its
+    /// External and load-balancer addresses that the proxy refuses, each with the time of
     /// discovery.
     pub refused: Vec<(Contested, Instant)>,
     /// Number of Services that the proxy serves.
@@ -28,7 +28,7 @@ pub struct Facts {
     pub is_complete: bool,
     /// True if every object could be read.
     pub is_whole: bool,
-    /// True if this node's Node object exists, or `None` if unknown.
+    /// True if this node's Node object exists. `None`: unknown.
     pub has_node: Option<bool>,
     /// Time at which the loop collected these facts.
     pub now: Instant,
@@ -43,7 +43,7 @@ impl Facts {
     }
 }
 
-/// The state of an IP family.
+/// State of an IP family.
 #[derive(Debug)]
 pub struct FamilyFacts {
     /// IP family of this state.

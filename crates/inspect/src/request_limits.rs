@@ -1,4 +1,4 @@
-//! Limits the work and memory of requests, separately for root and for other clients.
+//! Limits for the work and memory of requests, separate for root and for other clients.
 //!
 //! Root uses the local socket. Any process on the node may send requests to the metrics address,
 //! with a limited number of connections. Both kinds of clients have separate limits, so that other
@@ -16,19 +16,19 @@ use tokio::time::{sleep, timeout};
 
 use super::RequestRefusal;
 
-/// Number of requests from one kind of client that are processed in parallel, which limits their
-/// memory.
+/// Number of requests of one kind of client that are processed in parallel. It limits their memory.
 const AT_ONCE: usize = 2;
 /// Number of traces in parallel. A trace reads the kernel rule by rule.
 const EXPLAINING: usize = 1;
 /// Longest wait for a turn.
 pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
-/// Largest total size of responses that clients have not read yet, in KiB. Some clients read slowly
-/// or never.
+/// Largest total size of responses that clients have not read yet, in KiB. It matters because some
+/// clients read slowly or never.
 const UNTAKEN_KIB: u32 = 16 << 10;
-/// Size up to which a response does not count. The number of connections limits such responses.
+/// Size in bytes up to which a response does not count. The number of connections limits such
+/// responses.
 const SMALL_BYTES: usize = 64 << 10;
-/// Delay between a response and returning free memory to the system.
+/// Delay between a response and the return of free memory to the system.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
 /// The client of a request.
@@ -84,7 +84,7 @@ impl RequestSlots {
         wait(&self.explaining, 1).await
     }
 
-    /// Wraps a response. It counts as unread until it is sent or the connection ends.
+    /// Wraps a response. It counts as unread until it is sent or its connection ends.
     pub(super) async fn untaken(&self, answer: Vec<u8>) -> Result<Bytes, RequestRefusal> {
         if answer.len() <= SMALL_BYTES {
             return Ok(answer.into());
@@ -127,8 +127,8 @@ impl Drop for UnreadResponse {
     }
 }
 
-/// Returns free memory to the system after responses. Runs at most once a second and never on the
-/// loop's thread. Clones share the timer.
+/// Timer that returns free memory to the system after responses. It runs at most once a second and
+/// never on the loop's thread. Clones share the timer.
 #[derive(Debug, Clone)]
 pub(super) struct Trims {
     is_due: Arc<AtomicBool>,
@@ -146,7 +146,7 @@ impl Trims {
 
     /// Schedules returning memory to the system in a second.
     pub(super) fn soon(&self) {
-        // Without a runtime, the process is about to end.
+        // Does nothing without a runtime: the process is about to end.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
@@ -157,7 +157,7 @@ impl Trims {
         runtime.spawn(async move {
             sleep(TRIM_DELAY).await;
             is_due.store(false, Ordering::Relaxed);
-            // The runtime is shutting down.
+            // Ignores the error: the runtime is shutting down.
             let _ = spawn_blocking(trim).await;
         });
     }
@@ -184,7 +184,7 @@ mod tests {
         assert!(root.untaken(large()).await.is_ok());
         drop(held);
         assert_eq!(anyone.untaken(large()).await.unwrap().len(), 6 << 20);
-        // A response larger than the whole limit may pass if no other is unread.
+        // A response larger than the whole limit may pass if no other response is unread.
         assert!(anyone.untaken(vec![0; 40 << 20]).await.is_ok());
     }
 

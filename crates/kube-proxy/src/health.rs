@@ -1,4 +1,4 @@
-//! Health of the proxy: how far each family has written the known objects to the kernel.
+//! Health of the proxy: the progress with which each family writes the known objects to the kernel.
 //!
 //! The loop records the progress, and the HTTP servers read it. Callers pass the current time.
 
@@ -14,7 +14,7 @@ use proxy::{IpFamily, Standing};
 
 use crate::health::pulse::Pulse;
 
-/// Number of sync periods without progress that make a family unhealthy, as upstream.
+/// Number of sync periods without progress after which a family is unhealthy, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
 /// Grace period after the start. Within it, a family that is up to date may still finish work, such
@@ -27,15 +27,16 @@ const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 pub struct Health {
     patience: Mutex<Duration>,
     families: Mutex<BTreeMap<IpFamily, Progress>>,
-    /// Sign of life of the loop that records the progress. A healthy node needs a living loop.
+    /// Signs of life of the loop that records the progress. A node is healthy only while its loop
+    /// lives.
     pulse: Pulse,
 }
 
 /// Progress of one family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Time since which the kernel has accepted no pending entry. `None` if no entry is pending, or
-    /// after the kernel accepted one.
+    /// Start of the time without an accepted entry while entries are pending. `None` if no entry is
+    /// pending, or after the kernel accepted one.
     pub stuck_since: Option<Instant>,
     /// Time up to which the kernel has every received change. `None` until the kernel has the first
     /// full set of objects.
@@ -60,7 +61,7 @@ impl Health {
     }
 
     /// Records a family's progress. `started` is the time at which the family received the first
-    /// full set of objects, or `None` before.
+    /// full set of objects; `None`: not yet.
     ///
     /// Returns true once the kernel has had that full set. One rejected object does not make the
     /// node unhealthy.
@@ -110,7 +111,7 @@ impl Health {
         families.all(|progress| self.keeps_up(progress, now)) && self.hung_for(now).is_none()
     }
 
-    /// Returns how long the loop has hung, or `None` if the loop is alive.
+    /// Returns the time for which the loop has hung. Returns `None` if the loop is alive.
     pub fn hung_for(&self, now: Instant) -> Option<Duration> {
         self.pulse.hung_for(now)
     }
@@ -161,7 +162,7 @@ mod tests {
         note(0, Some(at(0)), 50);
         assert!(health.is_healthy(at(59)));
         assert!(!health.is_healthy(at(60)));
-        // The kernel accepted some of the pending entries in the meantime.
+        // The kernel has accepted some of the pending entries meanwhile.
         note(0, Some(at(58)), 60);
         assert!(health.is_healthy(at(100)));
         assert!(!health.is_healthy(at(118)));

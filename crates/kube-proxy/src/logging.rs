@@ -34,7 +34,7 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use klog::Klog;
 use settings::{LogFormat, Settings};
 
-/// Crates of this workspace, by the names in their log events.
+/// Crates of this workspace, as their log events name them.
 const OWN_CRATES: [&str; 17] = [
     "http_server",
     "inspect",

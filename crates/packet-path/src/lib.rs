@@ -13,19 +13,19 @@
 //! packet, its probability, its steps ([`Step`]), and its [`End`] once it has ended. A random
 //! choice, or a rule with unknown outcome, splits a branch in two.
 //!
-//! **A kind of rules** implements [`Ruleset`]: it lists its base chains at a hook, and moves a
-//! branch through one of them. [`Ruleset::walk`] states its obligations. The walk orders the base
-//! chains of all rulesets as the kernel does, and performs the steps between them: connection
-//! tracking, IPVS, routing. It calls nat chains only until one has decided the translation. It
-//! joins branches with equal results.
+//! **Each kind of rules** (iptables, nft) implements [`Ruleset`]: it lists its base chains at a
+//! hook, and moves a branch through one of them. [`Ruleset::walk`] states its obligations. The walk
+//! orders the base chains of all rulesets as the kernel does, and performs the steps between them:
+//! connection tracking, IPVS, routing. It calls nat chains only until one has decided the
+//! translation. It joins branches with equal results.
 //!
 //! **The kernel** is read by single queries through [`Kernel`]: for the member of a set, for a
-//! virtual server by its key, or for a route. Nothing is dumped where a single query suffices. Only
-//! the rules of iptables are read as a whole, because the kernel returns nothing smaller than a
+//! virtual server by its key, or for a route. A dump is made only where no single query suffices.
+//! The rules of iptables are read as a whole, because the kernel returns nothing smaller than a
 //! table. The table stays text, and only the rules on the path are parsed.
 //!
-//! **The reply** ([`answer`]) is walked as a separate packet, from the endpoint to the client that
-//! the endpoint sees. It passes no nat chain, because translations are reverted instead. Only the
+//! **The reply** ([`answer`]) is a separate packet, from the endpoint to the client that the
+//! endpoint sees. It passes no nat chain, because translations are reverted instead. Only the
 //! caller knows whether the reply returns through this node.
 //!
 //! This crate does not know Kubernetes, and writes nothing.

@@ -1,6 +1,6 @@
 //! Booking: records the outcomes of a plan in the tables.
 //!
-//! The wanted entries can change while the kernel writes a plan. So booking records the written
+//! The wanted entries can change while a worker writes a plan. So booking records the written
 //! value, not the value that is wanted now.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::ranges::RangeSource;
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;
 
-/// Reason of a failure to create a virtual server if another program has one with this key.
+/// Reason for a failure to create a virtual server whose key another program uses.
 const LEFT_ALONE: &str = "another program has made a virtual server there, which is left alone, so that the Service is not \
      served there; remove it (ipvsadm -D), or take the address out of the Service";
 
@@ -32,13 +32,14 @@ pub(crate) struct Booking {
     pub(crate) writes: Writes,
     /// Refused writes, each with the reason.
     pub(crate) failures: Vec<Failure>,
-    /// Number of refused writes to tables of rules.
+    /// Number of refused writes of rules.
     pub(crate) failed_restores: usize,
-    /// Kernel parts whose content differs from the tables, or is unknown, and must be read again.
+    /// Parts of the kernel whose content differs from the tables or is unknown. They must be read
+    /// again.
     pub(crate) doubted: SmallVec<[Part; 2]>,
-    /// Services that had an entry written or refused.
+    /// Services that own a written or refused entry.
     pub(crate) touched: HashSet<NamespacedName>,
-    /// Missing schedulers, each with the kernel's message.
+    /// Schedulers that the kernel lacks, each with the kernel's message.
     pub(crate) lacking: BTreeMap<Arc<str>, String>,
 }
 
@@ -92,16 +93,16 @@ impl Tables {
                     booked.writes.add(op.subject(), Fate::Done, 1);
                     Draft::apply(&mut draft, op, run.len());
                     if matches!(op, Op::AddServer(..)) {
-                        // The write succeeded, so no foreign virtual server has this key any more.
+                        // Forgets a foreign virtual server: the write succeeded, so this key is
+                        // ours.
                         self.foreign.remove(key);
                     }
                 }
                 Outcome::Unknown => {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
                     is_unknown = true;
-                    // The kernel may have set the lower weight although the reply was lost. Records
-                    // the lower weight, because removals of other destinations must not rely on the
-                    // old one.
+                    // Records the lower weight although the reply was lost. The kernel may have set
+                    // it, and removals of other destinations must not rely on the old weight.
                     if let Op::SetDestination(_, real) = op
                         && let Some(there) = actual.and_then(|it| it.destination(real.target))
                         && real.weight < there.weight
@@ -109,8 +110,8 @@ impl Tables {
                         Draft::apply(&mut draft, op, run.len());
                     }
                 }
-                // A refused virtual server makes its destinations fail too. Only the first failure
-                // is reported.
+                // If the kernel refuses a virtual server, writes of its destinations fail too.
+                // Reports only the first failure.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
                     let (reason, of) = if of == Fault::Belief && self.foreign.is_known_at(key) {
@@ -180,8 +181,8 @@ impl Tables {
         }
         self.put_off(op, fault, now);
         if matches!(op, Op::WriteRules { .. }) {
-            // A refused restore leaves the rules unknown, and a set may be missing. Reads both
-            // before the next attempt.
+            // A refused restore leaves the rules unknown, and one of their sets may be missing.
+            // Both are read before the next attempt.
             booked.doubt(Part::Rules);
             booked.doubt(Part::Sets);
         }
@@ -286,8 +287,8 @@ impl Tables {
         owner.map(|owner| owner.name.clone())
     }
 
-    /// Returns the Services that want a write's entry. Does not handle virtual servers:
-    /// `settle_server` knows their Services.
+    /// Returns the Services that want the entry of a write. Virtual servers are not handled here,
+    /// because `settle_server` knows their Services.
     fn services_of(&self, op: &Op) -> SmallVec<[NamespacedName; 1]> {
         let service = |owner: &Arc<Owner>| owner.name.service.clone();
         match op {
@@ -301,7 +302,7 @@ impl Tables {
 /// Services that a failed write affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AffectedServices {
-    /// All Services: without the write, the node does not serve them.
+    /// All Services, because the node serves none of them without the write.
     All,
     /// The Services that own the entry.
     Owners,
@@ -359,8 +360,8 @@ impl Booking {
     }
 }
 
-/// Returns the more severe of two faults. A wrong table is the most severe. A fault of the node or
-/// of a scheduler is next, and a fault of one entry is last.
+/// Returns the more severe of two faults: first a wrong record, then a fault of the node or of a
+/// scheduler, and last a fault of one entry.
 fn worse(one: Fault, other: Fault) -> Fault {
     let rank = |fault: Fault| match fault {
         Fault::Entry => 0,

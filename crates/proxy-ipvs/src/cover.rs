@@ -1,5 +1,5 @@
-//! Coverage of sets by rules: sets that the installed rules match, sets that the wanted rules
-//! match, and entries that wait for rules.
+//! Coverage of sets by rules: the sets that the installed rules match, the sets that the wanted
+//! rules match, and the entries that wait for rules.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,31 +20,31 @@ pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 /// Inputs from which the wanted rules were computed.
 #[derive(Debug, PartialEq, Eq)]
 struct CoverInputs {
-    /// Sets that have members, and that the rules must match.
+    /// Sets that have members. The rules must match them.
     filled: BTreeSet<Set>,
     /// Prefix lengths of source ranges.
     prefixes: BTreeSet<u8>,
-    /// Networks whose addresses are all local, without a route for each address.
+    /// Networks that one local route makes local as a whole.
     ranges: Ranges,
-    /// Version of the list of addresses that this node may not use.
+    /// Version of the list of addresses to which this node must not connect.
     version: u64,
 }
 
 /// Tracks which sets the installed rules match.
 pub(crate) struct Cover {
     family: IpFamily,
-    /// Inputs of the currently wanted rules.
+    /// Inputs of the currently wanted rules. `None`: none were computed yet.
     made_from: Option<CoverInputs>,
     /// Sets that the wanted rules match but the installed rules do not.
     pub(crate) uncovered: BTreeSet<Set>,
     /// True if the wanted rules mark packets but the installed rules do not, even while rules of
     /// another mode or shim still serve.
     pub(crate) lacks_marks: bool,
-    /// Time at which new virtual servers at cluster IPs stop waiting for rules. `None` if rules
-    /// existed at the start.
+    /// Time at which new virtual servers at cluster IPs stop waiting for rules. `None`: they do not
+    /// wait, because rules existed at the start or the wait has ended.
     head_start: Option<Instant>,
     /// Time at which rules stop waiting for the removal of an earlier run's set members. Rules
-    /// written after that removal need no second write.
+    /// written after that removal need no second write. `None`: they do not wait.
     emptied_by: Option<Instant>,
 }
 
@@ -61,12 +61,12 @@ impl Cover {
         }
     }
 
-    /// Notes the first read of rules.
+    /// Starts the wait of new virtual servers, after the first read of rules.
     pub(crate) fn first_read(&mut self, now: Instant) {
         self.head_start = Some(now + HEAD_START);
     }
 
-    /// Notes the first update from Services.
+    /// Starts the wait of rules, after the first update from Services.
     pub(crate) fn first_update(&mut self, now: Instant) {
         self.emptied_by = Some(now + HEAD_START);
     }
@@ -76,9 +76,9 @@ impl Cover {
         (self.head_start, self.emptied_by) = (None, None);
     }
 
-    /// Computes the wanted rules: rules for each set with wanted members. They precede the set's
-    /// first member, and stay until its last is removed. A stale member that the kernel cannot
-    /// remove does not bring rules back.
+    /// Computes the wanted rules: those for each set with wanted members. The rules are written
+    /// before the set's first member, and stay until its last member is removed. A stale member
+    /// that the kernel cannot remove does not restore rules.
     pub(crate) fn want_rules(
         &mut self,
         tables: &mut Tables,
@@ -94,7 +94,7 @@ impl Cover {
             .map(|(set, _)| set)
             .collect();
         let mut prefixes = claims.prefixes();
-        // While source ranges change, the rules match both forms of the set.
+        // Includes both forms of the set while source ranges change.
         if tables.members(Set::LoadBalancerSourceCidr).pending_len() > 0 {
             prefixes.extend(had.iter().flat_map(|had| &had.prefixes));
         }
@@ -120,7 +120,7 @@ impl Cover {
         self.refresh(tables);
     }
 
-    /// Computes again which sets the installed rules do not match.
+    /// Updates the list of sets that the installed rules do not match.
     pub(crate) fn refresh(&mut self, tables: &Tables) {
         if tables.rules.actual(&()).is_some() {
             self.head_start = None;
@@ -144,7 +144,7 @@ impl Cover {
         tables.rules.pending_len() > 0 && !tables.are_served_by_another_mode()
     }
 
-    /// Notes that the installed rules are the wanted ones.
+    /// Records that the installed rules are the wanted ones.
     pub(crate) fn is_complete(&mut self) {
         self.emptied_by = None;
     }
@@ -159,7 +159,7 @@ impl Cover {
         self.emptied_by.is_some_and(|until| now < until) && tables.empties_sets()
     }
 
-    /// Returns the ends of both waits.
+    /// Returns the ends of both waits, if any.
     pub(crate) fn next_due(&self) -> [Option<Instant>; 2] {
         [self.head_start, self.emptied_by]
     }

@@ -1,13 +1,16 @@
-//! Draining: a removed TCP endpoint gets weight 0, and is removed when its connections have ended.
+//! Draining: a removed TCP endpoint's destination gets weight 0. It is removed when its connections
+//! have ended.
 //!
-//! A draining destination is an ordinary entry of the table, wanted at weight 0. After a restart,
-//! the dump contains the destination although no endpoint matches, so its drain continues. If the
-//! endpoint returns, the destination gets its weight back and keeps its connections; upstream
-//! deletes and adds it again. Connections are queried only for draining destinations, soon after
-//! the removal and then with back-off. As in upstream, UDP and SCTP endpoints do not drain.
+//! A draining destination is an ordinary entry of the table, with 0 as its wanted weight. After a
+//! restart, the dump contains the destination although no endpoint matches, so its drain continues.
+//! If the endpoint returns, the destination gets its weight again and keeps its connections.
+//! Upstream deletes and adds it again. The proxy queries connections only of draining destinations,
+//! soon after the removal and then with back-off. As in upstream, UDP and SCTP endpoints do not
+//! drain.
 //!
-//! `--ipvs-drain-timeout` ends a drain even if connections remain. Its time counts from the first
-//! query, because the kernel does not record when the weight became 0. A restart begins it again.
+//! `--ipvs-drain-timeout` ends a drain even if connections remain. The timeout counts from the
+//! first query, because the kernel does not record when the weight became 0. After a restart it
+//! begins again.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,8 +22,8 @@ use crate::server::VirtualServerKey;
 
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const LAST_LOOK: Duration = Duration::from_secs(8);
-/// Largest number of virtual servers in one query. Each costs a dump of its destinations, during
-/// which other changes wait.
+/// Largest number of virtual servers in one query. Each needs a dump of its destinations, which
+/// delays other changes.
 const LOOKS_AT_ONCE: usize = 64;
 
 /// Draining destinations, by virtual server.
@@ -28,21 +31,22 @@ const LOOKS_AT_ONCE: usize = 64;
 pub(crate) struct Drains {
     servers: BTreeMap<VirtualServerKey, Drain>,
     total: Total,
-    /// Longest time that a drain may last, or `None` without a limit.
+    /// Longest duration of a drain. `None`: no limit.
     timeout: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// Targets, sorted, with the time of their first query (`None` before it). A list needs less
-    /// memory than a map; thousands of virtual servers may drain one destination each.
+    /// Targets, sorted, each with the time of its first query (`None` before it). A list needs less
+    /// memory than a map. That matters, because thousands of virtual servers may drain one
+    /// destination each.
     targets: Vec<(Target, Option<Instant>)>,
     looks: u32,
-    /// Time of the next query. `None` queries at once.
+    /// Time of the next query. `None`: as soon as possible.
     due: Option<Instant>,
 }
 
-/// Totals over all drains. They are updated with each change, because every report reads them.
+/// Totals over all drains. Each change updates them, because every report reads them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Total {
     count: usize,
@@ -87,7 +91,7 @@ impl Total {
 }
 
 impl Drains {
-    /// Creates a table without drains. `timeout` limits each drain.
+    /// Creates a table without drains. `timeout` limits each drain; `None`: no limit.
     pub(crate) fn new(timeout: Option<Duration>) -> Self {
         Self {
             servers: BTreeMap::new(),
@@ -122,7 +126,7 @@ impl Drains {
         }
     }
 
-    /// Removes a virtual server.
+    /// Forgets the drains of a virtual server.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.remove(key) {
             self.total.remove(&drain);
@@ -209,7 +213,7 @@ impl Drains {
         }
     }
 
-    /// Returns the time of the next query, unless it is due already.
+    /// Returns the time of the next query, unless the query is already due.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let times = self.servers.values().filter_map(|drain| drain.due);
         times.filter(|due| *due > now).min()
@@ -268,7 +272,7 @@ mod tests {
         let told = drains.told(0);
         assert_eq!((told.count, told.oldest), (5, Some(now)));
         assert_eq!(drains.total, counted(&drains));
-        // The oldest drains end.
+        // Ends the oldest drains.
         drains.set(key(80), &targets(3..5));
         drains.forget(&key(81));
         let told = drains.told(0);

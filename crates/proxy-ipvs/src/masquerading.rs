@@ -2,8 +2,8 @@
 //!
 //! Without masquerading, an endpoint on another node sees the client's address. It replies to the
 //! client directly, and the client drops that reply. So a virtual server loses its exemption from
-//! masquerading before it gets such endpoints, and gets the exemption after it has lost them.
-//! Masquerading a little too long does no harm.
+//! masquerading before it gets such endpoints, and regains the exemption after it has lost them. It
+//! does no harm to masquerade packets a little too long.
 
 use std::time::Instant;
 
@@ -17,8 +17,8 @@ use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
-/// Sets that exempt packets from masquerading. All endpoints of their virtual servers are on this
-/// node.
+/// Sets that exempt packets from masquerading. All endpoints of the virtual servers that their
+/// members name are on this node.
 pub(crate) const EXEMPT: [Set; 4] = [
     Set::LoadBalancerLocal,
     Set::NodePortLocalTcp,
@@ -26,7 +26,7 @@ pub(crate) const EXEMPT: [Set; 4] = [
     Set::NodePortLocalSctp,
 ];
 
-/// Virtual servers that will be created or changed. The flag is true if the virtual server has
+/// Virtual servers that will be created or changed. The value is true if the virtual server has
 /// destinations.
 pub(crate) struct ChangingServers {
     keys: HashMap<ServiceAddress, bool>,
@@ -34,7 +34,7 @@ pub(crate) struct ChangingServers {
 }
 
 impl ChangingServers {
-    /// Indexes virtual servers.
+    /// Indexes these virtual servers.
     pub(crate) fn of<'a>(
         tables: &Tables,
         servers: impl Iterator<Item = &'a VirtualServerKey>,
@@ -52,7 +52,7 @@ impl ChangingServers {
     }
 
     /// Returns true if the member exempts a virtual server with destinations. Returns `None` if it
-    /// exempts no virtual server at all.
+    /// exempts no virtual server.
     pub(crate) fn exempted(&self, set: Set, member: &Member) -> Option<bool> {
         match *member {
             Member::Port(port) => {
@@ -70,7 +70,7 @@ impl ChangingServers {
     }
 }
 
-/// Returns the removals of unwanted exemptions, for virtual servers that are about to change.
+/// Returns the writes that remove unwanted exemptions of virtual servers before these change.
 pub(crate) fn end_exemptions(
     tables: &Tables,
     now: Instant,
@@ -92,8 +92,8 @@ pub(crate) fn end_exemptions(
     ops
 }
 
-/// Sets for packets from outside. Their members lead packets to the virtual server with a mark, or
-/// let packets keep their source.
+/// Sets for packets from outside. Their members give packets the mark of a virtual server, or let
+/// packets keep their source.
 const OF_OUTSIDE: [Set; 6] = [
     Set::LoadBalancerLocal,
     Set::NodePortLocalTcp,
@@ -104,7 +104,7 @@ const OF_OUTSIDE: [Set; 6] = [
 ];
 
 /// True if a member must wait until its virtual server by mark accepts new connections. Until then,
-/// the virtual server at the address serves packets from outside and masquerades them.
+/// packets from outside reach the virtual server at the address, and are masqueraded.
 pub(crate) fn awaits_outside_server(
     tables: &Tables,
     marks: &Marks,
@@ -128,7 +128,8 @@ pub(crate) fn awaits_outside_server(
 }
 
 /// True if a virtual server exists and has an endpoint for new connections, or wants none. While it
-/// drains, its weights are 0. A virtual server whose write fails is not waited for.
+/// drains, its weights are 0. A virtual server whose write fails also counts, so that no entry
+/// waits for it.
 fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let serves = |server: &VirtualServer| server.destinations.iter().any(|real| real.weight > 0);
@@ -137,8 +138,8 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     servers.is_failing(key) || actual.is_some_and(|actual| !wants_any || serves(actual))
 }
 
-/// Returns the removals of unwanted marks and exemptions of addresses. If an address gets another
-/// mark, its old mark stays until the other virtual server exists.
+/// Returns the writes that remove unwanted marks and exemptions of addresses. If an address gets
+/// another mark, its old mark stays until the other virtual server exists.
 pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op> {
     let table = tables.members(Set::LocalMark);
     let mut due = table.due(now).peekable();
@@ -180,7 +181,7 @@ pub(crate) fn is_losing_endpoints(tables: &Tables) -> bool {
     at.any(|at| loses_endpoints(tables, at))
 }
 
-/// True if an unwanted mark must stay. Then the rules that set marks stay, too. While the virtual
+/// True if an unwanted mark must stay, and with it the rules that set marks. While the virtual
 /// servers are unknown, every mark stays.
 pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     let table = tables.members(Set::LocalMark);
@@ -192,7 +193,8 @@ pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     })
 }
 
-/// Returns the removals of unwanted members from the sets that drop packets without an endpoint.
+/// Returns the writes that remove unwanted members from the sets that drop packets without an
+/// endpoint.
 pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
     let sets = [Set::Unserved, Set::UnservedOutside].into_iter();
     let ended = sets.flat_map(|set| {
@@ -210,7 +212,7 @@ pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) 
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;
     };
-    // The former shim marks packets until its table or its rules are removed.
+    // Until its table or its rules are removed, the former shim marks packets.
     let mut leftovers = tables.leftovers.iter_actual();
     let marks_packets = |place| matches!(place, LeftoverPlace::OwnTable | LeftoverPlace::Other(_));
     if leftovers.any(|(place, _)| marks_packets(*place)) {
@@ -224,8 +226,8 @@ pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) 
     there.any(|(member, ())| matches!(member, Member::AddressPortMark(.., of) if of == mark))
 }
 
-/// Returns removed endpoints that may still receive packets, because their removal is pending or
-/// its reply was lost.
+/// Returns removed endpoints that may still receive packets: their removal is pending, or its reply
+/// was lost.
 pub(crate) fn still_served(tables: &Tables, marks: &Marks) -> HashSet<(Protocol, Target)> {
     let unsettled = tables.servers.pending().chain(&tables.uncertain);
     let wanted = unsettled.filter(|key| tables.servers.wanted(key).is_some());

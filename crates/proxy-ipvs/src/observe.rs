@@ -42,7 +42,7 @@ impl Ipvs {
         }
         tables.foreign.found(others);
         self.recognize(state);
-        // The running check compares with the former tables, so it is useless now.
+        // Aborts the running check, which compares with outdated tables.
         self.drifts.abort();
     }
 
@@ -60,11 +60,11 @@ impl Ipvs {
         let believed = sets.iter_actual();
         let believed: BTreeMap<Set, u32> = believed.map(|(set, size)| (*set, *size)).collect();
         for set in sets.observe(sizes) {
-            // The kernel may make a set larger than requested, as a bitmap with room for every
-            // port.
+            // The kernel may make a set larger than requested: a bitmap has room for every port.
             if was_known && sets.actual(&set) < believed.get(&set) {
                 if state.config.shim.is_native() {
-                    // Sets and rules share a table, so the rules may have changed too.
+                    // Reads the rules again: sets and rules share a table, so both may have
+                    // changed.
                     state.ask(Part::Rules);
                 }
                 let name = || set.name(state.node.family);
@@ -113,7 +113,8 @@ impl Ipvs {
                 let name = || "kube-ipvs0".to_owned();
                 state.news.drifted(state.now, "link", name);
             }
-            // Setting the link down removed some addresses, so their absence is no foreign change.
+            // This process set the link down, which removed some addresses. Their absence is no
+            // foreign change.
             if !self.link.was_read() {
                 for address in changed {
                     tell_address(state, &self.tables, address);
@@ -130,8 +131,7 @@ impl Ipvs {
         let before = table.actual(&()).cloned();
         let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
         let is_other = !table.observe(there).is_empty();
-        // A difference is expected after a refused restore: some of its rules may have been
-        // written.
+        // Expects a difference after a refused restore, which may have written some of its rules.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
             for line in there.changes_since(&before.unwrap_or_default()) {
@@ -139,7 +139,7 @@ impl Ipvs {
                 let kind = if is_chain { "chain" } else { "rule" };
                 state.news.drifted(state.now, kind, || line);
             }
-            // A program that flushes the rules may remove the sets next, so reads them.
+            // Reads the sets: a program that flushes the rules may remove the sets next.
             state.ask(Part::Sets);
         }
         self.tables.leftovers.observe(leftovers);
@@ -184,8 +184,8 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services before their change is reported, because the model may be newer than the
-    /// claims.
+    /// Recompiles Services before their own change is reported, because the model may be newer than
+    /// the claims.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut had = self.claims.servers_of(names, &self.tables);
         had.extend(self.compute(state, model, names));
@@ -247,7 +247,7 @@ impl Ipvs {
             self.recognize(state);
             let marked = self.tables.members(Set::LocalMark).iter_actual();
             let marked = marked.map(|(member, ())| *member);
-            // Marks of the shim in use come last, so they replace marks of the former shim.
+            // Puts marks of the shim in use last, so that they replace marks of the former shim.
             let all = former_marks.into_iter().chain(marked);
             let all = all.filter_map(|of| Some((Set::LocalMark.service_address(&of)?, of)));
             let all: HashMap<_, _> = all.collect();
@@ -255,8 +255,9 @@ impl Ipvs {
         }
     }
 
-    /// Adopts virtual servers that lack evidence, if a kube-proxy would have created the same ones
-    /// for a wanted address: the evidence may be lost. Reports all other programs' virtual servers.
+    /// Adopts virtual servers without evidence of ownership, which may be lost. It adopts one if a
+    /// kube-proxy would have created the same virtual server for a wanted address. Reports all
+    /// other programs' virtual servers.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
@@ -372,8 +373,8 @@ impl Ipvs {
 struct Free {
     /// Addresses of the released virtual servers, by protocol and port.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses that no Service wants on the link, because all Services released them or the node
-    /// owns them.
+    /// Addresses that no Service wants on the link: all Services released them, or the node owns
+    /// them.
     addresses: HashSet<IpAddr>,
 }
 

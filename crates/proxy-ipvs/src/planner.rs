@@ -1,7 +1,7 @@
 //! Planner: computes each lane's next plan from the tables. Pure.
 //!
-//! Three lanes (kernel threads) write in parallel. If an entry needs an entry of another lane, only
-//! the first entry waits:
+//! Three lanes (worker threads) write to the kernel in parallel. If an entry needs an entry of
+//! another lane, only the first entry waits:
 //!
 //! ```text
 //!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations                 ╮ in turns: additions and changes,
@@ -17,7 +17,7 @@
 //! at the start ([`Cover`]).
 //!
 //! While rules of the iptables mode serve, they match packets before IPVS does. The shim replaces
-//! these rules, so it is written after all other entries that serve.
+//! these rules, so the planner writes it after all other entries that serve.
 
 mod addresses;
 mod budget;
@@ -42,17 +42,17 @@ pub(crate) use situation::Situation;
 /// Work in one turn of the lane for virtual servers and sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Adds entries, and changes entries.
+    /// Adds and changes entries.
     Make,
     /// Removes virtual servers and destinations.
     Break,
-    /// Removes set members that proved ownership of virtual servers which are gone now, and sets
+    /// Removes set members that proved ownership of virtual servers which no longer exist, and sets
     /// that only other semantics use.
     Forget,
 }
 
 impl Turn {
-    /// Returns the order of turns after `last`, which gives each turn its share.
+    /// Returns the order of turns after `last`. Each turn gets its share.
     pub(crate) fn after(last: Option<Self>) -> [Self; 3] {
         match last {
             None | Some(Self::Forget) => [Self::Make, Self::Break, Self::Forget],
@@ -65,7 +65,7 @@ impl Turn {
 /// State between plans of the lane for virtual servers and sets.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    /// Budgets by turn, because the kernel removes a destination more slowly than it adds one.
+    /// Budgets by turn. The kernel removes a destination more slowly than it adds one.
     budgets: [Budget; 3],
     /// Last turn, if it still has pending writes.
     last: Option<Turn>,
@@ -83,7 +83,7 @@ impl Default for Turns {
     }
 }
 
-/// Room in a plan for one more query.
+/// Room for one more query in a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlanRoom {
     Some,
@@ -91,8 +91,8 @@ pub(crate) enum PlanRoom {
 }
 
 impl Turns {
-    /// Returns the next plan for virtual servers, destinations and sets. If the plan only adds
-    /// entries and fits its budget, it leaves room for a query.
+    /// Returns the next plan for virtual servers, destinations and sets. A plan that only adds
+    /// entries and fits its budget has room for a query.
     pub(crate) fn services(
         &mut self,
         tables: &Tables,

@@ -7,10 +7,10 @@
 //!   routes, API servers ─────────┘                            └─▶ compile: addresses that need no route of their own
 //! ```
 //!
-//! Exceptions stay with their owners: each range becomes several routes around them. A route of
-//! type `throw` would end the look-up: without foreign routing rules, the kernel keeps the tables
-//! local and main in one trie (`fib_trie_unmerge`). In that trie a longer route of main also
-//! precedes a range, so destinations of main within a range are exceptions, too.
+//! Exceptions keep their own routes: each range becomes several routes around them. A route of type
+//! `throw` would end the look-up: without foreign routing rules, the kernel keeps the tables local
+//! and main in one trie (`fib_trie_unmerge`). In that trie a longer route of main also precedes a
+//! range, so destinations of main within a range are exceptions, too.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,38 +18,38 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
-/// Limit of routes. Beyond it, each service address gets a route of its own.
+/// Maximum number of routes. Beyond it, each service address gets a route of its own.
 const MOST_ROUTES: usize = 512;
 
-/// Shortest prefixes of ranges, for IPv4 and IPv6. A shorter one is more likely an error than a
-/// network of Services, and would cut the node off.
+/// Shortest prefix lengths of ranges, for IPv4 and IPv6. A shorter one is more likely an error than
+/// a network of Services, and would cut the node off.
 const SHORTEST: (u8, u8) = (8, 32);
 
 /// Networks that no range may make local.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Networks {
-    /// Networks of the node's other interfaces, and of API servers.
+    /// Networks of the node's other interfaces, and addresses of API servers.
     pub of_interfaces: BTreeSet<IpNet>,
-    /// Destinations of routes in the table `main`. A range takes precedence over a network that
-    /// contains it.
+    /// Destinations of routes in the table `main`. Where such a destination contains a range, the
+    /// range takes precedence.
     pub routed: BTreeSet<IpNet>,
 }
 
-/// Source of the node's own packets into a range.
+/// Source address of the node's own packets into a range, as its route names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeSource {
-    /// The source that this mode sets.
+    /// The source address that this mode sets now.
     Current,
-    /// Another source, from an earlier run or an earlier node address.
+    /// Another source address, from an earlier run or an earlier address of the node.
     Former,
 }
 
-/// Networks whose addresses are all local.
+/// Networks that local routes make local as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges {
     /// The networks. None lies within another one.
     pub nets: BTreeSet<IpNet>,
-    /// Networks inside of `nets` that these routes do not make local.
+    /// Networks inside of `nets` that stay excluded from the routes.
     pub except: BTreeSet<IpNet>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct RangeGround {
     pub(crate) api_servers: Vec<SocketAddr>,
 }
 
-/// A network that is no range, so that each service address in it has a route of its own.
+/// A network without a range. Each service address in it has a route of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SkippedRange {
     net: IpNet,
@@ -103,7 +103,7 @@ impl fmt::Display for SkippedRange {
 
 impl Ranges {
     /// Returns the ranges that cover `nets` without the addresses in `others`. Also returns the
-    /// networks that get no range.
+    /// networks without a range.
     pub(crate) fn new(
         nets: impl IntoIterator<Item = IpNet>,
         others: &Networks,
@@ -143,7 +143,7 @@ impl Ranges {
         (ranges, skipped)
     }
 
-    /// True if a range makes an address local, so that it needs no route of its own.
+    /// True if a range makes an address local. Such an address needs no route of its own.
     pub fn contains(&self, address: &IpAddr) -> bool {
         let has = |nets: &BTreeSet<IpNet>| nets.iter().any(|net| net.contains(address));
         has(&self.nets) && !has(&self.except)

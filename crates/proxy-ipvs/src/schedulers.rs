@@ -1,11 +1,11 @@
 //! Schedulers that Services request in addition to the node's own, and their presence in the
 //! kernel.
 //!
-//! The kernel loads a scheduler's module when a virtual server names the scheduler, and blocks all
-//! IPVS writes meanwhile. So a Service's virtual server must never cause that load. Instead, the
-//! read-only lane queries each scheduler once. Until the response, the Service uses the node's
-//! scheduler. A scheduler that an existing virtual server uses needs no query, so a restart changes
-//! no scheduler.
+//! When a virtual server names a scheduler, the kernel loads its module and blocks all IPVS writes
+//! meanwhile. So a Service's virtual server must never cause that load. Instead, the read-only lane
+//! queries each scheduler once. Until the kernel responds, the Service uses the node's scheduler. A
+//! scheduler that an existing virtual server uses needs no query, so a restart changes no
+//! scheduler.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,8 +17,7 @@ use crate::balance::ServiceSchedulers;
 use crate::config::Config;
 use crate::server::VirtualServer;
 
-/// Pause before a missing scheduler is queried again, because its module may be installed
-/// meanwhile.
+/// Pause before a missing scheduler is queried again. Its module may be installed meanwhile.
 const RETRY: Duration = Duration::from_mins(5);
 
 /// Schedulers that Services request.
@@ -33,7 +32,7 @@ pub(crate) struct Schedulers {
     has_changed: bool,
 }
 
-/// Knowledge about one scheduler.
+/// Result of the query for one scheduler.
 #[derive(Debug)]
 struct SchedulerEntry {
     name: Arc<str>,
@@ -47,7 +46,7 @@ enum SchedulerState {
     /// The kernel has not responded to the query yet.
     Unknown,
     There,
-    /// The kernel's reason, and the time of the response.
+    /// The kernel lacks the scheduler: the kernel's reason, and the time of the response.
     Missing(String, Instant),
 }
 
@@ -62,7 +61,7 @@ impl SchedulerEntry {
 }
 
 impl Schedulers {
-    /// Returns the initial state. It knows the schedulers that the configuration foresees.
+    /// Returns the initial state, with the schedulers that the configuration already knows.
     pub(crate) fn new(config: &Config, now: Instant) -> Self {
         let mut schedulers = Self::default();
         for (scheduler, answer) in &config.foreseen_schedulers {
@@ -115,7 +114,7 @@ impl Schedulers {
         self.ask(Scheduler::SOURCE_HASH);
     }
 
-    /// Notes that the kernel has the schedulers of existing virtual servers.
+    /// Records that the kernel has the schedulers of existing virtual servers.
     pub(crate) fn found<'a>(&mut self, servers: impl Iterator<Item = &'a VirtualServer>) {
         let mut last: Option<&str> = None;
         for server in servers {
@@ -128,7 +127,7 @@ impl Schedulers {
         }
     }
 
-    /// Returns the next scheduler to query.
+    /// Returns the next scheduler to query, if any.
     pub(crate) fn next(&mut self) -> Option<Scheduler> {
         let mut all = self.known.iter_mut();
         let (scheduler, known) = all.find(|(_, known)| known.is_due)?;
@@ -159,7 +158,7 @@ impl Schedulers {
         let known = self.ask(scheduler);
         known.is_due = false;
         let before = std::mem::replace(&mut known.state, state);
-        // Until the response, a Service is served as if the kernel lacked its scheduler.
+        // Until the kernel responds, a Service is served as if the kernel lacked its scheduler.
         let was_there = before == SchedulerState::There;
         self.has_changed |= was_there != (known.state == SchedulerState::There);
     }
@@ -172,7 +171,7 @@ impl Schedulers {
         }
     }
 
-    /// Makes schedulers that have been missing for some time due for another query. Called once per
+    /// Requests another query of schedulers that have been missing for some time. Called once per
     /// sync period.
     pub(crate) fn check(&mut self, now: Instant) {
         for known in self.known.values_mut() {

@@ -1,5 +1,5 @@
-//! The shim: the few rules that masquerade and filter by the sets, in three forms that give the
-//! same verdicts (`--ipvs-shim`).
+//! The shim: the few rules that masquerade packets and filter them by sets. It has three forms with
+//! the same verdicts (`--ipvs-shim`).
 //!
 //! ```text
 //!   upstream  upstream's chains and rules ╮ of iptables
@@ -30,23 +30,23 @@ use crate::ranges::Ranges;
 use crate::rules::Rules;
 use crate::sets::Set;
 
-/// Packet fields for a look-up in a set.
+/// Packet fields that a rule looks up in a set.
 const DST: &[Field] = &[Field::Destination];
 const DST_DST: &[Field] = &[Field::Destination, Field::Destination];
 const SRC_DST: &[Field] = &[Field::Source, Field::Destination];
 const DST_DST_SRC: &[Field] = &[Field::Destination, Field::Destination, Field::Source];
 
-/// Inputs of the rules.
+/// Inputs from which the rules are computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shim {
     /// IP family of the rules.
     pub family: IpFamily,
     /// Sets with members.
     pub filled: BTreeSet<Set>,
-    /// Load-balancer addresses to which this node may not connect. See
+    /// Load-balancer addresses to which this node must not connect. See
     /// [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
     pub forbidden_to_node: BTreeSet<ServiceAddress>,
-    /// Networks whose addresses are all local, without a route for each address.
+    /// Networks that one local route makes local as a whole.
     pub ranges: Ranges,
 }
 
@@ -56,7 +56,7 @@ impl Shim {
         self.rules_with(&BTreeSet::new(), config)
     }
 
-    /// Returns the rules for source ranges with these prefix lengths. In iptables, one set has
+    /// Returns the rules for source ranges with these prefix lengths. In iptables, one set contains
     /// ranges of all lengths.
     pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
         match config.shim {
@@ -83,7 +83,7 @@ impl Shim {
         }
     }
 
-    /// Matches packets whose fields are a member of a set.
+    /// Matches packets of which these fields are a member of a set.
     fn in_set(&self, set: Set, fields: &'static [Field]) -> Match {
         Match::InSet(set.name(self.family).into(), fields)
     }
@@ -93,7 +93,7 @@ impl Shim {
     }
 
     /// Returns the last rules of an access filter's chain. They reject packets to ranges, whose
-    /// addresses no set contains. `exposed` matches packets to ports of no Service.
+    /// addresses are in no set. `exposed` matches packets to ports without a Service.
     fn range_rules(&self, exposed: &[Match]) -> Vec<Rule> {
         let Ranges { nets, except } = &self.ranges;
         let except = except.iter();
@@ -107,7 +107,7 @@ impl Shim {
     }
 
     /// Matches the node's own packets to a set. With exact semantics, the node gets all endpoints
-    /// under any traffic policy, so its packets need masquerading. Returns `None` if no rule is
+    /// under any traffic policy, so its packets must be masqueraded. Returns `None` if no rule is
     /// needed.
     fn own_packets_to(
         &self,
@@ -136,7 +136,7 @@ pub(crate) fn loopback(family: IpFamily) -> IpNet {
 /// Match for the first packet of a flow.
 const NEW: Match = Match::State(&[FlowState::New]);
 
-/// Returns the fields for a look-up in the set of a protocol's NodePorts.
+/// Returns the packet fields for a look-up in the set of a protocol's NodePorts.
 fn node_port_fields(protocol: Protocol) -> &'static [Field] {
     match protocol {
         Protocol::Sctp => DST_DST,
@@ -145,8 +145,8 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
 }
 
 /// Returns the condition for masquerading packets to a cluster IP: a match, and the fields for the
-/// set. Without detection of local traffic, only packets whose source is a service address are
-/// masqueraded. With exact semantics, no packet has such a source.
+/// set. Without a detector of local traffic, rules masquerade only packets whose source is a
+/// service address. With exact semantics, no packet has such a source, so there is no condition.
 fn not_local(config: &Config) -> Option<(Option<Match>, &'static [Field])> {
     Some(match &config.detector {
         _ if config.masquerade_all => (None, DST_DST),

@@ -36,19 +36,19 @@ pub use endpoint_places::{EndpointPlaces, Registry, WhereaboutsError};
 pub use error::StartError;
 pub use settings::{Api, ContentType, Lists, ServiceCidrWatch, Settings};
 
-/// A source that is open.
+/// An open source of objects.
 pub struct Source {
-    /// The events. The stream never ends.
+    /// Events of the source. The stream never ends.
     pub events: BoxStream<'static, Event>,
-    /// The client of the API server, or `None` for a folder.
+    /// Client of the API server. `None`: the source is a folder.
     pub client: Option<Client>,
     /// Access to details of objects that events omit.
     pub registry: Registry,
-    /// Description without secrets, such as `API server https://10.0.0.1:6443`.
+    /// Description of the source without secrets, such as `API server https://10.0.0.1:6443`.
     pub from: String,
-    /// The addresses at which this process reaches the API server.
+    /// Addresses at which this process reaches the API server.
     pub addresses: ApiServerAddresses,
-    /// The ongoing failures of the API server. A folder has no failures.
+    /// Current failures of the API server. A folder has no failures.
     pub troubles: Troubles,
 }
 

@@ -1,4 +1,4 @@
-//! Renders a sample and a view as lines of text. It reads no clock and writes to no terminal.
+//! Renders a sample and a view as lines of text. Reads no clock and writes to no terminal.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use view::{Counters, Rate, Top, TopEndpoint, TopPort};
@@ -6,7 +6,8 @@ use view::{Counters, Rate, Top, TopEndpoint, TopPort};
 use super::Sort;
 use crate::table::{Tone, short, shown};
 
-/// Smallest width of the column of names. Columns of numbers are omitted before it shrinks further.
+/// Smallest width of the column of names, in characters. Columns of numbers are omitted before it
+/// shrinks further.
 const NAME_MIN: usize = 28;
 /// Smallest number of rows that a list shows, unless the list is shorter.
 const ROWS_MIN: usize = 3;
@@ -14,7 +15,7 @@ const ROWS_MIN: usize = 3;
 /// A line of the screen, as spans of text.
 pub(super) type Line = Vec<Span>;
 
-/// Text in one colour, part of a line.
+/// Part of a line: text in one colour.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) text: String,
@@ -47,7 +48,7 @@ pub(super) struct View {
     pub(super) is_paused: bool,
     /// List that the arrow keys scroll.
     list: List,
-    /// The first shown rows of ports and of endpoints.
+    /// First shown row of the list of ports. `endpoints_from` is the same for endpoints.
     ports_from: usize,
     endpoints_from: usize,
 }
@@ -136,7 +137,7 @@ pub(super) fn draw(
     let (width, height) = (usize::from(width), usize::from(height));
     let mut lines = head(top, view, failure);
     let keys = "q quit   s sort   p pause   Tab, ↑ ↓ scroll";
-    // Five lines are left for the headers of the lists, the blank lines between them, and the keys.
+    // Reserves five lines for the headers of the lists, the blank lines between them, and the keys.
     let rows = height.saturating_sub(lines.len() + 5);
     let ports = sorted(top.ports.iter().map(port), view.sort);
     let endpoints = sorted(top.endpoints.iter().map(endpoint), view.sort);
@@ -164,7 +165,7 @@ pub(super) fn draw(
         lines.extend(listed(name, all, shown, view, list, form));
     }
     if height < usize::from(u16::MAX) {
-        // The last line shows the keys.
+        // Reserves the last line for the keys.
         lines.truncate(height.saturating_sub(1));
         lines.resize(height.saturating_sub(1), Line::new());
         lines.push(vec![Span::of(keys, Tone::Faint)]);
@@ -262,7 +263,7 @@ fn named(service: &str, port: &str) -> String {
     }
 }
 
-/// Sorts rows, the busiest first. Equal rows keep the daemon's order.
+/// Sorts rows by the sort order, the busiest first. Equal rows keep the daemon's order.
 fn sorted(rows: impl Iterator<Item = CounterRow>, sort: Sort) -> Vec<CounterRow> {
     let mut rows: Vec<_> = rows.collect();
     rows.sort_by(|one, other| by(&other.rate, sort).total_cmp(&by(&one.rate, sort)));
@@ -288,7 +289,7 @@ enum Column {
 }
 
 impl Column {
-    /// Columns by priority. The last one is omitted first.
+    /// Columns by priority. If the screen is too narrow, the last one is omitted first.
     const BY_WORTH: [Self; 5] = [
         Self::New,
         Self::Bytes,

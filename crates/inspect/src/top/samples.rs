@@ -1,4 +1,4 @@
-//! Samples the counters from which rates are computed: the counters of all addresses, and of the
+//! Samples of counters, from which rates are computed: the counters of all addresses, and of the
 //! endpoints of listed addresses. Requests within a second share a sample.
 
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ pub(super) struct Sample {
 /// Two consecutive samples.
 #[derive(Debug, Clone)]
 pub(super) struct Span {
-    /// Previous sample, or `None` for the first.
+    /// Previous sample. `None`: `now` is the first sample.
     pub(super) before: Option<Arc<Sample>>,
     pub(super) now: Arc<Sample>,
 }
@@ -49,7 +49,7 @@ impl Span {
     }
 }
 
-/// Endpoints of the listed ports, with their counters in both samples.
+/// Counters of the listed ports' endpoints, in both samples.
 pub(super) type Endpoints = HashMap<(At, SocketAddr), EndpointCounters>;
 
 /// Counters of one address, by endpoint.
@@ -60,7 +60,7 @@ type ByEndpoint = HashMap<SocketAddr, Count>;
 struct OfAddress {
     at: Instant,
     counted: ByEndpoint,
-    /// Time and counters of the previous sample.
+    /// Time and counters of the previous sample. `None`: there is only one sample.
     before: Option<(Instant, ByEndpoint)>,
 }
 
@@ -68,14 +68,14 @@ struct OfAddress {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EndpointCounters {
     pub(super) now: Count,
-    /// Counters in the previous sample, and the seconds since then.
+    /// Counters in the previous sample, and the seconds since then. `None`: no previous sample.
     pub(super) before: Option<(Count, f64)>,
 }
 
 /// Store of the samples. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct SampleStore {
-    /// Samples. The lock is held while the kernel is read, so only blocking threads may take it.
+    /// Samples. A reader of the kernel holds the lock, so only blocking threads may wait for it.
     kept: Arc<Mutex<StoredSamples>>,
     /// Timer that drops the samples some time after the last request.
     forgetting: Arc<Mutex<Option<AbortHandle>>>,
@@ -100,7 +100,7 @@ impl SampleStore {
         }
     }
 
-    /// Takes a sample, or returns the last one if it is recent.
+    /// Takes a sample. Returns the last one instead if it is younger than [`APART`].
     ///
     /// # Errors
     ///
@@ -143,7 +143,8 @@ impl SampleStore {
         Ok(span)
     }
 
-    /// Takes samples of the endpoints of these addresses, or returns recent ones.
+    /// Takes samples of the endpoints of these addresses. Returns samples younger than [`APART`]
+    /// instead.
     ///
     /// # Errors
     ///
@@ -197,7 +198,7 @@ impl SampleStore {
                     trim();
                 }
             };
-            // The runtime is shutting down.
+            // Ignores the error: the runtime is shutting down.
             let _ = tokio::task::spawn_blocking(forget).await;
         });
         let mut held = self

@@ -1,5 +1,5 @@
 //! Compares a changed configuration file with the configuration in use. Finds the changed fields,
-//! and the ones that need a restart.
+//! and the fields that need a restart.
 //!
 //! ```text
 //!   changed file ─┬─ fields that can be applied ─▶ in effect
@@ -10,11 +10,12 @@
 //! two. If each process exited then, it would restart in the same pod, without its init containers.
 //! All nodes would change their data plane, or fail to start, at the same time.
 //!
-//! With a rolling update, the operator chooses the time, sees a failure on the first node, and gets
-//! the init containers run.
+//! With a rolling update, the operator chooses the time and sees a failure on the first node. The
+//! init containers run, too.
 //!
-//! Upstream intends to exit, but does not do so in a cluster. It loses its watch when a mounted
-//! ConfigMap changes (k/k#132949, k/k#139204), so its pods also need a manual restart.
+//! Upstream intends to exit after a change, but does not do so in a cluster. It loses its watch
+//! when a mounted ConfigMap changes (k/k#132949, k/k#139204), so its pods also need a manual
+//! restart.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -92,8 +93,8 @@ impl Configuration {
     }
 }
 
-/// Returns how a change of the field at `path` takes effect. A field without a flag has no effect,
-/// so its change needs no restart.
+/// Returns the time at which a change of the field at `path` takes effect. A field without a flag
+/// has no effect, so its change needs no restart.
 pub fn change_of(path: &str) -> Change {
     ROWS.iter()
         .find(|row| row.path == path)
@@ -105,8 +106,8 @@ pub fn fields() -> Vec<String> {
     leaves(&settings::every_field()).into_keys().collect()
 }
 
-/// Returns all fields that are not sections, by path. Skips the names of feature gates, which are
-/// values.
+/// Returns all fields that are not sections, by path. Does not descend into feature gates, whose
+/// names are values.
 fn leaves(tree: &Value) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     let mut sections = vec![(String::new(), tree)];

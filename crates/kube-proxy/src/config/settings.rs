@@ -17,7 +17,7 @@ pub(super) struct SettingRow {
     pub(super) path: &'static str,
     /// Name of the flag.
     pub(super) flag: &'static str,
-    /// Step that puts a changed value into effect.
+    /// Time at which a changed value takes effect.
     pub(super) change: Change,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct SettingRow {
 pub enum Change {
     /// At once: the running process applies the change.
     Live,
-    /// After a restart, because the process opens the state that depends on the setting only once.
+    /// After a restart: the process opens the state that depends on the setting only once.
     Restart,
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn field_of(flag: &str) -> Option<&'static str> {
 
 /// Replaces names of flags in `text` with the paths of their fields.
 pub(super) fn in_terms_of_fields(text: &str) -> String {
-    // The longest names come first, because one name may be the beginning of another.
+    // Replaces the longest names first, because one name may be the beginning of another.
     let mut rows: Vec<_> = ROWS.iter().collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.flag.len()));
     rows.into_iter().fold(text.to_owned(), |text, row| {
@@ -145,8 +145,8 @@ impl Configuration {
         Self::default().completed(flags)
     }
 
-    /// Completes a configuration. Missing fields get their values from `flags` if they have a flag,
-    /// else their defaults.
+    /// Completes a configuration. A missing field gets its flag's value from `flags`. Without a
+    /// flag, it gets its default.
     pub(crate) fn completed(mut self, flags: &Flags) -> Self {
         self.take(flags);
         self.api_version = Some(API_VERSION.to_owned());
@@ -162,13 +162,13 @@ impl Configuration {
             (&mut self.healthz_bind_address, flags.healthz_port),
             (&mut self.metrics_bind_address, flags.metrics_port),
         ] {
-            // Ignores an invalid address: another check rejects it.
+            // Ignores an invalid address, which another check rejects.
             if let Some(Ok(at)) = address.as_deref().map(|text| go::listen(text, port)) {
                 *address = Some(at.map(|at| at.to_string()).unwrap_or_default());
             }
         }
         for lists in [&mut self.ipvs.exclude_cidrs, &mut self.node_port_addresses] {
-            // A list flag may occur several times on the command line.
+            // Splits each item, because a list flag may occur several times on the command line.
             let items = lists.iter().flatten().flat_map(|list| list.split(','));
             let items: Vec<_> = items
                 .map(str::trim)
@@ -203,8 +203,8 @@ impl Configuration {
         self
     }
 
-    /// Replaces the flags with the values of a file, or with the file's defaults. Keeps flags on
-    /// the command line (`is_given`) that override the file.
+    /// Replaces the flags with the values of a file. Fields that the file omits have the file's
+    /// defaults. Keeps flags on the command line (`is_given`) that override the file.
     pub(crate) fn put(
         mut self,
         flags: &mut Flags,
@@ -222,7 +222,7 @@ impl Configuration {
             self.metrics_bind_address
                 .get_or_insert("[::1]:10249".to_owned());
         }
-        // Upstream's file has no default for this period of IPVS mode.
+        // In upstream's file, this period of IPVS mode has no default.
         self.ipvs.min_sync_period.get_or_insert_default();
         let mut file = Flags::defaults();
         self.give(&mut file, |_| false)?;

@@ -1,4 +1,4 @@
-//! The kernel's notifications about this node's addresses and `kube-ipvs0` (rtnetlink multicast
+//! Notifications of the kernel about this node's addresses and `kube-ipvs0` (rtnetlink multicast
 //! groups of rtnetlink(7)).
 //!
 //! ```text
@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The daemon adds tens of thousands of addresses to `kube-ipvs0`. A BPF filter in the kernel drops
-//! the notifications about them. Link-local addresses serve no NodePort and are ignored. If the
-//! receive buffer overflows, messages are lost and any address may have changed. So the buffer is
-//! large, and a separate task reads it.
+//! the notifications about them. This module ignores link-local addresses, which serve no NodePort.
+//! If the receive buffer overflows, messages are lost and any address may have changed. So the
+//! buffer is large, and a separate task reads it.
 
 use std::io;
 use std::mem;
@@ -29,8 +29,8 @@ const SERVICE_LINK: &str = "kube-ipvs0";
 /// Size of the socket's receive buffer, in bytes. A message takes about 800 bytes.
 const ROOM_BYTES: usize = 8 << 20;
 
-/// Largest number of notices in the loop's queue. If more arrive, one notice replaces them all: any
-/// address may have changed.
+/// Largest number of notices in the loop's queue. If more arrive, a single notice replaces them:
+/// "any address may have changed".
 const MOST_NOTICES: usize = 10_000;
 
 /// Subscription to the kernel's address notifications. Dropping it ends the subscription.
@@ -69,7 +69,7 @@ impl AddressChanges {
         Ok(Self { told, task })
     }
 
-    /// Waits for notices, then returns all queued ones. Cancel safe.
+    /// Waits for notices, and returns all queued ones. Cancel safe.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl QueuedNotices {
 
 struct Subscription {
     socket: AsyncFd<route_netlink::Subscription>,
-    /// The link that holds the service addresses, as of the last notification or query.
+    /// Link that holds the service addresses, according to the last notification or query.
     own_link: Option<Link>,
     /// Index of the link whose new addresses the kernel's filter drops.
     left_out: Option<u32>,
@@ -181,7 +181,7 @@ impl Subscription {
             debug!("messages about addresses were lost, or cannot be read");
         }
         if is_unsure || (had_own_link && self.own_link.is_none()) {
-            // A new link may have replaced this one.
+            // Looks up the link, because a new link may have replaced this one.
             self.look_up_own_link();
         }
         notices
@@ -220,7 +220,7 @@ fn notices(events: Vec<Event>, own_link: &mut Option<Link>) -> Vec<Notice> {
     notices.collect()
 }
 
-/// Returns the address, or `None` if it can never serve NodePorts.
+/// Returns the address. Returns `None` if it can never serve NodePorts.
 fn counted(address: IpAddr) -> Option<IpAddr> {
     let is_link_local = matches!(address, IpAddr::V6(six) if six.is_unicast_link_local());
     (!is_link_local).then_some(address)

@@ -1,4 +1,4 @@
-//! Prepares changed options of a running daemon, while the current modes serve.
+//! Prepares changed options of a running daemon while the current modes continue to serve.
 //!
 //! ```text
 //!   want ─▶ start ─▶ modes opened, kernel settings written ─▶ finished ─▶ all options in effect
@@ -28,7 +28,7 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Renewal {
     wanted: Option<Wanted>,
     task: Option<JoinHandle<Result<Prepared>>>,
-    /// True if newer options arrived after the task had begun.
+    /// True if newer options arrived after the preparation had begun.
     is_outdated: bool,
     /// Time of the next attempt after a failure, and the last delay.
     retry: Option<(Instant, Duration)>,
@@ -38,7 +38,7 @@ pub(crate) struct Renewal {
 pub(crate) struct Prepared {
     /// Options, except those that this node cannot apply.
     pub(crate) options: Box<Options>,
-    /// Kernel access for new modes, or `None` if the current modes stay.
+    /// Kernel access for new modes. `None`: the current modes stay.
     pub(crate) opened: Option<Box<dyn Opened>>,
 }
 
@@ -47,7 +47,7 @@ struct Wanted {
     modes: Modes,
 }
 
-/// The next step for the modes that are open.
+/// Condition for opening the modes again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Modes {
     /// Open the modes again only if their settings changed.
@@ -68,12 +68,12 @@ impl Renewal {
         self.retry = None;
     }
 
-    /// Returns the requested options that have not taken effect.
+    /// Returns the requested options that are not in effect yet, if any.
     pub(crate) fn wanted(&self) -> Option<&Options> {
         self.wanted.as_ref().map(|wanted| &*wanted.options)
     }
 
-    /// Starts preparing the requested options if it is time. `used` are the options in effect.
+    /// Starts to prepare the requested options if it is time. `used` are the options in effect.
     pub(crate) fn start(&mut self, used: &Options, now: Instant) {
         let is_due = self.retry.is_none_or(|(at, _)| at <= now);
         let Some(wanted) = self.wanted.as_ref().filter(|_| is_due) else {
@@ -92,7 +92,8 @@ impl Renewal {
         self.task = Some(tokio::spawn(prepare(options, modes)));
     }
 
-    /// Returns the time at which [`start`](Self::start) has work again.
+    /// Returns the time at which [`start`](Self::start) has work again. Returns `None` without such
+    /// a time.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let is_waiting = self.task.is_none() && self.wanted.is_some();
         self.retry.filter(|_| is_waiting).map(|(at, _)| at)
@@ -129,13 +130,13 @@ impl Renewal {
     }
 }
 
-/// Opens the modes if necessary. Writes the kernel settings that the options need.
+/// Opens the modes if necessary, and writes the kernel settings that the options need.
 async fn prepare(mut options: Box<Options>, modes: Modes) -> Result<Prepared> {
     let opened = match modes {
         Modes::Anew => Some(open(&options.modes).await?),
         Modes::AsSettingsSay => None,
     };
-    // Runs on a blocking thread, because some of the kernel's files are slow to write.
+    // Uses a blocking thread, because some of the kernel's files are slow to write.
     let settled = move || {
         // Ignores the result: `settle` logs settings that cannot be written.
         let _ = settle(&mut options, Step::GoOn);

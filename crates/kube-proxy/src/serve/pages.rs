@@ -1,19 +1,19 @@
 //! Pages for monitoring and debugging (`--metrics-bind-address`).
 //!
-//! | path            | says                                                             |
+//! | path            | content                                                          |
 //! |-----------------|------------------------------------------------------------------|
 //! | `/metrics`      | all metrics: Prometheus' text, or OpenMetrics if `Accept` has it |
-//! | `/metrics/slis` | the answers of `/healthz` on this server; `DELETE` resets them   |
+//! | `/metrics/slis` | results of `/healthz` on this server; `DELETE` resets them       |
 //! | `/proxyMode`    | the mode, as its flag names it                                   |
-//! | `/configz`      | the configuration in effect, spelled as in its file              |
+//! | `/configz`      | the configuration in effect, in the format of its file           |
 //! | `/flagz`        | the flags, if the feature gate is on: see `zpages`               |
 //! | `/statusz`      | versions and start time, if the feature gate is on               |
-//! | `/healthz`      | `ok`: the process answers; the proxy's health is in `healthz`    |
+//! | `/healthz`      | `ok`: the process responds; the proxy's health is in `healthz`   |
 //! | `/api/v1/...`   | the state of the daemon, on loopback only: see `inspect`         |
 //! | `/ui/`          | a page with that state, on loopback only: see `ui`               |
 //! | `/`             | redirects to `/ui/`, on loopback only                            |
 //!
-//! As in upstream, methods and bodies of requests are otherwise ignored.
+//! All other pages ignore the method and the body of a request, as upstream does.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ pub(crate) const PURPOSE: Purpose = Purpose {
 };
 
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Header with the process's start time, in seconds since the epoch. It tells a scraper that the
-/// counters restarted.
+/// Header with the process's start time, in seconds since the epoch. A scraper detects by it that
+/// the counters have restarted.
 const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -133,7 +133,7 @@ impl Pages {
         let metrics = self.metrics.clone();
         match spawn_blocking(move || tell(&metrics)).await {
             Ok(told) => self.scraped(content_type, told),
-            // The runtime is shutting down.
+            // The runtime is shutting down, so the blocking thread did not run.
             Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         }
     }

@@ -1,4 +1,4 @@
-//! State of the fake kernel, and its rules for refusing writes.
+//! State of the fake kernel, and its reasons to refuse writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,25 +17,25 @@ use crate::sets::{Member, Set, SetKind};
 
 const NO_FIT: &str = "the member does not fit the set's type or family";
 
-/// Number of members in one message.
+/// Largest number of set members in one netlink message.
 const MEMBERS_PER_MESSAGE: usize = 1600;
 
-/// Work of the fake since the last `take_work`.
+/// Work of the fake kernel since the last `take_work`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Messages that write.
+    /// Number of netlink messages that write.
     pub messages: usize,
-    /// Processes started: `iptables-restore` and `iptables-save`.
+    /// Number of started processes: `iptables-restore` and `iptables-save`.
     pub processes: usize,
-    /// Reads of the virtual servers.
+    /// Number of reads of the virtual servers.
     pub dumps: usize,
     /// Number of virtual servers whose connections were queried.
     pub looks: usize,
-    /// Glances at the virtual servers.
+    /// Number of glances at the virtual servers.
     pub glances: usize,
-    /// Reads of the addresses.
+    /// Number of reads of the addresses.
     pub address_reads: usize,
-    /// Queries for a scheduler.
+    /// Number of queries for a scheduler.
     pub scheduler_questions: usize,
 }
 
@@ -46,7 +46,7 @@ pub struct State {
     pub family: IpFamily,
     /// Form of the shim.
     pub shim: ShimStyle,
-    /// Set members of the former shim, which the first read returns.
+    /// Set members of the former shim. The first read returns them.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
     /// Entries that a dump shows.
     pub snapshot: Snapshot,
@@ -54,16 +54,16 @@ pub struct State {
     pub schedulers: BTreeSet<&'static str>,
     /// Open connections of destinations.
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
-    /// Reasons for refusing writes, by the text of the write.
+    /// Reason to refuse each of these writes, by the text of the write.
     pub refusals: BTreeMap<String, String>,
     /// Addresses that the kernel refuses as destinations, such as the broadcast address of a
     /// subnet.
     pub forbidden: BTreeSet<IpAddr>,
-    /// True if `refusals` are the kernel's fault, false if the entries are wrong.
+    /// True if the kernel is the cause of `refusals`, false if the entries are.
     pub is_kernel_ill: bool,
     /// True if the acknowledgements of the next plan are lost. The plan still takes effect.
     pub lose_acknowledgements: bool,
-    /// Virtual server that the next dump omits. The real kernel omits one if another is removed
+    /// Virtual server that the next dump omits. The real kernel omits one if another one is removed
     /// during the dump.
     pub passed_over: Option<VirtualServerKey>,
     /// Parts that cannot be read, with the reason.
@@ -188,20 +188,20 @@ impl State {
                     {
                         return Err(("the address has another mark", Fault::Belief));
                     }
-                    // ipset replaces the mark of an entry.
+                    // Replaces the mark of an entry, as ipset does.
                     members.retain(|there| !is_same(there));
                 }
                 members.insert(*member);
             }
             Op::RemoveMember(set, member) => {
-                // A member cannot exist without its set.
+                // Skips the member if its set is missing, as the kernel does.
                 if let Some(members) = self.snapshot.sets.get_mut(set) {
                     if !fits(*set, member, self.family) {
                         return Err((NO_FIT, Fault::Belief));
                     }
                     members.remove(member);
                     if let Member::AddressPortMark(..) = member {
-                        // The kernel looks only at the address and the port.
+                        // Compares only the address and the port, as the kernel does.
                         members.retain(|there| {
                             set.service_address(there) != set.service_address(member)
                         });
@@ -258,7 +258,7 @@ impl State {
                 self.snapshot.servers.insert(*key, server);
             }
             Op::SetServer(key, properties) => {
-                // The kernel looks up the virtual server first.
+                // Looks up the virtual server first, as the kernel does.
                 self.server(key)?;
                 if !self.schedulers.contains(&*properties.scheduler) {
                     return Err(("no such scheduler", Fault::Scheduler));
@@ -300,7 +300,7 @@ impl State {
                 server.destinations = server.destinations.iter().map(edit).collect();
             }
             Op::RemoveDestination(key, target) => {
-                // A destination cannot exist without its virtual server.
+                // Skips the destination if its virtual server is missing, as the kernel does.
                 if let Ok(server) = self.server(key) {
                     server.destinations = server
                         .destinations

@@ -2,7 +2,8 @@
 //! them (`--init-only`).
 //!
 //! The test creates a set of each type, and rules that match the set, in a chain that no packet
-//! reaches. This makes the kernel load the needed modules. The test removes everything it created.
+//! reaches. These make the kernel load the needed modules. The test removes all objects that it
+//! created.
 
 use std::time::Duration;
 
@@ -22,12 +23,11 @@ const TYPES: [SetType; 5] = [
     SetType::HashIpPort,
     SetType::HashIpPortIp,
     SetType::HashIpPortNet,
-    // The last type must be the one in the test rules.
+    // The last type must be the one that the test rules match.
     SetType::HashIp,
 ];
 
-/// Returns rules that match an existing set. They use each match and target that every cluster
-/// needs.
+/// Returns rules that match an existing set. They use each match and target that all clusters need.
 fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     const MARK: u32 = 0x4000;
     let in_set = || Match::InSet(set.to_owned().into(), &[Field::Destination]);
@@ -68,12 +68,12 @@ pub enum ProbeError {
     MarkTarget(IptablesError),
 }
 
-/// Checks that sets and rules of iptables can give marks to packets. Writes nothing: the rule of
-/// the test names a set that does not exist, so the program rejects the whole text.
+/// Checks that sets and rules of iptables can give marks to packets. Writes nothing: the test's
+/// rule names a set that does not exist, so the program rejects the whole text.
 ///
 /// # Errors
 ///
-/// Names the missing part. Failures that may pass are no error.
+/// Names the missing part. A failure that may be temporary is no error.
 pub fn check_marks(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     const DST: &[Field] = &[Field::Destination, Field::Destination];
     let set_family = match family {
@@ -101,7 +101,8 @@ pub fn check_marks(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeErr
 /// Chain of the rule that is never written.
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
-/// Runs the test in the network namespace of the calling thread, with an iptables that works there.
+/// Runs the test in the network namespace of the calling thread, with an iptables backend that
+/// works there.
 ///
 /// # Errors
 ///
@@ -112,8 +113,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
         IpFamily::V6 => ("KUBE-6-PROXY-PROBE", Family::Inet6),
     };
     let mut ipset = Ipset::open()?;
-    // Rules of an earlier, interrupted test may still match the set. This test removes them with
-    // its own rules, and the set can be destroyed then.
+    // Rules of an earlier, interrupted test may still match the set. This test removes these rules
+    // together with its own. Then the set can be destroyed.
     if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
         let empty = |table| (table, Rule::new([], Target::Return));
         iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;

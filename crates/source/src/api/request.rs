@@ -15,47 +15,48 @@ use proxy::Kind;
 
 use crate::settings::ContentType;
 
-/// The media type of Kubernetes' protobuf.
+/// Media type of Kubernetes' protobuf.
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
-/// `Accept` for protobuf. A server without protobuf replies with JSON.
+/// Value of `Accept` that requests protobuf. A server without protobuf replies with JSON.
 const PROTOBUF_OR_JSON: &str = "application/vnd.kubernetes.protobuf,application/json";
 /// Number of objects in a page, if the server needs pages. 500 slices with 50 endpoints are 8 MB of
 /// JSON.
 const PAGE: &str = "500";
-/// Number of bytes that are unpacked in one step.
+/// Maximum number of bytes that are unpacked in one step.
 const UNPACKED: usize = 64 << 10;
 
 /// A kind of object to list and watch.
 pub(super) struct Resource {
     pub(super) kind: Kind,
     pub(super) need: Need,
-    /// The path of all objects of the kind.
+    /// Path of all objects of the kind.
     pub(super) path: &'static str,
     pub(super) labels: Option<&'static str>,
     pub(super) fields: Option<String>,
 }
 
-/// Importance of a kind.
+/// Importance of a kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
     /// The proxy cannot serve without this kind.
     Needed,
-    /// Features that use the kind are off if the server does not serve it.
+    /// Without this kind, only the features that use it are off.
     Optional {
-        /// The permission that a role needs.
+        /// Permission that the proxy's role needs for the kind.
         right: &'static str,
-        /// The first Kubernetes version with the kind.
+        /// First Kubernetes version with the kind.
         since: &'static str,
     },
 }
 
-/// The smallest age that a list may have.
+/// Minimum version of the objects in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Age {
     /// Any version that the server's watch cache has, even a stale one.
     Any,
-    /// This resource version or a later one. A watch cache waits until it has reached the version.
+    /// This resource version or a later one. The watch cache delays its response until it has the
+    /// version.
     NotOlderThan(String),
     /// The newest version.
     Newest,
@@ -68,14 +69,14 @@ pub(super) enum Paging<'a> {
     Whole,
     /// The first page.
     First,
-    /// The page after an earlier one, by that page's `continue` token.
+    /// The page after an earlier one. The value is that page's `continue` token.
     After(&'a str),
 }
 
 impl Resource {
     /// Returns the URL of a list. Only a list of any age has a limit. A watch cache ignores the
-    /// limit, but a server without a watch cache would have to read all objects at once. In other
-    /// lists, a limit would bypass the watch cache.
+    /// limit, but without the limit a server that has no watch cache would read all objects at
+    /// once. In other lists, a limit would bypass the watch cache.
     pub(super) fn list(&self, age: &Age, paging: Paging<'_>) -> String {
         let mut query = self.query();
         match paging {
@@ -120,7 +121,7 @@ impl Resource {
             .finish()
     }
 
-    /// Returns the URL of a watch that begins with the newest list.
+    /// Returns the URL of a watch that begins with the newest list (a streamed list).
     pub(super) fn streamed_list(&self, seconds: u32) -> String {
         self.watching(seconds)
             .append_pair("sendInitialEvents", "true")
@@ -188,7 +189,7 @@ impl Format {
     }
 }
 
-/// A response as a stream.
+/// A response whose body is read as a stream.
 pub(super) struct ResponseStream {
     pub(super) format: Format,
     pub(super) body: Pin<Box<dyn AsyncBufRead + Send>>,
@@ -214,7 +215,7 @@ impl ResponseStream {
     }
 }
 
-/// Unpacks gzip. Everything that has arrived can be read, before the end arrives.
+/// Unpacks gzip. Returns bytes as soon as they have arrived, before the end of the response.
 pub(super) fn unpacked(packed: impl AsyncBufRead + Send) -> impl AsyncBufRead + Send {
     let mut unpacked = GzipDecoder::new(packed);
     unpacked.multiple_members(true);

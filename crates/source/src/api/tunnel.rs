@@ -6,13 +6,14 @@
 //!   socks5  TCP ─────────▶ SOCKS 5 ─────────────▶
 //! ```
 //!
-//! The proxy's certificate is checked as in client-go: with the kubeconfig's authorities if it
-//! names any, and the system's otherwise. The certificate must be valid for the proxy's host.
-//! `tls-server-name` applies only to the server. client-go also applies it to the proxy.
+//! This module checks the proxy's certificate as client-go does: with the kubeconfig's authorities
+//! if it names any, and otherwise with the system's. The certificate must be valid for the proxy's
+//! host. `tls-server-name` applies only to the server. client-go also applies it to the proxy.
 //!
-//! `hyper-util` also has tunnels, but only its SOCKS client is used here. Its `CONNECT` cannot tell
-//! a proxy that forbids the target from a proxy that does not reach the server. Its SOCKS client
-//! does not say why the proxy could not be reached, so this module connects to the proxy itself.
+//! `hyper-util` also has tunnels, but this module uses only its SOCKS client. Its `CONNECT` does
+//! not distinguish a proxy that forbids the target from a proxy that cannot reach the server. Its
+//! SOCKS client does not return the reason why it cannot reach the proxy, so this module connects
+//! to the proxy itself.
 
 use std::future::ready;
 use std::pin::pin;
@@ -57,9 +58,9 @@ struct ProxyRoute {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub(super) struct ProxyError {
-    /// The error, with the name of the proxy.
+    /// Reason of the failure, with the name of the proxy.
     pub(super) why: String,
-    /// The next step for the operator.
+    /// Next step for the operator.
     pub(super) advice: String,
     /// Work that the attempt caused on the server.
     pub(super) cost: Cost,
@@ -67,7 +68,7 @@ pub(super) struct ProxyError {
 
 /// Timeout for opening a tunnel, including TLS with the proxy.
 const OPENING: Duration = Duration::from_secs(30);
-/// The library's error if a SOCKS proxy accepts none of the offered login methods.
+/// Error text of the SOCKS library if a proxy accepts none of the offered login methods.
 const NOT_ACCEPTABLE: &str = "server does not support user/pass authentication";
 
 impl<C> Tunnel<C> {
@@ -182,7 +183,7 @@ impl ProxyRoute {
             let opened = upgrade::on(answer).await;
             opened.map_err(|error| broken(&error))
         };
-        // Polls both futures, because `connection` drives the exchange.
+        // Polls both futures, because `connection` performs the exchange.
         let connection = pin!(connection.with_upgrades());
         let opened = match select(pin!(exchange), connection).await {
             Either::Left((opened, _)) => opened?,
@@ -190,7 +191,8 @@ impl ProxyRoute {
         };
         match opened.downcast::<T>() {
             Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io),
-            // In TLS and HTTP the client speaks first, so bytes from the server here are an error.
+            // The client must speak first in TLS and HTTP, so bytes from the server here are an
+            // error.
             _ => Err(broken(&std::io::Error::other(
                 "it speaks before it is spoken to",
             ))),
@@ -265,7 +267,7 @@ async fn socks<T>(
 where
     T: Read + Write + Send + Unpin + 'static,
 {
-    // The library's connector gets the existing connection, and is called only once.
+    // Gives the existing connection to the library, which calls this connector only once.
     let mut stream = Some(stream);
     let connected = service_fn(move |_: Uri| ready(stream.take().ok_or("it is connected already")));
     let mut socks = SocksV5::new(proxy.url.clone(), connected);
@@ -292,7 +294,7 @@ fn with_port(url: Uri) -> Uri {
     Uri::from_parts(parts).unwrap_or(url)
 }
 
-/// Returns the URL's host and port as text.
+/// Returns the host and port of a URL as text.
 fn shown(url: &Uri) -> String {
     url.authority().map(ToString::to_string).unwrap_or_default()
 }

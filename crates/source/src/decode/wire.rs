@@ -1,11 +1,11 @@
-//! The used fields of Kubernetes objects. All other fields are skipped without being stored.
+//! The fields of Kubernetes objects that the proxy uses. The decoder skips all other fields.
 //!
-//! Texts are borrowed from the input, since most texts are used once and not kept.
+//! Texts are borrowed from the input, because most texts are used once and not stored.
 //!
-//! JSON, YAML and protobuf (by `numbers`) are read into these types. Numbers are wide and
-//! enumerations are text, so a value out of range can be read. The conversion then names it and
-//! ignores only that part of the object. An object cannot be decoded only if a value has the wrong
-//! type, such as a text in place of a number.
+//! These types hold decoded JSON, YAML and protobuf (by `numbers`). Numbers are wide and
+//! enumerations are text, so a value out of range can be decoded. The conversion then reports the
+//! value and ignores only that part of the object. Decoding an object fails only if a value has the
+//! wrong type, such as a text in place of a number.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,7 +19,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::address;
 
-/// The metadata of an object (`metadata`).
+/// Metadata of an object (`metadata`).
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Metadata<'a> {
@@ -42,7 +42,7 @@ impl Metadata<'_> {
     }
 }
 
-/// The labels that the proxy reads.
+/// Labels that the proxy reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Labels<'a> {
@@ -56,15 +56,15 @@ pub(crate) struct Labels<'a> {
     pub(crate) zone: Option<Text<'a>>,
 }
 
-/// The annotations that the proxy reads.
+/// Annotations that the proxy reads.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
     /// Time of the change that caused this slice
     /// (`endpoints.kubernetes.io/last-change-trigger-time`).
     pub(crate) change_trigger: Option<Time<'a>>,
-    /// `k8s.io/initial-events-end` of the bookmark that ends a streamed list.
+    /// Annotation `k8s.io/initial-events-end` of the bookmark that ends a streamed list.
     pub(crate) initial_events_end: Option<IgnoredAny>,
-    /// Keys and values with the prefix of [options].
+    /// Annotations with the prefix of [options], by key and value.
     pub(crate) options: Vec<(Text<'a>, Text<'a>)>,
 }
 
@@ -107,9 +107,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for Annotations<'a> {
 /// A time in one of its two encodings.
 #[derive(Debug)]
 pub(crate) enum Time<'a> {
-    /// The time as text, in the format of RFC 3339.
+    /// Text in the format of RFC 3339.
     Text(Text<'a>),
-    /// The time as seconds since 1970.
+    /// Number of seconds since 1970.
     Seconds(i64),
 }
 
@@ -319,8 +319,8 @@ pub(crate) struct MetadataOnly<'a> {
     pub(crate) metadata: Option<Metadata<'a>>,
 }
 
-/// First entry of an endpoint's `addresses`, parsed in place: an allocated text for each of
-/// millions of endpoints would be expensive.
+/// First entry of an endpoint's `addresses`. It is parsed in place, because an allocated text for
+/// each of millions of endpoints would be expensive.
 #[derive(Debug, Default)]
 pub(crate) enum FirstAddress {
     /// The list has no address.
@@ -386,7 +386,7 @@ impl<'de> Deserialize<'de> for Address {
     }
 }
 
-/// Text that is borrowed from the input if possible, else copied.
+/// Text that is borrowed from the input if possible, and otherwise copied.
 #[derive(Default, PartialEq, Eq, Hash)]
 pub(crate) struct Text<'a>(Cow<'a, str>);
 

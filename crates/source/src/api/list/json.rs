@@ -1,7 +1,7 @@
-//! Reads a list in JSON, and holds one or two objects in memory.
+//! Reads a list in JSON, with only one or two objects in memory at a time.
 //!
-//! Parses the text value by value. If the text ends inside a value, reads until the text has
-//! doubled before parsing that value again. So no value is parsed many times.
+//! The parser handles the text value by value. If the text ends inside a value, it reads until the
+//! text has doubled, and then parses that value again. So it parses no value many times.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,9 +16,9 @@ use super::input::Input;
 use super::meta::{Meta, is_list_of};
 use crate::decode::{DecodedObject, MissingName, Wire, json, with_wire};
 
-/// Smallest amount of text for one parsing step.
+/// Smallest number of bytes of text for one parsing step.
 const PIECE: usize = 128 << 10;
-/// Maximum length of an object. etcd accepts 1.5 MB.
+/// Maximum length of an object, in bytes. etcd accepts 1.5 MB.
 const LONGEST_OBJECT: usize = 64 << 20;
 /// Number of characters of invalid text in errors.
 const EXCERPT: usize = 60;
@@ -30,11 +30,11 @@ pub(super) struct JsonList {
     /// Text read so far, without an incomplete character at its end.
     text: String,
     cut: Vec<u8>,
-    /// Number of parsed bytes of the text.
+    /// Number of bytes of `text` that were parsed.
     parsed: usize,
     /// True if the body has ended.
     is_all: bool,
-    /// The beginning of the text, for errors.
+    /// Beginning of the text, for errors.
     excerpt: String,
     place: ParsePosition,
     /// True once the `kind` of the list has been checked.
@@ -44,7 +44,7 @@ pub(super) struct JsonList {
     pub(super) meta: Meta,
 }
 
-/// The position of the parser.
+/// Position of the parser in the list.
 #[derive(Debug, Clone, Copy)]
 enum ParsePosition {
     Start,
@@ -59,7 +59,7 @@ enum ParsePosition {
     End,
 }
 
-/// The fields of a list.
+/// Fields of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum Field {
@@ -83,14 +83,14 @@ struct ListMeta {
 enum Step {
     On,
     Object(Result<DecodedObject, MissingName>),
-    /// The `kind` of the list.
+    /// The value of the list's field `kind`.
     Kind(String),
     End,
 }
 
 /// Reason why a value cannot be parsed.
 enum Stop {
-    /// The text ends before the value does.
+    /// The text ends before the value ends.
     Short,
     Invalid(serde_json::Error),
 }
@@ -118,7 +118,7 @@ impl JsonList {
         }
     }
 
-    /// Returns the next object, or `None` at the end.
+    /// Returns the next object. Returns `None` at the end of the list.
     pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         loop {
             if self.is_known
@@ -173,7 +173,7 @@ impl JsonList {
                 .extend_from_slice(held.get(..PIECE).unwrap_or(held));
             let count = count.min(PIECE);
             self.input.take(count);
-            // Checks the encoding of the whole piece here, because the parser does not check text
+            // Checks the encoding of the whole text here, because the parser does not check text
             // that it skips.
             let is_cut = match str::from_utf8(&self.cut) {
                 Ok(text) => {
@@ -295,8 +295,8 @@ fn object(
 
     let read = with_wire!(kind, read(text, is_all));
     if let Err(Stop::Invalid(_)) = read {
-        // Finds the end of the object before decoding it, so that an invalid object does not affect
-        // others.
+        // Finds the end of the object before decoding it. Then an invalid object does not affect
+        // other objects.
         let (object, length) = parse::<&RawValue>(text, is_all)?;
         return Ok((json::object(kind, object.get()), length));
     }
