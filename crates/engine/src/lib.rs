@@ -1,33 +1,34 @@
-//! The common work of all proxy modes between the model and the kernel.
+//! The code that all proxy modes share, between the model and the kernel.
 //!
 //! Three names:
 //!
 //! | name | meaning | in one mode |
 //! |---|---|---|
 //! | [`Mode`] | the interface for the daemon, one for each IP family | `Proxier` |
-//! | [`Scheme`] | a mode's own part: its tables, its order and its kernel, pure but for [`KernelAccess`] | `Ipvs`, `Iptables`, `Nftables`, `Userspace` |
-//! | [`Engine`] | the driver of a scheme, the same for all modes | |
+//! | [`Scheme`] | a mode's own part: tables, writing order and kernel access; pure, except for [`KernelAccess`] | `Ipvs`, `Iptables`, `Nftables`, `Userspace` |
+//! | [`Engine`] | the driver of a scheme, equal for all modes | |
 //!
-//! [`Engine`] is the only [`Mode`], and a `Proxier` is an `Engine` of that mode's scheme.
+//! [`Engine`] is the only implementation of [`Mode`]. A `Proxier` is an `Engine` with the scheme of
+//! its mode.
 //!
 //! ```text
 //!            model ─ update ─▶ ┌────────┐ next ─ Step: a plan, a query ▶ ┌───────┐
-//!                              │ Scheme │                                │ lanes │ kernel threads
+//!                              │ Scheme │                                │ lanes │ worker threads
 //!  notices ─ notice, check ──▶ └────────┘ ◀─ settle, observe, take ───── └───────┘
 //!                                  ▲
 //! State: the node, knowledge of each part, plans in flight, the next report
 //! ```
 //!
 //! The engine decides when work happens:
-//! - when a part of the kernel is read, and read again with back-off;
+//! - when to read a part of the kernel's state, and when to retry a failed read;
 //! - when a free lane gets its next [`Step`];
-//! - whether entries may be deleted yet;
+//! - when the deletion of entries is safe;
 //! - when a Service is settled;
-//! - when drift, conflicts and unreadable parts are reported;
-//! - since when a part is late, or stuck.
+//! - when to report drift, conflicts and unreadable parts;
+//! - since when a part is late or stuck.
 //!
-//! [`Kinds`] name a mode's lanes, parts and plans. [`State`] uses only these types, so that a
-//! scheme's components need not know the scheme.
+//! [`Kinds`] name a mode's lanes, parts and plans. [`State`] uses only these types, so a scheme's
+//! components can use the state without knowing the scheme.
 //!
 //! # The path of one EndpointSlice
 //!
@@ -67,27 +68,28 @@
 //!  take              the response to a query
 //! ```
 //!
-//! A scheme is pure, except for [`KernelAccess`]. Its only clock is [`State::now`], and it calls no
-//! kernel. A mode whose kernel reports changes requests reads in [`Scheme::notice`], and needs none
-//! in [`check`](Scheme::check). A mode that forwards packets itself keeps a table of its sockets,
-//! which the engine never reads.
+//! A scheme is pure, except for [`KernelAccess`]. Its only clock is [`State::now`], and it makes no
+//! system call. If the kernel reports changes of a mode's rules, the mode requests reads in
+//! [`Scheme::notice`] and none in [`check`](Scheme::check). A mode that forwards packets itself
+//! keeps a table of its sockets, which the engine never reads.
 //!
 //! # What stays with the modes
 //!
-//! These parts were tried in the engine and returned to the modes, since they share only their
+//! The engine once contained these parts. They are back in the modes, because they share only their
 //! names:
 //!
-//! - The order of writes. IPVS' three lanes wait for each other entry by entry. iptables has one
-//!   text, and finds rejected rules by halving it. nftables has one transaction, in which the
-//!   kernel names rejected objects. userspace's redirects wait for the numbers of listening ports.
-//!   A common planner would need a callback for each mode.
+//! - The order of writes. IPVS' three lanes wait for each other, entry by entry. iptables writes
+//!   one text, and finds rejected rules by halving it. nftables commits one transaction, in which
+//!   the kernel names rejected objects. userspace's redirects wait until the listening ports have
+//!   numbers. A common planner would need a callback for each mode.
 //! - Recording outcomes. IPVS and userspace have an outcome for each write. iptables and nftables
-//!   have a verdict for each Service port, over two or four tables. They share only the four verbs
+//!   have a verdict for each Service port, over two or four tables. They share only four functions
 //!   of [`reconcile::Table`].
 //! - Comparing. IPVS compares 10,000 virtual servers while events arrive, so it must skip entries
-//!   that are written in parallel. The lane that writes rules also reads them, and does not write
-//!   during a read.
-//! - Claims. Draining destinations change IPVS' claims. iptables' claims stay as compiled.
+//!   that another lane writes meanwhile. In other modes, the lane that writes rules also reads
+//!   them, and does not write during a read.
+//! - Claims. In IPVS, draining destinations change a Service's claims. In iptables, claims stay as
+//!   compiled.
 
 mod kinds;
 mod lanes;
@@ -121,14 +123,14 @@ use lanes::LaneResult;
 use monitor::Monitor;
 use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 
-/// Pause between a notification of an address and the read of all addresses. Addresses often change
-/// in bursts, and one read is then enough.
+/// Pause between a notification about an address and the read of all addresses. Addresses often
+/// change in bursts, and one read then covers the burst.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Number of entries from which on the memory of a read is returned to the system afterwards.
+/// Number of entries above which the process returns a read's memory to the system.
 const MANY: usize = 1_000;
 
-/// A proxy mode for one IP family: a scheme and its kernel threads.
+/// A proxy mode for one IP family: a scheme and its worker threads.
 pub struct Engine<S: KernelAccess<K>, K: 'static> {
     scheme: S,
     state: State<S::Kinds>,
@@ -156,8 +158,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.begin(now);
     }
 
-    /// Applies the model's facts that concern all Services. Returns true if every Service must be
-    /// compiled again.
+    /// Applies the model's facts that affect all Services. Returns true if the scheme must compile
+    /// every Service again.
     fn learn(&mut self, model: &Model, node: NodeObject) -> bool {
         let is_evident = S::EVIDENCE.iter().all(|part| self.state.knows(*part));
         let may_delete = self.state.has_claims && model.is_complete() && model.is_whole();
@@ -169,14 +171,14 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
         let is_node_other = node == NodeObject::MayDiffer && {
             let is_other = self.state.learn_node(model.node());
-            // The scheme finds the entries that depend on these networks.
+            // The scheme itself finds the entries that depend on ServiceCIDRs.
             self.state.node.service_cidrs = model.service_cidrs(self.state.node.family);
             self.scheme.node_changed(&mut self.state) | is_other
         };
         (has_changed && may_delete) || is_node_other
     }
 
-    /// Starts the next work of an idle lane: reads of pending parts, or its next step.
+    /// Starts the next work of an idle lane: reads of pending parts, or else its next step.
     fn start(&mut self, lane: LaneOf<S>) {
         if !self.lanes.of(lane).is_free() {
             return;
@@ -203,7 +205,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     fn take(&mut self, model: &Model, lane: LaneOf<S>, done: LaneResult<S>) {
         match done {
             LaneResult::Read(parts) => {
-                // A read of only the node's addresses needs little memory.
+                // A read of the node's addresses alone needs little memory.
                 let is_much = parts.iter().any(|(part, _)| *part != S::ADDRESSES);
                 for (part, found) in parts {
                     match found {
@@ -231,11 +233,11 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
     }
 
-    /// Reads the kernel, and writes nothing.
+    /// Reads all parts of the kernel's state. Writes nothing.
     ///
     /// # Errors
     ///
-    /// Returns the first part that could not be read.
+    /// Returns the error of the first unreadable part.
     pub async fn read(&mut self, model: &Model, now: Instant) -> Result<(), Unreadable> {
         while !self.state.has_tried_all() {
             self.proceed(model, now);
@@ -248,9 +250,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         Ok(())
     }
 
-    /// Returns for each part the number of entries that a start would keep, because they already
-    /// have their wanted value. Requires that the kernel has been read, and that all wanted entries
-    /// are known.
+    /// Returns, for each part, the number of entries that a start would keep because they already
+    /// have their wanted value. The caller must have read the kernel and applied all wanted entries
+    /// before.
     pub fn kept(&mut self, now: Instant) -> Vec<(PartOf<S>, usize)> {
         self.begin(now);
         self.scheme.forgo_waiting();
@@ -264,8 +266,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 
     /// Returns all plans in writing order, without writing them. Each plan assumes that the earlier
-    /// plans succeeded. The kernel must have been read, and all wanted entries be known. `see` gets
-    /// each plan before its changes are recorded.
+    /// plans succeeded. The caller must have read the kernel and applied all wanted entries before.
+    /// Calls `see` with each plan before it records the plan's changes.
     pub async fn preview(
         mut self,
         now: Instant,
@@ -276,8 +278,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.forgo_waiting();
         'again: loop {
             self.scheme.prepare(&mut self.state);
-            // A lane starts only after all earlier lanes have finished, so it writes each entry
-            // once.
+            // A lane's plan assumes that the plans of all earlier lanes have succeeded, so each
+            // entry is planned once.
             for &lane in LaneOf::<S>::ALL {
                 let Step { plan, query } = self.scheme.next(lane, &mut self.state);
                 if plan.is_none() && query.is_none() {
@@ -301,7 +303,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 }
 
-/// The state of the Node object since the last update.
+/// Change of the Node object since the last update.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NodeObject {
     Same,
@@ -314,7 +316,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     }
 
     fn is_ready(&self) -> bool {
-        // The wanted entries depend on the node's addresses. Waiting for the addresses avoids a
+        // Services are compiled for the node's addresses. Waiting for these addresses avoids a
         // second compilation.
         self.state.look(S::ADDRESSES).is_tried() && self.lanes.is_first_free()
     }
@@ -342,10 +344,11 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
         let node = &self.state.node;
         let is_own = |address| IpFamily::of(address) == node.family;
         let carries = |address| node.interface_addresses.contains(&address);
-        // A read in progress may have missed the change that this notification announces.
+        // A read in progress may miss the change that this notification reports.
         let is_open = self.state.look(S::ADDRESSES).is_awaited();
         let is_news = match *notice {
-            // The kernel also sends this notification if only the address's lifetime has changed.
+            // The kernel also sends this notification if only the lifetime of the address has
+            // changed.
             Notice::AddressAdded(address) => is_own(address) && (is_open || !carries(address)),
             Notice::AddressRemoved(address) => is_own(address) && (is_open || carries(address)),
             Notice::ServiceAddressRemoved(address) if !is_own(address) => false,
@@ -402,7 +405,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
 
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let polled = self.lanes.poll(context);
-        // A Service that needs no write is reported here, because no lane reports it.
+        // No lane reports a Service that needs no write, so this function reports it.
         if self.state.news.has_fresh() {
             return Poll::Ready(());
         }

@@ -10,19 +10,19 @@ use crate::kinds::Kinds;
 use crate::served::Served;
 use crate::state::State;
 
-/// The settings of a mode.
+/// Settings of a mode.
 pub(crate) type ConfigOf<S> = <<S as Scheme>::Kinds as Kinds>::Config;
 
-/// The kernel threads of a mode.
+/// The lanes of a mode. Each lane is a worker thread.
 pub(crate) type LaneOf<S> = <<S as Scheme>::Kinds as Kinds>::Lane;
 
-/// The parts that a mode reads.
+/// The parts of the kernel's state that a mode reads.
 pub(crate) type PartOf<S> = <<S as Scheme>::Kinds as Kinds>::Part;
 
-/// The work that a lane of a mode writes in one step.
+/// Writes of one lane in one step.
 pub(crate) type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
-/// The next work of a lane. The lane writes the plan, and then sends the query.
+/// The next work of a lane. The lane first writes the plan, and then sends the query.
 pub struct Step<S: Scheme> {
     /// The plan to write.
     pub plan: Option<PlanOf<S>>,
@@ -38,23 +38,23 @@ impl<S: Scheme> Step<S> {
     };
 }
 
-/// Largest number of Services that are sorted.
+/// Number of Services up to which they are sorted.
 const MANY: usize = 1_000;
 
-/// The Services whose entries must be computed again.
+/// The Services whose wanted entries the scheme must compute again.
 #[derive(Debug, Clone, Copy)]
 pub enum Extent<'a> {
-    /// All Services, for the first time.
+    /// All Services, for the first time after the start.
     First,
-    /// All Services, because a fact changed that each of them depends on.
+    /// All Services, because a fact that affects each of them has changed.
     All,
     /// Only these Services.
     These(&'a HashSet<NamespacedName>),
 }
 
 impl Extent<'_> {
-    /// Returns the Services in the model, and deleted Services that still have claims. Sorts a
-    /// small number by name, so that the same changes lead to the same plans.
+    /// Returns the Services in the model, and deleted Services that still have claims. Sorts them
+    /// by name if they are few, so that the same changes lead to the same plans.
     pub fn services<'a>(
         self,
         model: &'a Model,
@@ -74,56 +74,60 @@ impl Extent<'_> {
     }
 }
 
-/// Who is affected when a part is out of date or unknown.
+/// Effect of a part that is out of date or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
-    /// Clients are affected. The part is late, and without progress it is stuck.
+    /// Clients are affected. Pending changes of the part count as late, and without progress as
+    /// stuck.
     Clients,
-    /// Clients are affected, but only an operator can repair the cause. A restart would not help.
+    /// Clients are affected, but only an operator can remove the cause. A restart would not help.
     Operator,
     /// No client is affected in this configuration.
     Nobody,
 }
 
-/// A proxy mode for one IP family: its tables, its writing order, and its reads and writes. Pure.
+/// A proxy mode for one IP family: its tables, its writing order, and the results of its reads and
+/// writes. Pure.
 pub trait Scheme: Sized + Send + 'static {
     /// The mode's types.
     type Kinds: Kinds;
     /// Result of a plan.
     type Outcomes: Send + 'static;
-    /// Content of a part that was read.
+    /// Content of a part, as read from the kernel.
     type PartContent: Send + 'static;
-    /// A query to the kernel, apart from reads of parts.
+    /// A query to the kernel, other than the read of a part.
     type Query: Send + 'static;
     /// Response to a query.
     type QueryResponse: Send + 'static;
 
     /// The part with the node's addresses.
     const ADDRESSES: PartOf<Self>;
-    /// Parts of the kernel's state that show which entries are ours. The engine deletes no entry
-    /// while one of these parts is unknown.
+    /// Parts of the kernel's state that show which entries belong to this program. The engine
+    /// deletes no entry while one of these parts is unknown.
     const EVIDENCE: &'static [PartOf<Self>];
-    /// Lanes that write. The mode is not settled while one of these lanes works.
+    /// Lanes that write. The mode is not settled while one of them works.
     const WRITING: &'static [LaneOf<Self>];
-    /// Lanes that clients wait for. These lanes continue to work until another mode takes over.
+    /// Lanes whose writes clients wait for. These lanes continue to work until another mode takes
+    /// over.
     const SERVING: &'static [LaneOf<Self>];
 
-    /// Creates a scheme that wants no entries and knows no entries.
+    /// Creates a scheme without wanted or actual entries.
     fn new(state: &State<Self::Kinds>) -> Self;
 
     // ---- tables ----
 
-    /// Sets the current time in all tables whose entries can be late.
+    /// Sets the current time in each table whose entries can be late.
     fn begin(&mut self, now: Instant);
 
-    /// Returns the tables of a part.
+    /// Returns the tables that hold the entries of a part.
     fn tables(&self, part: PartOf<Self>) -> impl Iterator<Item = &dyn Rows>;
 
-    /// Returns the table of the entries that serve Services. If none of these entries exists, no
-    /// client is served.
+    /// Returns the table of the entries that serve Services. If none of its entries exists in the
+    /// kernel, no client is served.
     fn served(&self) -> &dyn Served;
 
-    /// Returns the table of the entries that two Services may claim. By default, this is `served`.
+    /// Returns the table of the entries that two Services may claim. By default, this is the
+    /// [`served`](Self::served) table.
     fn disputed(&self) -> &dyn Served {
         self.served()
     }
@@ -131,8 +135,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// Reports whether the kernel has all entries that a Service needs.
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
-    /// Returns who is affected when a part is out of date. By default, the node's addresses concern
-    /// no client if all addresses serve NodePorts.
+    /// Returns the effect of a part that is out of date. By default, the node's addresses affect no
+    /// client if all addresses serve NodePorts.
     fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern {
         if part == Self::ADDRESSES && state.node.serves_node_ports_everywhere() {
             Concern::Nobody
@@ -143,19 +147,19 @@ pub trait Scheme: Sized + Send + 'static {
 
     // ---- wanted entries ----
 
-    /// Allows or forbids the deletion of unwanted entries, after [`State::may_delete`] changed.
-    /// Deletion is forbidden at first.
+    /// Allows or forbids the deletion of unwanted entries, after [`State::may_delete`] has changed.
+    /// At first, deletion is forbidden.
     fn removals_change(&mut self, state: &State<Self::Kinds>);
 
     /// Applies the addresses that serve NodePorts, after [`State::node`] may have changed. Returns
-    /// true if every Service must be compiled again.
+    /// true if the engine must compile every Service again.
     fn node_changed(&mut self, state: &mut State<Self::Kinds>) -> bool;
 
     /// Computes the entries that Services want.
     fn update(&mut self, state: &mut State<Self::Kinds>, model: &Model, extent: Extent<'_>);
 
-    /// Handles a notification about service addresses or the mode's rules. Returns true if all
-    /// addresses must be read.
+    /// Handles a notification about service addresses or the mode's rules. Returns true if the
+    /// engine must read all addresses.
     fn notice(&mut self, state: &mut State<Self::Kinds>, notice: &Notice) -> bool;
 
     /// Starts to compare the kernel with the recorded state. Called once in each sync period.
@@ -167,54 +171,54 @@ pub trait Scheme: Sized + Send + 'static {
     /// steps.
     fn prepare(&mut self, _: &mut State<Self::Kinds>) {}
 
-    /// Returns the next step of an idle lane without pending reads. Called once the Services are
-    /// known.
+    /// Returns the next step of an idle lane that has no pending reads. The engine calls this
+    /// function once the Services are known.
     fn next(&mut self, lane: LaneOf<Self>, state: &mut State<Self::Kinds>) -> Step<Self>;
 
-    /// Returns the time of the next work other than retries and reads. Returns `now` if more work
-    /// is ready.
+    /// Returns the time of the next work, except retries and reads. Returns `now` if more work is
+    /// ready.
     fn next_due(&self, _now: Instant) -> Option<Instant> {
         None
     }
 
-    /// Returns the addresses whose entries belong to another program. The kernel refuses our
-    /// entries there, but the node stays healthy.
+    /// Returns the addresses at which another program owns the entries. The kernel refuses our
+    /// entries at these addresses, but the node stays healthy.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
 
-    /// Returns values of Services' options that the kernel does not support.
+    /// Returns the Services' option values that this node's kernel does not support.
     fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }
 
-    /// Returns the draining endpoints, and lists at most `named` of them.
+    /// Returns the number of draining endpoints, and details of at most `named` of them.
     fn drains(&self, _named: usize) -> Drains {
         Drains::default()
     }
 
-    /// Returns the form of the entries, such as `layout flat`, if the mode may change it while it
-    /// runs.
+    /// Returns the form of the entries, such as `layout flat`. `None` if the mode always uses the
+    /// same form.
     fn form(&self, _state: &State<Self::Kinds>) -> Option<&'static str> {
         None
     }
 
-    /// Makes the scheme write entries without waiting for other entries. A preview needs this,
-    /// because time does not pass in it.
+    /// Makes the scheme plan all writes without waiting for other writes. A preview needs this,
+    /// because no time passes in it.
     fn forgo_waiting(&mut self) {}
 
     // ---- results ----
 
-    /// Applies the content of a part.
+    /// Applies the content of a part that was read.
     fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::PartContent);
 
-    /// Reports whether Services must be compiled again after a read. [`update`](Self::update) finds
-    /// these Services.
+    /// Reports whether the read requires that Services are compiled again. [`update`](Self::update)
+    /// finds these Services.
     fn wants_update(&self) -> bool {
         false
     }
 
-    /// Finishes after all parts of one read are applied.
+    /// Completes a read after the content of all its parts was applied.
     fn after_reading(&mut self, _: &mut State<Self::Kinds>) {}
 
     /// Applies the result of a plan.
@@ -225,20 +229,20 @@ pub trait Scheme: Sized + Send + 'static {
         outcomes: Self::Outcomes,
     );
 
-    /// Returns the outcomes of a plan as if every write had succeeded.
+    /// Returns the outcomes of a plan whose writes all succeeded. A preview uses them.
     fn as_done(plan: &PlanOf<Self>) -> Self::Outcomes;
 
     /// Applies the response to a query.
     fn take(&mut self, state: &mut State<Self::Kinds>, answer: Self::QueryResponse);
 }
 
-/// Reads and writes of the kernel by one scheme. They run on the thread of a [`Lane`](Kinds::Lane).
+/// Reads and writes of the kernel for one scheme, on the worker thread of a [`Lane`](Kinds::Lane).
 pub trait KernelAccess<K>: Scheme {
     /// Reads a part.
     ///
     /// # Errors
     ///
-    /// Fails if the part cannot be read. The error has the reason and advice for the operator.
+    /// The part cannot be read. The error has the reason and advice for the operator.
     fn read(
         kernel: &mut K,
         config: &ConfigOf<Self>,
