@@ -1,9 +1,9 @@
 //! Chooses the backend of iptables.
 //!
-//! Neither backend sees the other's rules, so a host's kubelet, CNI plugin and kube-proxy must use
-//! the same one. The choice is made once, at the start, for both families. Programs are called by
+//! Neither backend sees the other's rules, so a node's kubelet, CNI plugin and kube-proxy must use
+//! the same one. The daemon chooses once, at its start, for both families. It runs programs by
 //! their full names (`iptables-nft-restore`), because the default `iptables` in a container may
-//! differ from the host's backend.
+//! differ from the host's.
 
 use std::sync::Arc;
 
@@ -17,28 +17,28 @@ use crate::reading::{Readings, RuleSupport};
 use crate::saved::Line;
 use crate::table::Table;
 
-/// First version with `iptables-restore -w` and `MASQUERADE --random-fully`.
+/// First version that supports `iptables-restore -w` and `MASQUERADE --random-fully`.
 const MODERN: [u32; 3] = [1, 6, 2];
-/// Chains in table mangle that mark the kubelet's backend (KEP-3178).
+/// Chains in table mangle by which the kubelet marks its backend (KEP-3178).
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 impl Iptables {
-    /// Chooses the backend for the caller's network namespace. The order is: the wanted backend,
-    /// the backend with the kubelet's hints, the backend with `KUBE-*` chains, the backend with
-    /// more rules, nft. Skips a backend that does not work. Starts a process for each family whose
-    /// rules decide; a later save reuses these rules. Also starts a process for each query that the
-    /// kernel itself cannot answer.
+    /// Chooses the backend for the network namespace of the caller. The order is: the wanted
+    /// backend, the backend with the kubelet's hints, the backend with `KUBE-*` chains, the backend
+    /// with more rules, nft. Skips a backend that does not work. Starts a process for each family
+    /// whose rules decide. A later save reuses these rules. Also starts a process for each query
+    /// that the kernel cannot answer.
     ///
     /// # Errors
     ///
-    /// No wanted backend is installed, or none of them can write here.
+    /// No wanted backend is installed, or none of them can write to this kernel.
     pub fn choose(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         Self::choose_loading(wanted, &[])
     }
 
-    /// Chooses like [`choose`](Self::choose), and loads kernel modules. One process loads the
-    /// backend's modules together with [`MODULES`](crate::MODULES), if they are missing. The kernel
-    /// itself would start a process for each module at its first use.
+    /// Chooses like [`choose`](Self::choose), and also loads kernel modules. One process loads all
+    /// missing modules: those of the backend, and [`MODULES`](crate::MODULES). The kernel itself
+    /// would start a process for each module at its first use.
     ///
     /// # Errors
     ///
@@ -70,7 +70,8 @@ impl Iptables {
                 }
             }
         }
-        // No backend is left, so the programs are run: they explain what the kernel lacks.
+        // No backend is left. The programs now run, because only they explain which features the
+        // kernel lacks.
         for iptables in never {
             match iptables.try_both() {
                 Ok(()) => return Ok(iptables),
@@ -85,23 +86,23 @@ impl Iptables {
         works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error))
     }
 
-    /// Chooses like [`choose`](Self::choose), but only by reading. If the kernel does not report
-    /// its support, tries a read instead of a write.
+    /// Chooses like [`choose`](Self::choose), but writes nothing. If the kernel does not report its
+    /// support of a backend, tries a read instead of a write.
     ///
     /// # Errors
     ///
-    /// No wanted backend is installed, or none of them can read here.
+    /// No wanted backend is installed, or none of them can read from this kernel.
     pub fn look(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         let mut reasons = Vec::new();
         let mut are_absent = true;
         let candidates = Self::candidates(wanted)?.into_iter();
-        // Backends that are known to be unwritable come last. A save proves nothing: it also
-        // succeeds on such a backend, and prints no rules.
+        // Backends that are known to be unwritable are tried last. A successful save proves
+        // nothing: on such a backend, it also succeeds and prints no rules.
         let (unwritable, hopeful): (Vec<_>, Vec<_>) =
             candidates.partition(Self::is_known_unwritable);
         for iptables in hopeful.into_iter().chain(unwritable) {
             match iptables.save(IpFamily::V4) {
-                // Rules exist, so the user must learn why they cannot be read.
+                // Rules exist, so the operator must learn why they cannot be read.
                 Ok(_) | Err(IptablesError::Native { .. }) => {
                     return Ok(iptables.unless_first(reasons.is_empty()));
                 }
@@ -114,7 +115,7 @@ impl Iptables {
         Err(unusable(&reasons, are_absent))
     }
 
-    /// Marks a backend as `Usable` if earlier backends do not work.
+    /// Sets the reason to `Usable` if earlier backends do not work.
     fn unless_first(self, is_first: bool) -> Self {
         let why = if is_first {
             self.why
@@ -128,7 +129,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The program does not report its backend.
+    /// A program does not report its backend.
     pub fn installed() -> Result<Vec<Self>, IptablesError> {
         let mut found = Self::named_ones(&Arc::default());
         if found.is_empty() {
@@ -137,14 +138,14 @@ impl Iptables {
         Ok(found)
     }
 
-    /// Returns the other installed backends, for the same network namespace.
+    /// Returns the other installed backends, for the same network namespace as `used`.
     pub fn other_than(used: &Self) -> impl Iterator<Item = Self> {
         let all = Self::named_ones(&used.readings).into_iter();
         all.filter(|other| other.backend != used.backend)
     }
 
-    /// Returns the installed backends, or only the wanted one. The backend with the strongest
-    /// evidence comes first.
+    /// Returns the installed backends, or only the wanted one. A backend with stronger evidence
+    /// precedes one with weaker evidence.
     fn candidates(wanted: Option<Backend>) -> Result<Vec<Self>, IptablesError> {
         let is_wanted = |found: &Self| wanted.is_none_or(|backend| backend == found.backend);
         let mut found = Self::named_ones(&Arc::default());
@@ -158,7 +159,7 @@ impl Iptables {
         }
         let is_alone = found.len() == 1;
         let mut why = BackendReason::First;
-        // If all backends after the first have no rules, the default order is right.
+        // If only the first backend has rules, or none has, the default order is right.
         if found.iter().skip(1).any(|iptables| !iptables.is_bare()) {
             let mut judged = Vec::with_capacity(found.len());
             for one in found {
@@ -185,7 +186,7 @@ impl Iptables {
         Backend::ALL.into_iter().filter_map(named).collect()
     }
 
-    /// Returns the programs named after the backend. These programs exist since iptables 1.8.
+    /// Returns the programs with the backend in their names, which exist since iptables 1.8.
     fn named(backend: Backend, readings: &Arc<Readings>) -> Option<Self> {
         let iptables = Self {
             backend,
@@ -201,8 +202,8 @@ impl Iptables {
         (has("save") && has("restore")).then_some(iptables)
     }
 
-    /// Returns the programs without a backend in their names, as before 1.8 or on a host with one
-    /// backend.
+    /// Returns the programs without a backend in their names, as before iptables 1.8 or on a host
+    /// with a single backend.
     fn plain() -> Result<Option<Self>, IptablesError> {
         let Some(program) = Program::find("iptables-save") else {
             return Ok(None);
@@ -221,8 +222,8 @@ impl Iptables {
         }))
     }
 
-    /// Reports whether the kernel is known to accept no rules of this backend. Does not ask legacy
-    /// iptables, because the query would create a table.
+    /// Reports whether the kernel is known to refuse all rules of this backend. Does not query
+    /// legacy iptables, because the query would create a table.
     fn is_known_unwritable(&self) -> bool {
         let lacks = |family| {
             matches!(
@@ -241,7 +242,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The rules cannot be read at the moment. They might change the choice.
+    /// The rules that might change the choice cannot be read now.
     fn evidence(&self) -> Result<Evidence, IptablesError> {
         let mut evidence = Evidence::default();
         for family in IpFamily::ALL {
@@ -259,9 +260,9 @@ impl Iptables {
     }
 }
 
-/// Returns the evidence from a backend's chains if its rules cannot be read, for example because
-/// iptables cannot express a table. A backend without readable chains has no evidence if the kernel
-/// lacks it or refuses access, because it cannot be chosen then.
+/// Returns the evidence from the names of a backend's chains. Used if the rules cannot be read, for
+/// example because iptables cannot express a table. A backend without readable chains has no
+/// evidence if the kernel lacks it or refuses access, because it cannot be chosen then.
 fn evidence_of_chains(
     chains: Option<Vec<(Table, String)>>,
     error: IptablesError,
@@ -275,7 +276,8 @@ fn evidence_of_chains(
     Ok(found)
 }
 
-/// Returns the error if no backend works. The error shows whether the kernel lacks every backend.
+/// Returns the error if no backend works. `are_absent` tells whether the kernel lacks every
+/// backend.
 fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     let reasons = reasons.join("; ");
     if are_absent {
@@ -285,7 +287,7 @@ fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     }
 }
 
-/// Evidence for a backend. The strongest evidence comes first.
+/// Evidence for a backend, strongest first.
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Evidence {
     has_hint: bool,
@@ -326,8 +328,8 @@ impl Evidence {
     }
 }
 
-/// Parses `iptables-save v1.8.9 (nf_tables)`. Versions before 1.8 are always legacy, and print no
-/// parentheses.
+/// Parses the version and backend in `iptables-save v1.8.9 (nf_tables)`. Versions before 1.8 are
+/// always legacy and print no parentheses.
 fn version(text: &str) -> ([u32; 3], Backend) {
     let number = text
         .split_whitespace()
@@ -354,7 +356,7 @@ fn version(text: &str) -> ([u32; 3], Backend) {
 mod tests {
     use super::*;
 
-    /// If an unreadable backend looked empty, the other backend would be chosen.
+    /// If an unreadable backend counted as empty, `choose` would choose the other backend.
     #[test]
     fn an_unreadable_iptables_backend_does_not_count_as_empty() {
         let slow = || IptablesError::TimedOut {

@@ -1,7 +1,7 @@
-//! Errors of iptables: their kind, and their text with a next step.
+//! Errors of iptables: kind, message, and the next step for the operator.
 //!
-//! The programs explain failures in sentences, with the same exit status for all. Only this file
-//! interprets these sentences.
+//! The programs explain failures in sentences, and use the same exit status for many. Only this
+//! file interprets these sentences.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::obstacles::TakenChain;
 use crate::program::{Program, ProgramExit};
 
-/// The reason why iptables cannot be used, or has failed.
+/// Reason why iptables cannot be used or has failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IptablesError {
@@ -24,7 +24,7 @@ pub enum IptablesError {
          another with --iptables-backend"
     )]
     Unusable(String),
-    /// No backend works, and the kernel lacks each of them. A retry changes nothing.
+    /// No backend works, because the kernel lacks every one. A retry changes nothing.
     #[error(
         "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a \
          iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose \
@@ -54,8 +54,8 @@ pub enum IptablesError {
         /// Time limit of the program.
         limit: Duration,
     },
-    /// A table of nf_tables has rules that iptables cannot express, and other means cannot read the
-    /// table either.
+    /// A table of nf_tables has rules that iptables cannot express, and the direct read from the
+    /// kernel has failed, too.
     #[error(
         "table {family} {table} cannot be read, since it holds rules of nft that iptables has no \
          words for ({why}): put these into a table of their own (`nft list table {family} \
@@ -69,7 +69,7 @@ pub enum IptablesError {
         /// Cause of the failure.
         why: String,
     },
-    /// A chain of nft blocks a built-in chain.
+    /// A chain that nft created prevents the use of a built-in chain.
     #[error("{0}")]
     Taken(TakenChain),
     /// The kernel does not report which tables exist.
@@ -78,12 +78,12 @@ pub enum IptablesError {
         /// Cause of the failure.
         why: String,
     },
-    /// The program succeeded, but has not printed all rules.
+    /// The program succeeded, but its output is incomplete.
     #[error("{program} ended with success too early: {said}; run it by hand")]
     CutShort {
         /// Name of the program.
         program: String,
-        /// Place at which the output ends.
+        /// Description of the place at which the output ends.
         said: String,
     },
     /// The program reported a failure.
@@ -93,7 +93,7 @@ pub enum IptablesError {
         program: String,
         /// Kind of failure.
         kind: Kind,
-        /// Number of the input line that the program names, from 1.
+        /// Number of the input line that the program names, counted from 1.
         line: Option<usize>,
         /// The program's message, the line that it names, and the next step.
         said: String,
@@ -108,11 +108,11 @@ pub enum Kind {
     NoProgram,
     /// The program could not be run, or no backend or family is usable.
     NotUsable,
-    /// The program did not end in time.
+    /// The program exceeded its time limit.
     TimedOut,
     /// Another program holds the lock of legacy iptables.
     LockHeld,
-    /// A privilege is missing, or the lock file cannot be opened.
+    /// The process lacks a privilege, or cannot open the lock file.
     NotPermitted,
     /// The kernel lacks this backend.
     Unsupported,
@@ -120,24 +120,24 @@ pub enum Kind {
     NoTable,
     /// A rule names an ipset that does not exist.
     NoSet,
-    /// A match, a target or a kind of chain is missing in the kernel or in the installation.
+    /// The kernel or the installation lacks a match, a target or a kind of chain.
     NoModule,
     /// A chain of another kind has the name of a built-in chain.
     ChainTaken,
-    /// Another program has put a rule into a chain that iptables cannot read.
+    /// Another program has written a rule that iptables cannot read.
     Unreadable,
-    /// A line was refused for a reason that this crate does not recognize.
+    /// The program refused a line for a reason that this crate does not recognize.
     Refused,
 }
 
 impl Kind {
-    /// Reports whether the failed program wrote none of the text's `tables` tables. If false, some
-    /// tables may be written.
+    /// Reports whether the failed program wrote none of the `tables` tables in its input. If false,
+    /// it may have written some.
     pub fn leaves_all(self, tables: usize) -> bool {
         match self {
             Self::NoProgram | Self::NotUsable | Self::NotPermitted => true,
-            // Legacy iptables takes the lock for each table and releases it in between, so an
-            // earlier table may be written.
+            // Legacy iptables takes the lock for each table and releases it in between, so it may
+            // have written an earlier table.
             Self::LockHeld => tables <= 1,
             Self::TimedOut
             | Self::Unsupported
@@ -150,7 +150,7 @@ impl Kind {
         }
     }
 
-    /// Reports whether every other rule would be refused too.
+    /// Reports whether the program would refuse every other rule, too.
     pub fn is_general(self) -> bool {
         !matches!(
             self,
@@ -158,8 +158,7 @@ impl Kind {
         )
     }
 
-    /// Reports whether this failure means that the kernel lacks a part of iptables. Other failures
-    /// may pass.
+    /// Reports whether the kernel lacks a part of iptables. Other failures may end by themselves.
     pub fn is_absence(self) -> bool {
         matches!(
             self,
@@ -167,7 +166,7 @@ impl Kind {
         )
     }
 
-    /// Reports whether a retry may succeed without any intervention.
+    /// Reports whether a retry may succeed although no operator changes anything.
     pub fn may_pass(self) -> bool {
         matches!(
             self,
@@ -209,23 +208,23 @@ impl Kind {
     }
 }
 
-/// Phrases in the programs' messages. All parts of a row are in one sentence. The first matching
-/// row counts.
+/// Phrases in the programs' messages. A message matches a row if one sentence contains all parts of
+/// the row. The first matching row decides.
 ///
 /// Source: iptables 1.8.9, by file.
 const SIGNS: [(Kind, &[&str]); 17] = [
     // iptables/xshared.c: "Another app is currently holding the xtables lock."
     (Kind::LockHeld, &["xtables lock"]),
-    // The same: "Can't lock /run/xtables.lock: Resource temporarily unavailable".
+    // The same file: "Can't lock /run/xtables.lock: Resource temporarily unavailable".
     (Kind::LockHeld, &["xtables.lock", "unavailable"]),
-    // The same: "Fatal: can't open lock file /run/xtables.lock: ...".
+    // The same file: "Fatal: can't open lock file /run/xtables.lock: ...".
     (Kind::NotPermitted, &["xtables.lock"]),
     // strerror(EACCES); libiptc/libiptc.c: "Permission denied (you must be root)".
     (Kind::NotPermitted, &["ermission denied"]),
     (Kind::NotPermitted, &["must be root"]),
     // extensions/libxt_set.h: "Can't open socket to ipset."
     (Kind::NotPermitted, &["open socket to ipset"]),
-    // The same check in another message: "Set X doesn't exist."
+    // The same file, in another message: "Set X doesn't exist."
     (Kind::NoSet, &["Set ", "exist"]),
     // iptables/iptables-restore.c: "unable to initialize table 'nat'".
     (Kind::NoTable, &["initialize table"]),
@@ -234,8 +233,8 @@ const SIGNS: [(Kind, &[&str]); 17] = [
     // iptables/nft.c: "TABLE_ADD failed (Operation not supported)", "RULE_APPEND failed (...)".
     (Kind::NoModule, &["TABLE_ADD"]),
     (Kind::NoModule, &["RULE_APPEND"]),
-    // The same: "CHAIN_ADD failed (Operation not supported): chain FORWARD", of another hook or
-    // priority; "(File exists)", of another type.
+    // The same file: "CHAIN_ADD failed (Operation not supported): chain FORWARD" for another hook
+    // or priority; "(File exists)" for another type.
     (
         Kind::ChainTaken,
         &["CHAIN_ADD failed (Operation not supported)"],
@@ -243,8 +242,8 @@ const SIGNS: [(Kind, &[&str]); 17] = [
     (Kind::ChainTaken, &["CHAIN_ADD failed (File exists)"]),
     // libxtables/xtables.c: "Couldn't load match `x':No such file or directory".
     (Kind::NoModule, &["Couldn't load"]),
-    // iptables/xshared.c: `unknown option "--map-mark"`, of a revision that the program or the
-    // kernel lacks.
+    // iptables/xshared.c: `unknown option "--map-mark"`, if the program or the kernel lacks the
+    // revision.
     (Kind::NoModule, &["unknown option"]),
     // iptables/nft-shared.c: "Parsing nftables rule failed".
     (Kind::Unreadable, &["Parsing nftables rule failed"]),
@@ -271,8 +270,8 @@ impl IptablesError {
         }
     }
 
-    /// Names the taken chains that explain the failure. If a built-in chain could not be created
-    /// and no chain is taken, a module is missing.
+    /// Names the blocked chains that explain the failure. If a built-in chain could not be created
+    /// although nft blocks none, a kernel module is missing.
     pub(crate) fn blame(&mut self, taken: &[TakenChain]) {
         let Self::Failed { kind, said, .. } = self else {
             return;
@@ -298,13 +297,14 @@ impl IptablesError {
         }
     }
 
-    /// Reports whether the kernel cannot hold rules of this backend. No rules exist then.
+    /// Reports whether the kernel lacks this backend, and so has no rules of it.
     pub fn is_unsupported(&self) -> bool {
         self.kind() == Kind::Unsupported
     }
 }
 
-/// Returns the error of a program's run. `line` returns a line of the input by its number, from 1.
+/// Returns the error of a program's run. `line` returns an input line by its number, counted from
+/// 1.
 pub(crate) fn failure(
     program: &Program,
     result: io::Result<ProgramExit>,
@@ -334,9 +334,9 @@ pub(crate) fn failure(
     }
 }
 
-/// A sink that keeps one line, and refuses all bytes after that line.
+/// A writer that keeps one line, and refuses all bytes after that line.
 pub(crate) struct LineFinder {
-    /// Number of lines before the wanted line, or `None` once it is complete.
+    /// Number of lines before the wanted line, or `None` once the wanted line is complete.
     before: Option<usize>,
     line: Vec<u8>,
 }
@@ -374,12 +374,12 @@ impl Write for LineFinder {
     }
 }
 
-/// The explanation of a failure.
+/// Explanation of a failure.
 struct Explanation {
     kind: Kind,
-    /// Number of the faulty line of the input.
+    /// Number of the faulty input line, counted from 1.
     line: Option<usize>,
-    /// First lines of the message, the faulty line, and the next step.
+    /// First lines of the program's message, the faulty line, and the next step.
     said: String,
 }
 
@@ -400,15 +400,16 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explanat
                 .unwrap_or(rest.len());
             rest.get(..digits)?.parse::<usize>().ok()
         });
-    // Searches before the faulty line is added, because the name of a Service in it proves nothing.
+    // Searches before the faulty line is added, because the name of a Service in that line may
+    // contain a phrase.
     let mut signs = SIGNS.iter();
     let sign = signs.find(|(_, parts)| parts.iter().all(|part| said.contains(part)));
     let blamed = number.and_then(|number| Some((number, line(number)?)));
     if let Some((number, line)) = &blamed {
         let _ = write!(said, "; line {number} is `{line}`");
     }
-    // The program postpones some commands to the end of the table. It then names `COMMIT` as
-    // faulty.
+    // The program delays some commands until the end of the table, and then names `COMMIT` as the
+    // faulty line.
     let is_end = blamed.as_ref().is_some_and(|(_, line)| line == "COMMIT");
     let kind = match sign {
         Some((Kind::Unsupported, _)) | None if is_end => Kind::NoModule,

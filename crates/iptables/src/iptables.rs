@@ -1,4 +1,4 @@
-//! The iptables programs of one backend: reads rules, and tests whether rules can be read and
+//! The iptables programs of one backend. Reads rules, and checks that rules can be read and
 //! written.
 
 use std::io::BufRead;
@@ -20,25 +20,27 @@ use crate::saved::Line;
 use crate::table::Table;
 use crate::{legacy, modules, nft};
 
-/// Time limit of a save, which prints the rules of all programs. They may be very many.
+/// Time limit of most runs of a program. `iptables-save` prints the rules of all programs, which may
+/// be very many.
 pub(crate) const SAVE_LIMIT: Duration = Duration::from_secs(30);
-/// Time limits of a save of all tables. Lines are handled while the program prints them.
+/// Time limits of `iptables-save` for all tables, if the caller handles lines while the program
+/// prints.
 const LONG_SAVE_LIMIT: Limit = Limit {
     whole: Duration::from_mins(5),
     silence: Duration::from_mins(1),
 };
-/// Name of the chain for probes.
+/// Name of the chain into which checks write their rules.
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
-/// The iptables programs of one backend, for both families, in the calling threads' network
-/// namespace. Keeps the rules of the last read, with a number from the kernel that changes with the
-/// rules.
+/// The iptables programs of one backend, for both families, in the network namespace of the calling
+/// thread. Keeps the rules of the last read, with a number from the kernel that changes whenever
+/// the rules change.
 #[derive(Debug, Clone)]
 pub struct Iptables {
     pub(crate) backend: Backend,
     /// Part of the programs' names between `iptables` and `-save`.
     pub(crate) infix: &'static str,
-    /// True if the programs know `iptables-restore -w` and `MASQUERADE --random-fully`.
+    /// True if the programs support `iptables-restore -w` and `MASQUERADE --random-fully`.
     pub(crate) is_modern: bool,
     pub(crate) readings: Arc<Readings>,
     pub(crate) why: BackendReason,
@@ -47,14 +49,15 @@ pub struct Iptables {
 /// A request to `iptables-save`.
 #[derive(Debug, Clone, Copy)]
 struct SaveRequest {
-    /// The table, or all tables.
+    /// The table to print, or `None` for all tables.
     table: Option<Table>,
     /// True if the program prints each rule with its counters.
     is_counted: bool,
     limit: Limit,
 }
 
-/// Returns the iptables tables that exist in nf_tables, or only the given one.
+/// Returns the names of the iptables tables that exist in nf_tables, or only that of `only`, if it
+/// exists.
 fn nft_tables(family: IpFamily, only: Option<Table>) -> Result<Vec<&'static str>, IptablesError> {
     let mut tables = nft::kernel_rules::tables(family).map_err(|error| unlisted(&error))?;
     tables.retain(|table| only.is_none_or(|only| only.name() == *table));
@@ -68,8 +71,8 @@ pub(crate) fn unlisted(error: &netlink_batch::Error) -> IptablesError {
 }
 
 impl Backend {
-    /// Returns the chains in this backend's tables except built-in ones, in the caller's network
-    /// namespace. Starts no process. Returns `None` if the chains are unknown.
+    /// Returns all chains of this backend's tables except built-in ones, in the network namespace
+    /// of the caller. Returns `None` if the chains cannot be read. Starts no process.
     pub fn chains(self, family: IpFamily) -> Option<Vec<(Table, String)>> {
         match self {
             Self::Nft => nft::chains(family),
@@ -77,8 +80,8 @@ impl Backend {
         }
     }
 
-    /// Returns this backend's tables that nft has switched off, in the caller's network namespace.
-    /// Starts no process.
+    /// Returns this backend's tables that nft has made dormant, in the network namespace of the
+    /// caller. Starts no process.
     ///
     /// # Errors
     ///
@@ -104,8 +107,8 @@ impl Iptables {
         self.backend
     }
 
-    /// Returns the source port of masqueraded flows. It is random if the programs support
-    /// `MASQUERADE --random-fully` (1.6.2).
+    /// Returns the kind of source port for masqueraded flows: random if the programs support
+    /// `MASQUERADE --random-fully` (iptables 1.6.2).
     pub fn source_port(&self) -> SourcePort {
         if self.is_modern {
             SourcePort::Random
@@ -114,8 +117,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that rules of a family can be written. Starts a process unless the kernel's replies
-    /// are sufficient.
+    /// Checks that rules of a family can be written. Starts a process only if the kernel's replies
+    /// do not prove it.
     ///
     /// # Errors
     ///
@@ -130,8 +133,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that rules of a family can be read. Starts a process unless the kernel's replies are
-    /// sufficient.
+    /// Checks that rules of a family can be read. Starts a process only if the kernel's replies do
+    /// not prove it.
     ///
     /// # Errors
     ///
@@ -144,8 +147,8 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the kernel lacks this revision of a match for rules of a family. Returns
-    /// false if the query fails. Starts no process, but the kernel may load a module.
+    /// Reports whether the kernel lacks this revision of a match for a family. Returns false if the
+    /// query fails. Starts no process, but the kernel may load a module.
     pub fn lacks_match(&self, family: IpFamily, name: &str, revision: u8) -> bool {
         match self.backend {
             Backend::Legacy => LegacyTables::open(family)
@@ -157,9 +160,9 @@ impl Iptables {
         }
     }
 
-    /// Reports whether loading modules may still add a missing feature of legacy iptables. True if
-    /// the kernel has not loaded legacy iptables, but has module files for it and for the module
-    /// `further`. False for nft, because the kernel loads modules on request. Loads no module.
+    /// Reports whether loading modules may add a missing feature of legacy iptables. True if the
+    /// kernel has not loaded legacy iptables, but module files exist for it and for the module
+    /// `further`. False for nft. Loads no module.
     pub fn may_load(&self, family: IpFamily, further: &str) -> bool {
         let tables = match (self.backend, family) {
             // For nft, the kernel loads modules on request.
@@ -170,8 +173,8 @@ impl Iptables {
         modules::is_loadable(tables) && modules::have_files(&[tables, further])
     }
 
-    /// Returns the chains that this backend's rules cannot use, because nft has created chains of
-    /// these names with another hook, type or priority. Starts no process.
+    /// Returns the built-in and `KUBE-*` chains that this backend cannot use: nft has created
+    /// chains of these names with another hook, type or priority. Starts no process.
     ///
     /// # Errors
     ///
@@ -183,7 +186,7 @@ impl Iptables {
         }
     }
 
-    /// Returns this backend's tables that nft has switched off. Starts no process.
+    /// Returns this backend's tables that nft has made dormant. Starts no process.
     ///
     /// # Errors
     ///
@@ -200,7 +203,7 @@ impl Iptables {
         })
     }
 
-    /// Writes a rule as a test. A save or `--test` would prove nothing: with the nft backend, both
+    /// Writes a test rule. A save or `--test` would prove nothing: with the nft backend, both
     /// succeed even if the kernel has no NAT in nftables.
     pub(crate) fn try_writing(&self, family: IpFamily) -> Result<(), IptablesError> {
         let (value, mask) = (0, 0);
@@ -210,8 +213,8 @@ impl Iptables {
         Ok(())
     }
 
-    /// Checks that the kernel accepts a rule. One transaction makes the kernel load the table, the
-    /// match and the target, and changes no rule.
+    /// Checks that the kernel accepts a rule. Writes and deletes the rule in one transaction, so
+    /// that the kernel loads the table, the match and the target but no rule changes.
     ///
     /// # Errors
     ///
@@ -233,9 +236,9 @@ impl Iptables {
         self.restore(family, &text)
     }
 
-    /// Checks that the kernel accepts these rules, ordered by table. Writes them into an unused
-    /// chain and removes them again, because some rules are checked only when a transaction
-    /// completes.
+    /// Checks that the kernel accepts these rules, which are ordered by table. Writes them into an
+    /// unused chain and removes them again, because the kernel checks some rules only when a
+    /// transaction completes.
     ///
     /// # Errors
     ///
@@ -273,7 +276,8 @@ impl Iptables {
             Ok(())
         });
         let written = self.restore(family, &write);
-        // Removes the chain in each table, because tables before a refused one were written.
+        // Removes the chain in each table, because the program wrote the tables before the refused
+        // one.
         let forgotten = self.restore(family, &forget);
         written.and(forgotten)
     }
@@ -315,8 +319,8 @@ impl Iptables {
         )
     }
 
-    /// Returns the rules of all tables in use, possibly empty. Starts a process unless no rules
-    /// exist or they are unchanged since the last read.
+    /// Returns the rules of all existing tables, or an empty text. Starts a process unless no rules
+    /// exist or the rules are unchanged since the last read.
     ///
     /// # Errors
     ///
@@ -333,13 +337,13 @@ impl Iptables {
         }
     }
 
-    /// Passes the lines of one table, or of all tables in use, to `line`. Like
-    /// [`save`](Self::save), starts a process only if necessary. Reading one table is short, and
-    /// does not wait while another thread reads all tables.
+    /// Passes the lines of one table, or of all existing tables, to `line`. Starts a process only
+    /// if necessary, like [`save`](Self::save). A read of one table does not wait while another
+    /// thread reads all tables.
     ///
     /// # Errors
     ///
-    /// The rules cannot be read, or only in part: some lines may have been passed.
+    /// The rules cannot be read. Some lines may have been passed to `line` before.
     pub fn save_lines(
         &self,
         family: IpFamily,
@@ -372,9 +376,9 @@ impl Iptables {
         self.stream(family, request, line)
     }
 
-    /// Passes the lines of one table, or of all tables in use, to `line`. Each rule has its
-    /// counters in front: `[PACKETS:BYTES] -A CHAIN ...` ([`CountedRule`](crate::CountedRule)).
-    /// Starts a process unless no rules exist. Keeps no text, and waits for no other read.
+    /// Passes the lines of one table, or of all existing tables, to `line`. Each rule begins with
+    /// its counters: `[PACKETS:BYTES] -A CHAIN ...` ([`CountedRule`](crate::CountedRule)). Starts a
+    /// process unless no rules exist. Stores no text, and waits for no other read.
     ///
     /// # Errors
     ///
@@ -396,7 +400,7 @@ impl Iptables {
         self.stream(family, request, line)
     }
 
-    /// Passes the lines of all tables in use to `line`. Returns the text if it is kept.
+    /// Passes the lines of all existing tables to `line`. Returns the text if this object keeps it.
     fn read(
         &self,
         family: IpFamily,
@@ -404,7 +408,7 @@ impl Iptables {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<Option<Arc<str>>, IptablesError> {
         let mut last = self.readings.of(self.backend, family).lock();
-        // The number is read before the rules, so that a later change has another number.
+        // Reads the kernel's number before the rules, so that a later change yields another number.
         let number = match self.state(family) {
             Some(TablesState::Empty) => return Ok(Some("".into())),
             Some(TablesState::Holds(number)) => number,
@@ -442,9 +446,9 @@ impl Iptables {
         Ok(text)
     }
 
-    /// Logs each table once when nft switches it off, and once when the table is active again.
+    /// Logs each table once when nft makes it dormant, and once when it is active again.
     fn tell_dormant(&self, family: IpFamily) {
-        // If the query fails, the next read asks again.
+        // If the query fails, the next read repeats it.
         let Ok(mut dormant) = self.dormant_tables(family) else {
             return;
         };
@@ -460,8 +464,8 @@ impl Iptables {
         }
     }
 
-    /// Returns the kept rules of all tables if they are current. Returns `None` while another
-    /// thread reads them.
+    /// Returns the stored rules of all tables if they are current. Returns `None` while another
+    /// thread reads rules.
     fn kept(&self, family: IpFamily) -> Option<Arc<str>> {
         let last = self.readings.of(self.backend, family).try_lock()?;
         let last = last.as_ref()?;
@@ -469,8 +473,8 @@ impl Iptables {
         is_there.then(|| Arc::clone(&last.text))
     }
 
-    /// Passes the requested lines: those that `iptables-save` prints, then those that it omits
-    /// without an error.
+    /// Passes the requested lines to the caller: first those that `iptables-save` prints, then
+    /// those that it omits without an error.
     fn stream(
         &self,
         family: IpFamily,
@@ -483,14 +487,14 @@ impl Iptables {
                 printed.add(each);
                 line(each);
             })?;
-            // The legacy program fails if it cannot read one of its tables.
+            // The legacy program reports an error if it cannot read one of its tables.
             return self.is_whole(family, &printed);
         }
         let existing = nft_tables(family, request.table)?;
         let mut printed = PrintedTables::default();
         match self.print(family, request, &mut |each| printed.pass(each, line)) {
             Ok(()) => self.is_whole(family, &printed)?,
-            // The program ends at the first rule that it cannot read.
+            // `iptables-save` exits at the first rule that it cannot read.
             Err(IptablesError::Failed {
                 kind: Kind::Unreadable | Kind::Refused,
                 ..
@@ -513,7 +517,7 @@ impl Iptables {
         Ok(())
     }
 
-    /// Fails if the last printed table has no end.
+    /// Returns an error if the output of the last table is incomplete.
     fn is_whole(&self, family: IpFamily, printed: &PrintedTables) -> Result<(), IptablesError> {
         let Some(table) = printed.cut_short() else {
             return Ok(());
@@ -523,7 +527,7 @@ impl Iptables {
         Err(IptablesError::CutShort { program, said })
     }
 
-    /// Passes the lines that `iptables-save` prints.
+    /// Runs `iptables-save` and passes its lines to the caller.
     fn print(
         &self,
         family: IpFamily,
@@ -533,7 +537,8 @@ impl Iptables {
         let program = self.program(family, "save")?;
         let mut output = |source: &mut dyn BufRead| {
             let mut bytes = Vec::new();
-            // The lines before a read error count. The program then fails as well.
+            // The lines before a read error count. The program's exit status then shows the
+            // failure.
             while source
                 .read_until(b'\n', &mut bytes)
                 .is_ok_and(|read| read > 0)

@@ -1,7 +1,7 @@
-//! Queries the kernel about legacy iptables without a program: the existing tables, their changes,
-//! and the supported tables, matches and targets.
+//! Queries the kernel about legacy iptables without running a program: existing tables, their
+//! changes, and the supported tables, matches and targets.
 //!
-//! This module does not parse the rules: `iptables-save` prints them, and a digest shows when they
+//! This module does not parse rules. `iptables-save` prints them, and a digest shows whether they
 //! have changed.
 //!
 //! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`,
@@ -22,23 +22,24 @@ use crate::modules;
 use crate::reading::{RuleSupport, TablesState};
 use crate::table::Table;
 
-/// Socket option that returns a table's size: `IPT_SO_GET_INFO`, `IP6T_SO_GET_INFO`.
+/// Socket option that returns the size of a table: `IPT_SO_GET_INFO`, `IP6T_SO_GET_INFO`.
 const GET_INFO: libc::c_int = 64;
-/// Socket option that returns a table's entries: `IPT_SO_GET_ENTRIES`, `IP6T_SO_GET_ENTRIES`.
+/// Socket option that returns the entries of a table: `IPT_SO_GET_ENTRIES`, `IP6T_SO_GET_ENTRIES`.
 const GET_ENTRIES: libc::c_int = 65;
-/// Bytes of a table's name (`XT_TABLE_MAXNAMELEN`).
+/// Length of a table's name in bytes (`XT_TABLE_MAXNAMELEN`).
 const NAME: usize = 32;
-/// Bytes of `struct ipt_getinfo`: name, hooks, 5 entries, 5 underflows, number of entries, size.
+/// Size in bytes of `struct ipt_getinfo`: name, hooks, 5 entries, 5 underflows, number of entries,
+/// size.
 const INFO: usize = 84;
-/// Bytes of `struct ipt_get_entries` before its entries: name, size, and padding to a multiple of
-/// 8.
+/// Size in bytes of `struct ipt_get_entries` before its entries: name, size, and padding to a
+/// multiple of 8.
 const ENTRIES: usize = 40;
-/// Maximum size in bytes of tables whose changes are detected. A digest of larger tables would take
-/// long, and the texts of their rules are not kept anyway.
+/// Maximum size in bytes of a table whose changes are detected. A digest of a larger table would
+/// take long, and its rules are not stored anyway.
 const MOST: usize = 1 << 20;
-/// The lock file that all writing programs share.
+/// Lock file that all programs that write legacy iptables share.
 const LOCK: &str = "/run/xtables.lock";
-/// Modules for rules of both families. The first two answer queries about tables, and the others
+/// Kernel modules for rules of both families. The first two answer queries about tables. The others
 /// contain the tables.
 const MODULES: [&str; 6] = [
     "ip_tables",
@@ -49,7 +50,7 @@ const MODULES: [&str; 6] = [
     "ip6table_filter",
 ];
 
-/// Returns the state of a family's tables, or `None` if it is unknown. Loads no module.
+/// Returns the state of a family's tables, or `None` if the query fails. Loads no module.
 pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     let names = names(family).ok()?;
     if names.is_empty() {
@@ -71,7 +72,7 @@ pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     Some(TablesState::Holds(Some(hasher.finish())))
 }
 
-/// Returns the chains of all existing tables, or `None` if they are unknown. Loads no module.
+/// Returns the chains of all existing tables, or `None` if they cannot be read. Loads no module.
 pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     let names = names(family).ok()?;
     let known: Vec<Table> = names.iter().filter_map(|name| Table::find(name)).collect();
@@ -91,10 +92,11 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
 }
 
 /// Returns the names of all chains except built-in ones. Each chain begins with an entry whose
-/// target is named `ERROR` and contains the chain's name (`struct xt_error_target`). Returns `None`
-/// for malformed entries.
+/// target `ERROR` contains the name of the chain (`struct xt_error_target`). Returns `None` for
+/// malformed entries.
 fn made_chains(mut entries: &[u8], family: IpFamily) -> Option<Vec<String>> {
-    // Offset of the target, and minimum size, in `struct ipt_entry` and `struct ip6t_entry`.
+    // Offset of the target and minimum size of an entry, in `struct ipt_entry` and `struct
+    // ip6t_entry`.
     let (target, least) = match family {
         IpFamily::V4 => (88, 112),
         IpFamily::V6 => (140, 168),
@@ -113,12 +115,12 @@ fn made_chains(mut entries: &[u8], family: IpFamily) -> Option<Vec<String>> {
         }
         entries = rest;
     }
-    // The last such entry marks the table's end.
+    // The last entry of this kind marks the end of the table.
     names.pop();
     Some(names)
 }
 
-/// Passes entries to each parser of this file, for the fuzzer.
+/// Passes fuzzed entries to each parser of this file.
 pub(crate) fn look(entries: &[u8], family: IpFamily) {
     drop(made_chains(entries, family));
     let _ = digest(entries, family, &mut DefaultHasher::new());
@@ -129,20 +131,20 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Reports whether the kernel lacks table nat of a family, or the matches that rules of every mode
-/// have.
+/// Reports whether the kernel lacks table nat of a family, or a match or target that rules of every
+/// mode use.
 pub(crate) fn is_absent(family: IpFamily) -> bool {
     ask_for_nat(family).is_err_and(|error| is_unknown(&error))
 }
 
-/// Queries the kernel for table nat, and for a match and a target that rules of every mode have.
+/// Queries the kernel for table nat, and for a match and a target that rules of every mode use.
 fn ask_for_nat(family: IpFamily) -> io::Result<()> {
     let tables = LegacyTables::open(family)?;
     tables.table("nat")?;
     tables.has_revisions()
 }
 
-/// Reports whether the kernel lacks the family, the table or the match.
+/// Reports whether the error means that the kernel lacks the family, the table or the match.
 pub(crate) fn is_unknown(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -156,7 +158,7 @@ pub(crate) fn is_unknown(error: &io::Error) -> bool {
     )
 }
 
-/// Returns the existing tables, as `iptables-legacy-save` finds them.
+/// Returns the names of the existing tables, as `iptables-legacy-save` finds them.
 fn names(family: IpFamily) -> io::Result<Vec<String>> {
     match fs::read_to_string(names_file(family)) {
         Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
@@ -172,7 +174,7 @@ fn names_file(family: IpFamily) -> &'static str {
     }
 }
 
-/// Loads the modules that make queries about tables possible, because the kernel does not load them
+/// Loads the modules that answer queries about tables, because the kernel does not load them
 /// itself. Also loads the tables and the `needed` modules.
 pub(crate) fn load_modules(needed: &[&str]) {
     let is_missing = |family| exists(family).is_ok() && !Path::new(names_file(family)).exists();
@@ -181,19 +183,19 @@ pub(crate) fn load_modules(needed: &[&str]) {
     }
 }
 
-/// Checks that the kernel has or loads table nat, a match and a target, and that the lock can be
-/// opened.
+/// Checks that the kernel has or loads table nat, a match and a target, and that the lock file can
+/// be opened.
 pub(crate) fn probe(family: IpFamily) -> RuleSupport {
     match ask_for_nat(family).and_then(|()| lock()) {
         Ok(_) => RuleSupport::Works,
-        // Only the iptables program can explain the failure.
+        // Only the iptables program can explain this failure.
         Err(_) => RuleSupport::Unknown,
     }
 }
 
-/// Opens the lock without taking it.
+/// Opens the lock file without taking the lock.
 fn lock() -> io::Result<File> {
-    // Opens the file like iptables, and creates it if necessary.
+    // Creates the file if necessary, as iptables does.
     let mut options = OpenOptions::new();
     options.read(true).create(true).write(true).mode(0o600);
     options.open(LOCK)
@@ -204,14 +206,14 @@ fn lock() -> io::Result<File> {
 pub struct LegacyTable {
     name: String,
     hooks: u32,
-    /// Number of entries, including the ends of chains and of the table.
+    /// Number of entries, including those that end each chain and the table.
     pub entries: u32,
     /// Size of all entries in bytes.
     pub size: usize,
 }
 
 impl LegacyTable {
-    /// Reports whether the table contains only the policies of its built-in chains and the final
+    /// Reports whether the table contains only the policies of its built-in chains and its final
     /// entry.
     pub fn is_untouched(&self) -> bool {
         self.entries == self.hooks.count_ones() + 1
@@ -226,7 +228,7 @@ pub struct LegacyTables {
 }
 
 impl LegacyTables {
-    /// Opens the raw socket for the queries.
+    /// Opens a raw socket for the queries.
     ///
     /// # Errors
     ///
@@ -240,7 +242,7 @@ impl LegacyTables {
         Ok(Self { socket, family })
     }
 
-    /// Returns the table. The kernel creates it if possible.
+    /// Returns a table. If the table does not exist, the kernel tries to create it.
     ///
     /// # Errors
     ///
@@ -274,26 +276,26 @@ impl LegacyTables {
         Ok(answer.split_off(ENTRIES))
     }
 
-    /// Digests a table without its counters.
+    /// Adds a table without its counters to a digest.
     fn digest(&self, table: &LegacyTable, hasher: &mut DefaultHasher) -> io::Result<()> {
         table.name.hash(hasher);
         let digested = digest(&self.content(table)?, self.family, hasher);
         digested.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Checks that the kernel has `-m addrtype` and `-j MARK --set-xmark`.
+    /// Checks that the kernel supports `-m addrtype` and `-j MARK --set-xmark`.
     fn has_revisions(&self) -> io::Result<()> {
         self.has_match("addrtype", 1)?;
         self.ask_revision(1, "MARK", 2)
     }
 
-    /// Checks that the kernel has, or loads, a match of this revision.
+    /// Checks that the kernel has or loads this revision of a match.
     pub(crate) fn has_match(&self, name: &str, revision: u8) -> io::Result<()> {
         self.ask_revision(0, name, revision)
     }
 
-    /// Queries a revision of a match (`kind` 0) or a target (1): `IPT_SO_GET_REVISION_MATCH`,
-    /// `IP6T_SO_GET_REVISION_MATCH` and the options behind them.
+    /// Queries a revision of a match (`kind` 0) or a target (`kind` 1):
+    /// `IPT_SO_GET_REVISION_MATCH`, `IP6T_SO_GET_REVISION_MATCH` and the options that follow them.
     fn ask_revision(&self, kind: libc::c_int, name: &str, revision: u8) -> io::Result<()> {
         let get_match = match self.family {
             IpFamily::V4 => 66,
@@ -333,7 +335,7 @@ impl LegacyTables {
     }
 }
 
-/// Returns `length` bytes that begin with a name.
+/// Returns a buffer of `length` bytes that begins with a name.
 fn named(name: &str, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     let place = bytes.get_mut(..name.len()).filter(|_| name.len() < 29);
@@ -347,9 +349,9 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-/// Digests entries without their counters. Returns `None` for malformed entries.
+/// Adds entries without their counters to a digest. Returns `None` for malformed entries.
 fn digest(mut entries: &[u8], family: IpFamily, hasher: &mut DefaultHasher) -> Option<()> {
-    // Offset of the entry's length, and range of the counters, in `struct ipt_entry` and `struct
+    // Offset of the entry's length and range of the counters, in `struct ipt_entry` and `struct
     // ip6t_entry`.
     let (next, from, to) = match family {
         IpFamily::V4 => (90, 96, 112),

@@ -1,10 +1,11 @@
-//! Tables that iptables shares with rules of nft.
+//! Reads tables in which nft has created objects that `iptables-save` cannot print.
 //!
 //! If a table has a single rule that iptables cannot express, `iptables-nft-save` prints only a
-//! comment for this table, and succeeds. `iptables-nft-restore` can still write the table and list
-//! chains that have only iptables rules. So such a table is read chain by chain: by one process, or
-//! from the kernel if iptables cannot express a chain. `iptables-nft-save` also omits base chains
-//! with an unusual hook or priority. They are read from the kernel, too.
+//! comment for this table, and succeeds. `iptables-nft-restore` can still write the table, and list
+//! chains that contain only iptables rules. So this module reads such a table chain by chain: by
+//! one process or, if iptables cannot express a chain, directly from the kernel.
+//! `iptables-nft-save` also omits base chains with an unusual hook or priority. This module reads
+//! these from the kernel, too.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_is_table_compatible`, `nft_rule_list_save`),
 //! `iptables/xtables-save.c`.
@@ -21,9 +22,9 @@ use crate::obstacles::{TakenChain, nft_name};
 use crate::program::{Limit, Program};
 use crate::saved::Line;
 
-/// Prefix of chains of kube-proxies and kubelets, which contain only iptables rules.
+/// Prefix of the chains of kube-proxies and kubelets. These chains contain only iptables rules.
 pub(crate) const PREFIX: &str = "KUBE-";
-/// Number of attempts to read a table that changes during each read.
+/// Number of attempts to read a table that changes during each attempt.
 const ATTEMPTS: usize = 5;
 /// Maximum number of processes for one table. Each process finds at most one chain with nft rules.
 const MAX_PROCESSES: usize = 8;
@@ -33,9 +34,9 @@ const MAX_PROCESSES: usize = 8;
 pub(crate) enum UnprintedPart {
     /// The whole table.
     Whole,
-    /// Base chains that do not have the name of a built-in chain.
+    /// Base chains whose names are not those of built-in chains.
     BaseChains,
-    /// The rest of the table, from the point at which the output ended.
+    /// The rest of the table, after the last line of the output.
     Rest,
 }
 
@@ -43,19 +44,19 @@ pub(crate) enum UnprintedPart {
 #[derive(Debug, Default)]
 pub(crate) struct PrintedTables {
     tables: BTreeSet<String>,
-    /// The table that has begun and not ended.
+    /// The table whose output has begun but not ended.
     open: Option<String>,
-    /// Tables with base chains that were not printed.
+    /// Tables with base chains that the program did not print.
     partial: BTreeSet<String>,
-    /// Chains of the open table whose rules were passed on.
+    /// Chains of the open table whose rules the reader has passed on.
     told: BTreeSet<String>,
-    /// The chain that is being printed, and its rules until now.
+    /// The chain in progress, and its rules so far.
     chain: String,
     held: Vec<String>,
 }
 
 impl PrintedTables {
-    /// Reads a line.
+    /// Reads an output line.
     pub(crate) fn add(&mut self, line: &str) {
         if let Some(comment) = line.strip_prefix('#') {
             // "# Table `nat' contains incompatible base-chains, use 'nft' tool to list them."
@@ -74,8 +75,8 @@ impl PrintedTables {
         }
     }
 
-    /// Reads a line. Passes the lines of a chain on once it is complete, because the program may
-    /// stop at any line.
+    /// Reads an output line. Passes the lines of a chain to `tell` only when the chain is complete,
+    /// because the program may stop at any line.
     pub(crate) fn pass(&mut self, line: &str, tell: &mut dyn FnMut(&str)) {
         let chain = Line::chain_of_rule(line);
         if chain != Some(&self.chain) && !self.chain.is_empty() {
@@ -95,7 +96,7 @@ impl PrintedTables {
         self.held.push(line.to_owned());
     }
 
-    /// Returns the table whose end was not printed.
+    /// Returns the table whose end the program has not printed, if any.
     pub(crate) fn cut_short(&self) -> Option<&str> {
         self.open.as_deref()
     }
@@ -117,7 +118,7 @@ impl PrintedTables {
     }
 }
 
-/// A function that finds `iptables-restore`, which lists single chains.
+/// A function that finds the program `iptables-restore`, which can list single chains.
 type Restore<'a> = &'a (dyn Fn() -> Result<Program, IptablesError> + Sync);
 
 /// Passes the lines of the unprinted part of a table to `line`.
@@ -173,7 +174,7 @@ pub(crate) fn read(
     Err(listing.unreadable("it changes while it is read".to_owned()))
 }
 
-/// A table that is listed chain by chain.
+/// A table that is read chain by chain.
 struct Listing<'a> {
     restore: Restore<'a>,
     family: IpFamily,
@@ -183,7 +184,7 @@ struct Listing<'a> {
 }
 
 impl Listing<'_> {
-    /// Returns the rules of these chains, as `iptables-save` prints them.
+    /// Returns the rules of these chains, in the form that `iptables-save` prints.
     fn rules(
         &self,
         chains: &[KernelChain],
@@ -227,7 +228,7 @@ impl Listing<'_> {
             if attempt + 1 < MAX_PROCESSES {
                 continue;
             }
-            // More processes would be too many. So one process lists all remaining chains that
+            // More processes would take too long. So one process lists all remaining chains that
             // iptables can certainly express.
             for name in std::mem::take(&mut listed) {
                 let rules = held(reader, name)?;
@@ -244,12 +245,12 @@ impl Listing<'_> {
         Err(self.unreadable("too many of its chains hold rules of nft".to_owned()))
     }
 
-    /// Lists the rules of chains by iptables.
+    /// Runs iptables to list the rules of chains.
     ///
     /// # Errors
     ///
-    /// The cause, and the chain being printed if the program ended by itself. It ends at a rule
-    /// that it cannot read, and does not always name the chain.
+    /// Returns the cause and, if the program ended by itself, the chain that it was printing. The
+    /// program ends at a rule that it cannot read, and does not always name the chain.
     fn list(
         &self,
         chains: &[&str],
@@ -269,7 +270,7 @@ impl Listing<'_> {
             writeln!(sink, "COMMIT")
         };
         let mut output = |source: &mut dyn BufRead| {
-            // A read error makes the program fail, and its exit status is checked.
+            // A read error makes the program fail, and its exit status is checked afterwards.
             for line in source.split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 if line.starts_with("-A ") {
@@ -312,7 +313,7 @@ impl Listing<'_> {
     }
 }
 
-/// Returns the built-in chains of a table: name, and hook, priority and type.
+/// Returns the built-in chains of a table, each with name, hook, priority and type.
 ///
 /// Source: iptables 1.8.9, `iptables/nft.c` (`xtables_ipv4`).
 pub(crate) fn built_in(
@@ -336,7 +337,7 @@ pub(crate) fn built_in(
             3 => "OUTPUT",
             _ => "POSTROUTING",
         };
-        // A chain for source translation has a later priority.
+        // Chains for source NAT have a higher priority number.
         let priority = match hook {
             1 | 4 if is_nat => 100,
             _ => priority,
@@ -383,16 +384,16 @@ fn incompatible_chain(error: &IptablesError) -> Option<&str> {
     rest.contains("incompatible").then_some(name)
 }
 
-/// Returns the chain whose rules follow: `-P CHAIN POLICY`, `-N CHAIN`.
+/// Returns the chain that the lines `-P CHAIN POLICY` and `-N CHAIN` introduce.
 fn printed_chain(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("-N ").or(line.strip_prefix("-P "))?;
     rest.split(' ').next()
 }
 
-/// Moves the counters of `-A CHAIN ... -c PACKETS BYTES -j TARGET` to the front, as in
-/// `iptables-save -c`.
+/// Moves the counters of `-A CHAIN ... -c PACKETS BYTES -j TARGET` to the front, where
+/// `iptables-save -c` prints them.
 fn counted(line: &str) -> Option<String> {
-    // A comment may contain the same words, but the rule's own counters come last.
+    // A comment may contain `-c`, too. The counters of the rule are the last match.
     let (before, rest) = line.rsplit_once(" -c ")?;
     let mut words = rest.splitn(3, ' ');
     let (packets, bytes) = (words.next()?, words.next()?);
@@ -405,9 +406,8 @@ fn counted(line: &str) -> Option<String> {
     Some(format!("[{packets}:{bytes}] {before}{after}"))
 }
 
-/// Returns the chains of kube-proxies' tables that iptables cannot use. Either nft created a
-/// built-in chain with another hook, type or priority, or it created a kube-proxy's chain as a base
-/// chain.
+/// Returns the chains that iptables cannot use in tables of kube-proxies. nft has created either a
+/// built-in chain with another hook, type or priority, or a kube-proxy's chain as a base chain.
 pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Vec::new());
@@ -491,7 +491,7 @@ mod tests {
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
         let gaps = printed(text).gaps(&["filter", "nat"]);
         assert_eq!(gaps, [("nat", UnprintedPart::Whole)]);
-        // The result does not depend on the messages that the program prints.
+        // The gaps do not depend on the program's comments.
         assert_eq!(printed("").gaps(&["raw"]), [("raw", UnprintedPart::Whole)]);
         assert!(printed(text).gaps(&["filter"]).is_empty());
     }

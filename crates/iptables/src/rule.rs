@@ -1,5 +1,5 @@
-//! A rule as data, and its only rendering. The rendering equals the output of `iptables-save`, so
-//! that wanted rules can be compared with rules that were read.
+//! A rule as data, and its rendering as text. The text equals the output of `iptables-save`, so
+//! wanted rules can be compared with rules that were read.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -23,15 +23,15 @@ pub enum Match {
     NotDestination(IpNet),
     /// The incoming interface. A final `+` matches any suffix.
     InInterface(String),
-    /// The packet came in through another interface, or none.
+    /// The packet came in through another interface, or through none.
     NotInInterface(String),
     /// The transport protocol.
     Protocol(Protocol),
-    /// Always true. Carries a text for readers.
+    /// Always true. Shows a comment to readers of the rules.
     Comment(Cow<'static, str>),
     /// The destination port of this protocol.
     Port(Protocol, u16),
-    /// The module of this protocol, which a target with ports needs.
+    /// The packet's protocol, as a match module. A target with ports needs this module.
     Module(Protocol),
     /// The source is an address of this node.
     SourceLocal,
@@ -47,21 +47,21 @@ pub enum Match {
     Mark(u32),
     /// Not all bits of this mark are set.
     NotMark(u32),
-    /// These fields of the packet are a member of the ipset of this name.
+    /// These fields of the packet are a member of the ipset with this name.
     InSet(Cow<'static, str>, &'static [Field]),
-    /// These fields of the packet are not a member of the ipset of this name.
+    /// These fields of the packet are not a member of the ipset with this name.
     NotInSet(Cow<'static, str>, &'static [Field]),
     /// The packet did not enter by a bridge port.
     NotFromBridgePort,
     /// IPVS forwarded the packet for this virtual server.
     VirtualServer(Protocol, IpAddr, u16),
-    /// Always true. Counts with the nfacct object of this name.
+    /// Always true. Counts packets in the nfacct object with this name.
     Counted(&'static str),
-    /// The packet is chosen at random, one in this number.
+    /// A random choice with this probability: one in N packets.
     OneIn(usize),
-    /// The source was added to this list of `recent` within this many seconds.
+    /// The list of `recent` with this name has seen the source within this many seconds.
     SeenWithin(ChainName, u32, IpFamily),
-    /// Always true. Adds the source to this list of `recent`.
+    /// Always true. Adds the source to the list of `recent` with this name.
     Remember(ChainName, IpFamily),
 }
 
@@ -100,7 +100,7 @@ impl FlowState {
     }
 }
 
-/// The side of a packet for one dimension of a set.
+/// The side of a packet that is compared with one dimension of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// The packet's source (`src`).
@@ -109,7 +109,7 @@ pub enum Field {
     Destination,
 }
 
-/// The action on a packet that meets all conditions.
+/// The action on a packet that meets all conditions of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// Accepts the packet in this table.
@@ -127,8 +127,8 @@ pub enum Target {
         /// Bits to clear before the flip.
         mask: u32,
     },
-    /// Changes the packet's mark by the mark of an ipset member that has these fields. Without such
-    /// a member, the mark stays. The kernel accepts this target only in table mangle.
+    /// Changes the packet's mark by the mark of the ipset member with these fields. Without such a
+    /// member, the mark stays. The kernel accepts this target only in table mangle.
     MapMark(&'static str, &'static [Field]),
     /// Replaces the source with this node's address.
     Masquerade(SourcePort),
@@ -141,7 +141,7 @@ pub enum Target {
 /// The source port of a masqueraded flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourcePort {
-    /// The original port, if it is free.
+    /// The original port. The kernel chooses another one only if the port is in use.
     Kept,
     /// A random port (`--random-fully`).
     Random,
@@ -177,8 +177,8 @@ impl Match {
         Self::Comment(text.into())
     }
 
-    /// Returns the rank of a match. `iptables-save` prints matches with a rank first, in the order
-    /// of ranks. All other matches keep the given order.
+    /// Returns the rank of a match. `iptables-save` prints matches of the first ranks first. All
+    /// other matches keep the given order.
     fn rank(&self) -> u8 {
         match self {
             Self::Source(_) | Self::NotSource(_) => 0,
@@ -194,7 +194,7 @@ impl Match {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     matches: Vec<Match>,
-    /// The action. A rule without an action only counts.
+    /// The action. `None`: the rule only counts.
     target: Option<Target>,
 }
 
@@ -207,7 +207,7 @@ impl Rule {
         }
     }
 
-    /// Creates a rule without an action. It counts, or carries a comment.
+    /// Creates a rule without an action, which counts packets or carries a comment.
     pub fn without_target(matches: impl IntoIterator<Item = Match>) -> Self {
         let mut matches: Vec<Match> = matches.into_iter().collect();
         matches.sort_by_key(Match::rank);
@@ -235,9 +235,9 @@ impl Rule {
         self.target
     }
 
-    /// Appends the rule to `text` as a line for `chain`, without a line feed.
+    /// Appends the rule to `text`, as a line of the chain `chain` without a line feed.
     pub fn render(&self, chain: impl fmt::Display, text: &mut String) {
-        // Writing to a String cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(text, "-A {chain}");
         for part in &self.matches {
             let _ = write!(text, " {part}");
@@ -247,7 +247,7 @@ impl Rule {
         }
     }
 
-    /// Returns the rule as a line for `chain`: `-A CHAIN ...`.
+    /// Returns the rule as a line of the chain `chain`: `-A CHAIN ...`.
     pub fn line(&self, chain: impl fmt::Display) -> String {
         let mut line = String::new();
         self.render(chain, &mut line);
@@ -266,11 +266,11 @@ pub struct Jump {
     pub to: &'static str,
     /// The jump's comment, if any.
     pub comment: Option<&'static str>,
-    /// The packets that follow the jump.
+    /// Packets of a flow that follow the jump.
     pub packets: Packets,
 }
 
-/// The packets of a flow that follow a jump.
+/// Packets of a flow that follow a jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packets {
     /// All packets of the flow.
@@ -296,14 +296,14 @@ impl Jump {
         }
     }
 
-    /// Returns the jump for the first packet of each flow.
+    /// Returns the same jump, followed only by the first packet of each flow.
     #[must_use]
     pub const fn of_first_packets(mut self) -> Self {
         self.packets = Packets::First;
         self
     }
 
-    /// Returns the jump as a line.
+    /// Returns the jump as a line: `-A CHAIN ...`.
     pub fn line(&self) -> String {
         let is_first = self.packets == Packets::First;
         let state = is_first.then_some(Match::State(&[FlowState::New]));
@@ -356,7 +356,7 @@ impl fmt::Display for Match {
                 "-m ipvs --vproto {} --vaddr {address} --vport {port}",
                 protocol.number()
             ),
-            // iptables prints two blanks here.
+            // iptables prints two spaces here.
             Self::Counted(name) => write!(f, "-m nfacct --nfacct-name  {name}"),
             Self::OneIn(count) => write!(
                 f,
@@ -414,7 +414,7 @@ fn names(fields: &[Field]) -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// Writes words separated by commas.
+/// Writes words, separated by commas.
 fn joined(words: impl Iterator<Item = &'static str>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for (at, word) in words.enumerate() {
         if at > 0 {
@@ -425,7 +425,7 @@ fn joined(words: impl Iterator<Item = &'static str>, f: &mut fmt::Formatter<'_>)
     Ok(())
 }
 
-/// Returns the mask of a single address.
+/// Returns the mask that covers a whole address of this family.
 fn whole(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "255.255.255.255",
@@ -433,7 +433,8 @@ fn whole(family: IpFamily) -> &'static str {
     }
 }
 
-/// Returns one in `count` with upstream's ten digits, rounded to the kernel's units of 2⁻³¹.
+/// Returns the probability 1/`count` with upstream's ten digits, rounded to the kernel's units of
+/// 2⁻³¹.
 fn probability(count: usize) -> f64 {
     const UNITS: f64 = 2_147_483_648.0;
     #[allow(
@@ -448,7 +449,7 @@ fn probability(count: usize) -> f64 {
 /// the line.
 fn escaped(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let is_special = |character: char| matches!(character, '"' | '\\' | '\'');
-    // Most texts need no escape.
+    // Most texts contain no special character.
     if !text.contains(|character: char| is_special(character) || character.is_control()) {
         return f.write_str(text);
     }
