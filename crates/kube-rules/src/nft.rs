@@ -1,7 +1,7 @@
 //! Rules of nf_tables in the kernel's expressions, as `nft` 1.0.6 encodes them, for one IP family.
 //!
 //! Other versions of `nft` encode some rules differently. A mode that compares rules treats such a
-//! rule as foreign, and writes its own rule once.
+//! rule as foreign, and replaces it once.
 
 mod interval;
 mod marks;
@@ -23,22 +23,23 @@ use interval::intervals;
 /// Conntrack state bit of a new connection (`NF_CT_STATE_BIT(IP_CT_NEW)`), as the kernel loads it
 /// into a register (linux/nf_conntrack_common.h).
 const NEW: u32 = 8;
-/// Conntrack status bit of a translated destination (`IPS_DST_NAT`).
+/// Conntrack status bit of a flow whose destination is translated (`IPS_DST_NAT`).
 const DESTINATION_NAT: u32 = 0x20;
 /// NAT flag for a random source port: `NF_NAT_RANGE_PROTO_RANDOM_FULLY` (linux/netfilter/nf_nat.h).
 const FULLY_RANDOM: u32 = 0x10;
-/// Type of an address of this node: `RTN_LOCAL` (linux/rtnetlink.h).
+/// Route type of the node's own addresses: `RTN_LOCAL` (linux/rtnetlink.h).
 const LOCAL: u32 = 2;
-/// Type of a rejection by TCP reset (`NFT_REJECT_TCP_RST`).
+/// Kind of rejection with a TCP reset (`NFT_REJECT_TCP_RST`).
 const TCP_RESET: u32 = 1;
-/// Type of a rejection by ICMP unreachable (`NFT_REJECT_ICMP_UNREACH`).
+/// Kind of rejection with ICMP unreachable (`NFT_REJECT_ICMP_UNREACH`).
 const UNREACHABLE: u32 = 0;
-/// Type of a named counter (`NFT_OBJECT_COUNTER`).
+/// Object type of a named counter (`NFT_OBJECT_COUNTER`).
 pub const COUNTER: u32 = 1;
-/// Size of an interface's name: `IFNAMSIZ` (linux/if.h).
+/// Size of an interface name in bytes: `IFNAMSIZ` (linux/if.h).
 const INTERFACE_NAME: usize = 16;
 
-/// Returns the register after this number of bytes. All keys here fit into the registers.
+/// Returns the register after `bytes` bytes of values. All keys of this crate fit into the
+/// registers.
 const fn after(bytes: usize) -> Register {
     match Register::at(bytes) {
         Some(register) => register,
@@ -55,7 +56,7 @@ pub enum Side {
     Destination,
 }
 
-/// A field of a packet in a key.
+/// A packet field that is part of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// The source or destination address: `ip saddr`, `ip daddr`.
@@ -70,7 +71,7 @@ pub enum Field {
 pub const SOURCE: Field = Field::Address(Side::Source);
 /// The destination address: `ip daddr`.
 pub const DESTINATION: Field = Field::Address(Side::Destination);
-/// The key of a port: `meta l4proto . th dport`.
+/// Key of a port: `meta l4proto . th dport`.
 pub const PORT: &[Field] = &[Field::Protocol, Field::Port];
 /// The key of an address and port: `ip daddr . meta l4proto . th dport`.
 pub const ADDRESS_AND_PORT: &[Field] = &[DESTINATION, Field::Protocol, Field::Port];
@@ -111,8 +112,8 @@ pub fn address_type(of: IpFamily) -> DataType {
     }
 }
 
-/// A rule under construction, from left to right. Each clause starts in the first register. No
-/// clause reads another clause's registers.
+/// A rule under construction, from left to right. Each clause loads its values from the first
+/// register on, and reads no registers of other clauses.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Line {
@@ -140,7 +141,7 @@ impl Line {
 
     // ---- loads ----
 
-    /// Loads the first bytes of an address.
+    /// Loads the first `bytes` bytes of an address.
     fn address(&self, side: Side, bytes: usize, to: Register) -> Expression {
         let offset = match (self.family, side) {
             (IpFamily::V4, Side::Source) => 12,
@@ -151,7 +152,7 @@ impl Line {
         payload(PayloadBase::Network, offset, bytes, to)
     }
 
-    /// Loads fields one after the other, from offset `at` on.
+    /// Loads fields one after the other, from byte `at` of the registers on.
     fn load(mut self, fields: &[Field], mut at: usize) -> Self {
         let len = self.address_len();
         for field in fields {
@@ -175,7 +176,7 @@ impl Line {
         self.push([Expression::Lookup { key, set, what }])
     }
 
-    /// Matches if one of these bits is set in a number in host byte order.
+    /// Matches if at least one of `bits` is set in a number in host byte order.
     fn has_bits(self, load: Expression, bits: u32) -> Self {
         let masked = bitwise(number(bits), number(0));
         self.push([load, masked, compare(Comparison::NotEqual, number(0))])
@@ -205,14 +206,14 @@ impl Line {
         self.push([load, masked, compare(Comparison::Equal, number(mark))])
     }
 
-    /// Looks a key up in a set: `ip daddr . meta l4proto . th dport != @set`.
+    /// Matches if a key is in a set: `ip daddr . meta l4proto . th dport != @set`.
     pub fn in_set(self, key: &[Field], sense: Sense, set: impl Into<Name>) -> Self {
         let set = SetRef::Named(set.into());
         self.load(key, 0).look_up(set, sense.membership())
     }
 
-    /// Looks a key up in a set of networks: `ip daddr . meta l4proto . th dport . ip saddr &
-    /// 255.255.0.0 @set`. Compares only the first bits of the key's last address.
+    /// Matches if a key is in a set of networks: `ip daddr . meta l4proto . th dport . ip saddr &
+    /// 255.255.0.0 @set`. The last address of the key is masked with `prefix` bits.
     pub fn in_set_of_nets(self, key: &[Field], prefix: u8, set: impl Into<Name>) -> Self {
         let all = match self.family {
             IpFamily::V4 => IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), prefix.min(32)),
@@ -236,8 +237,8 @@ impl Line {
         )
     }
 
-    /// Matches an address in a network: `ip saddr != NET`. For a prefix of whole bytes, the load is
-    /// shorter.
+    /// Matches an address in a network: `ip saddr != NET`. If the prefix is a multiple of 8, loads
+    /// only these bytes.
     pub fn in_net(self, side: Side, sense: Sense, net: IpNet) -> Self {
         let (bits, len) = (usize::from(net.prefix_len()), self.address_len());
         let network = octets(net.network());
@@ -251,8 +252,8 @@ impl Line {
         self.push([load, masked, compare(sense.comparison(), network)])
     }
 
-    /// Matches an address in several networks: `ip saddr != { NET, ... }`. A single network becomes
-    /// a comparison.
+    /// Matches an address in several networks: `ip saddr != { NET, ... }`. For one network,
+    /// compares without a set.
     pub fn in_nets(self, side: Side, sense: Sense, nets: &[IpNet]) -> Self {
         if let [net] = nets {
             return self.in_net(side, sense, *net);
@@ -273,21 +274,21 @@ impl Line {
         self.push([fib_type(side), compare(Comparison::Equal, number(LOCAL))])
     }
 
-    /// Matches traffic of this node's pods, or all other traffic. Returns `None` without a
-    /// detector.
+    /// Matches traffic of this node's pods, or all other traffic. Returns `None` if no detector of
+    /// pod traffic is configured.
     pub fn pod_traffic(self, sense: Sense, detector: &LocalDetector) -> Option<Self> {
         Some(match detector {
             LocalDetector::None => return None,
             LocalDetector::SourceNet(net) => self.in_net(Side::Source, sense, *net),
             LocalDetector::Bridge(name) => self.input_interface(sense, name),
-            // Compares only the start of the name.
+            // Compares only the beginning of the interface name.
             LocalDetector::InterfacePrefix(prefix) => {
                 self.input_interface_start(sense, prefix, prefix.len())
             }
         })
     }
 
-    /// Matches packets from an interface, or from all other interfaces: `iifname NAME`.
+    /// Matches packets that arrive on an interface, or on any other interface: `iifname NAME`.
     pub fn input_interface(self, sense: Sense, name: &str) -> Self {
         self.input_interface_start(sense, name, INTERFACE_NAME)
     }
@@ -315,7 +316,7 @@ impl Line {
         self.load(key, 0).look_up(map, LookupFor::Verdict)
     }
 
-    /// Counts in a named counter: `counter name "counter"`.
+    /// Counts the packet in a named counter: `counter name "counter"`.
     pub fn count_in(self, counter: &'static str) -> Self {
         self.push([Expression::Object {
             kind: COUNTER,
@@ -323,7 +324,8 @@ impl Line {
         }])
     }
 
-    /// Replaces the source with the node's address: `masquerade`, `masquerade fully-random`.
+    /// Replaces the source address with the node's address: `masquerade`, `masquerade
+    /// fully-random`.
     pub fn masquerade(self, port: SourcePort) -> Self {
         let flags = match port {
             SourcePort::Kept => 0,
@@ -334,7 +336,7 @@ impl Line {
 
     /// Rejects packets with an ICMP error: `reject`.
     pub fn reject(self) -> Self {
-        // Port unreachable: ICMP_PORT_UNREACH, ICMPV6_PORT_UNREACH.
+        // ICMP_PORT_UNREACH, or ICMPV6_PORT_UNREACH.
         let code = match self.family {
             IpFamily::V4 => 3,
             IpFamily::V6 => 4,
@@ -369,7 +371,7 @@ impl Line {
         self.verdict(Verdict::Goto(chain.into()))
     }
 
-    /// Adds the source to a set: `update @set { ip saddr }`.
+    /// Adds the source address to a set, or restarts its timeout: `update @set { ip saddr }`.
     pub fn remember(self, set: Name) -> Self {
         self.load(&[SOURCE], 0).push([Expression::Dynset {
             set: SetRef::Named(set),
@@ -390,7 +392,7 @@ impl Line {
     }
 
     /// Translates the destination to the address in the first register. `port` is the register of
-    /// the port, if any.
+    /// the new port, or `None` to keep the port.
     fn translate_to_registers(self, port: Option<Register>) -> Self {
         let family = self.family.into();
         self.push([Expression::Nat {
@@ -402,14 +404,15 @@ impl Line {
         }])
     }
 
-    /// Translates the destination to the address and port from a map.
+    /// Translates the destination to the address and port that a map returns.
     fn translate_to_found(self, map: SetRef) -> Self {
         let port = after(self.address_len());
         self.look_up(map, LookupFor::Value(Register::FIRST))
             .translate_to_registers(Some(port))
     }
 
-    /// Keeps the destination, but confirms it as a translation: `dnat to ip daddr`.
+    /// Translates the destination to itself, which makes the kernel record a translation: `dnat to
+    /// ip daddr`.
     pub fn keep_destination(self) -> Self {
         self.load(&[DESTINATION], 0).translate_to_registers(None)
     }
@@ -452,8 +455,9 @@ impl Line {
         self.random(count).translate_to_found(map)
     }
 
-    /// Translates the destination to a random endpoint in a map: `dnat ip to numgen random mod N .
-    /// ip daddr . tcp dport map @map`. An earlier clause of the rule must match the protocol.
+    /// Translates the destination to a random endpoint from a shared map: `dnat ip to numgen random
+    /// mod N . ip daddr . tcp dport map @map`. An earlier clause of the rule must match the
+    /// protocol.
     pub fn translate_to_one_in(self, map: &'static str, count: u32) -> Self {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         self.random(count)
@@ -491,7 +495,7 @@ impl Line {
     }
 }
 
-/// Returns an anonymous map from numbers.
+/// Returns an anonymous map whose keys are numbers.
 fn numbered(kind: SetKind, elements: Vec<Element>) -> SetRef {
     SetRef::Anonymous(Arc::new(AnonymousSet {
         key: vec![DataType::Integer],
@@ -519,7 +523,7 @@ fn set_meta(key: MetaKey, from: Register) -> Expression {
     Expression::SetMeta { key, from }
 }
 
-/// Loads the type of the packet's address.
+/// Loads the route type of the packet's address.
 fn fib_type(side: Side) -> Expression {
     Expression::Fib {
         result: FibResult::AddressType,
