@@ -39,21 +39,21 @@ pub trait Definition: Sync {
     /// same name.
     fn name(&self) -> &'static str;
 
-    /// Returns the paths of configuration file fields that this mode reads and at least one other
-    /// mode ignores, sorted.
+    /// Returns the paths of the configuration file fields that this mode reads and at least one
+    /// other mode ignores. Sorted.
     fn fields(&self) -> &'static [&'static str];
 
-    /// Returns flags that count only without a configuration file. With one, the mode also ignores
-    /// the fields of these flags.
+    /// Returns the flags that this mode reads only if no configuration file is given. With a
+    /// configuration file, the mode ignores these flags and their fields.
     fn flags_without_file(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Copies flags into settings that otherwise only a configuration file can set. Called only
-    /// without a configuration file.
+    /// Copies the values of flags into settings that are otherwise set only by a configuration
+    /// file. The daemon calls this function only without a configuration file.
     fn take_flags(&self, _flags: &mut Flags) {}
 
-    /// Returns the feature gate that disables the mode when set to false.
+    /// Returns the feature gate that disables the mode when it is false. `None`: no gate.
     fn gate(&self) -> Option<&'static str> {
         None
     }
@@ -63,20 +63,20 @@ pub trait Definition: Sync {
         NodePortAddresses::All
     }
 
-    /// Returns flags that only this mode reads and that have no configuration file field.
+    /// Returns the flags that only this mode reads and that have no configuration file field.
     fn flags(&self) -> &'static [OwnFlag] {
         &[]
     }
 
-    /// Returns the sync period and the shortest pause between syncs.
+    /// Returns the longest and the shortest time between two syncs.
     fn periods(&self, flags: &Flags) -> Periods;
 
-    /// Opens the kernel for each family that can be served. Blocks. Read access changes nothing.
-    /// Write access may load modules, but writes no entry of a Service yet.
+    /// Opens the kernel for each IP family that this node can serve. Blocks. Read access changes
+    /// nothing. Write access may load kernel modules, but writes no entry of a Service yet.
     ///
     /// # Errors
     ///
-    /// No family can be served, or the settings cannot be applied.
+    /// The node can serve no family, or the settings cannot be applied.
     fn open(
         &self,
         settings: &Settings,
@@ -84,7 +84,8 @@ pub trait Definition: Sync {
         access: Access,
     ) -> Result<Box<dyn Opened>>;
 
-    /// Does the work that needs more privileges than serving (`--init-only`), except sysctls.
+    /// Does the work of `--init-only` except sysctls: all steps that need more privileges than
+    /// serving.
     ///
     /// # Errors
     ///
@@ -93,25 +94,26 @@ pub trait Definition: Sync {
         Ok(())
     }
 
-    /// Checks that the kernel has the features without which a family cannot be served. Blocks.
-    /// Leaves no entry in the kernel.
+    /// Checks that the kernel has all features that a family needs. Blocks. Leaves no entry in the
+    /// kernel.
     ///
     /// # Errors
     ///
-    /// The family cannot be served.
+    /// The kernel lacks such a feature.
     fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()>;
 
-    /// Returns the mode's kernel settings with their wanted values. If `facts` is `None`, another
-    /// mode was chosen, and the settings have no values.
+    /// Returns the mode's kernel settings (sysctls) with their wanted values. If another mode was
+    /// chosen, `facts` is `None` and the settings have no values.
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<WantedSetting>;
 
-    /// Lists kernel settings that have this mode's value although no flag asks for it, one line
+    /// Lists the kernel settings that have this mode's value although no flag requests it. One line
     /// each.
     fn unasked_sysctls(&self, _asked: &sysctl::settings::Settings, _root: &Path) -> Vec<String> {
         Vec::new()
     }
 
-    /// Turns off the feature that depends on a kernel setting which could not be written.
+    /// Turns off the feature that needs the `missing` kernel setting, because the daemon could not
+    /// write the setting.
     fn go_without(&self, _missing: &SysctlRow, _settings: &mut Settings) {}
 
     /// Reports whether this mode has programmed this network namespace.
@@ -119,13 +121,14 @@ pub trait Definition: Sync {
         false
     }
 
-    /// Returns a line about kernel settings that this mode may have left behind. Called by the mode
-    /// that cleans up after it. Starts no process if none are left.
+    /// Returns a line about kernel settings that this mode may have left behind, or `None` if none
+    /// are left. The mode that cleans up after this one calls this function. Starts no process if
+    /// none are left.
     fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
     }
 
-    /// Returns whether the source watches ServiceCIDRs for the mode with these flags.
+    /// Returns the watch of ServiceCIDRs that the mode needs with these flags.
     fn service_cidrs(&self, _flags: &Flags) -> ServiceCidrWatch {
         ServiceCidrWatch::Off
     }
@@ -133,32 +136,32 @@ pub trait Definition: Sync {
     /// Returns the kernel modules that the mode uses on a typical node.
     fn modules(&self, settings: &Settings) -> Vec<Module>;
 
-    /// Reports whether the mode writes iptables rules with these settings, provided that the node
-    /// supports them.
+    /// Reports whether the mode writes iptables rules with these settings, on a node that supports
+    /// them.
     fn uses_iptables(&self, _settings: &Settings) -> bool {
         false
     }
 
-    /// Returns the metrics that only this mode has.
+    /// Returns the metrics that only this mode has. `None`: no such metrics.
     fn metrics(&self) -> Option<Arc<dyn ModeLabels>> {
         None
     }
 }
 
-/// Drains connections that the process itself relays. Blocks. Returns a line about the connections
-/// that it closes early.
+/// Last work of a process that relays connections itself: waits until the connections end. Blocks.
+/// Returns a line about the connections that it had to close early, if any.
 pub type Ending = Box<dyn FnOnce() -> Option<String> + Send>;
 
-/// The kernel, opened for a mode in each family that can be served.
+/// An open kernel connection of a mode, for each family that the node can serve.
 pub trait OpenedKernel: Send {
-    /// Returns the families that cannot be served.
+    /// Returns the families that the node cannot serve.
     fn left_out(&self) -> &[SkippedFamily];
 
-    /// Returns the mode's entries, which the cleanup of other modes keeps. Returns `None` if the mode
+    /// Returns the mode's entries, which the cleanup of other modes must keep. `None` if the mode
     /// itself cleans up.
     fn serving(&self) -> Option<ServingMode>;
 
-    /// Returns the cleanup to run once this mode serves, or `None` if the mode itself cleans up.
+    /// Returns the cleanup that starts once this mode serves. `None` if the mode itself cleans up.
     fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
         Some(Predecessor {
             serving: self.serving()?,
@@ -167,8 +170,9 @@ pub trait OpenedKernel: Send {
         })
     }
 
-    /// Returns the kernel's notifications about the mode's own rules. The daemon subscribes to
-    /// address changes separately. Must be called within a tokio runtime, before `into_modes`.
+    /// Returns streams of the kernel's notifications about the mode's own rules. The daemon itself
+    /// subscribes to address changes. Call this function within a tokio runtime, before
+    /// `into_modes`.
     ///
     /// # Errors
     ///
@@ -180,27 +184,27 @@ pub trait OpenedKernel: Send {
     /// Returns a reader of the mode's counters. The reader opens no socket before the first read.
     fn counters(&self) -> Box<dyn ReadCounters>;
 
-    /// Returns the mode's variants and kernel features on this node, without families that cannot
-    /// be served.
+    /// Returns the mode's variants and kernel features in use on this node. Omits families that the
+    /// node cannot serve.
     fn uses(&self, settings: &Settings) -> Uses;
 
-    /// Returns the last work before the process ends, after the last write.
+    /// Returns the work that the process does last, after its last write. `None`: nothing.
     fn ending(&self) -> Option<Ending> {
         None
     }
 }
 
-/// A mode's kernel, and the daemon's modes or a preview from it.
+/// An open kernel connection of a mode, which becomes the daemon's modes or a preview.
 pub trait Opened: OpenedKernel {
     /// Creates one mode for each family.
     ///
     /// # Errors
     ///
-    /// A kernel thread cannot be started.
+    /// A worker thread cannot be started.
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>>;
 
-    /// Returns the writes that the modes would make. `told` contains all objects of the model as
-    /// changes.
+    /// Returns the writes that the modes would make. `told` lists all objects of the model as
+    /// changed.
     ///
     /// # Errors
     ///
@@ -212,7 +216,7 @@ pub trait Opened: OpenedKernel {
     ) -> LocalBoxFuture<'a, Result<Preview>>;
 }
 
-/// The proxiers of a mode and their preview, from which [`Opened`] makes boxes.
+/// A typed form of [`Opened`]: the proxiers of a mode and their preview.
 pub(super) trait IntoProxiers: OpenedKernel + Sized + 'static {
     /// The mode for one family.
     type Proxier: Mode + 'static;
@@ -241,12 +245,12 @@ impl<T: IntoProxiers> Opened for T {
 
 /// Inputs for starting a mode.
 pub struct Start<'a> {
-    /// Settings, without options that this node does not support. They may differ from the settings
-    /// with which the kernel was opened.
+    /// Settings without the options that this node does not support. They may differ from the
+    /// settings with which the kernel was opened.
     pub settings: &'a Settings,
     /// Name of this node.
     pub node: &'a str,
-    /// The model, which may contain the Node object.
+    /// Model of the cluster. It may contain this node's Node object.
     pub model: &'a Model,
     /// Time of the start.
     pub now: Instant,
@@ -280,7 +284,7 @@ pub enum ModuleNeed {
     Some,
 }
 
-/// Returns modules with the same need.
+/// Returns these modules, all with the same need.
 pub(super) fn modules<'a>(
     names: &'a [&'static str],
     need: ModuleNeed,
@@ -299,7 +303,7 @@ pub struct OwnFlag {
     pub differs: fn(&Flags, &Flags) -> bool,
 }
 
-/// Lists flags that only one mode reads: each name with its field of [`Flags`].
+/// Declares flags that only one mode reads: `"NAME" FIELD`, with a field of [`Flags`].
 macro_rules! own_flags {
     ($($name:literal $field:ident),+ $(,)?) => {
         &[$($crate::definition::OwnFlag {
