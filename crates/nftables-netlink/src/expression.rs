@@ -1,4 +1,4 @@
-//! Expressions of rules, one for each kernel module that this project needs
+//! Expressions of rules. Each is one kernel module that this project needs
 //! (linux/netfilter/nf_tables.h).
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ pub use crate::kernel_enums::{
 use crate::object::AnonymousSet;
 use crate::value::{Bytes, Name, Register, Verdict};
 
-/// One step of a rule, which reads and writes registers. If a comparison fails, the rule ends.
+/// A step of a rule. Reads and writes registers; a failed comparison ends the rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Expression {
     /// Loads bytes of the packet into a register (`payload`).
@@ -58,7 +58,7 @@ pub enum Expression {
     Range {
         /// Register to compare.
         register: Register,
-        /// Position inside or outside the range.
+        /// Required position of the value: inside or outside the range.
         how: Membership,
         /// Lowest value of the range.
         from: Bytes,
@@ -71,9 +71,9 @@ pub enum Expression {
         from: Register,
         /// Destination register.
         to: Register,
-        /// Bits to keep, as long as the value.
+        /// Bits to keep. The mask is as long as the value.
         mask: Bytes,
-        /// Bits to flip, as long as the value.
+        /// Bits to flip. As long as the value.
         xor: Bytes,
     },
     /// Loads a constant into a register (`immediate`).
@@ -85,19 +85,19 @@ pub enum Expression {
     },
     /// Ends the rule with a verdict (`immediate` into the verdict register).
     Verdict(Verdict),
-    /// Looks up a key in a set or map (`lookup`). The result of a set ends or continues the rule, a
-    /// map's value goes to a register, and a verdict map gives a verdict.
+    /// Looks up a key in a set or map (`lookup`). In a set, presence decides whether the rule
+    /// continues. A map loads its value into a register. A verdict map applies its verdict.
     Lookup {
         /// First register of the key.
         key: Register,
         /// Set or map to search.
         set: SetRef,
-        /// Use of the lookup's result.
+        /// Use of the lookup's result: membership, value or verdict.
         what: LookupFor,
     },
     /// Generates a number for each packet (`numgen`).
     NumGen {
-        /// Method: incremental or random.
+        /// Method: a counter or random numbers.
         how: NumGenKind,
         /// Exclusive upper bound of the number, before the offset.
         modulus: u32,
@@ -114,37 +114,37 @@ pub enum Expression {
         len: u32,
         /// Exclusive upper bound of the hash, before the offset.
         modulus: u32,
-        /// Seed of the hash. Without a seed, the kernel chooses one.
+        /// Seed of the hash. `None`: the kernel chooses a seed.
         seed: Option<u32>,
         /// Offset added to the hash.
         offset: u32,
         /// Register that receives the hash, in host byte order.
         to: Register,
     },
-    /// Translates the destination or the source (`nat`).
+    /// Translates the packet's destination or source address (`nat`).
     Nat {
         /// Source or destination NAT.
         kind: NatKind,
         /// Family of the address, equal to the table's.
         family: crate::value::Family,
-        /// Register of the address.
+        /// Register of the new address, or `None` to keep the address.
         address: Option<Register>,
-        /// Register of the port.
+        /// Register of the new port, or `None` to keep the port.
         port: Option<Register>,
-        /// Flags (`NF_NAT_RANGE_*`), except the lowest two, which follow from the presence of an
-        /// address and a port. Writing ignores these two, and reading drops them.
+        /// NAT flags (`NF_NAT_RANGE_*`) except the lowest two, which the kernel derives from
+        /// `address` and `port`. Writes ignore these two bits, and reads clear them.
         flags: u32,
     },
-    /// Sets the source to the outgoing interface's address (`masq`).
+    /// Replaces the source address with the outgoing interface's address (`masq`).
     Masquerade {
         /// Flags (`NF_NAT_RANGE_*`).
         flags: u32,
     },
     /// Redirects the packet to a port of this host (`redir`).
     Redirect {
-        /// Register of the port. Without a register, the port stays the same.
+        /// Register of the new port, or `None` to keep the port.
         port: Option<Register>,
-        /// Flags (`NF_NAT_RANGE_*`) without bit 2, which follows from the presence of a port.
+        /// NAT flags (`NF_NAT_RANGE_*`) without bit 2, which follows from `port`.
         flags: u32,
     },
     /// Looks up an address of the packet in the routing tables (`fib`).
@@ -164,7 +164,7 @@ pub enum Expression {
         operation: DynsetOperation,
         /// First register of the key.
         key: Register,
-        /// Timeout of the element in milliseconds. Without a timeout, the set's default applies.
+        /// Timeout of the element in milliseconds. `None`: the default timeout of the set.
         timeout: Option<u64>,
     },
     /// Drops the packet and notifies its sender (`reject`).
@@ -175,15 +175,15 @@ pub enum Expression {
         /// ICMP code.
         code: u8,
     },
-    /// Counts packets and bytes (`counter`). A read returns the counts at the time of the read.
+    /// Counts packets and bytes (`counter`). A read of the rule returns the current counts.
     Counter {
         /// Number of counted bytes.
         bytes: u64,
         /// Number of counted packets.
         packets: u64,
     },
-    /// Writes a register into the packet (`payload` with a source register). Cannot be written
-    /// back, because the checksum fields are not decoded.
+    /// Writes a register into the packet (`payload` with a source register). This crate reads such
+    /// expressions but cannot write them, because it does not decode the checksum fields.
     SetPayload {
         /// Header that the offset is relative to.
         base: PayloadBase,
@@ -222,7 +222,7 @@ pub enum Expression {
         /// Length of one number in bytes: 2, 4 or 8.
         size: u32,
     },
-    /// Continues below a rate or above it (`limit`).
+    /// Continues while the packet rate is below a limit, or above it (`limit`).
     Limit {
         /// Packets or bytes per period.
         rate: u64,
@@ -247,8 +247,8 @@ pub enum Expression {
         /// Name of the object.
         name: Name,
     },
-    /// An unsupported expression. Our rules contain none. For iptables expressions (`match`,
-    /// `target`), the name includes the extension's name.
+    /// An expression that this crate does not support; our rules contain none. For iptables
+    /// extensions (`match`, `target`), the name includes the extension's name.
     Unknown(Name),
 }
 
@@ -282,7 +282,7 @@ impl Expression {
         }
     }
 
-    /// Returns the set or map that the expression uses.
+    /// Returns the set or map that the expression uses, if any.
     pub fn set(&self) -> Option<&SetRef> {
         match self {
             Self::Lookup { set, .. } | Self::Dynset { set, .. } => Some(set),
@@ -338,7 +338,7 @@ pub const FIB_DESTINATION: u32 = 1 << 1;
 /// A rule: expressions and a comment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// Expressions in order of evaluation.
+    /// Expressions, in the order in which the kernel evaluates them.
     pub expressions: Vec<Expression>,
     /// Comment in `nft`'s format (`NFTA_RULE_USERDATA`).
     pub comment: Option<Arc<str>>,

@@ -36,7 +36,7 @@ kernel_enums! {
     pub enum MetaKey {
         /// Length of the packet, 4 bytes.
         Len = 0,
-        /// Ethernet type, 2 bytes, network order.
+        /// Protocol number of the Ethernet frame, 2 bytes, network order.
         Protocol = 1,
         /// Priority of the packet, 4 bytes.
         Priority = 2,
@@ -54,25 +54,25 @@ kernel_enums! {
         IifType = 8,
         /// Hardware type (`ARPHRD_*`) of the output interface, 2 bytes.
         OifType = 9,
-        /// User of the sending socket, 4 bytes.
+        /// User ID of the socket that sends the packet, 4 bytes.
         SkUid = 10,
-        /// Group of the sending socket, 4 bytes.
+        /// Group ID of the socket that sends the packet, 4 bytes.
         SkGid = 11,
         /// 1 if the packet is traced, 1 byte.
         NfTrace = 12,
         /// Family of the packet (`NFPROTO_*`), 1 byte.
         NfProto = 15,
-        /// IANA protocol number, 1 byte.
+        /// IANA number of the transport protocol, 1 byte.
         L4Proto = 16,
         /// Packet type (`PACKET_*`): 0 to this host, 1 broadcast, 2 multicast; 1 byte.
         PktType = 19,
-        /// Number of the CPU, 4 bytes.
+        /// Number of the CPU that handles the packet, 4 bytes.
         Cpu = 20,
         /// Group of the input interface, 4 bytes.
         IifGroup = 21,
         /// Group of the output interface, 4 bytes.
         OifGroup = 22,
-        /// Class of the control group (`net_cls`), 4 bytes.
+        /// Class ID of the sender's control group (`net_cls`), 4 bytes.
         Cgroup = 23,
     }
 
@@ -84,7 +84,7 @@ kernel_enums! {
         Direction = 1,
         /// Status bits of the connection (`IPS_*`): 0x10 source NAT, 0x20 destination NAT.
         Status = 2,
-        /// Mark of the connection.
+        /// Mark of the connection, 4 bytes.
         Mark = 3,
     }
 
@@ -96,7 +96,7 @@ kernel_enums! {
         Source = 8,
         /// Destination address.
         Destination = 9,
-        /// IANA protocol number, 1 byte.
+        /// IANA number of the transport protocol, 1 byte.
         L4Proto = 10,
         /// Source port, 2 bytes, network order.
         SourcePort = 11,
@@ -130,9 +130,9 @@ kernel_enums! {
 
     /// Method of generating numbers (`enum nft_ng_types`).
     pub enum NumGenKind {
-        /// Counter with one step per packet.
+        /// Counter that advances by one for each packet.
         Incremental = 0,
-        /// Random number per packet.
+        /// Random number for each packet.
         Random = 1,
     }
 
@@ -146,9 +146,9 @@ kernel_enums! {
 
     /// Property of a route that a `fib` expression loads (`enum nft_fib_result`).
     pub enum FibResult {
-        /// Index of the interface.
+        /// Index of the route's interface.
         Oif = 1,
-        /// Name of the interface.
+        /// Name of the route's interface.
         OifName = 2,
         /// Type of the address (`RTN_*`): 2 is local.
         AddressType = 3,

@@ -1,4 +1,4 @@
-//! Connection to the kernel: commits one transaction at a time, and reads objects.
+//! Connection to nf_tables in the kernel: commits one transaction at a time, and reads objects.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,32 +16,33 @@ use crate::transaction::{Generation, Transaction};
 use crate::value::Family;
 use crate::wire::{chain, command, elements, message, object, rule, set};
 
-/// Largest number of attempts at a transaction that the kernel asks to restart.
+/// Largest number of times that a transaction is sent again because the kernel requests a restart.
 const RESTARTS: u32 = 8;
 /// Largest number of attempts to read a set that the kernel is resizing.
 const DUMPS: u32 = 8;
-/// Pause before the second attempt to read a set. It doubles before each further attempt.
+/// Pause before the second attempt to read a set. The pause doubles before each further attempt.
 const RESIZING: Duration = Duration::from_millis(2);
 
-/// A connection to the tables in the network namespace of the thread that opened it.
+/// A connection to nf_tables in the network namespace of the thread that opened it.
 ///
 /// Calls block while the kernel works.
 #[derive(Debug)]
 pub struct Nftables {
-    /// Entry of this socket in the list of the program's own sockets, if any. It is dropped before
-    /// the socket closes, because another program may then get the same port number.
+    /// Entry of this socket in the list of the program's own sockets, if any. The entry must be
+    /// dropped before the socket closes: the kernel may then assign the same port number to another
+    /// program.
     pub(crate) own: Option<OwnSocket>,
     pub(crate) connection: Connection,
 }
 
 impl OwnSockets {
-    /// Opens a socket and registers it while it is open, so that subscriptions ignore its changes.
-    /// Subscriptions report these changes anyway if the kernel rejects the filter or does not
-    /// reveal the socket's port number.
+    /// Opens a socket and lists it as one of the program's own while it is open. Subscriptions
+    /// ignore changes by listed sockets. They report these changes anyway if the kernel rejects the
+    /// filter or does not reveal the socket's port number.
     ///
     /// # Errors
     ///
-    /// Fails as [`Nftables::open`] does.
+    /// See [`Nftables::open`].
     pub fn open(self: &Arc<Self>) -> Result<Nftables, Error> {
         let mut opened = Nftables::open()?;
         opened.own = opened.port().ok().map(|port| self.note(port));
@@ -54,7 +55,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// [`Error::NoNftables`] if the kernel lacks nf\_tables; otherwise the socket's error.
+    /// [`Error::NoNftables`] if the kernel lacks nf\_tables; otherwise the error of the socket.
     pub fn open() -> Result<Self, Error> {
         let mut opened = Self {
             own: None,
@@ -71,8 +72,8 @@ impl Nftables {
         }
     }
 
-    /// Returns the socket's port number. A [`Subscription`](crate::Subscription) can ignore changes
-    /// that this port number made.
+    /// Returns the netlink port number of the socket. A [`Subscription`](crate::Subscription) can
+    /// ignore changes from this port.
     ///
     /// # Errors
     ///
@@ -81,7 +82,7 @@ impl Nftables {
         self.connection.port()
     }
 
-    /// Returns the ruleset's generation. An equal number means that no object changed.
+    /// Returns the generation of the ruleset. While the number is the same, no object has changed.
     ///
     /// # Errors
     ///
@@ -98,8 +99,8 @@ impl Nftables {
         Err(Error::Netlink(netlink_batch::Error::LostReply))
     }
 
-    /// Commits all changes in one transaction, or none, and returns the new generation. With
-    /// `expected`, commits only if the ruleset has that generation.
+    /// Commits all changes in one transaction, or none of them, and returns the new generation. If
+    /// `expected` is set, commits only while the ruleset has that generation.
     ///
     /// # Errors
     ///
@@ -112,7 +113,7 @@ impl Nftables {
         self.commit_prepared(&mut PreparedTransaction::new(transaction, expected))
     }
 
-    /// Commits a transaction that is already encoded.
+    /// Commits an encoded transaction.
     ///
     /// # Errors
     ///
@@ -135,9 +136,9 @@ impl Nftables {
         let told = echoed.find(|(kind, _)| *kind == message(command::NEW_GENERATION));
         match told {
             Some((_, payload)) => Ok(decode::generation(payload).map_err(Error::from)?),
-            // The kernel did not report the generation. It is the one after the expected
-            // generation. Without an expected generation, the kernel is asked, because another
-            // transaction may have raised the generation.
+            // The kernel did not report the new generation. If a generation was expected, the new
+            // one follows it. Otherwise this function asks the kernel, because another transaction
+            // may have raised the generation in between.
             None => match prepared.expected {
                 Some(before) => Ok(before.next()),
                 None => Ok(self.generation()?),
@@ -145,13 +146,14 @@ impl Nftables {
         }
     }
 
-    /// Checks that the kernel accepts each change. The kernel validates the changes, loads modules,
-    /// and rolls back; it sends no event and keeps the generation. Errors of the transaction as a
-    /// whole, such as a loop of jumps, stay undetected, as with `nft --check` on Linux 6.18.
+    /// Checks that the kernel accepts each change. The kernel validates the changes, loads modules
+    /// and rolls back. It sends no event and keeps the generation. Like `nft --check` on Linux
+    /// 6.18, this function does not detect errors of the transaction as a whole, such as a loop of
+    /// jumps.
     ///
     /// # Errors
     ///
-    /// As [`Nftables::commit`]; no change takes effect.
+    /// See [`Nftables::commit`]. No change takes effect.
     pub fn check(&mut self, transaction: &Transaction) -> Result<(), CommitError> {
         let mut prepared = PreparedTransaction::without_end(transaction, None);
         if prepared.is_empty() {
@@ -160,7 +162,7 @@ impl Nftables {
         self.taken(&mut prepared).map(drop)
     }
 
-    /// Sends the transaction, and repeats it while the kernel requests a restart.
+    /// Sends the transaction, and sends it again while the kernel requests a restart.
     fn taken(&mut self, prepared: &mut PreparedTransaction) -> Result<Replies, CommitError> {
         let mut restarts = 0;
         loop {
@@ -195,7 +197,7 @@ impl Nftables {
         }
     }
 
-    /// Returns the tables of a family, or of all families.
+    /// Returns the tables of a family. `None`: of all families.
     ///
     /// # Errors
     ///
@@ -290,13 +292,13 @@ impl Nftables {
         Ok(unless_absent(found)?.unwrap_or_default())
     }
 
-    /// Returns the elements of a set. For a set of intervals these include the markers that end an
-    /// interval.
+    /// Returns the elements of a set. In a set of intervals, the elements include the markers that
+    /// end an interval.
     ///
     /// # Errors
     ///
-    /// [`Error::Resizing`] if the kernel resizes the set during each attempt; otherwise the
-    /// socket's or the kernel's error, such as `ENOENT` for a missing set.
+    /// [`Error::Resizing`] if the kernel resizes the set during each attempt; otherwise the error
+    /// of the socket or of the kernel, such as `ENOENT` for a missing set.
     pub fn elements(
         &mut self,
         family: Family,
@@ -309,10 +311,10 @@ impl Nftables {
     /// Reads the elements of a set. Repeats the read if the kernel resized the set during it.
     ///
     /// After many elements were added or removed, the kernel's hash table (`rhashtable`) resizes
-    /// for a while. The generation stays the same, so the kernel does not flag the dump. After each
-    /// datagram, the dump skips as many elements as were already sent (`nf_tables_dump_set`),
-    /// although their order has changed. For each missed element, the dump sends another element
-    /// twice. So a dump with a duplicate is read again.
+    /// for a while. The generation stays the same, so the kernel does not mark the dump as
+    /// interrupted. Before each datagram, the dump skips as many elements as it has already sent
+    /// (`nf_tables_dump_set`), although their order has changed. For each element that it misses,
+    /// it sends another one twice. So this function repeats a dump that has a duplicate.
     ///
     /// One case stays undetected: a commit or its rollback removes elements while the kernel writes
     /// the first datagram. The number of skipped elements then includes the removed ones, because
@@ -344,7 +346,7 @@ impl Nftables {
         })
     }
 
-    /// Dumps objects of one kind.
+    /// Requests a dump of all objects of one kind, and parses them.
     fn dump<T: Default>(
         &mut self,
         of: u16,
@@ -359,7 +361,7 @@ impl Nftables {
         }?)
     }
 
-    /// Returns the named and the anonymous sets of a table without their elements.
+    /// Returns the sets of a table, named and anonymous, without their elements.
     pub(crate) fn all_sets(
         &mut self,
         family: Family,
@@ -389,7 +391,7 @@ impl Nftables {
         Ok(unless_absent(found)?.unwrap_or_default())
     }
 
-    /// Returns the rules of a table or of one chain, with their anonymous sets as names.
+    /// Returns the rules of a table or of one chain. They refer to anonymous sets by name.
     pub(crate) fn rule_messages(
         &mut self,
         family: Family,
@@ -420,7 +422,7 @@ impl Nftables {
     }
 }
 
-/// Reads until no element appears twice. Returns `None` if each attempt has a duplicate.
+/// Repeats `read` until no element appears twice. Returns `None` if every attempt has a duplicate.
 fn until_distinct<E>(
     mut read: impl FnMut() -> Result<Vec<Element>, E>,
 ) -> Result<Option<Vec<Element>>, E> {
@@ -446,14 +448,14 @@ fn are_distinct(elements: &[Element]) -> bool {
 /// Error number `ERESTART`, which is internal to the kernel. No C library defines it.
 const ERESTART: i32 = 85;
 
-/// Returns true if the send failed before the kernel processed a message.
+/// Returns true if the send failed before the kernel processed a message of the transaction.
 fn is_too_large(doing: &str, source: &io::Error) -> bool {
     let errno = source.raw_os_error();
     doing == "send" && matches!(errno, Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// Returns true if the refusal of the first change concerns the whole transaction. The kernel sends
-/// such a refusal if it fails after it accepted each change, or if memory is short.
+/// Returns true if the only refusal names the first change but concerns the whole transaction. The
+/// kernel sends such a refusal if it fails after it accepted each change, or if memory is short.
 fn is_of_all(all: &[(usize, Refusal)]) -> bool {
     let is_state = |errno| matches!(errno, libc::ENOENT | libc::EEXIST | libc::EBUSY);
     matches!(all, [(1, refusal)] if refusal.message.is_none() && !is_state(refusal.errno))
@@ -480,12 +482,12 @@ fn refused(prepared: &PreparedTransaction, all: Vec<(usize, Refusal)>, more: boo
     }
 }
 
-/// Changes during a dump that the caller tolerates.
+/// Changes that the caller tolerates during a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AllowedChanges {
-    /// No change in the namespace. After a change, the dump starts again.
+    /// No change in the namespace. After a change, the dump starts over.
     None,
-    /// Changes of other tables, because the caller itself watches its table.
+    /// Changes of other tables. The caller itself detects changes of its own table.
     OtherTables,
 }
 

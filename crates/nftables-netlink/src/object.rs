@@ -33,10 +33,10 @@ impl Table {
 /// State of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activity {
-    /// The base chains receive packets.
+    /// Base chains of the table receive packets.
     #[default]
     Active,
-    /// The base chains receive no packets (`flags dormant`).
+    /// Base chains of the table receive no packets (`flags dormant`).
     Dormant,
 }
 
@@ -51,14 +51,14 @@ pub struct Chain {
     pub comment: Option<Arc<str>>,
 }
 
-/// Hook of a base chain, with type, priority and policy.
+/// Hook of a base chain, with the chain's type, priority and policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BaseChain {
     /// Type of the chain.
     pub kind: ChainKind,
     /// Hook that calls the chain.
     pub hook: Hook,
-    /// Order among chains of a hook, lowest first.
+    /// Priority among the chains of the same hook. The kernel calls the lowest first.
     pub priority: i32,
     /// Verdict at the end of the chain.
     pub policy: Policy,
@@ -71,7 +71,7 @@ pub enum ChainKind {
     Filter,
     /// Chain for the first packet of each connection (`nat`).
     Nat,
-    /// Chain after which a changed packet is routed again, on output (`route`).
+    /// Chain on the output hook that makes the kernel route a changed packet again (`route`).
     Route,
 }
 
@@ -89,7 +89,7 @@ impl ChainKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Hook {
-    /// Packets before routing.
+    /// Incoming packets, before routing.
     Prerouting = 0,
     /// Packets for this host.
     Input = 1,
@@ -116,7 +116,7 @@ pub enum Policy {
 pub struct Set {
     /// Name of the set.
     pub name: Name,
-    /// Types of the key's parts. Several parts are a concatenation.
+    /// Types of the key's parts. More than one part is a concatenation.
     pub key: Vec<DataType>,
     /// Kind of data that elements hold.
     pub kind: SetKind,
@@ -124,20 +124,20 @@ pub struct Set {
     pub intervals: bool,
     /// True if rules add elements (`NFT_SET_EVAL`).
     pub dynamic: bool,
-    /// Timeout of elements, if they expire (`NFT_SET_TIMEOUT`).
+    /// Timeout of elements, or `None` if they never expire (`NFT_SET_TIMEOUT`).
     pub timeout: Option<Timeout>,
-    /// Largest number of elements.
+    /// Largest number of elements. `None`: no limit.
     pub size: Option<u32>,
-    /// Packet fields of keys and values, stored by the kernel together with the comment. `nft`
-    /// needs them to read back a set whose key has a number, or whose values are ports.
+    /// Packet fields of keys and values. The kernel stores them together with the comment. `nft`
+    /// needs them to print a set whose key has a number, or whose values are ports.
     pub type_of: Option<TypeOf>,
     /// Comment in `nft`'s format (`NFTA_SET_USERDATA`).
     pub comment: Option<Arc<str>>,
 }
 
 impl Set {
-    /// Creates a set of single keys without timeout, size limit or comment. Only transactions
-    /// change it.
+    /// Creates a set of single keys without timeout, size limit or comment. Rules cannot add
+    /// elements to it.
     pub fn new(name: Name, key: Vec<DataType>, kind: SetKind) -> Self {
         Self {
             name,
@@ -153,7 +153,7 @@ impl Set {
     }
 }
 
-/// Packet fields of a key's or value's parts. An address is the destination, a port is the
+/// Packet fields of the parts of a key or value. An address is the destination, a port is the
 /// destination port of this protocol, and a number comes from `numgen random`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TypeOf {
@@ -170,12 +170,12 @@ impl TypeOf {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 }
 
-/// Timeout of a set's elements.
+/// Timeout of the elements of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Timeout {
-    /// Separate timeout for each element.
+    /// Timeout that each element sets for itself.
     OfElements,
-    /// Timeout of elements without a separate one.
+    /// Timeout of elements that set none for themselves.
     Default(Duration),
 }
 
@@ -199,7 +199,7 @@ pub struct AnonymousSet {
     pub kind: SetKind,
     /// True if keys are ranges.
     pub intervals: bool,
-    /// Elements, ordered by key as `nft` does.
+    /// Elements in the order of their keys, as `nft` sorts them.
     pub elements: Vec<Element>,
 }
 
@@ -214,12 +214,12 @@ pub struct Element {
     /// True for a marker that ends an interval (`NFT_SET_ELEM_INTERVAL_END`). Its key is the first
     /// key after the interval.
     pub ends_interval: bool,
-    /// Value or verdict of a map's element.
+    /// Value or verdict of a map's element. `None` in a set.
     pub data: Option<ElementData>,
     /// Comment in `nft`'s format (`NFTA_SET_ELEM_USERDATA`).
     pub comment: Option<Arc<str>>,
-    /// Timeout of the element, counted from its last addition or update. Without a timeout, the
-    /// set's default applies.
+    /// Timeout of the element, counted from its last addition or update. `None`: the default
+    /// timeout of the set.
     pub timeout: Option<Duration>,
 }
 
@@ -278,7 +278,7 @@ pub struct KernelSet {
     pub handle: u64,
     /// Definition of the set.
     pub set: Set,
-    /// Flags (`NFT_SET_*`) that [`Set`] does not represent. 0 for sets that this crate created.
+    /// Flags (`NFT_SET_*`) that [`Set`] cannot represent. 0 for sets that this crate created.
     pub other_flags: u32,
 }
 
@@ -302,6 +302,6 @@ pub struct HookedChain {
     pub table: Name,
     /// Name of the chain.
     pub chain: Name,
-    /// Hook of the chain, or `None` for a hook that only other families have (`ingress`, `egress`).
+    /// Hook of the chain, or `None` for a hook that no IP family has (`ingress`, `egress`).
     pub base: Option<BaseChain>,
 }

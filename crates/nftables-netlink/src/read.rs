@@ -1,9 +1,9 @@
 //! Reads a whole table, and rules with their anonymous sets.
 //!
 //! The kernel dumps each set separately, and each dump searches all sets of the table three times.
-//! With 10,000 anonymous sets, these searches take most of the time. So if a set's keys are known,
-//! such as the numbers below a modulus, the elements are requested by key. The kernel then searches
-//! only once, and one send covers many sets.
+//! With 10,000 anonymous sets, these searches take most of the time. For a set whose keys are
+//! known, such as the numbers below a modulus, this module requests the elements by key instead.
+//! The kernel then searches only once, and one send covers many sets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,26 +25,26 @@ use crate::wire::{command, message};
 
 /// Largest number of attempts to read a table that changes during the read.
 const READS: u32 = 6;
-/// Pause before the second attempt. It doubles before each further one.
+/// Pause before the second attempt. The pause doubles before each further attempt.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Largest number of elements that one send requests by key. Each reply takes about 5 kB of the
-/// receive buffer.
+/// socket's receive buffer.
 const ANSWERS: u32 = 1024;
 
-/// Consistent content of a table.
+/// Content of a table at one generation of the ruleset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableDump {
     /// Generation of the ruleset at the time of the read.
     pub generation: Generation,
-    /// The table, or `None` if it does not exist. Then all other fields are empty.
+    /// The table, or `None` if it does not exist. All other fields are then empty.
     pub table: Option<Table>,
     /// Chains of the table.
     pub chains: Vec<Chain>,
-    /// Handles of the chains in the kernel. A table numbers chains, sets and rules in order of
-    /// creation.
+    /// Handles of the chains in the kernel. A table numbers chains, sets and rules in the order of
+    /// their creation.
     pub chain_handles: HashMap<Name, u64>,
-    /// Named sets and maps with their elements. Elements of dynamic sets
-    /// ([`Set::dynamic`](crate::Set)) are not read, because packets add them and they may be many.
+    /// Named sets and maps with their elements. Dynamic sets ([`Set::dynamic`](crate::Set)) appear
+    /// without elements: packets add them, and they may be many.
     pub sets: Vec<(KernelSet, Vec<Element>)>,
     /// Named counters of the table.
     pub counters: Vec<NamedCounter>,
@@ -56,8 +56,8 @@ pub struct TableDump {
 type AnonymousSets = HashMap<Name, Arc<AnonymousSet>>;
 
 impl Nftables {
-    /// Returns the rules of a table by chain, with their anonymous sets. Returns none if the table
-    /// does not exist.
+    /// Returns the rules of a table by chain, with their anonymous sets. Returns no rules if the
+    /// table does not exist.
     ///
     /// # Errors
     ///
@@ -98,7 +98,7 @@ impl Nftables {
         self.with_sets(family, table, messages, anonymous, meanwhile)
     }
 
-    /// Returns the rules of a chain in order. Anonymous sets are not read, and rules refer to them
+    /// Returns the rules of a chain in order. Does not read anonymous sets: the rules refer to them
     /// by name.
     ///
     /// # Errors
@@ -116,8 +116,8 @@ impl Nftables {
         Ok(rules.collect())
     }
 
-    /// Reads a consistent table: if this table changes during the read, the read is repeated.
-    /// Changes of other tables do not matter.
+    /// Reads a table as it was at one generation. If the table changes during the read, repeats the
+    /// read. Changes of other tables do not matter.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl Nftables {
         for attempt in 1..=READS {
             let mut watch = Watch::begin(self, family, table)?;
             let whole = self.read_once(&mut watch);
-            // An object deleted during the read may have caused the error.
+            // The deletion of an object during the read may have caused the error.
             if watch.saw_nothing(self)? {
                 return whole;
             }
@@ -155,8 +155,9 @@ impl Nftables {
         if whole.table.is_none() {
             return Ok(whole);
         }
-        // Chains must be read without a change of any table: the kernel resumes their dump by
-        // counting the chains of all tables. Rules, sets and elements are counted per table.
+        // The kernel continues a dump of chains by counting the chains of all tables, so no table
+        // may change during this dump. It counts rules, sets and elements for each table
+        // separately.
         for (handle, chain) in self.numbered_chains(family, table)? {
             whole.chain_handles.insert(Arc::clone(&chain.name), handle);
             whole.chains.push(chain);
@@ -179,7 +180,7 @@ impl Nftables {
         Ok(whole)
     }
 
-    /// Replaces the names of anonymous sets in rules by the sets.
+    /// Replaces names of anonymous sets in rules by the sets themselves.
     fn with_sets(
         &mut self,
         family: Family,
@@ -213,7 +214,8 @@ impl Nftables {
         meanwhile: AllowedChanges,
     ) -> Result<AnonymousSets, Error> {
         let (by_key, dumped): (Vec<_>, Vec<_>) = sets.into_iter().partition(|(name, message)| {
-            // If the set has other elements too, requests for these numbers would miss them.
+            // A set of another size has other elements too, which requests for these numbers would
+            // miss.
             keys.get(name)
                 .is_some_and(|numbers| message.size == Some(numbers.count))
         });
@@ -238,8 +240,8 @@ impl Nftables {
         Ok(filled)
     }
 
-    /// Requests the elements of as many sets as one send can cover. Returns the remaining sets. A
-    /// set without an element for one of its numbers gets no entry in `found`.
+    /// Requests the elements of as many sets as one send can cover. Returns the remaining sets. If
+    /// a set lacks an element for one of its numbers, `found` gets no entry for this set.
     fn ask_by_key<'a>(
         &mut self,
         family: Family,
@@ -270,8 +272,8 @@ impl Nftables {
         }
         for (index, refusal) in answers.refused {
             match (refusal.errno, ours.get(index)) {
-                // A number without an element, or a kernel that does not support the request. A
-                // dump follows.
+                // The number has no element, or the kernel does not support the request. A dump
+                // follows.
                 (libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP, Some((name, _))) => {
                     found.remove(name);
                 }
@@ -288,8 +290,8 @@ impl Nftables {
     }
 }
 
-/// Sorts elements by key, because the kernel returns them in hash order. Numbers in host byte order
-/// are compared as numbers.
+/// Sorts elements by key, because the kernel returns them in hash order. Compares numbers in host
+/// byte order by value.
 fn in_order(set: &mut AnonymousSet) {
     let is_number = matches!(*set.key, [DataType::Integer | DataType::Mark]);
     let number = |element: &Element| match <[u8; 4]>::try_from(&*element.key) {
@@ -302,7 +304,7 @@ fn in_order(set: &mut AnonymousSet) {
     });
 }
 
-/// Range of consecutive numbers.
+/// A range of consecutive numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct NumberRange {
     first: u32,
@@ -316,7 +318,7 @@ impl NumberRange {
     }
 }
 
-/// Returns the sets whose keys are numbers that the rule generates, each with the range of the
+/// Returns the sets whose keys are numbers that a rule generates, each with the range of these
 /// numbers.
 fn numbered(messages: &[RuleMessage]) -> HashMap<Name, NumberRange> {
     let mut found = HashMap::new();
@@ -356,7 +358,7 @@ fn numbered(messages: &[RuleMessage]) -> HashMap<Name, NumberRange> {
                     found.insert(Arc::clone(name), numbers);
                     made = None;
                 }
-                // This expression may overwrite the register with the generated number.
+                // This expression may overwrite the register that has the generated number.
                 _ => made = None,
             }
         }

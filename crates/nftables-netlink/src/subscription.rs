@@ -1,8 +1,8 @@
 //! Subscribes to ruleset changes (`NFNLGRP_NFTABLES`).
 //!
-//! The kernel reports each changed object and, at the end of a transaction, the generation and the
-//! author. A reconciler needs only the name of the changed table, because it then reads the whole
-//! table.
+//! The kernel reports each changed object and, at the end of a transaction, the new generation and
+//! the author. A reconciler needs only the name of the changed table, because it reads the whole
+//! table afterwards.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -21,7 +21,7 @@ use crate::wire::{SUBSYSTEM, TABLE_OF_ANY, command, generation, message};
 /// Multicast group of ruleset changes (`NFNLGRP_NFTABLES`).
 const GROUP: u32 = 7;
 
-/// Event that the kernel reports.
+/// An event that the kernel reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A table was created or deleted, or an object of it changed.
@@ -36,66 +36,67 @@ pub enum Event {
         /// Generation after the transaction.
         generation: Generation,
         /// Thread that committed the transaction, or `None` if the kernel does not report it. The
-        /// number is valid in the initial PID namespace, so a container cannot compare it with its
-        /// own.
+        /// number is valid in the initial PID namespace, so a process in a container cannot compare
+        /// it with its own number.
         process: Option<u32>,
         /// Name of the process, at most 15 bytes.
         process_name: Option<Arc<str>>,
     },
-    /// Messages were lost (`ENOBUFS`) or unreadable, so any table may have changed.
+    /// The subscription lost messages (`ENOBUFS`) or cannot read one, so any table may have
+    /// changed.
     Lost,
 }
 
-/// Subscription to ruleset changes, in the network namespace of the thread that opened it. Reading
-/// never blocks: wait until the descriptor is readable.
+/// A subscription to ruleset changes, in the network namespace of the thread that opened it. A read
+/// never blocks: the caller waits until the descriptor is readable.
 ///
-/// For a subscription, the kernel writes a message about each object of each transaction. Writing
-/// these messages takes no measurable time. But 3,000 Services cause 750 datagrams, which fill the
-/// buffer. [`Subscription::leave_out`] filters the program's own changes out.
-/// [`Subscription::pause`] is for programs that may not set a filter.
+/// For a subscription, the kernel writes a message about each object of each transaction. This
+/// takes no measurable time. But 3,000 Services cause 750 datagrams, which fill the receive buffer.
+/// [`Subscription::leave_out`] filters out the changes of the own program. [`Subscription::pause`]
+/// serves programs that may not set a filter.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes with a receive buffer of `room` bytes, or with the largest allowed one. A buffer
-    /// above `net.core.rmem_max` needs `CAP_NET_ADMIN`.
+    /// Subscribes with a receive buffer of `room` bytes, or with the largest one that the kernel
+    /// allows. A buffer above `net.core.rmem_max` needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
     ///
-    /// Fails if the socket or the multicast group does not exist.
+    /// The kernel lacks the netlink family or the multicast group.
     pub fn open(room: usize) -> io::Result<Self> {
         netlink_batch::subscribe(NETLINK_NETFILTER, &[GROUP], room).map(Self)
     }
 
-    /// Makes the kernel omit the changes of these sockets
-    /// ([`Nftables::port`](crate::Nftables::port)), at most 250. The new list replaces the previous
-    /// one.
+    /// Makes the kernel omit changes that these ports commit
+    /// ([`Nftables::port`](crate::Nftables::port)), at most 250 ports. The new list replaces the
+    /// previous one.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel rejects the filter, for example by a seccomp profile. The
-    /// subscription then reports these changes.
+    /// The kernel rejects the filter, for example because of a seccomp profile. The subscription
+    /// then reports these changes, too.
     pub fn leave_out(&self, ports: &[u32]) -> io::Result<()> {
         let filter = not_of(ports).ok_or(io::ErrorKind::InvalidInput)?;
         SockRef::from(&self.0).attach_filter(&filter)
     }
 
-    /// Stops receiving events, so that transactions cost nothing extra. The generation still shows
-    /// other programs' changes: if each own transaction expects its predecessor's generation, no
-    /// foreign transaction can come in between.
+    /// Leaves the multicast group, so that transactions cost nothing extra. The generation still
+    /// reveals changes by other programs: if each own transaction expects the generation of the
+    /// previous one, no foreign transaction can be in between.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel does not remove the membership.
+    /// The kernel does not remove the membership.
     pub fn pause(&mut self) -> io::Result<()> {
         self.0.drop_membership(GROUP)
     }
 
-    /// Receives events again.
+    /// Joins the multicast group again.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel does not add the membership.
+    /// The kernel does not add the membership.
     pub fn resume(&mut self) -> io::Result<()> {
         self.0.add_membership(GROUP)
     }
@@ -104,8 +105,8 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if no datagram is waiting. After any other error no more events can be
-    /// received.
+    /// `WouldBlock` if no datagram is waiting. After any other error, the subscription cannot
+    /// receive further events.
     pub fn receive(&self) -> io::Result<Vec<Event>> {
         match self.0.recv_from_full() {
             Ok((datagram, _)) => Ok(events(&datagram)),
@@ -122,15 +123,16 @@ impl AsRawFd for Subscription {
 }
 
 /// Builds a filter (classic BPF, linux/filter.h) that drops messages from these ports. All messages
-/// of a datagram belong to one transaction and contain its author's port (`struct nlmsghdr`, offset
-/// 12). BPF loads words as big endian. Returns `None` if the ports are more than a jump can skip.
+/// of a datagram belong to one transaction and contain the port of its author (`struct nlmsghdr`,
+/// offset 12). BPF loads words as big endian. Returns `None` if the list of ports is longer than a
+/// BPF jump can skip.
 fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
     let mut filter = vec![SockFilter::new(LOAD_WORD, 0, 0, 12)];
     for (number, port) in ports.iter().enumerate() {
-        // Jumps over the other comparisons and over the return that accepts.
+        // The jump skips the other comparisons, and the return that accepts the message.
         let to_drop = u8::try_from(ports.len() - number).ok()?;
         filter.push(SockFilter::new(JUMP_IF_EQUAL, to_drop, 0, port.to_be()));
     }
@@ -139,7 +141,7 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     Some(filter)
 }
 
-/// Returns the events in a datagram.
+/// Returns the events of a datagram.
 pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     for message in netlink_batch::messages(datagram) {
@@ -161,7 +163,7 @@ fn event(of: Message<'_>) -> Result<Option<Event>, Malformed> {
     if of.kind == message(command::NEW_GENERATION) {
         return committed(of.payload).map(Some);
     }
-    // Skips tables of unknown families: no user of this crate has one.
+    // Skips tables of unknown families, because no user of this crate has such tables.
     let Some(family) = family(of.payload) else {
         return Ok(None);
     };
@@ -253,7 +255,7 @@ mod tests {
         assert_eq!(events(b"nonsense"), [Event::Lost]);
         let no_number = datagram(&[(command::NEW_GENERATION, &[])]);
         assert_eq!(events(&no_number), [Event::Lost]);
-        // This message belongs to another subsystem.
+        // A message of another subsystem.
         let mut other = datagram(&[(command::NEW_GENERATION, &[])]);
         other[5] = 1;
         assert_eq!(events(&other), []);

@@ -8,7 +8,7 @@ use inet::IpFamily;
 use smallvec::SmallVec;
 
 /// Name of a table, chain, set or map, at most 255 bytes (`NFT_NAME_MAXLEN` without the NUL). A
-/// chain, its rules, and the elements that refer to it share one copy of the name.
+/// chain, its rules and all elements that refer to the chain share one copy of its name.
 pub type Name = Arc<str>;
 
 /// Family of a table (`NFPROTO_*`, linux/netfilter.h).
@@ -30,7 +30,7 @@ pub enum Family {
 }
 
 impl From<IpFamily> for Family {
-    /// Returns the table family for packets of this IP family only.
+    /// Returns the table family that receives only packets of this IP family.
     fn from(family: IpFamily) -> Self {
         match family {
             IpFamily::V4 => Self::Ip,
@@ -52,7 +52,7 @@ impl Family {
         }
     }
 
-    /// Converts the kernel's number into a family.
+    /// Returns the family with the kernel's number, or `None` if the number is unknown.
     pub(crate) const fn of_wire(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::Inet,
@@ -66,11 +66,11 @@ impl Family {
     }
 }
 
-/// A register: one of 16 slots of 4 bytes. A longer value also occupies the following slots. Each
-/// part of a concatenation begins in a new slot.
+/// A register: one of 16 slots of 4 bytes. A longer value also occupies the next slots. Each part
+/// of a concatenation begins in a new slot.
 ///
-/// Messages name slots as the kernel does (`nft_dump_register`): slots 0, 4, 8 and 12 are
-/// `NFT_REG_1` to `NFT_REG_4`, and all other slots are `NFT_REG32_*`.
+/// Netlink messages number the slots as `nft_dump_register` does: slots 0, 4, 8 and 12 are
+/// `NFT_REG_1` to `NFT_REG_4`. All other slots are `NFT_REG32_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Register(u8);
 
@@ -78,8 +78,8 @@ impl Register {
     /// First slot.
     pub const FIRST: Self = Self(0);
 
-    /// Returns the slot after `bytes` bytes of values, each padded to 4 bytes. Returns `None` after
-    /// the last slot.
+    /// Returns the slot that follows `bytes` bytes of values, each padded to 4 bytes. Returns
+    /// `None` after the last slot.
     pub const fn at(bytes: usize) -> Option<Self> {
         if bytes < 64 {
             #[allow(clippy::cast_possible_truncation, reason = "below 16")]
@@ -89,10 +89,10 @@ impl Register {
         }
     }
 
-    /// Kernel number of the verdict register (`NFT_REG_VERDICT`), which is not a slot.
+    /// Number of the verdict register in messages (`NFT_REG_VERDICT`). It is not one of the slots.
     pub(crate) const VERDICT: u32 = 0;
 
-    /// Returns the kernel's number of the slot: `NFT_REG_1` to `NFT_REG_4`, `NFT_REG32_00` to
+    /// Returns the slot's number in messages: `NFT_REG_1` to `NFT_REG_4`, or `NFT_REG32_00` to
     /// `NFT_REG32_15`.
     pub(crate) const fn wire(self) -> u32 {
         if self.0.is_multiple_of(4) {
@@ -102,8 +102,8 @@ impl Register {
         }
     }
 
-    /// Converts the kernel's number into a slot. Returns `None` for the verdict register and for
-    /// invalid numbers.
+    /// Returns the slot with this number in messages. Returns `None` for the verdict register and
+    /// for invalid numbers.
     pub(crate) const fn of_wire(number: u32) -> Option<Self> {
         #[allow(clippy::cast_possible_truncation, reason = "below 24")]
         match number {
@@ -120,13 +120,13 @@ impl Register {
 }
 
 /// Bytes in registers: addresses and ports in network order, marks and generated numbers in host
-/// order. An address, a protocol and a port fit without a heap allocation.
+/// order. A key of address, protocol and port needs no heap allocation.
 pub type Bytes = SmallVec<[u8; 24]>;
 
 /// Decision about a packet (`NFTA_VERDICT_*`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verdict {
-    /// Accepts the packet in this base chain.
+    /// Accepts the packet in this base chain. Later base chains still see it.
     Accept,
     /// Drops the packet.
     Drop,
@@ -134,15 +134,15 @@ pub enum Verdict {
     Continue,
     /// Returns to the calling chain.
     Return,
-    /// Calls a chain.
+    /// Continues in a chain, and returns after its last rule.
     Jump(Name),
     /// Continues in a chain without returning.
     Goto(Name),
 }
 
-/// Data type with `nft`'s name and number (`enum datatypes` in its sources). The type of a
-/// concatenated key has six bits for each part. `nft` needs the types to list elements; the kernel
-/// ignores them.
+/// Data type, with the name and number that `nft` uses (`enum datatypes` in its sources). The type
+/// of a concatenated key has six bits for each part. `nft` needs the types to list elements. The
+/// kernel ignores them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DataType {
     /// IPv4 address (`ipv4_addr`), 4 bytes.
@@ -157,9 +157,9 @@ pub enum DataType {
     Mark,
     /// Interface name (`ifname`), 16 bytes.
     IfName,
-    /// Number (`integer`), 4 bytes here.
+    /// Number (`integer`). In this crate, always 4 bytes.
     Integer,
-    /// An unsupported type. As in the kernel, one number stands for all parts of a key or value.
+    /// An unsupported type. One number stands for all parts of a key or value, as in the kernel.
     Other {
         /// Number of the type (`NFTA_SET_KEY_TYPE` or `NFTA_SET_DATA_TYPE`).
         number: u32,
@@ -211,8 +211,8 @@ impl DataType {
         }
     }
 
-    /// Splits a key's type into the types of its parts. Returns [`DataType::Other`] if a type is
-    /// unsupported.
+    /// Splits the type of a key into the types of its parts. Returns [`DataType::Other`] if one of
+    /// these is unsupported.
     pub(crate) fn parts(number: u32, len: u32) -> Vec<Self> {
         const KNOWN: [DataType; 7] = [
             DataType::Integer,
@@ -261,8 +261,8 @@ impl DataType {
     }
 }
 
-/// A concatenation of values in the layout of a key. With several parts, each is padded with zeros
-/// to a multiple of 4 bytes.
+/// A key under construction: values that are concatenated in the kernel's layout. If there are
+/// several parts, each is padded with zeros to a multiple of 4 bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Concatenation {
     bytes: Bytes,
@@ -283,19 +283,19 @@ impl Concatenation {
         }
     }
 
-    /// Appends a protocol number (IANA).
+    /// Appends an IANA protocol number.
     #[must_use]
     pub fn protocol(self, number: u8) -> Self {
         self.part(&[number])
     }
 
-    /// Appends a port.
+    /// Appends a port in network order.
     #[must_use]
     pub fn port(self, port: u16) -> Self {
         self.part(&port.to_be_bytes())
     }
 
-    /// Appends bytes.
+    /// Appends a part of any length.
     #[must_use]
     pub fn part(mut self, part: &[u8]) -> Self {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
@@ -303,7 +303,7 @@ impl Concatenation {
         self
     }
 
-    /// Returns the key. With several parts, the last part is padded too.
+    /// Returns the key. If it has several parts, pads the last one, too.
     pub fn into_key(mut self) -> Bytes {
         if self.bytes.len() > 4 {
             self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
