@@ -1,4 +1,4 @@
-//! Interface to the kernel for the nftables mode: a table to read, and transactions.
+//! The kernel interface of the nftables mode: reads of its table, and transactions.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,11 +9,11 @@ use proxy::{IpFamily, Unreadable};
 
 use crate::plan::LocalhostPort;
 
-/// Operations of the kernel for one IP family. Implemented by netlink, and by a strict fake that
+/// Kernel operations for one IP family. Two implementations: netlink, and a strict fake that
 /// refuses the same transactions as the kernel.
 pub trait Kernel: Send + 'static {
-    /// Returns the time for measurements, such as the duration of a read. A test kernel may have
-    /// its own clock.
+    /// Returns the current time, for measurements such as the duration of a read. A test kernel may
+    /// have its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
@@ -25,59 +25,59 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// Fails if the addresses cannot be read.
+    /// The addresses cannot be read.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
-    /// Passes all objects of the table to `tell`, as one consistent snapshot. Chains come before
-    /// their rules, sets before their elements. Passes nothing if the table does not exist.
-    /// [`Object::Begin`] means that the read starts over.
+    /// Passes all objects of the table to `tell`, as one consistent snapshot. Chains precede their
+    /// rules, sets their elements. Passes no object if the table does not exist. [`Object::Begin`]
+    /// means that the read starts over.
     ///
     /// # Errors
     ///
-    /// Fails if the table cannot be read.
+    /// The table cannot be read.
     fn table(&mut self, tell: &mut dyn FnMut(Object)) -> Result<(), Unreadable>;
 
-    /// Returns the timeout of a set of clients in seconds. Returns `None` if the set does not exist
-    /// or is of another kind.
+    /// Returns the timeout in seconds of a set of session affinity clients. Returns `None` if the
+    /// set does not exist or is of another kind.
     ///
     /// # Errors
     ///
-    /// Fails if the set cannot be read.
+    /// The set cannot be read.
     fn timeout(&mut self, set: &str) -> Result<Option<u32>, Unreadable>;
 
-    /// Returns the rules of a chain in order, with their handles. Anonymous sets may appear as
-    /// names.
+    /// Returns the rules of a chain in order, with their handles. Rules may refer to anonymous sets
+    /// by name.
     ///
     /// # Errors
     ///
-    /// Fails if the chain cannot be read.
+    /// The chain cannot be read.
     fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable>;
 
-    /// Commits a transaction, completely or not at all.
+    /// Commits all changes of a transaction, or none.
     ///
     /// # Errors
     ///
     /// Returns the refused changes, or an unknown outcome.
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal>;
 
-    /// Serves a TCP NodePort on localhost, or closes it.
+    /// Opens or changes the relay's port for a TCP NodePort on localhost, or closes it.
     ///
     /// # Errors
     ///
-    /// Fails if the port cannot be opened.
+    /// The port cannot be opened.
     fn listen(&mut self, port: &LocalhostPort) -> Result<(), String>;
 }
 
 /// An object of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
-    /// The read starts over, because another program wrote during the read. All objects so far are
-    /// void.
+    /// The read starts over, because another program wrote meanwhile. The caller must discard all
+    /// earlier objects.
     Begin,
     /// The table itself.
     Table(Table),
     /// A set or map without its elements, and its handle. A table numbers sets, chains and rules in
-    /// order of creation.
+    /// the order of their creation.
     Set(Set, u64),
     /// A chain without its rules, and its handle.
     Chain(Chain, u64),
@@ -96,13 +96,13 @@ pub enum Refusal {
     Refused {
         /// Error for the transaction as a whole.
         reason: String,
-        /// Refused changes, empty if the kernel named none.
+        /// Refused changes. Empty if the kernel named none.
         changes: Vec<Blame>,
     },
-    /// Nothing changed, and every other transaction would fail too, for lack of a privilege or of
-    /// memory.
+    /// Nothing changed. Every other transaction would fail too, because a privilege or memory is
+    /// missing.
     General(String),
-    /// The outcome is unknown, because the reply was lost.
+    /// The outcome is unknown, because the kernel's reply was lost.
     Unknown(String),
 }
 
@@ -111,8 +111,8 @@ pub enum Refusal {
 pub struct Blame {
     /// Index of the change in the transaction.
     pub change: usize,
-    /// Error number (errno(3)).
+    /// The kernel's error number (errno(3)).
     pub errno: i32,
-    /// Description of the change and the error.
+    /// Description of the change, with the error.
     pub reason: String,
 }

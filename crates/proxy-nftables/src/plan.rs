@@ -1,5 +1,5 @@
-//! Pending writes as data: the objects to write, grouped into units. The changes of the table are
-//! computed from these objects.
+//! Pending writes as data: the objects to write, grouped into units. Another module computes the
+//! changes of the table from them.
 //!
 //! ```text
 //!   Plan ─ changes ─▶ (PlanUnit, Change) ─▶ execute ─▶ one transaction ─▶ Outcomes
@@ -28,16 +28,16 @@ use crate::port::{Member, Route, ServedPort, Slot};
 pub struct Plan {
     pub(crate) family: IpFamily,
     pub(crate) config: Arc<Config>,
-    /// Definitions for the changes of the base.
+    /// Definitions that the base changes refer to.
     pub(crate) base: Arc<Base>,
     /// Changes of objects that do not depend on Services.
     pub(crate) base_changes: BTreeMap<BaseKey, BaseChange>,
-    /// New `services` chain, if the table changes from the layout `flat`. The existing chain leads
-    /// to objects of both layouts, so it is replaced last.
+    /// New `services` chain while the table changes from the layout `flat` to upstream's. The
+    /// existing chain leads to objects of both layouts, so it is replaced last.
     pub(crate) services_chain: Option<BaseChange>,
-    /// Addresses that start (true) or stop (false) serving NodePorts.
+    /// Addresses to add to (true) or remove from (false) those that serve NodePorts.
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
-    /// Changes of single Service ports, and of unwanted shared elements.
+    /// Changes of single Service ports, and of shared elements that no port wants.
     pub(crate) parts: Vec<PortChanges>,
     /// NodePorts on localhost to open, change or close.
     pub(crate) listeners: Vec<LocalhostPort>,
@@ -53,9 +53,9 @@ pub struct Plan {
 pub struct LocalhostPort {
     /// Number of the port.
     pub number: u16,
-    /// Service port, or `None` to close the port.
+    /// Service port that the NodePort serves, or `None` to close the port.
     pub name: Option<ServicePortName>,
-    /// Endpoints, or `None` to close the port.
+    /// Endpoints of the NodePort, or `None` to close the port.
     pub serving: Option<Arc<PortBackends>>,
 }
 
@@ -67,25 +67,25 @@ pub(crate) struct BaseChange {
     pub(crate) there: ExistingObject,
 }
 
-/// Existing object with the name of a wanted one.
+/// State of an existing object that has the name of a wanted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExistingObject {
     Nothing,
     /// An object of the same kind with other content.
     Same,
-    /// An object of another kind: a chain with another hook, or a set with another key.
+    /// An object of another kind, such as a chain with another hook or a set with another key.
     Other,
 }
 
-/// Kernel support for changing the timeout of an existing set.
+/// Kernel support for a changed timeout of an existing set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Timeouts {
-    /// Unknown, because no timeout was changed yet.
+    /// Unknown, because the mode has not changed a timeout yet.
     #[default]
     Unknown,
-    /// The kernel changes timeouts (Linux 6.5, and current 6.1).
+    /// The kernel applies a changed timeout (Linux 6.5, and current 6.1).
     Changed,
-    /// The kernel keeps timeouts: a set must be replaced, which loses its clients.
+    /// The kernel ignores a changed timeout. The set must be replaced, and loses its clients.
     Kept,
 }
 
@@ -95,27 +95,27 @@ pub(crate) enum Removal {
     /// In the same transaction as the other changes.
     #[default]
     Together,
-    /// In a later transaction. Before Linux 6.2, elements that a transaction deletes from a map
-    /// still use their chain until it ends.
+    /// In a later transaction. Before Linux 6.2, an element that a transaction deletes from a map
+    /// keeps its chain in use until the transaction ends.
     After,
 }
 
-/// Changes of one Service port, or of unwanted shared elements.
+/// Changes of one Service port, or of shared elements that no port wants.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PortChanges {
     pub(crate) owner: Option<Arc<Owner>>,
     pub(crate) port: Option<Arc<ServedPort>>,
     /// Chains of the port to write.
     pub(crate) chains: BTreeMap<Name, ChainWrite>,
-    /// Unwanted chains that are flushed first, because they use a set that is replaced.
+    /// Unwanted chains to flush first, because they use a set that is replaced.
     pub(crate) emptied: Vec<Name>,
-    /// Sets of clients to write.
+    /// Sets of session affinity clients to write.
     pub(crate) affinity: Vec<(Name, ClientsChange)>,
     pub(crate) slots: Vec<SlotChange>,
     pub(crate) members: Vec<(Member, bool)>,
 }
 
-/// A chain to write.
+/// A chain to write, with its new content.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChainWrite {
     pub(crate) content: Content,
@@ -128,11 +128,12 @@ pub(crate) enum ChainState {
     Absent,
     /// The chain exists, and must be flushed.
     Present,
-    /// The reply to the last write was lost, so the chain is created if it is missing, and flushed.
+    /// The chain may exist, because the reply to its last write was lost. The write creates it if
+    /// it is missing, and flushes it.
     Unknown,
 }
 
-/// A set of clients to write.
+/// A set of session affinity clients to write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientsChange {
     pub(crate) wanted: Clients,
@@ -141,20 +142,21 @@ pub(crate) struct ClientsChange {
 }
 
 impl ClientsChange {
-    /// Returns true if an existing set of clients gets another timeout.
+    /// Returns true if an existing set of clients gets a new timeout.
     pub(crate) fn is_change(&self) -> bool {
         let differs = |there: Clients| there.seconds != self.wanted.seconds;
         self.there
             .is_some_and(|there| there.is_of_clients() && differs(there))
     }
 
-    /// Returns true if the existing set must be replaced.
+    /// Returns true if the existing set must be deleted and created again.
     pub(crate) fn is_replacement(&self, timeouts: Timeouts) -> bool {
         self.there.is_some_and(|there| !there.is_of_clients())
             || (self.is_change() && timeouts == Timeouts::Kept)
     }
 
-    /// Returns true if the existing set stays, and the kernel releases its reserved memory.
+    /// Returns true if the existing set stays and the kernel releases the memory that it reserved
+    /// for it.
     pub(crate) fn is_shrunk(&self, timeouts: Timeouts) -> bool {
         self.there
             .is_some_and(|there| there.room == SetMemory::Reserved)
@@ -162,7 +164,7 @@ impl ClientsChange {
     }
 }
 
-/// New route for an address and port.
+/// A new route for an address and port.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotChange {
     pub(crate) slot: Slot,
@@ -171,7 +173,7 @@ pub(crate) struct SlotChange {
 }
 
 impl SlotChange {
-    /// Returns true if endpoints are added.
+    /// Returns true if the new route has endpoints in shared maps.
     pub(crate) fn has_choices(&self) -> bool {
         let mut after = self.after.iter();
         after.any(|route| route.choices.iter().next().is_some())
@@ -183,8 +185,8 @@ impl SlotChange {
 pub(crate) enum StaleObject {
     Chain(Name),
     Set(Name),
-    /// A shared object: the set of NodePort addresses when all addresses serve, an object of
-    /// another layout, or an unneeded chooser.
+    /// A shared object that is no longer needed: the set of NodePort addresses when all addresses
+    /// serve, an object of another layout, or a chooser chain.
     Base(BaseKey),
 }
 
@@ -204,10 +206,10 @@ pub(crate) enum UnitOutcome {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// Not tried: the limit of transactions was reached, or an object that this unit needs was
+    /// Not tried: the plan reached the limit of transactions, or an object that this unit needs was
     /// refused.
     Untried,
-    /// The unit is deferred to the next plan.
+    /// Deferred to the next plan.
     Later,
     /// The result is unknown, because the reply was lost.
     Unknown,
@@ -234,17 +236,17 @@ pub struct Outcomes {
     pub(crate) took: Duration,
     /// True if the table may differ from the expected state.
     pub(crate) is_doubtful: bool,
-    /// Reason why every further transaction would fail now, if any.
+    /// Error that would make every further transaction fail now, if any.
     pub(crate) general: Option<Arc<str>>,
-    /// Way of deleting chains that this kernel needs, as observed.
+    /// Method of deleting chains that this kernel needs, as observed.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
-    /// Chains that were written only in part, each with its current content.
+    /// Chains that were written only in part, each with the content that it has now.
     pub(crate) partial: BTreeMap<Name, Content>,
 }
 
 impl Outcomes {
-    /// Returns true if every wanted unit that was tried was written.
+    /// Returns true if the kernel accepted every wanted unit that was tried.
     pub(crate) fn has_all_wanted(&self) -> bool {
         let mut wanted = [&self.base, &self.services_chain]
             .into_iter()
@@ -299,15 +301,16 @@ impl Plan {
             || !self.stale.is_empty()
     }
 
-    /// Returns true if a set is replaced by a set of another kind and loses its elements.
+    /// Returns true if the plan replaces a set by one of another kind, so that the set loses its
+    /// elements.
     pub(crate) fn replaces_set(&self) -> bool {
         let mut changes = self.base_changes.iter();
         changes.any(|(key, of)| matches!(key, BaseKey::Set(_)) && of.there == ExistingObject::Other)
     }
 
-    /// Returns true if an existing table must be activated in advance, because the plan creates
-    /// base chains. The kernel refuses a new base chain in a transaction that changes the table's
-    /// flags.
+    /// Returns true if an existing dormant table must be activated in advance, because the plan
+    /// creates base chains. The kernel refuses a new base chain in a transaction that changes the
+    /// table's flags.
     ///
     /// Source: Linux, `net/netfilter/nf_tables_api.c` (`__NFT_TABLE_F_UPDATE`).
     pub(crate) fn switches_on_first(&self) -> bool {
@@ -347,7 +350,7 @@ impl Plan {
         sets.any(|(_, clients)| clients.is_replacement(self.timeouts))
     }
 
-    /// Returns the sets of clients that released memory.
+    /// Returns the sets of clients whose reserved memory the kernel has released.
     pub(crate) fn shrunk(&self, outcomes: &Outcomes) -> impl Iterator<Item = Name> {
         let done = self.parts.iter().zip(&outcomes.parts);
         let done = done.filter(|(_, outcome)| **outcome == UnitOutcome::Done);
@@ -356,7 +359,7 @@ impl Plan {
         shrunk.map(|(set, _)| Arc::clone(set))
     }
 
-    /// Returns a set whose timeout changed in a successful part, with the new timeout.
+    /// Returns a set whose timeout a successful part has changed, with the new timeout in seconds.
     pub(crate) fn changed_timeout(&self, outcomes: &[UnitOutcome]) -> Option<(&Name, u32)> {
         let done = self.parts.iter().zip(outcomes);
         let done = done.filter(|(_, outcome)| **outcome == UnitOutcome::Done);

@@ -25,26 +25,26 @@ use crate::port::Slot;
 use crate::tables::Tables;
 
 /// Largest number of Service ports in a transaction. For each new map, the kernel searches all maps
-/// of the transaction (docs/design/nftables-cost.md). Each port takes a kilobyte of memory.
+/// of the transaction (docs/design/nftables-cost.md). Each port takes about a kilobyte of memory.
 const MANY_PARTS: usize = 1_000;
-/// Largest number of sets of clients in a transaction. For each new set, the kernel searches all
-/// sets.
+/// Largest number of sets of session affinity clients in a transaction. For each new set, the
+/// kernel searches all sets.
 const MANY_SETS: usize = 4_000;
-/// Largest number of endpoints in a transaction. An endpoint takes about 60 bytes.
+/// Largest number of endpoints in a transaction. Each takes about 60 bytes of memory.
 const MANY_ENDPOINTS: usize = 100_000;
 /// Largest number of written or deleted elements of shared maps in a transaction.
 const MANY_SLOTS: usize = 10_000;
-/// Largest number of sets of clients of one Service port in a transaction.
+/// Largest number of client sets of one Service port in a transaction.
 const MANY_CLIENTS: usize = MANY_RULES;
-/// Number of pending entries above which a plan collects only some Service ports.
+/// Number of pending entries above which a plan contains only some Service ports.
 const MANY_ENTRIES: usize = 4_000;
-/// Number of pending Service ports above which urgent ports get their own transaction, because the
-/// whole node waits for them.
+/// Number of pending Service ports above which urgent ports get a separate transaction. The whole
+/// node waits for urgent ports.
 const FEW_PARTS: usize = 256;
 /// Largest number of unwanted objects that one transaction deletes.
 const MANY_STALE: usize = 20_000;
 
-/// State from which a plan is made.
+/// State from which the planner derives a plan.
 pub(crate) struct Planner<'a> {
     pub(crate) family: IpFamily,
     pub(crate) tables: &'a Tables,
@@ -75,12 +75,12 @@ impl<'a> Planner<'a> {
             timeouts: self.timeouts,
         };
         self.plan_base(&mut plan);
-        // Service ports wait until their base exists. After a set is replaced, they wait for the
-        // next read, because the set has lost its elements.
+        // Service ports wait until the base exists that they need. If the plan replaces a set,
+        // which then loses its elements, they wait for the next read.
         if !self.is_founded(&plan) || plan.replaces_set() {
             return plan;
         }
-        // A change of layout is one transaction, so that packets never meet a mixture of both.
+        // A change of layout is one transaction, so that no packet finds a mixture of both layouts.
         let is_moving = self.is_moving();
         let services_chain = plan.base_changes.get(&SERVICES_CHAIN);
         let is_there = services_chain
@@ -123,12 +123,12 @@ impl<'a> Planner<'a> {
                 part
             })
             .collect();
-        // Unwanted elements are deleted last, and in several transactions if they are very many.
+        // Deletes unwanted elements last and, if they are very many, in several transactions.
         let many_slots = self.budget.of(MANY_SLOTS);
         if is_last && !is_moving && due.unowned.len() > many_slots {
             due.unowned.truncate(many_slots);
             is_last = false;
-            // The chains to which these elements lead are deleted together with the last elements.
+            // The last of these transactions also deletes the chains to which the elements lead.
             plan.parts.append(&mut due.unowned);
         }
         if is_last {
@@ -144,7 +144,7 @@ impl<'a> Planner<'a> {
         plan
     }
 
-    /// Returns the size of a plan, relative to the largest allowed one.
+    /// Returns the size of a plan, relative to the largest allowed size.
     pub(crate) fn size(plan: &Plan) -> Budget {
         let (mut sets, mut endpoints, mut slots) = (0, 0, 0);
         for part in &plan.parts {
@@ -162,7 +162,7 @@ impl<'a> Planner<'a> {
             .max(Budget::share(plan.stale.len(), MANY_STALE))
     }
 
-    /// Returns the NodePorts on localhost that changed.
+    /// Returns the changed NodePorts on localhost.
     fn listeners(&self) -> Vec<LocalhostPort> {
         let listeners = &self.tables.listeners;
         let due = listeners.due(self.now).map(|number| {
@@ -180,7 +180,7 @@ impl<'a> Planner<'a> {
         due
     }
 
-    /// Returns how many of the first parts fit into a transaction, at least one.
+    /// Returns how many of the first parts fit into one transaction. At least one always does.
     fn fitting(&self, due: &[(&'a Arc<Owner>, PortChanges)]) -> usize {
         let (mut sets, mut endpoints, mut slots) = (0_usize, 0_usize, 0_usize);
         let fits = due.iter().position(|(owner, part)| {
@@ -196,10 +196,9 @@ impl<'a> Planner<'a> {
         fits.unwrap_or(due.len()).max(1)
     }
 
-    /// Adds chains and sets of a Service port that wait for a retry, if a written element leads to
-    /// them or their content is unknown. A missing chain was refused before, and the kernel refuses
-    /// an element without its chain. A chain with unknown content may lead packets to unwanted
-    /// endpoints.
+    /// Adds chains and sets of a Service port that wait for a retry, in two cases. If the plan
+    /// writes an element that leads to a refused, missing chain, the kernel would refuse the
+    /// element, too. A chain with unknown content may lead packets to unwanted endpoints.
     fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut PortChanges) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
         let is_left = |chain: &Name| !part.chains.contains_key(chain);
@@ -227,9 +226,9 @@ impl<'a> Planner<'a> {
     }
 
     /// Defers changes of a Service with session affinity and many endpoints, because the kernel
-    /// makes such changes slowly. Returns true if it deferred some. Sets and chains of endpoints
-    /// come first, then the chain that chooses an endpoint, in steps. The elements that lead to
-    /// this chain come last.
+    /// needs long for them. Returns true if it deferred some. The order is: sets and chains of
+    /// endpoints, then the chain that chooses an endpoint, in steps. The elements that lead to this
+    /// chain are last.
     fn leave_for_later(&self, part: &mut PortChanges, timeouts: Timeouts) -> bool {
         let mut sets = part.affinity.iter();
         if sets.any(|(_, clients)| clients.is_replacement(timeouts)) {
@@ -262,7 +261,7 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Adds the chains that use a replaced set, because they must be written again.
+    /// Adds the chains that use a replaced set, because their rules must be written again.
     fn free_replaced(&self, part: &mut PortChanges, config: &Config) {
         let mut sets = part.affinity.iter();
         if !sets.any(|(_, clients)| clients.is_replacement(self.timeouts)) {
@@ -275,8 +274,8 @@ impl<'a> Planner<'a> {
             let there = self.known(&chain);
             part.chains.insert(chain, ChainWrite { content, there });
         }
-        // A set can be deleted only if no rule uses it. So existing chains that are no longer
-        // wanted are flushed, although they are deleted last.
+        // The kernel deletes a set only if no rule uses it. So this flushes existing chains that
+        // are no longer wanted. They are deleted last.
         let left = port.chains_that_name_affinity().into_iter();
         part.emptied = left
             .filter(|chain| self.tables.chains.actual(chain).is_some())
@@ -284,7 +283,7 @@ impl<'a> Planner<'a> {
             .collect();
     }
 
-    /// Returns true if the objects that Service ports need exist or are in the plan.
+    /// Returns true if all objects that Service ports need exist or are in the plan.
     fn is_founded(&self, plan: &Plan) -> bool {
         let base = &self.tables.base;
         let mut missing = base.pending().filter(|key| base.wanted(key).is_some());
@@ -297,9 +296,9 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns true if a chain must wait during a change of layout. Upstream's `services` chain
-    /// waits while some Services are unknown, or while their objects in this layout were refused
-    /// and wait for a retry. The `services` chain of the layout `flat` need not wait, because it
-    /// leads to the objects of both layouts.
+    /// waits while some Services are unknown, or while their objects in this layout wait for a
+    /// retry. The `services` chain of the layout `flat` need not wait, because it leads to the
+    /// objects of both layouts.
     fn has_to_wait(&self, key: &BaseKey) -> bool {
         let is_there = self.tables.base.actual(key).is_some();
         let leads = *key == SERVICES_CHAIN && self.base.layout() == Layout::Upstream;
@@ -309,13 +308,14 @@ impl<'a> Planner<'a> {
             && self.tables.has_other_layout()
     }
 
-    /// Returns true if a wanted object was refused and waits for its retry. Until then, an object
-    /// of another layout may be its only protection.
+    /// Returns true if the kernel refused a wanted object and its retry is not due yet. Until then,
+    /// Services may depend on the object of the other layout.
     fn is_wanted_later(&self) -> bool {
         has_later(&self.tables.base, self.now) || self.is_service_later()
     }
 
-    /// Returns true if a wanted object of a Service port was refused and waits for its retry.
+    /// Returns true if the kernel refused a wanted object of a Service port and its retry is not
+    /// due yet.
     fn is_service_later(&self) -> bool {
         let Tables { slots, chains, .. } = self.tables;
         has_later(slots, self.now) || has_later(chains, self.now)
@@ -381,8 +381,8 @@ impl<'a> Planner<'a> {
         }
         if plan.replaces_set() {
             self.empty_unwanted(plan);
-            // Rules of the base use the replaced set. So all base chains are flushed before the set
-            // is deleted, and get their rules again.
+            // Rules of the base use the replaced set. So the plan flushes all base chains before it
+            // deletes the set, and then writes their rules again.
             for (key, wanted) in base.iter_wanted() {
                 let is_chain = matches!(key, BaseKey::Chain(_) | BaseKey::Chooser(_));
                 if is_chain && base.actual(key).is_some() {
@@ -395,7 +395,7 @@ impl<'a> Planner<'a> {
             }
         }
         let addresses = &self.tables.node_ports;
-        // A set that this plan creates has no old elements to delete.
+        // A set that this plan creates has no elements to delete.
         let is_new = plan.base_changes.contains_key(&BaseKey::Set(NODE_PORT_IPS));
         for address in addresses.due(self.now) {
             let is_wanted = addresses.wanted(address).is_some();
@@ -407,8 +407,9 @@ impl<'a> Planner<'a> {
         plan.node_ports.sort_unstable();
     }
 
-    /// Returns the changes of some Service ports if very many are pending, as at a start. Urgent
-    /// ports, for which the whole node waits, come first. Skips entries whose last write failed.
+    /// Returns the changes of some Service ports when very many are pending, as at a start. Urgent
+    /// ports, for which the whole node waits, precede the others. Skips entries whose last write
+    /// failed.
     fn some_due(&self) -> PendingChanges<'a> {
         let tables = self.tables;
         let mut due = PendingChanges::default();
@@ -417,12 +418,12 @@ impl<'a> Planner<'a> {
         }
         let mut urgent: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut within: HashSet<&'a Arc<Owner>> = HashSet::new();
-        // Owners of ports above the share of their Service or namespace.
+        // Owners of the Service ports beyond the share of their Service or namespace.
         let mut more: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut shares = Shares::new(SHARE);
         let chains = tables.chains.due(self.now);
         let chains = chains.filter(|chain| !tables.chains.is_failing(*chain));
-        // If only the endpoints of a served Service change, only its chain changes.
+        // If only the endpoints of a served Service change, its chain is the only pending entry.
         let changed = chains.filter(|chain| tables.chains.actual(*chain).is_some());
         let of_chains = changed.filter_map(|chain| tables.chains.owner(chain));
         let slots = tables.slots.due(self.now);
@@ -530,7 +531,7 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-        // Collects one more than a transaction holds, which shows that more changes remain.
+        // Collects one element more than a transaction holds: it shows that more changes remain.
         let many_slots = if self.is_moving() {
             usize::MAX
         } else {

@@ -1,17 +1,17 @@
-//! Compiles one Service port into its chains, sets and elements. Pure: no clock, no I/O, no log, no
+//! Compiles one Service port into its chains, sets and elements. Pure: no clock, I/O, log or
 //! kernel.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     routes of the port's addresses
-//!                                         ├─▶ members   the ClusterIP, and endpoints on this node
+//!    ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     routes of the port's addresses
 //!                                         ├─▶ chains    the port's chains, rule by rule
 //!                                         └─▶ affinity  a set of clients for each endpoint
 //! ```
 //!
-//! A [`ServedPort`] stays in memory, but its rules do not.
+//! The mode keeps each [`ServedPort`] in memory, but builds its rules only for a write.
 //!
-//! Chains, rules, their order and comments are upstream's (docs/nftables-mode.md). [`flat`] has the
-//! objects of the layout `flat`.
+//! Chains, rules, their order and their comments equal upstream's (docs/nftables-mode.md). The
+//! module [`flat`] contains the objects of the layout `flat`.
 
 mod endpoints;
 mod flat;
@@ -39,10 +39,10 @@ use crate::name::{NameBase, Purpose, REJECT, is_of_service};
 use endpoints::Endpoints;
 use kube_rules::nft::{Line, SOURCE, Sense, Side};
 
-/// Destination of packets: an address and port, or a NodePort of this node.
+/// Destination of packets: an address and port, or a NodePort on the addresses of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
-    /// Address, or `None` for this node's addresses.
+    /// Address, or `None` for all addresses of this node that serve NodePorts.
     pub address: Option<IpAddr>,
     /// Protocol of the packets.
     pub protocol: Protocol,
@@ -60,35 +60,36 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Verdicts and endpoints for a slot. If several Services claim a slot, one of them owns the whole
-/// route.
+/// Verdicts and endpoints for the packets to a slot. If several Services claim a slot, one of them
+/// owns the whole route.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Route {
     /// Verdict in `service-ips` or `service-nodeports`, usually a chain.
     pub to: Option<Verdict>,
-    /// Verdict in the map `no-endpoint-services` or `no-endpoint-nodeports`, if any.
+    /// Treatment of packets without an endpoint, in the map `no-endpoint-services` or
+    /// `no-endpoint-nodeports`, if any.
     pub unserved: Option<EmptyPortPolicy>,
-    /// Firewall chain in `firewall-ips`.
+    /// Firewall chain in the map `firewall-ips`, if any.
     pub firewall: Option<Name>,
-    /// Endpoints in shared maps, in the layout `flat`.
+    /// Endpoints in the shared maps of the layout `flat`.
     pub choices: Choices,
 }
 
 impl Route {
-    /// Keeps endpoints in the positions of an earlier route.
+    /// Returns the route with its endpoints in the positions that they had in an earlier route.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let choices = self.choices.arranged(before.map(|before| &before.choices));
         Self { choices, ..self }
     }
 
-    /// Returns true if the route leads to endpoints for at least some senders.
+    /// Returns true if the route leads at least some senders to endpoints.
     fn leads(&self) -> bool {
         let is_chain = |to: &Verdict| matches!(to, Verdict::Goto(chain) if **chain != *REJECT);
         self.to.as_ref().is_some_and(is_chain) || self.choices != Choices::default()
     }
 
-    /// Returns true if some senders reach an endpoint by this route but not by `other`.
+    /// Returns true if this route leads some senders to an endpoint and `other` does not.
     fn serves_more_than(&self, other: &Self) -> bool {
         let leads_all = |route: &Self| route.leads() && route.unserved.is_none();
         (self.leads() && !other.leads()) || (leads_all(self) && !leads_all(other))
@@ -104,14 +105,14 @@ impl Route {
     }
 }
 
-/// Treatment of packets to a port without an endpoint.
+/// Treatment of packets to a Service port without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EmptyPortPolicy {
-    /// Rejected, because the Service has no endpoint.
+    /// Reject packets, because the Service has no endpoint.
     Reject,
-    /// Dropped, because the traffic policy excludes all existing endpoints.
+    /// Drop packets, because the traffic policy excludes all existing endpoints.
     Drop,
-    /// Another verdict, which another program has written.
+    /// A verdict that another program has written.
     Other,
 }
 
@@ -120,9 +121,9 @@ pub enum EmptyPortPolicy {
 pub enum Member {
     /// Element of `cluster-ips`.
     ClusterIp(IpAddr),
-    /// Element of `hairpin-connections`: an endpoint of this node that connects to itself.
+    /// Element of `hairpin-connections`: an endpoint on this node that may connect to itself.
     Hairpin(IpAddr, Protocol, u16),
-    /// Element of `localhost-nodeports`: a NodePort that is rejected on localhost.
+    /// Element of `localhost-nodeports`: a NodePort that the rules reject on localhost.
     LocalhostNodePort(Protocol, u16),
 }
 
@@ -147,7 +148,7 @@ impl fmt::Display for Member {
     reason = "each says something else about a Service"
 )]
 pub struct ServedPort {
-    /// Owner of the objects.
+    /// Service port that owns the objects.
     pub owner: Arc<Owner>,
     /// Number of endpoints in any state.
     pub endpoints: usize,
@@ -158,20 +159,20 @@ pub struct ServedPort {
     external_ips: Box<[IpAddr]>,
     ingress_ips: Box<[IpAddr]>,
     source_ranges: Box<[IpNet]>,
-    /// True if the source ranges include this node's address.
+    /// True if the Service's source ranges include this node's address.
     admits_node: bool,
     affinity: Option<u32>,
     internal_local: bool,
     external_local: bool,
     cluster: Endpoints,
     local: Endpoints,
-    /// Endpoints on this node that are in `cluster` or `local`.
+    /// Endpoints on this node that the lists `cluster` or `local` contain.
     on_node: Endpoints,
-    /// True if any endpoint serves, on any node.
+    /// True if any endpoint is serving, on any node.
     any: bool,
 }
 
-/// Compiles a Service into one entry for each of its ports. Returns none if the Service has no
+/// Compiles a Service into one entry for each of its ports. Returns no entry if the Service has no
 /// address of this family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
@@ -189,8 +190,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         .filter(|net| IpFamily::of(net.addr()) == family)
         .copied()
         .collect();
-    // As in upstream, a node without an address of this family counts as having the loopback
-    // address.
+    // As in upstream, a node without an address of this family has the loopback address here.
     let node_ip = node.ip.unwrap_or(family.localhost());
     let served = Backing::of(view, node);
     let compile = |port: &ServicePort| {
@@ -234,8 +234,8 @@ impl ServedPort {
         self.owner.name.protocol
     }
 
-    /// Returns true if endpoints serve packets under a traffic policy. With policy Local, only
-    /// endpoints on this node count.
+    /// Returns true if the traffic policy has endpoints. With policy Local, only endpoints on this
+    /// node count.
     fn is_served(&self, is_local: bool) -> bool {
         let endpoints = if is_local { &self.local } else { &self.cluster };
         self.any && !endpoints.is_empty()
@@ -249,7 +249,7 @@ impl ServedPort {
         !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
-    /// Returns the treatment of packets without an endpoint.
+    /// Returns the treatment of packets for which the traffic policy has no endpoint.
     fn unserved(&self) -> EmptyPortPolicy {
         if self.any {
             EmptyPortPolicy::Drop
@@ -268,7 +268,7 @@ impl ServedPort {
 
     // ---- elements ----
 
-    /// Returns the routes of the port's addresses.
+    /// Returns the addresses of the port with their routes.
     pub fn slots(&self, layout: Layout) -> Vec<(Slot, Route)> {
         let base = NameBase::of_port(&self.owner.name);
         let protocol = self.protocol();
@@ -278,8 +278,8 @@ impl ServedPort {
             port: self.port,
         };
         let mut slots = Vec::with_capacity(1);
-        // If an address has two routes, the first one counts. An external IP that is also a load
-        // balancer's IP thus keeps its source ranges.
+        // If an address has two routes, the first one counts. So an external IP that is also a load
+        // balancer's IP keeps its source ranges.
         if self.is_reachable_from_outside() {
             let route = self.external(&base, layout);
             let walled = self.walled(&base, &route, layout);
@@ -331,8 +331,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the route of the load balancer's IPs: the external route, behind a check of the
-    /// source ranges.
+    /// Returns the route of the load balancer's IPs: a check of the source ranges, then the
+    /// external route.
     fn walled(&self, base: &NameBase, external: &Route, layout: Layout) -> Route {
         if !self.has_firewall() {
             return external.clone();
@@ -352,22 +352,22 @@ impl ServedPort {
 
     // ---- unreadable objects ----
 
-    /// Returns true if an address has no endpoints for some senders.
+    /// Returns true if some senders to one of the port's addresses get no endpoint.
     pub(crate) fn is_cut_off(&self) -> bool {
         !self.is_served(self.internal_local)
             || (self.is_reachable_from_outside() && !self.is_served(self.external_local))
     }
 
-    /// Returns true if an existing route must stay, because only this route still leads to
-    /// endpoints of the port. The missing endpoints may be in an unreadable object.
+    /// Returns true if the existing route must stay, because it leads some senders to endpoints and
+    /// the compiled route does not. The missing endpoints may be in an object that cannot be read.
     pub(crate) fn goes_on(&self, there: &Route, compiled: &Route) -> bool {
         let base = NameBase::of_port(&self.owner.name);
         let mut chains = there.chains();
         chains.all(|chain| base.has(chain)) && there.serves_more_than(compiled)
     }
 
-    /// Returns true for a chain that may still lead packets to endpoints in the kernel, but no
-    /// longer leads to any in its compiled form.
+    /// Returns true for a chain that has no endpoint in its compiled form, but may still lead to
+    /// endpoints in the kernel.
     pub(crate) fn ends_in_nothing(&self, chain: &Name, layout: Layout) -> bool {
         let base = NameBase::of_port(&self.owner.name);
         let is_of = |purpose| base.chain(purpose) == *chain;
@@ -376,7 +376,7 @@ impl ServedPort {
         is_way && !self.is_served(self.external_local)
     }
 
-    /// Returns the port's elements of shared sets.
+    /// Returns the port's elements of the shared sets.
     pub fn members(&self, localhost: LocalhostNodePorts) -> impl Iterator<Item = Member> {
         let protocol = self.protocol();
         let is_refused = match localhost {
@@ -394,8 +394,8 @@ impl ServedPort {
             .chain(refused)
     }
 
-    /// Returns the NodePort that a relay serves on localhost, with its endpoints. Returns `None` if
-    /// the relay does not serve this port.
+    /// Returns the port's NodePort with its endpoints, for the relay that serves it on localhost.
+    /// `None` if the relay does not serve this port.
     pub(crate) fn on_localhost(
         &self,
         localhost: LocalhostNodePorts,
@@ -417,7 +417,7 @@ impl ServedPort {
         Some((port, serving))
     }
 
-    /// Returns the sets of clients of the port's endpoints.
+    /// Returns the sets of session affinity clients, one for each endpoint of the port.
     pub(crate) fn affinity(&self) -> impl Iterator<Item = (Name, Clients)> {
         let clients = self.affinity.into_iter().map(Clients::new);
         clients.flat_map(|clients| {
@@ -434,19 +434,19 @@ impl ServedPort {
         self.affinity.is_some()
     }
 
-    /// Returns the names of both chains that choose an endpoint. The chains need not exist.
+    /// Returns the names of the two chains that choose an endpoint. The chains may not exist.
     pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {
         let base = NameBase::of_port(&self.owner.name);
         [Purpose::Cluster, Purpose::Local].map(|purpose| base.chain(purpose))
     }
 
-    /// Returns the endpoints that packets can reach under either traffic policy.
+    /// Returns all endpoints that packets can reach under some traffic policy.
     fn reachable(&self) -> BTreeSet<SocketAddr> {
         self.cluster.iter().chain(self.local.iter()).collect()
     }
 
-    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also passes unwanted external
-    /// and firewall chains, because their rules are few.
+    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also passes external and
+    /// firewall chains that are not wanted, because building their few rules costs little.
     fn rules(
         &self,
         config: &Config,
@@ -468,8 +468,8 @@ impl ServedPort {
         for (is_local, endpoints) in policies.into_iter().filter(|_| has_chains) {
             if self.is_served(is_local) {
                 let chain = base.chain(Self::policy(is_local));
-                // Rules are built only for wanted chains, because a port with many endpoints has
-                // many of them.
+                // Builds rules only for wanted chains, because the chain of a port with many
+                // endpoints has many rules.
                 if wanted(&chain) {
                     tell(chain, self.policy_rules(endpoints));
                 }
@@ -495,8 +495,8 @@ impl ServedPort {
         Line::new(self.family)
     }
 
-    /// Returns the rules that choose an endpoint: the client's previous endpoint, else a random
-    /// one.
+    /// Returns the rules that choose an endpoint: the client's previous endpoint or, without one, a
+    /// random endpoint.
     fn policy_rules(&self, endpoints: &Endpoints) -> Vec<Rule> {
         if self.affinity.is_none() {
             let line = self.line().protocol(self.protocol());
@@ -535,8 +535,8 @@ impl ServedPort {
             }
             return rules;
         }
-        // Packets from pods and from the node are treated as if they had left the node and come
-        // back through the load balancer. So policy Local does not apply to them.
+        // Packets from pods and from the node itself are treated as if they had left the node and
+        // returned through the load balancer. So policy Local does not apply to them.
         let is_served = self.is_served(false);
         let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
         if let Some(from_pod) = from_pod.filter(|_| is_served) {
@@ -556,7 +556,7 @@ impl ServedPort {
     }
 
     fn firewall_rules(&self) -> Vec<Rule> {
-        // The node's own packets to a load balancer's address may have this address as their
+        // Packets from the node to a load balancer's address may have this same address as their
         // source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         let ranges = self.source_ranges.iter().map(IpNet::trunc);
@@ -565,7 +565,7 @@ impl ServedPort {
         vec![line.drop().rule()]
     }
 
-    /// Returns the port's chains with digests of their rules.
+    /// Returns the names of the port's chains with digests of their rules.
     pub fn chains(&self, config: &Config) -> Vec<(Name, Content)> {
         let mut chains = Vec::with_capacity(1);
         self.rules(config, &|_| true, &mut |chain, rules| {
@@ -574,7 +574,7 @@ impl ServedPort {
         chains
     }
 
-    /// Passes the rules of the port's wanted chains to `write`.
+    /// Passes the rules of the wanted chains to `write`.
     pub fn write(
         &self,
         config: &Config,

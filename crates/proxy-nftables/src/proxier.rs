@@ -3,7 +3,7 @@
 //! ```text
 //!   update ─▶ Claims ─▶ Tables ─planner─▶ two lanes: one for the table, one that reads addresses
 //!                         ▲                   │
-//!                         └ settle, observe ◀─┘
+//!   update ─▶ Claims ─▶ Tables ─planner─▶ two lanes: one for the table, one that reads addresses
 //! ```
 
 use std::collections::BTreeSet;
@@ -34,50 +34,52 @@ use crate::port::{ServedPort, compile};
 use crate::snapshot::{PartContent, Snapshot};
 use crate::tables::Tables;
 
-/// Number of Service ports in a plan from which the process returns free memory.
+/// Number of Service ports in a plan above which the process returns free memory to the system.
 const MANY: usize = 1_000;
 
-/// Minimum pause between two reads of the table, as a multiple of the last read's duration. Nothing
-/// is written during a read.
+/// Shortest pause between two reads of the table, as a multiple of the last read's duration. During
+/// a read, the mode writes nothing.
 const READING_SHARE: u32 = 10;
 
-/// Delay before the table is read again after a foreign change, because another program usually
+/// Delay between a change by another program and the read of the table. The other program usually
 /// makes several changes.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The nftables mode for one IP family.
 pub type Proxier<K> = Engine<Nftables, K>;
 
-/// Kernel threads of this mode: one for [the table, one for addresses](Lane).
+/// Worker threads of this mode: one for [the table, one for addresses](Lane).
 pub type Lanes<K> = engine::Lanes<Nftables, K>;
 
-/// State of the nftables mode: wanted objects, actual objects, and observations about the kernel.
+/// State of the nftables mode: wanted objects, actual objects, and observed properties of the
+/// kernel.
 pub struct Nftables {
     tables: Tables,
     claims: Claims,
     base: Arc<Base>,
     /// Numbers of endpoints for which a chooser chain exists. A chooser stays until the next start,
-    /// because creating one costs the kernel as much as a Service's chain.
+    /// because the kernel needs as much time to create a chooser as to create a Service's chain.
     choosers: BTreeSet<Chooser>,
-    /// True if the base lacks some of these chooser chains.
+    /// True if the wanted base lacks some of these chooser chains.
     lacks_choosers: bool,
-    /// Rule for unallocated ClusterIPs in the kernel.
+    /// Rule that rejects packets to unallocated ClusterIPs, as last written.
     unallocated: Option<Rule>,
-    /// Observed method of deleting unwanted chains.
+    /// Method of deleting unwanted chains that this kernel needs, as observed.
     removal: Removal,
     timeouts: Timeouts,
-    /// Size of the next transaction, or `None` until all Service ports were written once.
+    /// Size limit of the next transaction. `None` until all Service ports were written once.
     budget: Option<Budget>,
     /// Time of the table's last read, and its duration.
     read: Option<(Instant, Duration)>,
-    /// Time of the next read, if another program changed the table.
+    /// Time of the next read after another program changed the table, if one is planned.
     reread: Option<Instant>,
-    /// True if an own write left the table's state unknown. The next read then reports no drift.
+    /// True if a write of this mode left the table's state unknown. The next read then reports no
+    /// drift.
     is_uncertain: bool,
-    /// True once the node's own address was known.
+    /// True if the node's own address is known or was known before.
     has_own_address: bool,
-    /// Sets of clients whose reserved memory the kernel released. Their handles still look as if
-    /// the sets had been created with a size.
+    /// Sets of session affinity clients whose reserved memory the kernel has released. Their
+    /// handles still look like those of sets that were created with a size.
     shrunk: HashSet<Name>,
     /// Layout chosen by the number of Service ports, or `None` before the table's first read.
     chosen: Option<Layout>,
@@ -93,18 +95,18 @@ enum ServedAddresses {
     Unknown,
 }
 
-/// State of knowledge about the node's own address.
+/// Knowledge about the node's own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwnAddress {
-    /// The address is known, was known before, or may still arrive.
+    /// The address is known, was known before, or may still become known.
     Open,
-    /// The address is missing, although all data about the node has arrived.
+    /// The address is missing although all data about the node is known.
     None,
 }
 
 /// Returns the addresses that serve NodePorts. With `primary` and a node without an address, all
-/// addresses serve, as in upstream. If all networks in the flag are of the other family, no address
-/// serves. In upstream, all addresses then serve.
+/// addresses serve, as in upstream. If the flag has only networks of the other family, no address
+/// serves (in upstream, all addresses do).
 fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
     if node.node_port_addresses.lacks(node.family) {
         return ServedAddresses::At(Vec::new());
@@ -129,8 +131,8 @@ fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
 }
 
 impl Nftables {
-    /// Returns true if NodePorts are served only at the node's own address, and an interface still
-    /// has this address.
+    /// Returns true if only the node's own address serves NodePorts and an interface still has this
+    /// address.
     fn serves_own_address(&self, state: &State) -> bool {
         let node = &state.node;
         let mut served = self.tables.node_ports.iter_wanted();
@@ -141,7 +143,7 @@ impl Nftables {
         ) && served.any(|(address, ())| node.interface_addresses.contains(address))
     }
 
-    /// Claims the objects that do not depend on Services, for the node's current state.
+    /// Claims the objects that do not depend on Services, according to the node's current state.
     fn want_base(&mut self, state: &mut State) {
         let (family, config) = (state.node.family, &state.config);
         self.has_own_address |= state.node.ip.is_some_and(|ip| !ip.is_loopback());
@@ -151,8 +153,8 @@ impl Nftables {
             OwnAddress::Open
         };
         let serving = match serving(&state.node, own_address) {
-            // The address in the Node object is missing on the node, perhaps only for now. The
-            // current addresses stay.
+            // The interfaces lack the address in the Node object, perhaps only for a moment. So the
+            // addresses in the kernel's set stay.
             ServedAddresses::At(none) if none.is_empty() && self.serves_own_address(state) => {
                 ServedAddresses::Unknown
             }
@@ -169,7 +171,7 @@ impl Nftables {
             ServedAddresses::At(_) | ServedAddresses::Unknown => NodePortIps::InSet,
         };
         let unallocated = match &state.node.service_cidrs {
-            // ServiceCIDRs come from the API, so a change takes effect at once.
+            // The API server sends ServiceCIDRs, so a change of them takes effect at once.
             Some(nets) => unallocated(family, nets),
             None => self.unallocated.clone(),
         };
@@ -189,7 +191,7 @@ impl Nftables {
                 state.serving.addresses = addresses;
             }
             ServedAddresses::Unknown => {
-                // Keeps the addresses that the kernel has in its set.
+                // Keeps the addresses that are in the kernel's set.
                 let there = self.tables.node_ports.iter_actual();
                 let there: Vec<IpAddr> = there.map(|(address, ())| *address).collect();
                 let entries = there.iter().map(|address| (*address, ()));
@@ -213,8 +215,8 @@ impl Nftables {
         state.news.changed(name);
     }
 
-    /// Chooses the layout by the number of Service ports. Before the first choice, the layout is the
-    /// kernel's. While nothing may be deleted, an existing layout stays.
+    /// Chooses the layout by the number of Service ports. Before the first choice, the mode uses
+    /// the layout of the table in the kernel. While deletion is forbidden, this layout stays.
     fn choose_layout(&mut self, state: &mut State) {
         let Some(sizes) = state.config.sizes.filter(|_| state.knows(Part::Table)) else {
             return;
@@ -232,7 +234,7 @@ impl Nftables {
         }
     }
 
-    /// Claims all objects in another layout.
+    /// Claims all objects again, in another layout.
     fn lay_out(&mut self, state: &mut State, layout: Layout) {
         Arc::make_mut(&mut state.config).layout = layout;
         self.choosers = match layout {
@@ -248,7 +250,7 @@ impl Nftables {
         self.tables.keep_places();
     }
 
-    /// Claims choosers that Services newly need.
+    /// Claims the chooser chains that Services need and the base lacks.
     fn want_choosers(&mut self, state: &mut State) {
         if mem::take(&mut self.lacks_choosers) {
             self.want_base(state);
@@ -315,8 +317,7 @@ impl engine::Scheme for Nftables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Table];
     const WRITING: &'static [Lane] = &[Lane::Table];
-    // A single lane (kernel thread) writes everything. When it is idle, no other work is in
-    // progress.
+    // A single lane (worker thread) makes all writes. When it is idle, no write is in progress.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
@@ -362,8 +363,8 @@ impl engine::Scheme for Nftables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // The node's addresses that serve NodePorts are in the base, not in the objects of
-        // Services.
+        // The base contains the addresses that serve NodePorts, so the objects of Services do not
+        // depend on them.
         self.want_base(state);
         false
     }
@@ -374,11 +375,11 @@ impl engine::Scheme for Nftables {
                 && self.chosen.is_none()
                 && model.service_count() > sizes.flat_above
             {
-                // Guesses the layout before the table is read, so that Services are rarely compiled
-                // for two layouts.
+                // Guesses the layout before the first read of the table, so that Services are
+                // rarely compiled for both layouts.
                 Arc::make_mut(&mut state.config).layout = Layout::Flat;
             }
-            // Checks again, because all data about the node may have arrived by now.
+            // Checks the base again, because all data about the node may be known by now.
             self.want_base(state);
         }
         for name in extent.services(model, self.claims.services()) {
@@ -399,7 +400,7 @@ impl engine::Scheme for Nftables {
     }
 
     fn check(&mut self, state: &mut State) {
-        // The kernel reports changes of the table.
+        // The kernel reports changes of the table, so a check reads only the addresses.
         state.ask(Part::Addresses);
     }
 
@@ -417,7 +418,7 @@ impl engine::Scheme for Nftables {
     }
 
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
-        // Without the node's addresses, the base might remove NodePorts that still serve.
+        // Without the node's addresses, the base might remove NodePort addresses that still serve.
         let is_ready = state.knows(Part::Table) && state.look(Part::Addresses).is_tried();
         if lane != Lane::Table || !is_ready {
             return Step::NONE;

@@ -1,4 +1,4 @@
-//! Tests the nftables mode in short scenarios on the strict fake kernel.
+//! Tests nftables mode on the strict fake kernel.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "proxier/localhost.rs"]
@@ -112,27 +112,27 @@ impl World {
         self.model.apply(event);
     }
 
-    /// Runs the daemon's loop until no work is due.
+    /// Runs the daemon's loop with the model's new changes until no work is due.
     fn sync(&mut self) -> SyncOutcome {
         let changes = self.model.take_changes();
         self.proxier.update(&self.model, &changes, self.now);
         self.settle()
     }
 
-    /// Runs the daemon's loop without new events.
+    /// Runs the daemon's loop without new changes until no work is due.
     fn settle(&mut self) -> SyncOutcome {
         let (model, now) = (&self.model, &mut self.now);
         settle_until_due(&mut self.proxier, model, now, &mut self.conflicts)
     }
 
-    /// Changes the table as another program would, and notifies the proxier.
+    /// Changes the table as another program would, notifies the proxier and runs the loop.
     fn damage(&mut self, change: impl FnOnce(&mut Content)) -> SyncOutcome {
         change(self.kernel.state().table.as_mut().unwrap());
         self.proxier.notice(&Notice::Ruleset, self.now);
         self.settle()
     }
 
-    /// Returns the transactions since the last call.
+    /// Returns the committed transactions since the last call.
     fn made(&self) -> Vec<Vec<String>> {
         mem::take(&mut self.kernel.state().made)
     }
@@ -147,7 +147,7 @@ impl World {
         own.map(|name| name.to_string()).collect()
     }
 
-    /// Returns the number of served and of rejected addresses and ports, in either layout.
+    /// Returns the numbers of served and of rejected addresses and ports, in either layout.
     fn served_and_refused(&self) -> (usize, usize) {
         let content = self.content();
         let (mut served, mut refused) = (BTreeSet::new(), BTreeSet::new());
@@ -177,7 +177,7 @@ impl World {
         (served.len(), refused.len())
     }
 
-    /// Returns the number of chains for `services` Services that have only a ClusterIP.
+    /// Returns the number of chains that `services` Services with only a ClusterIP need.
     fn of_plain(&self, services: usize) -> usize {
         match self.layout {
             Layout::Upstream => services,
@@ -282,7 +282,7 @@ fn a_changed_endpoint_writes_only_its_own_objects() {
         format!("add a rule to chain {chain}"),
     ];
     assert_eq!(made, [wanted]);
-    // An endpoint on this node also becomes a hairpin connection.
+    // An endpoint on this node also adds a hairpin connection.
     world.apply(slice_of(7, [1, 2]));
     world.sync();
     assert_eq!(
@@ -351,7 +351,8 @@ fn chains_in_use_are_deleted_in_a_second_transaction() {
     assert_eq!((synced.failures.len(), synced.pending), (0, 0));
     assert_eq!((world.made().len(), world.chains().len()), (2, 1));
     assert_eq!(world.kernel.state().refusals, 1);
-    // The proxier remembers the refusal and deletes chains in a second transaction.
+    // The proxier remembers that the kernel refused this, and deletes chains in a second
+    // transaction.
     world.apply(slice_of(2, []));
     world.sync();
     assert_eq!((world.made().len(), world.chains().len()), (2, 0));
@@ -423,7 +424,7 @@ fn a_lost_reply_causes_a_read_of_the_table() {
         world.made();
         world.apply(slice_of(1, [1, 3]));
         let synced = world.sync();
-        // The kernel has applied the transaction, although its reply was lost.
+        // The kernel applied the transaction, but its reply was lost.
         assert_eq!((synced.pending, world.made().len()), (0, 1));
         assert_eq!(world.kernel.state().reads, 2);
         assert!(synced.drift.is_empty());
@@ -481,7 +482,7 @@ fn drift_is_repaired_after_a_kernel_notification() {
         world.now += Duration::from_secs(1);
         world.damage(|table| *table = Content::default());
         assert_eq!(world.content(), before);
-        // A notification that announces no change causes no write.
+        // A notification without a change of the table causes no write.
         world.made();
         world.now += Duration::from_secs(1);
         world.damage(|_| {});
@@ -561,7 +562,7 @@ fn a_dormant_table_is_activated() {
         world.damage(|table| table.activity = nftables_netlink::Activity::Dormant);
         assert_eq!(world.content(), before);
 
-        // The kernel accepts no new base chain in the transaction that activates the table.
+        // The kernel refuses a new base chain in the transaction that activates the table.
         world.now += Duration::from_secs(1);
         let synced = world.damage(|table| {
             table.activity = nftables_netlink::Activity::Dormant;
@@ -608,7 +609,7 @@ fn the_older_of_two_services_gets_a_shared_address() {
         world.apply(slice_of(2, [1]));
         world.sync();
         world.apply(Event::ServiceApplied(same(1)));
-        // The older Service has no endpoints, but wins the address.
+        // The older Service has no endpoints, but owns the address.
         world.sync();
         assert_eq!(world.served_and_refused(), (0, 1));
         assert_eq!(world.conflicts.len(), 1);
@@ -620,7 +621,7 @@ fn the_older_of_two_services_gets_a_shared_address() {
     }
 }
 
-/// Adds a load balancer's address with source ranges.
+/// Returns a Service with a load-balancer address and source ranges.
 fn balanced(number: u16, vip: IpAddr) -> Service {
     Service {
         kind: ServiceType::LoadBalancer,
@@ -630,8 +631,8 @@ fn balanced(number: u16, vip: IpAddr) -> Service {
     }
 }
 
-/// A younger load balancer's source ranges or endpoints, or their absence, do not affect an address
-/// of an older Service.
+/// The older Service owns the shared address. Source ranges and endpoints of the younger load
+/// balancer do not affect it, even if they are absent.
 #[test]
 fn only_the_older_load_balancer_has_elements_for_a_shared_address() {
     let vip = [198, 51, 100, 7];
@@ -690,7 +691,7 @@ fn source_ranges_also_protect_a_load_balancer_address_listed_as_external_ip() {
         world.sync();
         assert_eq!(world.elements("service-ips"), 2);
         // In upstream's layout, a separate map leads to the firewall chains. In the layout `flat`,
-        // the Service's element does.
+        // the element of the Service address does.
         let walled = match layout {
             Layout::Upstream => "firewall-ips",
             Layout::Flat => "service-ips",
@@ -701,8 +702,8 @@ fn source_ranges_also_protect_a_load_balancer_address_listed_as_external_ip() {
     }
 }
 
-/// For each rule with a set, the kernel searches all sets. So the proxier changes single rules of a
-/// long chain, and does not rewrite the chain.
+/// For each rule with a set, the kernel searches all sets. So the proxier changes only the affected
+/// rules of a long chain.
 #[test]
 fn one_changed_endpoint_with_affinity_costs_few_changes() {
     for layout in LAYOUTS {
@@ -731,8 +732,8 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
     }
 }
 
-/// A Service with session affinity and very many endpoints is written in steps. No packet reaches
-/// it before it is complete.
+/// The proxier writes a Service with session affinity and very many endpoints in steps. Packets
+/// reach the Service only when it is complete.
 #[test]
 fn many_endpoints_with_affinity_are_written_in_pieces() {
     for layout in LAYOUTS {
@@ -755,7 +756,7 @@ fn many_endpoints_with_affinity_are_written_in_pieces() {
         };
         let first = made.iter().position(leads);
         assert_eq!(first, Some(made.len() - 1), "only when it is whole");
-        // All endpoints are replaced. The chain always has its last rule.
+        // Replaces all endpoints. The last rule of the chain exists at all times.
         world.apply(slice_of(1, 1_001..=1_700));
         assert_eq!(world.sync().pending, 0);
         let made = world.made();
@@ -781,7 +782,7 @@ fn many_endpoints_with_affinity_are_written_in_pieces() {
     }
 }
 
-/// In the layout `flat`, removal of an endpoint moves at most one other endpoint.
+/// In the layout `flat`, the removal of an endpoint moves at most one other endpoint.
 #[test]
 fn removal_of_an_endpoint_moves_at_most_one_element() {
     let mut world = World::new(Layout::Flat);
@@ -801,7 +802,7 @@ fn removal_of_an_endpoint_moves_at_most_one_element() {
         of("add to endpoints-tcp:"),
     );
     assert_eq!(counts, (2, 1), "{made:?}");
-    // A restart finds the endpoints in these positions.
+    // After a restart, the proxier keeps the endpoints in these positions.
     world.restart();
     assert_eq!(world.sync().pending, 0);
     let made = world.made().concat();
@@ -825,12 +826,12 @@ fn affinity_sets_have_no_size_and_old_sizes_are_removed() {
     let dynamic: Vec<_> = sets.values().filter(|(set, _)| set.dynamic).collect();
     assert_eq!(dynamic.len(), 6);
     assert!(dynamic.iter().all(|(set, _)| set.size.is_none()));
-    // A restart adopts a table of this version or of upstream unchanged.
+    // The restarted daemon adopts a table of this version or of upstream without a change.
     world.restart();
     world.sync();
     assert_eq!(world.made().len(), 0);
-    // For a table whose sets have a size, the proxier adds and removes an element in each set. It
-    // changes no chain.
+    // In a table whose sets have a size, the proxier adds and removes one element of each set,
+    // which releases the memory. It changes no chain.
     world.kernel.state().handles.sets_first();
     let before = world.content();
     world.restart();
@@ -845,7 +846,7 @@ fn affinity_sets_have_no_size_and_old_sizes_are_removed() {
     .map(count);
     assert_eq!((counts, made.len()), ([6, 6, 6], 18), "{made:?}");
     assert_eq!(world.content(), before);
-    // The sets are shrunk only once, and not again after another read.
+    // The proxier shrinks the sets only once, and not again after another read.
     world.damage(|content| {
         let (_, elements) = content.sets.get_mut("cluster-ips").unwrap();
         elements.pop_first();
@@ -865,7 +866,8 @@ fn affinity_clients_stay_with_their_endpoints() {
             sets.filter(|name| name.starts_with("affinity-")).collect()
         };
         assert_eq!((world.chains().len(), sets(&world).len()), (4, 3));
-        // The set of a removed endpoint's clients is deleted. The sets of the other endpoints stay.
+        // The proxier deletes the set of a removed endpoint's clients. The sets of the other
+        // endpoints stay.
         let stays = sets(&world)
             .into_iter()
             .find(|name| name.contains("__10.244.0.1/"))
@@ -880,7 +882,7 @@ fn affinity_clients_stay_with_their_endpoints() {
             "{made:?}"
         );
         assert_eq!(synced.pending, 0);
-        // The Service no longer has session affinity.
+        // The Service loses its session affinity.
         world.apply(Event::ServiceApplied(service(1)));
         world.sync();
         assert_eq!(
@@ -980,7 +982,7 @@ fn service_networks_apply_at_once_and_stay_while_unknown() {
         });
         world.sync();
         assert_eq!(rules(&world), 2);
-        // The restarted daemon does not get the ServiceCIDRs.
+        // The restarted daemon does not know the ServiceCIDRs.
         let kernel = world.kernel.clone();
         let mut world = World::on(kernel, layout);
         web(&mut world, 1, [1]);
@@ -1002,7 +1004,7 @@ fn node_ports_are_served_at_the_addresses_of_the_flag() {
         world.proxier.notice(&Notice::Anything, world.now);
         world.settle();
         assert_eq!(world.elements("nodeport-ips"), 0);
-        // All addresses serve NodePorts, so the set is not needed.
+        // All addresses serve NodePorts, so the rules need no set of addresses.
         let kernel = world.kernel.clone();
         let mut node = node1();
         node.node_port_addresses = NodePortAddresses::All;
@@ -1011,7 +1013,7 @@ fn node_ports_are_served_at_the_addresses_of_the_flag() {
         let synced = other.sync();
         assert_eq!((synced.failures.len(), synced.pending), (0, 0));
         assert!(!other.content().sets.contains_key("nodeport-ips"));
-        // IPv6 networks in the flag do not open IPv4 addresses.
+        // IPv6 networks in `--nodeport-addresses` do not make IPv4 addresses serve NodePorts.
         let mut node = node1();
         let nets = vec!["fd00::/8".parse().unwrap()];
         node.node_port_addresses = NodePortAddresses::Within(nets);
@@ -1114,7 +1116,7 @@ fn a_set_used_by_a_foreign_rule_may_stay() {
         world.sync();
         world.now += Duration::from_secs(1);
         world.damage(|table| {
-            // Another program's chain has a copy of our rule that matches the set.
+            // Another program's chain contains a copy of our rule that uses the set.
             let (_, rules) = &table.chains["services"];
             let names_it = |rule: &&Rule| format!("{rule:?}").contains("nodeport-ips");
             let rule = rules.iter().find(names_it).unwrap().clone();
@@ -1137,7 +1139,7 @@ fn a_set_used_by_a_foreign_rule_may_stay() {
         world.apply(Event::ServiceDeleted(name("web-1")));
         world.sync();
         assert_eq!(world.served_and_refused(), (1, 0));
-        // The set is deleted when no rule uses it.
+        // The proxier deletes the set once no rule uses it.
         world.damage(|table| drop(table.chains.remove("other-chain")));
         world.now += Duration::from_secs(40);
         world.settle();
@@ -1179,7 +1181,7 @@ fn an_element_is_written_once_its_refused_chain_is_accepted() {
         world.apply(slice_of(1, [1]));
         assert!(!world.sync().failures.is_empty());
         let reads = world.kernel.state().reads;
-        // Another address leads to the same chain.
+        // Another address of the Service uses the same chain.
         world.apply(with(&[1, 2]));
         world.sync();
         world.now += Duration::from_secs(10);
@@ -1236,7 +1238,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
         "add to endpoints-tcp-2: 1 . 10.96.1.7 . 80 : 10.244.0.5 . 8080",
     ];
     assert_eq!(world.made(), [wanted]);
-    // A changed number of endpoints moves them to another map, in the same transaction. The first
+    // A changed number of endpoints moves them to another map, in one transaction. The first
     // Service with four endpoints also needs a chooser chain.
     world.apply(slice_of(7, [1, 3, 5, 7]));
     world.sync();
@@ -1247,8 +1249,8 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
         has("add chain endpoints-of-tcp-4") && has("add to endpoints-tcp: 0 . 10.96.1.7 . 80 : ")
     );
     assert!(has("delete from endpoints-tcp-2: 0 . ") && has("add to service-ips: 10.96.1.7 . tcp"));
-    // The second Service with four endpoints needs no new chain. Unchanged endpoints are not
-    // written.
+    // The second Service with four endpoints needs no new chain. The transaction does not contain
+    // unchanged endpoints.
     world.apply(slice_of(8, [1, 3, 5, 7]));
     world.sync();
     world.apply(slice_of(7, [1, 3, 5, 9]));
@@ -1262,7 +1264,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     assert!(world.chains().is_empty());
     assert_eq!(world.served_and_refused(), (20, 0));
     assert_eq!(world.kernel.state().reads, 1, "nothing is listed to write");
-    // The next start deletes an unneeded chooser chain.
+    // The proxier deletes an unneeded chooser chain at its next start.
     for number in [7, 8] {
         world.apply(slice_of(number, [1]));
     }
@@ -1279,7 +1281,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     );
 }
 
-/// Creates Services of every kind, some without endpoints.
+/// Applies Services of every kind, some without endpoints.
 fn all_kinds(world: &mut World) {
     for number in 0..64 {
         let is = |bit: u8| number & 1 << bit != 0;
@@ -1294,7 +1296,7 @@ fn all_kinds(world: &mut World) {
         };
         world.apply(Event::ServiceApplied(shaped(number, shape)));
         let hosts = if is(5) { 0 } else { number % 7 };
-        // Endpoints with odd numbers are on another node.
+        // If `is(1)`, the endpoints have odd numbers, so they are on another node.
         let hosts = (1..=hosts).map(|host| 2 * host - u16::from(is(1)));
         world.apply(slice_of(number, hosts));
     }
@@ -1317,8 +1319,8 @@ fn a_layout_change_is_one_transaction_in_each_direction() {
             world.lay_out(layout);
             let synced = world.sync();
             assert_eq!((synced.failures.len(), synced.pending), (0, 0));
-            // A kernel that keeps chains in use until the transaction ends needs a second
-            // transaction for their deletion.
+            // An old kernel keeps chains in use until the transaction ends, so their deletion needs
+            // a second transaction.
             assert_eq!(world.made().len(), if is_old { 2 } else { 1 });
             assert!(uncommented(&world) == wanted, "{layout:?}");
             world.restart();
@@ -1330,13 +1332,13 @@ fn a_layout_change_is_one_transaction_in_each_direction() {
 
 // ---- the layout by the number of Service ports ----
 
-/// Sizes small enough for a test.
+/// Layout sizes that a test can reach.
 const SIZES: LayoutSizes = LayoutSizes {
     flat_above: 6,
     upstream_below: 3,
 };
 
-/// Creates a world whose layout depends on the number of Service ports, without objects.
+/// Creates a world without objects, whose layout depends on the number of Service ports.
 fn by_size(kernel: FakeKernel) -> World {
     let mut world = World::unlisted(kernel, Layout::Upstream);
     world.sizes = Some(SIZES);
@@ -1378,7 +1380,8 @@ fn the_layout_follows_the_number_of_service_ports_in_one_transaction() {
         assert_eq!(world.proxier.form(), Some(layout.form()));
         let wanted = content_of(layout, services);
         assert!(uncommented(&world) == wanted, "{services} {layout:?}");
-        // A restart adopts the layout, also between both sizes.
+        // The restarted daemon adopts the layout, even if the number of ports is between both
+        // limits.
         world.restart();
         world.sync();
         assert!(world.made().is_empty(), "{services} {layout:?}");
@@ -1455,7 +1458,7 @@ fn a_layout_change_keeps_services_that_are_not_listed_yet() {
         web(&mut world, 2, [3]);
         world.sync();
         assert_eq!(world.served_and_refused(), (2, 0));
-        // The `services` chain leads to the objects of both layouts.
+        // The `services` chain leads to the objects of both layouts meanwhile.
         let services = world.content().chains["services"].1.clone();
         let leads = |to: &str| format!("{services:?}").contains(to);
         assert!(leads("endpoints-tcp-1") && leads("service-ips"));
@@ -1471,7 +1474,7 @@ fn a_layout_change_keeps_services_that_are_not_listed_yet() {
     }
 }
 
-/// After a change that makes the table invalid, the kernel refuses all further changes too.
+/// After an invalid change, the kernel refuses all further changes of the transaction, too.
 #[test]
 fn valid_changes_after_an_invalid_one_are_written() {
     for layout in LAYOUTS {
@@ -1503,11 +1506,11 @@ fn valid_changes_after_an_invalid_one_are_written() {
     }
 }
 
-/// Unwanted chains use the set and would prevent its deletion.
+/// Unwanted chains still use the set, which would prevent its deletion.
 #[test]
 fn a_set_of_another_type_is_replaced_despite_leftover_users() {
-    // Unwanted chains of the other layout, and a chooser for a number of endpoints that no Service
-    // has.
+    // Leftovers: unwanted chains of the other layout, and a chooser for a number of endpoints that
+    // no Service has.
     for (before, set) in [
         (Layout::Upstream, "nodeport-ips"),
         (Layout::Flat, "endpoints-tcp"),
@@ -1531,7 +1534,7 @@ fn a_set_of_another_type_is_replaced_despite_leftover_users() {
     }
 }
 
-/// Creates a Service with a load balancer and source ranges.
+/// Returns a Service with a load balancer and source ranges.
 fn walled(number: u16) -> Event {
     Event::ServiceApplied(shaped(
         number,
@@ -1550,7 +1553,7 @@ fn walled(number: u16) -> Event {
 /// The chain that checks source ranges stays until its replacement in the other layout exists.
 #[test]
 fn a_protecting_chain_stays_until_its_replacement_is_written() {
-    // All objects are listed before the first writes, or some after them.
+    // `is_late`: some objects are listed only after the first writes.
     for (is_old, is_late) in [(false, false), (true, false), (false, true), (true, true)] {
         for (before, after, guards) in [
             (
@@ -1592,15 +1595,15 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
                         let is_there = content.chains.keys().any(|name| name.starts_with(guard));
                         assert!(is_there, "{guard} is gone: {refused}, {after:?}");
                     }
-                    // The firewall chain keeps its rules.
+                    // The firewall chain still has its rules.
                     assert!(content.chains[&firewall].1.len() >= rules - 1);
                     if after == Layout::Flat {
                         assert_eq!(content.sets["firewall-ips"].1.len(), 1, "{refused}");
                     }
                 };
                 if world.sync().pending == 0 {
-                    // Only the external chain may be equal in both layouts, and then needs no
-                    // write.
+                    // Only the external chain may be equal in both layouts. It then needs no write,
+                    // so the kernel cannot refuse it.
                     assert_eq!(refused, "chain external-");
                     continue;
                 }
@@ -1626,8 +1629,7 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
     }
 }
 
-/// Number of Services whose changes exceed one transaction, so that a plan contains only some of
-/// them.
+/// Number of Services whose changes exceed one transaction. A plan then contains only some of them.
 const VERY_MANY: u16 = 5_000;
 
 #[test]
@@ -1665,7 +1667,7 @@ fn a_start_is_one_transaction_and_many_changes_are_split() {
         }
         world.sync();
         let start = world.made().len();
-        // No change waits longer than a transaction of the smallest size takes.
+        // No change waits longer than one transaction of the smallest size.
         for number in 301..=600 {
             web(&mut world, number, [1]);
         }
@@ -1718,7 +1720,7 @@ enum Step {
     Delete(u16),
     Endpoints(u16, Vec<u16>),
     Damage(u8),
-    /// The kernel reports the change, and the proxier reads the table.
+    /// The kernel notifies the proxier, which then reads the table.
     Told,
     Refuse(u16),
     Forgive,
@@ -1753,7 +1755,7 @@ fn shaped(number: u16, shape: Shape) -> Service {
     }
     if shape.is_balanced {
         service.ingress_ips = vec![[203, 0, 113, number.to_be_bytes()[1]].into()];
-        // Other Services have this address as well.
+        // Other Services have this address, too.
         if number.is_multiple_of(2) {
             service.ingress_ips.push([198, 51, 100, 1].into());
         }
@@ -1809,8 +1811,8 @@ fn layout() -> impl Strategy<Value = Layout> {
     prop_oneof![Just(Layout::Upstream), Just(Layout::Flat)]
 }
 
-/// Sorts each Service port's endpoints by position. Endpoints keep the position in which they were
-/// added.
+/// Sorts the endpoints of each Service port over its positions, because a position depends on the
+/// order in which endpoints were added.
 fn sort_places(content: &mut Content) {
     let sets = content.sets.iter_mut();
     let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));
@@ -1831,7 +1833,7 @@ fn sort_places(content: &mut Content) {
     }
 }
 
-/// Chooser chains stay until the next start.
+/// Removes and returns the chooser chains, because they stay until the next start.
 fn take_choosers(content: &mut Content) -> Vec<(Chain, Vec<Rule>)> {
     let names = content.chains.keys().filter(|name| is_chooser(name));
     let names: Vec<Name> = names.cloned().collect();
@@ -1871,7 +1873,8 @@ fn harm(table: &mut Content, which: u8) {
     }
 }
 
-/// Returns the content without comments. As in upstream, comments are written but not compared.
+/// Returns the table's content without comments, which the proxier writes but, as upstream, does
+/// not compare.
 fn uncommented(world: &World) -> Content {
     let mut content = world.content();
     for (chain, _) in content.chains.values_mut() {
@@ -1887,7 +1890,7 @@ fn uncommented(world: &World) -> Content {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// After any sequence of events, the kernel's content equals that of a fresh start.
+    /// After any sequence of events, the table's content equals that of a fresh start.
     #[test]
     fn any_event_sequence_ends_in_the_state_of_a_fresh_start(
         steps in proptest::collection::vec(step(), 0..30),
@@ -1938,7 +1941,7 @@ proptest! {
         sort_places(&mut wanted);
         let (ended_choosers, choosers) = (take_choosers(&mut ended), take_choosers(&mut wanted));
         prop_assert!(choosers.iter().all(|of| ended_choosers.contains(of)), "a chooser is missing");
-        // The assertions do not print the contents, which are very long.
+        // A failed assertion does not print the contents, because they are very long.
         prop_assert!(ended.chains == wanted.chains, "chains differ");
         prop_assert!(ended.sets == wanted.sets, "sets differ");
     }
