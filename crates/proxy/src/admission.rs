@@ -2,23 +2,23 @@
 //!
 //! The API server assigns each cluster IP and node port only once. But whoever may write a Service
 //! chooses `spec.externalIPs`, and whoever may write its status chooses `status.loadBalancer`. Both
-//! fields may contain another tenant's address. Every mode refuses these addresses, also if the
-//! other Service is younger:
+//! fields may contain an address of another tenant. Every mode refuses the following addresses,
+//! even if the other Service is younger:
 //! - addresses outside the allowed networks, if any are set;
 //! - another Service's cluster IP;
-//! - the API server's address and port: a node that redirects these packets would never receive a
+//! - the API server's address and port: a node that redirects these packets could never receive a
 //!   correction of the Service;
 //! - an external IP, at ports of another Service's load balancer with the same address;
 //! - an external IP that belongs to this node, at the node ports of other Services.
 //!
-//! So an address that a controller or the API server assigned has precedence over an address that a
-//! user chose.
+//! So an address that a controller or the API server has assigned has precedence over one that a
+//! user has chosen.
 //!
-//! The model serves the Service without its refused addresses. It decides again when a cluster IP,
-//! a load balancer's address, a node port or an address of this node appears or disappears. The
+//! The model serves the Service without its refused addresses. It decides again whenever a cluster
+//! IP, a load balancer's address, a node port or an address of this node appears or disappears. The
 //! result therefore does not depend on the order of events.
 //!
-//! The model then cuts the Service to its [limits](crate::limits), and does not serve the excess.
+//! The model then cuts the Service to its [limits](crate::limits), and does not serve the rest.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -51,7 +51,7 @@ impl AddressRules {
     }
 }
 
-/// The field in which a Service names an address.
+/// Field of a Service that contains an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AddressField {
     /// Field `spec.externalIPs`.
@@ -70,7 +70,7 @@ impl AddressField {
     }
 }
 
-/// Reason why an address is not served.
+/// Reason why the model does not serve an address of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Refusal {
     /// The address is another Service's cluster IP.
@@ -79,51 +79,51 @@ pub enum Refusal {
     ApiServer(u16),
     /// No allowed network contains the address.
     NotAllowed,
-    /// Another Service's load balancer has the address and port. A controller assigned them there,
-    /// whereas a user chose the external IP.
+    /// Another Service's load balancer has the address and port. A controller assigned them to the
+    /// load balancer, whereas a user chose the external IP.
     LoadBalancer(u16, Protocol),
     /// The address belongs to this node, and another Service has this node port. The API server
-    /// assigned that port to the other Service alone.
+    /// assigned the port to that Service alone.
     NodePort(u16, Protocol),
 }
 
-/// A refused address that a Service names.
+/// A refused address of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RefusedAddress {
-    /// The field that names the address.
+    /// Field that contains the address.
     pub field: AddressField,
     /// The address.
     pub address: IpAddr,
-    /// The reason for the refusal.
+    /// Reason for the refusal.
     pub why: Refusal,
 }
 
-/// Addresses that Services name, and the addresses that are refused.
+/// The external and load-balancer addresses of all Services, and the refused ones.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     rules: AddressRules,
     /// Number of Services with each cluster IP.
     cluster_ips: HashMap<IpAddr, u32>,
-    /// The Services that name each external or load-balancer address.
+    /// Services that contain each external or load-balancer address.
     asked: BTreeMap<IpAddr, HashSet<NamespacedName>>,
-    /// Addresses at which the source reaches the API server.
+    /// Addresses and ports at which the source reaches the API server.
     reached_at: Vec<SocketAddr>,
-    /// The endpoints of `default/kubernetes`.
+    /// Endpoints of the Service `default/kubernetes`.
     endpoints: Vec<SocketAddr>,
     /// The addresses of `reached_at` and `endpoints`, sorted.
     api_servers: Vec<SocketAddr>,
     refused: HashMap<NamespacedName, Box<RestrictedService>>,
-    /// The Services that name each external IP.
+    /// Services that contain each external IP.
     external: HashMap<IpAddr, HashSet<NamespacedName>>,
-    /// The load-balancer addresses and ports that serve each Service.
+    /// Load-balancer addresses and ports that serve each Service.
     balanced: HashMap<NamespacedName, Vec<ServiceAddress>>,
-    /// The number of Services at each load-balancer address and port.
+    /// Number of Services at each load-balancer address and port.
     balancers: HashMap<IpAddr, HashMap<ServiceAddress, u32>>,
     /// The addresses of this node that serve NodePorts, sorted.
     node_addresses: Vec<IpAddr>,
-    /// The number of Service ports with each node port.
+    /// Number of Service ports with each node port.
     node_ports: HashMap<(u16, Protocol), u32>,
-    /// The Services that have external IPs, by their ports.
+    /// Services with external IPs, by the ports of these Services.
     external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,
     /// Services whose external IPs must be checked again.
     doubted_names: HashSet<NamespacedName>,
@@ -133,7 +133,7 @@ pub(crate) struct Admission {
     version: u64,
 }
 
-/// A Service that the proxy serves only in part.
+/// A Service that the proxy serves only in part, with its original form.
 #[derive(Debug, PartialEq, Eq)]
 struct RestrictedService {
     given: Service,
@@ -141,7 +141,7 @@ struct RestrictedService {
     cut: RemovedParts,
 }
 
-/// Subtracts one from a count, and removes a count of zero.
+/// Subtracts one from the count of a key, and removes a count of zero.
 fn release<K: Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) {
     if let Some(count) = counts.get_mut(key) {
         *count -= 1;
@@ -170,24 +170,24 @@ impl Admission {
         self.version
     }
 
-    /// Returns the refused addresses, in no order.
+    /// Returns the refused addresses of all Services, in no order.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&NamespacedName, &RefusedAddress)> {
         let all = self.refused.iter();
         all.flat_map(|(name, held)| held.refused.iter().map(move |one| (name, one)))
     }
 
-    /// Returns the refused addresses of a Service.
+    /// Returns the refused addresses of one Service.
     pub(crate) fn refused_to(&self, name: &NamespacedName) -> &[RefusedAddress] {
         self.refused.get(name).map_or(&[], |held| &held.refused)
     }
 
-    /// Returns the parts of Services that exceed the limits, in no order.
+    /// Returns the parts of all Services that exceed the limits, in no order.
     pub(crate) fn excess(&self) -> impl Iterator<Item = (&NamespacedName, &Excess)> {
         let all = self.refused.iter();
         all.flat_map(|(name, held)| held.cut.excess.iter().map(move |one| (name, one)))
     }
 
-    /// Reports whether a Service was cut to the limits.
+    /// Reports whether the model has cut a Service to the limits.
     pub(crate) fn has_excess(&self, name: &NamespacedName) -> bool {
         let held = self.refused.get(name);
         held.is_some_and(|held| held.cut != RemovedParts::default())
@@ -198,8 +198,8 @@ impl Admission {
         self.refused.get(name).map_or(&[], |held| &held.cut.excess)
     }
 
-    /// Returns the EndpointSlices of a Service above its limits, or `None` if all slices are
-    /// served.
+    /// Returns the EndpointSlices of a Service that exceed its limits, or `None` if all its slices
+    /// are served.
     pub(crate) fn slices_left_out(
         &self,
         name: &NamespacedName,
@@ -208,13 +208,13 @@ impl Admission {
         (!held.cut.slices.is_empty()).then_some(&held.cut.slices)
     }
 
-    /// Returns the Services that name an external or load-balancer address, in no order.
+    /// Returns the Services that contain an external or load-balancer address, in no order.
     pub(crate) fn asking(&self, address: IpAddr) -> impl Iterator<Item = &NamespacedName> {
         self.asked.get(&address).into_iter().flatten()
     }
 
-    /// Returns the external and load-balancer addresses in a network, each with the Services that
-    /// name it.
+    /// Returns all external and load-balancer addresses in a network, each with the Services that
+    /// contain it.
     pub(crate) fn asking_within(
         &self,
         net: IpNet,
@@ -223,13 +223,13 @@ impl Admission {
         asked.flat_map(|(address, names)| names.iter().map(|name| (*address, name)))
     }
 
-    /// Returns the original of a Service of which only a part is served.
+    /// Returns the original form of a Service, of which the model may serve only a part.
     pub(crate) fn as_given<'a>(&'a self, served: &'a Service) -> &'a Service {
         let held = self.refused.get(&served.name);
         held.map_or(served, |held| &held.given)
     }
 
-    /// Reports whether `given` equals the original of this served Service.
+    /// Reports whether `given` equals the original form of this served Service.
     pub(crate) fn is_as_given(&self, served: &Service, given: &Service) -> bool {
         self.as_given(served) == given
     }
@@ -326,8 +326,8 @@ impl Admission {
         self.doubted_names.extend(names.cloned());
     }
 
-    /// Sets the load-balancer addresses that serve a Service. Marks the Services that have the same
-    /// address as an external IP to be checked again.
+    /// Sets the load-balancer addresses that serve a Service. Services with one of these addresses
+    /// as an external IP must then be checked again.
     fn balance(&mut self, name: &NamespacedName, now: Vec<ServiceAddress>) {
         let before = self.balanced.get(name).map_or(&[][..], Vec::as_slice);
         if before == now {
@@ -358,8 +358,8 @@ impl Admission {
         }
     }
 
-    /// Returns the ports of external IPs that belong to another Service's node port or load
-    /// balancer. Sorted, each with the reason.
+    /// Returns the ports of the Service's external IPs that belong to another Service's node port
+    /// or load balancer, each with the reason. Sorted.
     fn yielded(&self, service: &Service) -> Vec<(ServiceAddress, Refusal)> {
         let balanced = self.balanced.get(&service.name);
         let balanced = balanced.map_or(&[][..], Vec::as_slice);
@@ -398,7 +398,8 @@ impl Admission {
         usize::try_from(*all).is_ok_and(|all| all > ports.filter(is_it).count())
     }
 
-    /// Removes all refused parts from a Service. The Service was [entered](Self::enter) before.
+    /// Removes all refused parts from a Service. The caller has [entered](Self::enter) the Service
+    /// before.
     pub(crate) fn admit(&mut self, service: &mut Service, slices: &[EndpointSlice]) {
         self.admit_only(service, slices);
         let ports = service.ports.iter();
@@ -432,7 +433,7 @@ impl Admission {
             why: *why,
         }));
         service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
-        // Keeps addresses at which some port of the Service is still served.
+        // An address stays if it still serves some port of the Service.
         let is_left = |ip: &IpAddr| {
             let mut ports = service.ports.iter();
             ports.any(|port| {
@@ -501,7 +502,7 @@ impl Admission {
         (!is_allowed).then_some(Refusal::NotAllowed)
     }
 
-    /// Reads the API server's addresses from these slices, which belong to `default/kubernetes`.
+    /// Sets the API server's addresses to the endpoints in these slices of `default/kubernetes`.
     pub(crate) fn learn_api_servers(&mut self, slices: &[EndpointSlice]) {
         let endpoints = slices.iter().flat_map(|slice| {
             let ports = slice.ports.iter();
@@ -515,7 +516,7 @@ impl Admission {
         self.combine_api_servers();
     }
 
-    /// Sets the addresses at which the source reaches the API server.
+    /// Sets the addresses and ports at which the source reaches the API server.
     pub(crate) fn reach_api_server_at(&mut self, addresses: Vec<SocketAddr>) {
         self.reached_at = addresses;
         self.combine_api_servers();
@@ -540,7 +541,7 @@ impl Admission {
         }
     }
 
-    /// Takes the names of the Services that must be checked again.
+    /// Removes and returns the names of the Services that must be checked again.
     pub(crate) fn take_doubted(&mut self) -> HashSet<NamespacedName> {
         let doubted = mem::take(&mut self.doubted);
         let names = doubted.iter().filter_map(|ip| self.asked.get(ip));

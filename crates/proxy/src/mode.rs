@@ -1,13 +1,13 @@
 //! The interface between a proxy mode and the daemon.
 //!
 //! ```text
-//!   update, notice, check ─▶ proceed ─▶ kernel threads ─▶ poll_finished ─▶ book ─▶ Report
+//!   update, notice, check ─▶ proceed ─▶ worker threads ─▶ poll_finished ─▶ book ─▶ Report
 //!                               ▲                                            │
 //!                               └────────────────────────────────────────────┘
 //! ```
 //!
-//! A mode never blocks: its own threads run system calls and programs, independent ones in
-//! parallel. A single task calls all functions of a mode.
+//! A mode never blocks: its own worker threads make system calls and run programs, in parallel
+//! where these are independent. A single task calls all functions of a mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -38,33 +38,34 @@ pub trait Mode: Send {
     /// Computes the wanted entries after these changes. Writes nothing.
     fn update(&mut self, model: &Model, changes: &Changes, now: Instant);
 
-    /// Handles a notification of the kernel.
+    /// Handles a notification that the kernel sent.
     fn notice(&mut self, notice: &Notice, now: Instant);
 
     /// Starts comparing the kernel with the recorded state, part by part. Called once per sync
     /// period.
     fn check(&mut self, now: Instant);
 
-    /// Starts all pending work on idle kernel threads. Does not wait for it.
+    /// Starts all pending work on idle worker threads, which read and write the kernel. Returns at
+    /// once.
     fn proceed(&mut self, model: &Model, now: Instant);
 
-    /// Starts only work that clients wait for. Called before another mode replaces this one, which
-    /// happens once all kernel threads are idle.
+    /// Starts only writes that clients wait for. The daemon calls this function before it replaces
+    /// this mode by another one. It replaces the mode once all worker threads are idle.
     fn go_on_serving(&mut self, now: Instant);
 
-    /// Becomes ready when [`book`](Self::book) has a result, because a kernel thread has finished
-    /// or a change needs no write. Otherwise stays pending: an idle mode wakes no task.
+    /// Becomes ready when [`book`](Self::book) has a result: a worker thread has finished, or a
+    /// change needs no write. While the mode is idle, the result stays pending and wakes no task.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
-    /// Records finished work of kernel threads. Returns a report, or `None` if no work has
+    /// Records the finished work of worker threads. Returns a report, or `None` if no work has
     /// finished.
     fn book(&mut self, model: &Model, now: Instant) -> Option<Report>;
 
-    /// Reports whether all kernel threads are idle, so that another mode may replace this one.
+    /// Reports whether all worker threads are idle, so that another mode may replace this one.
     fn is_idle(&self) -> bool;
 
-    /// Returns the time at which [`proceed`](Self::proceed) has work without a new event, such as a
-    /// retry or a drain to check. Returns `now` if work is ready.
+    /// Returns the next time at which [`proceed`](Self::proceed) has work without a new event, such
+    /// as a retry or the check of a drain. Returns `now` if work is ready.
     fn next_due(&self, now: Instant) -> Option<Instant>;
 
     /// Returns the progress of the mode.
@@ -78,55 +79,55 @@ pub trait Mode: Send {
     /// addresses are unknown.
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
-    /// Returns addresses and ports of Services that another program owns in the kernel. This mode
-    /// does not serve them. Empty by default.
+    /// Returns the Service addresses and ports that another program owns in the kernel. This mode
+    /// does not program them. Empty by default.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
 
-    /// Returns option values of Services that the mode supports, but not on this node.
+    /// Returns the Services' option values that the mode supports in general, but not on this node.
     fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }
 
-    /// Returns the form of the family's entries, such as `layout flat`, if the mode may change it
-    /// while it runs.
+    /// Returns the form of the family's entries, such as `layout flat`. `None` if the mode always
+    /// uses the same form.
     fn form(&self) -> Option<&'static str> {
         None
     }
 
-    /// Returns the draining endpoints, with details of at most `named`. Empty in a mode that does
-    /// not track the connections of removed endpoints.
+    /// Returns the number of draining endpoints, and details of at most `named` of them. Empty in a
+    /// mode that does not track the connections of removed endpoints.
     fn drains(&self, _named: usize) -> Drains {
         Drains::default()
     }
 }
 
-/// Removed endpoints whose connections are allowed to end.
+/// Draining endpoints: removed endpoints whose open connections continue until they end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Drains {
     /// Number of draining endpoints.
     pub count: usize,
-    /// Start of the oldest known drain.
+    /// Start of the oldest drain, or `None` if no start is known.
     pub oldest: Option<Instant>,
     /// The first draining endpoints, by address.
     pub first: Vec<DrainingEndpoint>,
-    /// Longest duration of a drain. With `None`, a drain ends with its last connection.
+    /// Longest duration of a drain. `None`: a drain lasts until the last connection ends.
     pub limit: Option<Duration>,
 }
 
 /// A draining endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainingEndpoint {
-    /// The address of the endpoint's Service.
+    /// Service address from which the endpoint drains.
     pub at: ServiceAddress,
-    /// The endpoint.
+    /// Address and port of the endpoint.
     pub target: Target,
-    /// Time at which the drain began, or at which the process started, if later.
+    /// Start of the drain or of this process, whichever is later.
     pub since: Option<Instant>,
 }
 
-/// A notification of the kernel.
+/// A notification that the kernel sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     /// An address was added to an interface, or its lifetime changed.
@@ -137,84 +138,83 @@ pub enum Notice {
     ServiceAddressRemoved(IpAddr),
     /// The link that holds service addresses was removed, replaced, or set up or down.
     ServiceLink,
-    /// Another program has changed the mode's rules, or may have changed them.
+    /// Another program has changed the mode's rules, or may have done so.
     Ruleset,
-    /// Notifications were lost, so any state may have changed.
+    /// The kernel dropped notifications, so any state may have changed.
     Anything,
 }
 
-/// Progress of a mode. An entry that is itself the cause of its failed write does not count. Its
-/// failure is reported by name.
+/// Progress of a mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Time of the oldest change that the kernel does not have, if any.
+    /// Time of the oldest change that the kernel does not have yet. Ignores entries that caused the
+    /// failure of their own write; the report names these.
     pub pending_since: Option<Instant>,
-    /// Time since which no write of pending work has succeeded. `None` while writes succeed or no
-    /// work is pending.
+    /// Time of the last successful write, or of the oldest pending change if this is later. `None`
+    /// if no pending change affects clients.
     pub stuck_since: Option<Instant>,
-    /// True if no work is running or pending.
+    /// True if no write is running or pending.
     pub is_settled: bool,
-    /// Number of entries that differ from the wanted state. Their writes were refused, or wait for
-    /// other entries or the initial lists.
+    /// Number of entries that differ from the wanted state: the kernel refused their write, or they
+    /// wait for other entries or for the initial lists.
     pub pending: usize,
-    /// Number of these entries whose last write was refused.
+    /// Number of pending entries whose last write the kernel refused.
     pub failing: usize,
 }
 
-/// Finished work of kernel threads.
+/// Results of the worker threads since the last report.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     /// Number of writes that the kernel accepted.
     pub written: usize,
-    /// All writes, by kind of entry and by result, including refused ones.
+    /// Number of writes by kind of entry and by result, including refused writes.
     pub writes: Writes,
-    /// Writes that failed or could not be tried. They stay pending, and are retried with back-off.
+    /// Writes that failed or that the mode could not try. Their entries stay pending, and the mode
+    /// retries them with back-off.
     pub failures: Vec<Failure>,
     /// Number of tables whose rules `iptables-restore` refused.
     pub failed_restores: usize,
-    /// Parts of the kernel's state that cannot be read. They keep their last known state, and
-    /// reading is retried with back-off. Other work continues.
+    /// Parts of the kernel's state that the mode cannot read. The mode keeps their last known state
+    /// and retries the read with back-off. Its other work continues.
     pub unreadable: Vec<Unreadable>,
-    /// Parts of the kernel's state that were read successfully.
+    /// Parts of the kernel's state that the mode has read.
     pub readable: Vec<&'static str>,
-    /// Services whose wanted entries, according to their last [`update`](Mode::update), all exist
-    /// in the kernel.
+    /// Services whose wanted entries all exist in the kernel, as of the last
+    /// [`update`](Mode::update).
     pub settled: Vec<NamespacedName>,
     /// Settled Services that needed at least one write since their change.
     pub written_for: HashSet<NamespacedName>,
     /// Settled Services whose entries another program had changed.
     pub repaired: Vec<NamespacedName>,
-    /// UDP frontends whose rules were removed from the kernel, so that this mode no longer serves
-    /// them.
+    /// UDP frontends whose rules the mode has removed from the kernel, and no longer serves.
     pub withdrawn: Vec<Frontend>,
     /// Service ports that claim an address and port of another Service port. `None` if unchanged.
     pub conflicts: Option<Vec<Conflict>>,
-    /// Number of further conflicts, because one namespace can have very many.
+    /// Number of conflicts that `conflicts` omits. One namespace can cause very many.
     pub more_conflicts: usize,
-    /// Addresses and ports that a Service port wants but another program owns. Each appears in one
-    /// report only.
+    /// Addresses and ports that a Service port wants but another program owns. The mode reports
+    /// each only once.
     pub foreign: Vec<(String, ServicePortName)>,
-    /// Service ports that need a packet mark while none is free (`--ipvs-mark-bits`). Each is
-    /// reported once.
+    /// Service ports that need a packet mark while none is free (`--ipvs-mark-bits`). The mode
+    /// reports each only once.
     pub unmarked: Vec<ServicePortName>,
-    /// Repaired entries that another program had changed.
+    /// Entries that another program had changed and the mode has repaired.
     pub drift: Drift,
     /// Counters of iptables mode.
     pub iptables: Option<IptablesReport>,
     /// Counters of nftables mode.
     pub nftables: Option<NftablesReport>,
-    /// True if this work temporarily needed much memory: the mode read or compared the kernel, or
-    /// wrote many entries.
+    /// True if this work temporarily needed much memory: the mode read or compared the kernel's
+    /// state, or wrote many entries.
     pub has_used_much: bool,
-    /// Reason why a kernel thread ended, if one has. The process should then exit, because the
-    /// thread's state is lost.
+    /// Reason why a worker thread ended, if one has ended. The process should then exit, because
+    /// the thread's state is lost.
     pub gone: Option<String>,
 }
 
 impl Report {
-    /// Records that an address no longer serves a port. Without an `address`, no address of this
-    /// node serves the port any more. Ignores all protocols except UDP, because their flows end by
-    /// themselves.
+    /// Records that the node no longer serves a UDP port at `address`. `None`: at no address of the
+    /// node. Ignores other protocols, because their flows end by themselves.
     pub fn withdraw(&mut self, address: Option<IpAddr>, protocol: Protocol, port: u16) {
         if protocol == Protocol::Udp {
             self.withdrawn.push(Frontend::new(address, port));
@@ -227,12 +227,12 @@ impl Report {
 pub struct Unreadable {
     /// The part's name, such as `the virtual servers`.
     pub part: &'static str,
-    /// The reason and advice for the operator.
+    /// Reason, with advice for the operator.
     pub reason: String,
 }
 
 impl Unreadable {
-    /// Returns the error of reading a part.
+    /// Creates the error of an unreadable part.
     pub fn new(part: &'static str, reason: impl fmt::Display) -> Self {
         let reason = reason.to_string();
         Self { part, reason }
@@ -252,12 +252,12 @@ impl std::error::Error for Unreadable {}
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Drift(BTreeMap<&'static str, DriftedEntries>);
 
-/// Changed entries of one kind.
+/// Drifted entries of one kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DriftedEntries {
-    /// Number of entries.
+    /// Number of drifted entries.
     pub count: usize,
-    /// The first entries.
+    /// Names of the first [`Drift::NAMED`] entries.
     pub first: Vec<String>,
 }
 
@@ -274,10 +274,10 @@ impl Drift {
         "chain",
     ];
 
-    /// Limit of named entries for each kind.
+    /// Largest number of entries that are named for each kind.
     pub const NAMED: usize = 3;
 
-    /// Adds an entry of one of the [`KINDS`](Self::KINDS).
+    /// Adds a drifted entry. `kind` is one of the [`KINDS`](Self::KINDS).
     pub fn add(&mut self, kind: &'static str, name: impl FnOnce() -> String) {
         let of = self.0.entry(kind).or_default();
         of.count += 1;
@@ -300,25 +300,26 @@ impl Drift {
 /// Result of one sync of iptables mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IptablesReport {
-    /// Number of wanted rules in filter and nat, without rules in other programs' chains.
+    /// Number of wanted rules in the tables filter and nat, without rules in other programs'
+    /// chains.
     pub wanted: [usize; 2],
-    /// Number of rules in filter and nat that this sync wrote. `None` if the kernel already had
-    /// every rule.
+    /// Number of rules in filter and nat that this sync wrote. `None` if the kernel already had all
+    /// rules.
     pub written: Option<[usize; 2]>,
     /// True if the sync compared all rules with the kernel. False if it only wrote changes.
     pub is_full: bool,
 }
 
-/// Result of work of nftables mode.
+/// Result of one sync of nftables mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NftablesReport {
-    /// Number of transactions that were refused or whose result is unknown.
+    /// Number of transactions that the kernel refused, or whose result is unknown.
     pub failed_syncs: usize,
     /// Number of failed transactions that only remove unwanted entries.
     pub failed_cleanups: usize,
-    /// Number of NodePorts that could not be served on localhost.
+    /// Number of NodePorts that the relay could not open on localhost.
     pub failed_listeners: usize,
-    /// Number of NodePorts served on localhost. `None` if it cannot have changed.
+    /// Number of NodePorts that the relay serves on localhost. `None` if it cannot have changed.
     pub listeners: Option<usize>,
     /// True if the work compared all entries with the kernel. False if it only wrote changes.
     pub is_full: bool,
@@ -331,7 +332,7 @@ pub struct Failure {
     pub object: String,
     /// The Service port that wants the entry, if known.
     pub owner: Option<ServicePortName>,
-    /// The reason, in the kernel's words where possible, and the advice.
+    /// The kernel's reason where possible, with advice for the operator.
     pub reason: String,
 }
 
@@ -344,12 +345,13 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A conflict: two Service ports want one address and port.
+/// A conflict: two Service ports claim the same address and port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Conflict {
-    /// The address, port and protocol.
+    /// Contested address, port and protocol.
     pub object: String,
-    /// Owner of the address and port: the older Service or, at equal age, the first by name.
+    /// Service port that owns the address and port: that of the older Service or, at equal age, of
+    /// the first by name.
     pub winner: ServicePortName,
     /// Service port that is not served at this address and port while the winner exists.
     pub loser: ServicePortName,

@@ -8,33 +8,35 @@ use ipnet::IpNet;
 
 use crate::names::IpFamily;
 
-/// Facts about this node that affect how Services are compiled, for one IP family.
+/// Facts about this node that affect the compilation of Services, for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {
     /// The family.
     pub family: IpFamily,
-    /// The node's name: an endpoint with this `nodeName` is local.
+    /// The node's name. An endpoint with this `nodeName` is local.
     pub name: Arc<str>,
-    /// The node's zone, for hints.
+    /// The node's zone, which is compared with the hints of endpoints.
     pub zone: Option<Arc<str>>,
-    /// The node's address of this family from `--bind-address`. It precedes the Node object's.
+    /// The node's address of this family from `--bind-address`. It overrides the address in the
+    /// Node object.
     pub flag_ip: Option<IpAddr>,
     /// The node's address of this family, from `--bind-address` or its Node object.
     pub ip: Option<IpAddr>,
-    /// Addresses of this family on every interface except `kube-ipvs0`. Excludes loopback and IPv6
+    /// Addresses of this family on every interface except `kube-ipvs0`, without loopback and IPv6
     /// link-local addresses.
     pub interface_addresses: BTreeSet<IpAddr>,
-    /// True once the addresses have been read.
+    /// True once the daemon has read the interfaces' addresses.
     pub has_addresses: bool,
     /// The addresses that serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
     /// Networks of this family's ClusterIPs, sorted and unique. One may contain another. `None`
-    /// while unknown; entries for them must then stay. Set only for modes that use these networks.
+    /// while they are unknown: entries that depend on them must then stay. Set only for modes that
+    /// use these networks.
     pub service_cidrs: Option<Vec<IpNet>>,
 }
 
-/// Reports whether other hosts can reach an address: it is neither loopback nor IPv6 link-local.
-/// IPv4 link-local addresses count, as in upstream.
+/// Reports whether other hosts can reach an address: it is neither loopback nor IPv6 link-local. As
+/// in upstream, other hosts can reach IPv4 link-local addresses.
 pub fn is_outside(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => !ip.is_loopback(),
@@ -43,7 +45,7 @@ pub fn is_outside(address: &IpAddr) -> bool {
 }
 
 impl NodeFacts {
-    /// Returns the facts of a node of which only the name is known.
+    /// Returns the facts about a node of which only the name is known.
     pub fn new(family: IpFamily, name: &str) -> Self {
         Self {
             family,
@@ -64,10 +66,11 @@ impl NodeFacts {
     }
 
     /// Returns the sorted addresses that serve NodePorts. Returns `None` while the node's addresses
-    /// are unknown, or its own IP if the flag needs it. Entries that serve must then stay.
+    /// are unknown, or its own IP if `primary` needs it. The existing entries for NodePorts must
+    /// then stay.
     ///
-    /// `bound` are the addresses on `kube-ipvs0`. As in upstream, a filter by CIDR includes them,
-    /// but a selection of all addresses, also as `0.0.0.0/0`, excludes them.
+    /// `bound` are the addresses on `kube-ipvs0`. As in upstream, networks in the flag include
+    /// these addresses. A selection of all addresses, even as `0.0.0.0/0`, excludes them.
     pub fn serving_node_ports(
         &self,
         bound: impl IntoIterator<Item = IpAddr>,
@@ -78,7 +81,7 @@ impl NodeFacts {
         let all = || self.interface_addresses.iter().copied();
         Some(match self.node_port_addresses.of(self.family) {
             Selection::All => all().collect(),
-            // Upstream turns `primary` into NODE_IP/32. So without this address on the node, no
+            // Upstream turns `primary` into NODE_IP/32. So if the node lacks this address, no
             // address serves NodePorts.
             Selection::Primary => {
                 let own = self.ip?;
@@ -94,7 +97,7 @@ impl NodeFacts {
             Selection::Within(nets) => {
                 let within = self.within(&nets, bound);
                 if within.is_empty() {
-                    // The IP of the node itself may be unknown.
+                    // The node's own IP may be unknown.
                     self.ip?;
                 }
                 within
@@ -102,8 +105,8 @@ impl NodeFacts {
         })
     }
 
-    /// Reports whether a network of the flag contains this address, so that it serves NodePorts
-    /// once the node has it.
+    /// Reports whether a network in the flag contains this address. The address then serves
+    /// NodePorts once the node has it.
     pub fn is_in_node_port_networks(&self, address: IpAddr) -> bool {
         match self.node_port_addresses.of(self.family) {
             Selection::All | Selection::Primary => false,
@@ -113,8 +116,8 @@ impl NodeFacts {
         }
     }
 
-    /// Returns the sorted addresses in the flag's networks, for a node whose own address is
-    /// unknown.
+    /// Returns the sorted addresses of the node in the flag's networks. Used if the node's own
+    /// address is unknown.
     pub fn serving_node_ports_in_networks(&self) -> Vec<IpAddr> {
         match self.node_port_addresses.of(self.family) {
             Selection::All | Selection::Primary => Vec::new(),
@@ -133,15 +136,15 @@ impl NodeFacts {
 /// The addresses that serve NodePorts (`--nodeport-addresses`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum NodePortAddresses {
-    /// The flag is not set: every address of the node serves NodePorts.
+    /// Every address of the node, because the flag is not set.
     #[default]
     All,
-    /// `primary`: the node's own IP.
+    /// The node's own IP (`primary`).
     Primary,
-    /// Addresses in these networks. A family without a network here serves NodePorts at all its
-    /// addresses.
+    /// Addresses in these networks. If no network is of a family, all addresses of this family
+    /// serve NodePorts.
     Within(Vec<IpNet>),
-    /// `primary` together with networks: the node's own IP, and addresses in these networks.
+    /// The node's own IP (`primary`), and addresses in these networks.
     PrimaryOrWithin(Vec<IpNet>),
 }
 
@@ -152,15 +155,15 @@ pub enum Selection<'a> {
     All,
     /// The node's own IP.
     Primary,
-    /// Addresses in these networks, of which at least one exists.
+    /// Addresses in these networks, at least one.
     Within(Vec<&'a IpNet>),
-    /// The node's own IP and addresses in these networks, of which at least one exists.
+    /// The node's own IP, and addresses in these networks, at least one.
     PrimaryOrWithin(Vec<&'a IpNet>),
 }
 
 impl NodePortAddresses {
-    /// Returns the selection of a family. Networks that include all addresses select all, as in
-    /// upstream.
+    /// Returns the selection for a family. As in upstream, networks that include all addresses
+    /// select all.
     pub fn of(&self, family: IpFamily) -> Selection<'_> {
         let (nets, has_primary) = match self {
             Self::All => return Selection::All,
@@ -179,8 +182,8 @@ impl NodePortAddresses {
         }
     }
 
-    /// Reports whether the flag has networks, but none of this family. As in upstream, all
-    /// addresses of this family then serve NodePorts.
+    /// Reports whether the flag has networks, but none of this family. In upstream, all addresses
+    /// of this family then serve NodePorts.
     pub fn lacks(&self, family: IpFamily) -> bool {
         matches!(self, Self::Within(nets) if of_family(nets, family).next().is_none())
     }
@@ -195,7 +198,7 @@ impl NodePortAddresses {
         of_family(nets, family).any(is_loopback)
     }
 
-    /// Reports whether 127.0.0.1 is selected, by name or among all addresses.
+    /// Reports whether 127.0.0.1 is selected, explicitly or among all addresses.
     pub fn has_localhost(&self) -> bool {
         let first = IpAddr::from([127, 0, 0, 0]);
         match self.of(IpFamily::V4) {
@@ -208,8 +211,8 @@ impl NodePortAddresses {
         }
     }
 
-    /// Reports whether the flag names a loopback address of this family. A selection of all
-    /// addresses does not count (KEP-6032).
+    /// Reports whether the flag explicitly names a loopback address of this family. A selection of
+    /// all addresses does not count (KEP-6032).
     pub fn names_localhost(&self, family: IpFamily) -> bool {
         let nets = match self {
             Self::All | Self::Primary => return false,
@@ -227,7 +230,7 @@ fn of_family(nets: &[IpNet], family: IpFamily) -> impl Iterator<Item = &IpNet> {
 /// The addresses that serve NodePorts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePorts {
-    /// The node's sorted addresses that serve NodePorts, without loopback addresses.
+    /// Sorted addresses of the node that serve NodePorts, without loopback addresses.
     pub addresses: Vec<IpAddr>,
     /// True if loopback addresses serve NodePorts, too.
     pub on_localhost: bool,
@@ -274,11 +277,11 @@ mod tests {
         assert_eq!(serving(NodePortAddresses::Primary), ["192.168.0.10"]);
         let within = |cidr: &str| serving(NodePortAddresses::Within(vec![cidr.parse().unwrap()]));
         assert_eq!(within("192.168.0.0/16"), ["192.168.0.10"]);
-        // As in upstream, a network filter includes addresses on kube-ipvs0.
+        // As in upstream, networks in the flag include addresses on kube-ipvs0.
         assert_eq!(within("10.0.0.0/8"), ["10.0.0.1", "10.96.0.1"]);
-        // A network of all addresses is no filter.
+        // A network of all addresses selects all, so addresses on kube-ipvs0 are excluded.
         assert_eq!(within("0.0.0.0/0"), ["10.0.0.1", "192.168.0.10"]);
-        // The filter has no IPv4 network, so it does not apply to IPv4 addresses.
+        // The flag has no IPv4 network, so it does not restrict IPv4 addresses.
         assert_eq!(within("fd00::/8"), ["10.0.0.1", "192.168.0.10"]);
     }
 
@@ -291,11 +294,11 @@ mod tests {
         let of = |nets: &[&str]| serving(with_primary(nets));
         assert_eq!(of(&["127.0.0.0/8", "::1/128"]), ["192.168.0.10"]);
         assert_eq!(of(&["10.0.0.0/16"]), ["10.0.0.1", "192.168.0.10"]);
-        // `0.0.0.0/0` selects all addresses. Networks of the other family select the own address
-        // alone.
+        // `0.0.0.0/0` selects all addresses. With networks of the other family only, `primary`
+        // alone counts.
         assert_eq!(of(&["0.0.0.0/0"]), ["10.0.0.1", "192.168.0.10"]);
         assert_eq!(of(&["fd00::/8"]), ["192.168.0.10"]);
-        // Without its own address, the node knows only the addresses in the networks.
+        // While its own address is unknown, the node serves only at addresses in the networks.
         let mut node = node(with_primary(&["10.0.0.0/16"]));
         node.ip = None;
         assert_eq!(node.serving_node_ports([]), None);
@@ -314,7 +317,7 @@ mod tests {
             (within(&["10.0.0.0/8"]), false, [false, false]),
             (within(&["0.0.0.0/0", "::/0"]), true, [false, false]),
             (within(&["0.0.0.0/0", "127.0.0.1/32"]), true, [true, false]),
-            // The flag has no network of IPv4: all IPv4 addresses serve NodePorts.
+            // The flag has no IPv4 network, so all IPv4 addresses serve NodePorts.
             (within(&["::1/128"]), true, [false, true]),
             (within(&["126.0.0.0/7"]), true, [false, false]),
             (primary(&["::1/128"]), false, [false, true]),
@@ -343,7 +346,8 @@ mod tests {
         for addresses in [NodePortAddresses::All, NodePortAddresses::Primary] {
             assert!(unknown(addresses, |node| node.has_addresses = false));
         }
-        // The addresses are known, but none matches. As in upstream, none serves NodePorts.
+        // The node's addresses are known, but no network contains one. As in upstream, none serves
+        // NodePorts.
         assert_eq!(serving(within("172.16.0.0/12")), [""; 0]);
     }
 }

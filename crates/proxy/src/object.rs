@@ -1,9 +1,9 @@
-//! Compact forms of the Kubernetes objects that matter here.
+//! Compact forms of the Kubernetes objects that a proxy needs.
 //!
 //! A source decodes JSON or YAML straight into these types. For 10,000 Services with 50 endpoints
 //! each, the k8s-openapi types would need hundreds of megabytes. An endpoint in an [`EndpointList`]
-//! needs 5 bytes. The API's defaults are already filled in (`ready` nil is true, `protocol` absent
-//! is TCP, ...), so no other code deals with them.
+//! needs 5 bytes. The source also fills in the API's defaults (`ready` nil is true, `protocol`
+//! absent is TCP, ...), so no other code handles absent values.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use crate::names::{IpFamily, NamespacedName, Protocol};
 use crate::options::ServiceOptions;
 
-/// `spec.type` of a Service that is proxied (`ExternalName` never is).
+/// Type of a proxied Service (`spec.type`). `ExternalName` Services are never proxied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ServiceType {
     /// The Service is reachable at its cluster IPs and external IPs.
@@ -29,8 +29,7 @@ pub enum ServiceType {
     LoadBalancer,
 }
 
-/// A Service that this proxy serves: it has at least one cluster IP, and is neither headless nor
-/// `ExternalName`.
+/// A proxied Service: it has at least one cluster IP, and is neither headless nor `ExternalName`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// Namespace and name.
@@ -44,10 +43,11 @@ pub struct Service {
     pub kind: ServiceType,
     /// `spec.clusterIPs`, at most one of each family, and only of families in `spec.ipFamilies`.
     pub cluster_ips: SmallVec<[IpAddr; 2]>,
-    /// `spec.externalIPs`, both families. For one port, [`external_ips_of`](Self::external_ips_of)
-    /// omits the addresses that another Service serves (`yielded`).
+    /// `spec.externalIPs`, of both families. For a single port,
+    /// [`external_ips_of`](Self::external_ips_of) omits the addresses that another Service serves
+    /// (`yielded`).
     pub external_ips: Vec<IpAddr>,
-    /// Ports of external IPs that belong to another Service's load balancer or node port, sorted.
+    /// Ports of external IPs that belong to another Service's load balancer or node port. Sorted.
     /// The model sets this field.
     pub yielded: Box<[ServiceAddress]>,
     /// Load-balancer addresses of both families: `status.loadBalancer.ingress[].ip` with `ipMode:
@@ -61,11 +61,11 @@ pub struct Service {
     pub internal_local: bool,
     /// True if external traffic must stay on the node (`externalTrafficPolicy: Local`).
     pub external_local: bool,
-    /// `spec.loadBalancerSourceRanges`, both families. Empty if every source is allowed.
+    /// `spec.loadBalancerSourceRanges`, of both families. Empty: every source is allowed.
     pub source_ranges: Vec<IpNet>,
     /// `spec.healthCheckNodePort` of a `LoadBalancer` Service with `externalTrafficPolicy: Local`.
     pub health_check_node_port: Option<u16>,
-    /// Options of this proxy beyond Kubernetes' fields. Nearly no Service has options.
+    /// Options of this proxy that Kubernetes does not have. Hardly any Service has options.
     pub options: Option<Box<ServiceOptions>>,
 }
 
@@ -99,7 +99,7 @@ impl Service {
             .find(|ip| IpFamily::of(*ip) == family)
     }
 
-    /// Returns the external IPs, of both families, that serve a port.
+    /// Returns the external IPs, of both families, that serve `port`.
     pub fn external_ips_of(
         &self,
         port: &ServicePort,
@@ -113,7 +113,7 @@ impl Service {
     }
 }
 
-/// An address, port and protocol at which a Service is reached.
+/// Address, port and protocol at which clients reach a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceAddress {
     /// The address.
@@ -125,7 +125,7 @@ pub struct ServiceAddress {
 }
 
 impl ServiceAddress {
-    /// Returns the address of a port.
+    /// Creates a Service address.
     pub const fn new(address: IpAddr, port: u16, protocol: Protocol) -> Self {
         Self {
             address,
@@ -149,13 +149,13 @@ impl fmt::Display for ServiceAddress {
 /// One entry of `spec.ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// The port's name, or empty. An endpoint's port has the same name.
+    /// The port's name, or empty. The ports of EndpointSlices refer to it by this name.
     pub name: Arc<str>,
     /// The protocol.
     pub protocol: Protocol,
     /// The port on the Service's addresses.
     pub port: u16,
-    /// The port on the node's addresses.
+    /// The port on the node's addresses (`nodePort`), if any.
     pub node_port: Option<u16>,
 }
 
@@ -179,7 +179,7 @@ pub struct EndpointSlice {
 /// One entry of a slice's `ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointPort {
-    /// The name, empty when absent.
+    /// The name, or empty if absent.
     pub name: Arc<str>,
     /// The protocol.
     pub protocol: Protocol,
@@ -193,9 +193,10 @@ pub struct EndpointPort {
 pub struct Endpoint {
     /// `addresses[0]`. The API says that consumers should ignore further addresses.
     pub address: IpAddr,
-    /// True if the endpoint serves and does not terminate, or if `publishNotReadyAddresses` is set.
+    /// True if the endpoint is serving and not terminating, or if the Service sets
+    /// `publishNotReadyAddresses`.
     pub ready: bool,
-    /// True if the endpoint serves, also while it terminates.
+    /// True if the endpoint is serving, even while it terminates.
     pub serving: bool,
     /// True if the endpoint's pod is being deleted.
     pub terminating: bool,
@@ -203,7 +204,7 @@ pub struct Endpoint {
     pub placement: Arc<Placement>,
 }
 
-/// An endpoint in an [`EndpointList`], with the fields of [`Endpoint`].
+/// An endpoint of an [`EndpointList`], with the fields of [`Endpoint`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is described at Endpoint")]
 pub struct EndpointView<'a> {
@@ -233,14 +234,14 @@ impl From<EndpointView<'_>> for Endpoint {
     }
 }
 
-/// List of endpoints, of which a large node has 500,000. An endpoint takes 5 bytes if the list is
-/// IPv4 and its endpoints differ mostly in the address.
+/// A list of endpoints. A node may hold 500,000 of them. An endpoint takes 5 bytes if all endpoints
+/// are IPv4 and differ in little but the address.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointList(PackedEndpoints);
 
 #[derive(Clone, PartialEq, Eq)]
 enum PackedEndpoints {
-    /// Compact form, used if all endpoints are IPv4 and have few different states. States are in
+    /// Compact form for endpoints that are all IPv4 and have few different states. States are in
     /// the order of their first use.
     V4 {
         states: Box<[EndpointState]>,
@@ -249,7 +250,7 @@ enum PackedEndpoints {
     Any(Box<[Endpoint]>),
 }
 
-/// The fields of an endpoint without its address.
+/// All fields of an endpoint except its address.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct EndpointState {
     ready: bool,
@@ -301,8 +302,8 @@ impl EndpointList {
         }))
     }
 
-    /// Replaces each placement by the result of `place`, which is called once for endpoints with
-    /// the same placement.
+    /// Replaces each placement by the result of `place`. Calls `place` once for endpoints with the
+    /// same placement.
     #[must_use]
     pub fn with_placements(self, mut place: impl FnMut(&Arc<Placement>) -> Arc<Placement>) -> Self {
         let (given, mut list) = match self.0 {
@@ -315,7 +316,8 @@ impl EndpointList {
                 return placed.collect();
             }
         };
-        // Some states may be equal now. Keeps each distinct state once, in the order of first use.
+        // Some states may be equal now. This loop keeps each distinct state once, in the order of
+        // first use.
         let mut states: Vec<EndpointState> = Vec::with_capacity(given.len());
         let mut numbers: Vec<u8> = Vec::with_capacity(given.len());
         for state in given {
@@ -325,7 +327,7 @@ impl EndpointList {
             };
             let known = states.iter().position(|known| *known == state);
             let number = known.unwrap_or(states.len());
-            // This cannot overflow, because `states` has not grown.
+            // The conversion cannot overflow, because `states` has not grown.
             numbers.push(number.try_into().unwrap_or(u8::MAX));
             if known.is_none() {
                 states.push(state);
@@ -345,10 +347,10 @@ impl EndpointList {
         })
     }
 
-    /// Packs endpoints. Returns `None` if an address is IPv6, or too many states differ.
+    /// Packs endpoints. Returns `None` if an address is IPv6, or if too many states differ.
     fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
-        // Uses a hash table, because each endpoint of a slice may be on another node and have its
-        // own state.
+        // A hash table finds equal states: each endpoint of a slice may be on another node and have
+        // its own state.
         let most = endpoints.len().min(usize::from(u8::MAX));
         let mut numbers: HashMap<EndpointState, u8> = HashMap::with_capacity(most);
         let mut states: Vec<EndpointState> = Vec::new();
@@ -405,9 +407,9 @@ pub struct Placement {
     pub node: Option<Box<str>>,
     /// Zone of the endpoint's node (`zone`).
     pub zone: Option<Box<str>>,
-    /// Nodes for which the endpoint is meant (`hints.forNodes[].name`).
+    /// Nodes that should use the endpoint (`hints.forNodes[].name`).
     pub for_nodes: Box<[Box<str>]>,
-    /// Zones for which the endpoint is meant (`hints.forZones[].name`).
+    /// Zones that should use the endpoint (`hints.forZones[].name`).
     pub for_zones: Box<[Box<str>]>,
 }
 
@@ -428,7 +430,7 @@ pub struct Node {
     pub is_leaving: bool,
 }
 
-/// networking.k8s.io/v1 ServiceCIDR: networks of ClusterIPs.
+/// A ServiceCIDR (networking.k8s.io/v1): networks from which ClusterIPs are allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceCidr {
     /// The object's name.

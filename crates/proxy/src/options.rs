@@ -1,10 +1,9 @@
-//! Options of a Service beyond Kubernetes' fields, set by annotations.
+//! Options of a Service that Kubernetes' fields do not have, set by annotations.
 //!
-//! Each option is a row of the table below. The row defines a field of [`ServiceOptions`], with its
-//! annotation, allowed values, default, and supporting modes. Sources pass every annotation with
-//! the [`PREFIX`] to [`ServiceOptions::read`]. The model keeps invalid annotations, and the daemon
-//! reports them by log line, event and `kube-proxy services`.
-//!
+//! Each option is a row of the table below. A row defines a field of [`ServiceOptions`] with its
+//! annotation, allowed values, default and supporting modes. A source passes every annotation with
+//! the [`PREFIX`] to [`ServiceOptions::read`]. The model stores invalid annotations. The daemon
+//! reports them in the log, as events and in `kube-proxy services`.
 //! To add an option, add a row, a type with [`OptionValue`], a row in `docs/service-options.md`,
 //! and a mode that reads the field. A test compares the rows with the document.
 
@@ -14,8 +13,8 @@ use std::fmt;
 
 pub use balancing::{MaxConnections, SchedulerFlags, SlowStart, Weights};
 
-/// Prefix of all options' annotations: the program's name. The prefix is no domain, because the
-/// project owns no domain and `kubernetes.io` is reserved.
+/// Prefix of the annotations of all options: the program's name. It is not a domain, because the
+/// project owns none and `kubernetes.io` is reserved.
 pub const PREFIX: &str = "kube-proxy-ipvs/";
 
 /// The annotation that names a scheduler.
@@ -27,16 +26,16 @@ pub const SCHEDULER_FLAGS: &str = "kube-proxy-ipvs/scheduler-flags";
 /// The annotation that limits the connections of each endpoint.
 pub const MAX_CONNECTIONS: &str = "kube-proxy-ipvs/max-connections";
 
-/// The annotation that weighs near endpoints.
+/// The annotation that sets weights for near endpoints.
 pub const WEIGHTS: &str = "kube-proxy-ipvs/weights";
 
 /// The annotation that sets the slow start of new endpoints.
 pub const SLOW_START: &str = "kube-proxy-ipvs/slow-start";
 
-/// Limit of stored invalid annotations of one Service.
+/// Largest number of invalid annotations that the model stores for one Service.
 const WRONG_MAX: usize = 4;
 
-/// Limit of stored characters of an invalid annotation's key, and of its value.
+/// Largest number of stored characters of an invalid annotation's key, and of its value.
 const SHOWN_MAX: usize = 100;
 
 /// Description of an option.
@@ -44,13 +43,13 @@ const SHOWN_MAX: usize = 100;
 pub struct OptionRow {
     /// The annotation's key.
     pub annotation: &'static str,
-    /// Returns the allowed values, in words.
+    /// Returns the allowed values, as text for the user.
     pub allowed: fn() -> String,
-    /// Value for Services without the option: the flag that sets it, or words.
+    /// Value for Services without the annotation: the flag that sets it, or a description.
     pub default: &'static str,
     /// The names of the modes that support the option.
     pub modes: &'static [&'static str],
-    /// A sentence about the option.
+    /// One sentence that describes the option.
     pub doc: &'static str,
 }
 
@@ -59,19 +58,19 @@ pub trait OptionValue: Sized {
     /// Parses a value, or returns `None` if the value is not allowed.
     fn parse(text: &str) -> Option<Self>;
 
-    /// Returns the allowed values, in words.
+    /// Returns the allowed values, as text for the user.
     fn allowed() -> String;
 
-    /// Returns the value as in the annotation.
+    /// Returns the value in the form of the annotation.
     fn text(&self) -> String;
 
-    /// Returns the reason why a scheduler ignores the value, if it does.
+    /// Returns the reason why this scheduler ignores the value, or `None` if it does not.
     fn objection(&self, _scheduler: &str) -> Option<String> {
         None
     }
 }
 
-/// Declares options by rows of `FIELD: TYPE = { annotation, default, modes, doc };`
+/// Declares options, each as a row `FIELD: TYPE = { annotation, default, modes, doc };`
 macro_rules! options {
     ($($field:ident: $type:ty = {
         annotation: $annotation:ident, default: $default:literal, modes: $modes:expr, doc: $doc:literal,
@@ -89,7 +88,7 @@ macro_rules! options {
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct ServiceOptions {
             $(#[doc = $doc] pub $field: Option<$type>,)+
-            /// First invalid annotations. Each of them has an unknown option or an invalid value.
+            /// First invalid annotations, each with an unknown option or an invalid value.
             pub wrong: Vec<WrongOption>,
         }
 
@@ -115,7 +114,7 @@ macro_rules! options {
                 ROWS.iter().zip(objections).filter_map(|(row, reason)| Some((row, reason?)))
             }
 
-            /// Returns the options that are set, with their values as in the annotations.
+            /// Returns the options that are set, with their values in the form of the annotations.
             pub fn given(&self) -> impl Iterator<Item = (&'static OptionRow, String)> {
                 let values = [$(self.$field.as_ref().map(OptionValue::text)),+];
                 ROWS.iter().zip(values).filter_map(|(row, value)| Some((row, value?)))
@@ -167,7 +166,7 @@ pub struct WrongOption {
 }
 
 impl WrongOption {
-    /// Returns the allowed options or values, as advice.
+    /// Returns advice for the user: the allowed options or values.
     pub fn advice(&self) -> String {
         let unknown = || {
             let names: Vec<&str> = ROWS.iter().map(|row| row.annotation).collect();
@@ -191,8 +190,8 @@ impl OptionRow {
 }
 
 impl ServiceOptions {
-    /// Reads annotations with the [`PREFIX`]. Skips empty values. Returns `None` if no option or
-    /// invalid annotation remains.
+    /// Reads annotations that begin with the [`PREFIX`]. Skips empty values. Returns `None` if
+    /// neither an option nor an invalid annotation remains.
     pub fn read<'a>(annotations: impl Iterator<Item = (&'a str, &'a str)>) -> Option<Box<Self>> {
         let mut options: Option<Box<Self>> = None;
         for (annotation, value) in annotations.filter(|(_, value)| !value.is_empty()) {
@@ -212,8 +211,8 @@ impl ServiceOptions {
     }
 }
 
-/// An IPVS scheduler. Only the kernel's own schedulers are allowed, because the kernel loads a
-/// module for any name, and tenants must not load other modules.
+/// An IPVS scheduler of the kernel. The kernel loads a module for any scheduler name, so tenants
+/// may name only the kernel's own schedulers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scheduler(&'static str);
 
@@ -236,7 +235,7 @@ impl Scheduler {
         Self("twos"),
     ];
 
-    /// Scheduler that chooses by the client's address alone.
+    /// The scheduler that chooses by the client's address alone.
     pub const SOURCE_HASH: Self = Self("sh");
 
     /// Returns the kernel's name of the scheduler.
@@ -273,7 +272,7 @@ pub struct UnavailableOption {
     pub annotation: &'static str,
     /// The value.
     pub value: String,
-    /// The reason and advice for the operator.
+    /// Reason, with advice for the operator.
     pub reason: String,
 }
 
@@ -310,7 +309,7 @@ mod tests {
                 [("kube-proxy-ipvs/scheduler", scheduler.to_string())]
             );
         }
-        // `ftp` would load the module ip_vs_ftp, which is no scheduler.
+        // `ftp` is not a scheduler, but would make the kernel load the module ip_vs_ftp.
         for value in ["RR", " rr", "ftp", "sh,mh"] {
             let options = read(&[("kube-proxy-ipvs/scheduler", value)]).unwrap();
             assert_eq!(options.scheduler, None);

@@ -1,7 +1,7 @@
-//! Computes changes in pieces.
+//! Divides changes into pieces, which the mode computes one after the other.
 //!
-//! A tenant with one namespace can change very many entries at once, by Services of the largest
-//! size or by thousands of small ones. Changes in other namespaces then wait for at most one piece:
+//! A tenant can change very many entries of its namespace at once, by Services of the largest size
+//! or by thousands of small ones. Changes in other namespaces then wait for one piece at most:
 //!
 //! ```text
 //!   Changes ─▶ others: the changes within each namespace's share ─▶ Mode::update
@@ -9,8 +9,8 @@
 //!      └─────▶ the rest: one piece, once the previous one is written ─▶ Mode::update
 //! ```
 //!
-//! If an address moves from one Service to another, both are in the same piece, so that the address
-//! always has an owner.
+//! If an address moves from one Service to another, one piece contains both Services. So the
+//! address always has an owner.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -23,14 +23,14 @@ use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::view::ServiceView;
 
-/// Largest work of a namespace in one piece. It takes the daemon milliseconds.
+/// Largest work of one namespace in one piece. The daemon computes it within milliseconds.
 const SHARE: usize = 8_192;
 
-/// Longest time that a piece above the shares waits for the previous piece's writes. Some writes
-/// may never succeed, because the kernel refuses them or they wait for other entries.
+/// Longest time for which a piece above the shares waits for the writes of the previous piece. Some
+/// writes may never succeed: the kernel refuses them, or they wait for other entries.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Returns the work of computing a Service in its current state.
+/// Returns the work of computing a Service in its current state, in the unit of [`SHARE`].
 fn work_now(view: &ServiceView<'_>) -> usize {
     let endpoints = view.slices().map(|slice| slice.endpoints.len());
     work(view.service, endpoints.sum())
@@ -39,26 +39,27 @@ fn work_now(view: &ServiceView<'_>) -> usize {
 /// State of the pieces of one family.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// True if the last piece contained only changes within the shares.
+    /// True if the last piece contained only changes within the shares of their namespaces.
     had_others: bool,
-    /// Last Service in each namespace whose changes above the share were taken. The namespace's
-    /// next piece begins after it.
+    /// Last Service in each namespace whose changes above the share were in a piece. The
+    /// namespace's next piece begins after this Service.
     last_of: BTreeMap<String, NamespacedName>,
-    /// Namespace of the last piece above the shares. The next namespace in order is served next.
+    /// Namespace of the last piece above the shares. The namespace that follows in order gets the
+    /// next piece.
     last: String,
-    /// Time when the last piece above the shares was taken.
+    /// Time at which the last piece above the shares was taken.
     taken: Option<Instant>,
-    /// True if every write that the taken changes allow is done.
+    /// True if the mode has made every write that the taken changes allow.
     is_at_rest: bool,
 }
 
 impl Pieces {
-    /// Records whether all possible writes of the taken changes are done.
+    /// Records whether the mode has made every write that the taken changes allow.
     pub fn note_rest(&mut self, is_at_rest: bool) {
         self.is_at_rest = is_at_rest;
     }
 
-    /// Returns the time at which the next piece may be taken.
+    /// Returns the earliest time of the next piece above the shares.
     pub fn next_due(&self, now: Instant) -> Instant {
         match self.taken {
             Some(taken) if !self.is_at_rest => now.max(taken + PATIENCE),
@@ -66,7 +67,8 @@ impl Pieces {
         }
     }
 
-    /// Takes the next changes to compute. Returns `None` if they have to wait.
+    /// Removes the next piece from `waiting` and returns it. Returns `None` if all changes have to
+    /// wait.
     pub fn take(&mut self, waiting: &mut Changes, model: &Model, now: Instant) -> Option<Changes> {
         let Some(above) = above_shares(waiting, model) else {
             *self = Self::default();
@@ -90,7 +92,7 @@ impl Pieces {
         Some(take_out(waiting, piece))
     }
 
-    /// Chooses Services of the next namespace that is above its share. Includes all Services that
+    /// Chooses Services of the next namespace that is above its share, with all Services that
     /// exchange addresses with them.
     fn piece(
         &mut self,
@@ -123,9 +125,9 @@ impl Pieces {
     }
 }
 
-/// Returns the Services above their namespace's share, by name, with their work. The share is
-/// filled with the Services that need the least work. Returns `None` if no Service is above its
-/// share, or if all Services must be computed.
+/// Returns the Services above the share of their namespace, by name, each with its work. The
+/// Services with the least work fill the share. Returns `None` if no Service is above a share, or
+/// if all Services must be computed.
 fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName, usize)>> {
     if waiting.node || waiting.service_cidrs {
         return None;
@@ -152,8 +154,8 @@ fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName,
     (!all.is_empty()).then_some(all)
 }
 
-/// Chooses all Services that are within their shares. Skips Services that exchange addresses with a
-/// Service above its share.
+/// Chooses all Services that are within the share of their namespace. Skips Services that exchange
+/// addresses with a Service above its share.
 fn others(
     waiting: &Changes,
     model: &Model,
@@ -164,8 +166,8 @@ fn others(
     waiting.services.difference(&kept).cloned().collect()
 }
 
-/// Adds all Services that exchange addresses or node ports with these Services, directly or through
-/// further Services. O(addresses of all waiting Services).
+/// Adds all Services that exchange addresses or node ports with these, directly or through other
+/// Services. O(addresses of all waiting Services).
 fn with_exchanges(
     waiting: &Changes,
     model: &Model,
@@ -214,8 +216,8 @@ fn with_exchanges(
     services
 }
 
-/// Moves these Services and their changes out of `waiting`. Also moves the changes that belong to
-/// no Service.
+/// Moves these Services and their changes out of `waiting`, together with the changes that belong
+/// to no Service.
 fn take_out(waiting: &mut Changes, services: HashSet<NamespacedName>) -> Changes {
     waiting.services.retain(|name| !services.contains(name));
     let left = waiting.left.extract_if(|name, _| services.contains(name));
@@ -249,13 +251,13 @@ mod tests {
         NamespacedName::new(namespace, name)
     }
 
-    /// Returns a different address for each name.
+    /// Returns a cluster IP that differs for each name.
     fn cluster_ip(of: &str) -> IpAddr {
         let number = |sum: u32, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte));
         IpAddr::from(of.bytes().fold(7, number).to_be_bytes())
     }
 
-    /// Creates a Service with this many ports at these external IPs.
+    /// Returns a Service with this many ports at these external IPs.
     fn service(of: &str, ports: u16, external_ips: &[&str]) -> Event {
         let port = |number: u16| ServicePort {
             name: number.to_string().into(),
@@ -270,7 +272,7 @@ mod tests {
         })
     }
 
-    /// Creates a Service at these external IPs with more work than a share.
+    /// Returns a Service at these external IPs whose work exceeds a share.
     fn large(of: &str, external_ips: &[&str]) -> [Event; 2] {
         let port = |number: u16| EndpointPort {
             name: number.to_string().into(),
@@ -318,7 +320,7 @@ mod tests {
             self.waiting.extend(self.model.take_changes());
         }
 
-        /// Takes the next piece, and returns its names in order.
+        /// Takes the next piece, and returns the names of its Services in order.
         fn take(&mut self) -> Option<Vec<String>> {
             let piece = self.pieces.take(&mut self.waiting, &self.model, self.now)?;
             let mut names: Vec<_> = piece.services.iter().map(ToString::to_string).collect();
@@ -326,7 +328,7 @@ mod tests {
             Some(names)
         }
 
-        /// Takes the next piece once all earlier pieces are written.
+        /// Takes the next piece after all earlier pieces are written.
         fn take_at_rest(&mut self) -> Vec<String> {
             self.pieces.note_rest(true);
             self.take().unwrap()
@@ -351,21 +353,21 @@ mod tests {
         world.told([service("b/1", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/1"]);
         assert_eq!(world.take_at_rest(), ["a/1"]);
-        // Writes are in progress. A change of another namespace does not wait for them.
+        // The first piece is not written yet. A change of another namespace does not wait for it.
         world.pieces.note_rest(false);
         world.told([service("b/2", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/2"]);
         assert_eq!(world.take(), None);
         assert_eq!(world.pieces.next_due(world.now), world.now + PATIENCE);
-        // A stream of small changes does not delay a large Service, even if their Services come
-        // first in order.
+        // A stream of small changes does not delay a large Service, even if the small Services
+        // precede it by name.
         world.told(large("a/0", &[]));
         world.told([service("b/3", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/3"]);
         world.told([service("b/4", 1, &[])]);
         assert_eq!(world.take_at_rest(), ["a/2"]);
         assert_eq!(world.take_at_rest(), ["b/4"]);
-        // The next piece begins even if a write never finishes.
+        // The next piece begins even if a write never succeeds.
         world.pieces.note_rest(false);
         world.now += PATIENCE;
         assert_eq!(world.take().unwrap(), ["a/3"]);
@@ -384,7 +386,8 @@ mod tests {
             sizes.push(world.take_at_rest().len());
         }
         assert_eq!(sizes.iter().sum::<usize>(), 10_001);
-        // The first piece contains the namespace's share and the other namespace.
+        // The first piece contains the share of the namespace, and the change of the other
+        // namespace.
         assert_eq!(sizes[0], SHARE / 2 + 1);
         assert!(sizes.iter().all(|size| *size <= sizes[0]), "{sizes:?}");
     }

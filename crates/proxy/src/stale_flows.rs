@@ -1,13 +1,12 @@
-//! Finds conntrack entries of UDP flows to an endpoint that no longer serves them.
+//! Finds stale conntrack entries: those of UDP flows to an endpoint that no longer serves them.
 //!
-//! UDP has no end of connection that the kernel could see. While a client keeps sending, the kernel
-//! keeps the conntrack entry, with the endpoint of the first packet (k/k#71514, k/k#76664).
-//! Deleting the entry makes the next packet open a new flow. A flow is stale in two cases:
-//!
+//! UDP has no end of connection that the kernel could observe. While a client keeps sending, the
+//! kernel keeps the conntrack entry, with the endpoint of the first packet (k/k#71514, k/k#76664).
+//! After the entry is deleted, the next packet opens a new flow. A flow is stale in two cases:
 //! - A Service claims the flow's original address and port, but none of its serving endpoints sends
 //!   the replies. If the Service has no serving endpoint, all its flows are stale (k/k#139628).
-//! - The mode has withdrawn the rules for the flow's address and port, no Service claims them, and
-//!   the flow is translated, which shows that these rules had redirected it (k/k#141371). This also
+//! - The mode has withdrawn its rules for the flow's address and port, and no Service claims them.
+//!   The flow is translated, which shows that these rules had redirected it (k/k#141371). This also
 //!   covers a Service that was deleted while this program was down, because its rules were still in
 //!   the kernel.
 //! ```text
@@ -15,12 +14,13 @@
 //!   Report::withdrawn ── withdraw ──────▲
 //! ```
 //!
-//! The first rule is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), with two exceptions that
-//! spare foreign flows. A node port counts only at this node's addresses, not for forwarded packets
-//! to other hosts. If several Services claim an address and port, the endpoints of each are valid.
+//! The first case is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), with two exceptions that
+//! protect flows of other programs. A node port counts only at this node's addresses, not for
+//! forwarded packets to other hosts. If several Services claim an address and port, the endpoints
+//! of all of them are valid.
 //!
-//! A tenant can multiply frontends by addresses and ports. A change of addresses or ports costs
-//! O(frontends), any other change O(endpoints). The check of a flow costs O(1).
+//! A tenant can create very many frontends: addresses times ports. A change of addresses or ports
+//! costs O(frontends), any other change O(endpoints). The check of one flow costs O(1).
 
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ use crate::node::NodePorts;
 use crate::object::ServiceAddress;
 use crate::view::ServiceView;
 
-/// Destination of a client's packets to a Service.
+/// Destination address and port of a client's packets to a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Frontend {
     /// A port of a cluster IP, external IP or load-balancer IP.
@@ -43,7 +43,7 @@ pub enum Frontend {
 }
 
 impl Frontend {
-    /// Returns the frontend for an address, or the node port if `address` is `None`.
+    /// Returns the frontend at an address, or the node port if `address` is `None`.
     pub fn new(address: Option<IpAddr>, port: u16) -> Self {
         address.map_or(Self::NodePort(port), |ip| {
             Self::Address(SocketAddr::new(ip, port))
@@ -54,7 +54,7 @@ impl Frontend {
 /// The UDP ports of a Service in one IP family, and their endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UdpService {
-    /// Sorted addresses that serve the ports, except for `yielded` ports.
+    /// Addresses that serve the ports, sorted. `yielded` lists the exceptions.
     addresses: Vec<IpAddr>,
     yielded: Vec<ServiceAddress>,
     ports: Vec<UdpPort>,
@@ -65,12 +65,13 @@ pub struct UdpService {
 struct UdpPort {
     port: u16,
     node_port: Option<u16>,
-    /// Endpoints that serve, sorted. Terminating ones that still serve are included.
+    /// Sorted endpoints that are serving, including terminating ones.
     serving: Vec<SocketAddr>,
 }
 
 impl UdpService {
-    /// Returns the UDP ports of a Service. Empty if the Service has no cluster IP of the family.
+    /// Returns the UDP ports of a Service. Returns no port if the Service has no cluster IP of the
+    /// family.
     pub fn of(view: &ServiceView<'_>, family: IpFamily) -> Self {
         let service = view.service;
         let Some(cluster_ip) = service.cluster_ip(family) else {
@@ -92,7 +93,7 @@ impl UdpService {
             node_port: port.node_port,
             serving: serving.get(&*port.name).cloned().unwrap_or_default(),
         });
-        // Yielded ports affect external IPs only: a Service keeps its own cluster IP and
+        // Yielded ports affect only external IPs: a Service always keeps its own cluster IP and
         // load-balancer IPs.
         let external = |of: &&ServiceAddress| {
             let ip = of.address;
@@ -124,7 +125,7 @@ impl UdpService {
     }
 }
 
-/// Returns the serving endpoints of each UDP port of the slices, by the name of the port.
+/// Returns the serving endpoints of each UDP port in the slices, by the port's name.
 fn serving<'a>(view: &ServiceView<'a>, family: IpFamily) -> HashMap<&'a str, Vec<SocketAddr>> {
     let mut all: HashMap<&str, Vec<SocketAddr>> = HashMap::new();
     for slice in view.slices().filter(|slice| slice.family == family) {
@@ -142,7 +143,7 @@ fn serving<'a>(view: &ServiceView<'a>, family: IpFamily) -> HashMap<&'a str, Vec
     all
 }
 
-/// Largest number of withdrawn frontends kept until their flows can be deleted.
+/// Largest number of withdrawn frontends that are stored until their flows can be deleted.
 const WITHDRAWN_MAX: usize = 262_144;
 
 /// Number of a Service port in [`UdpServices`].
@@ -152,7 +153,7 @@ type PortId = u32;
 #[derive(Debug, Default)]
 pub struct UdpServices {
     services: HashMap<NamespacedName, KnownService>,
-    /// The Service of each port, and the port's serving endpoints.
+    /// Service of each port, and the serving endpoints of the port.
     ports: HashMap<PortId, (NamespacedName, Vec<SocketAddr>)>,
     claims: HashMap<Frontend, Claimants>,
     withdrawn: HashSet<Frontend>,
@@ -166,7 +167,7 @@ struct KnownService {
     ids: Vec<PortId>,
 }
 
-/// Service ports that claim a frontend, nearly always one.
+/// Service ports that claim a frontend. Nearly always one.
 #[derive(Debug)]
 enum Claimants {
     One(PortId),
@@ -181,7 +182,7 @@ impl Claimants {
         }
     }
 
-    /// Removes a port, and returns true if no port is left.
+    /// Removes a port. Returns true if no port is left.
     fn remove(&mut self, id: PortId) -> bool {
         match self {
             Self::One(one) => *one == id,
@@ -201,7 +202,8 @@ impl Claimants {
     }
 }
 
-/// Owner of a stale flow. Flows of one owner may have to wait for another owner's flows.
+/// Owner of a stale flow. If flows are deleted in steps, those of one owner may wait for those of
+/// another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StaleOf<'a> {
     /// A Service that claims the flow's destination.
@@ -254,8 +256,9 @@ impl UdpServices {
             .insert(name.clone(), KnownService { service, ids });
     }
 
-    /// Removes a Service. Returns true if flows to its frontends may be stale now: another Service
-    /// claims a frontend, or the mode has withdrawn one. The mode still serves all other frontends.
+    /// Removes a Service. Returns true if flows to one of its frontends may be stale now, because
+    /// another Service claims the frontend or the mode has withdrawn it. The mode still serves all
+    /// other frontends.
     fn remove(&mut self, name: &NamespacedName) -> bool {
         let Some(KnownService { service, ids }) = self.services.remove(name) else {
             return false;
@@ -292,8 +295,9 @@ impl UdpServices {
         self.withdrawn.extend(frontends.into_iter().take(room));
     }
 
-    /// Forgets the [withdrawn](Self::withdraw) frontends that no Service claims, once their stale
-    /// flows are deleted. If the node's addresses were unknown, keeps node ports and returns false.
+    /// Forgets all [withdrawn](Self::withdraw) frontends that no Service claims. The caller has
+    /// deleted their stale flows. If the node's addresses were unknown, keeps node ports and
+    /// returns false.
     pub fn forget_withdrawn(&mut self, knows_node_ports: bool) -> bool {
         let waits =
             |frontend: &Frontend| matches!(frontend, Frontend::NodePort(_)) && !knows_node_ports;
@@ -303,8 +307,8 @@ impl UdpServices {
         !self.withdrawn.iter().any(waits)
     }
 
-    /// Returns the owner of a UDP flow if it is stale. The flow was opened to `destination`, and
-    /// `answerer` sends the replies.
+    /// Returns the owner of a UDP flow if the flow is stale. `destination` is the original
+    /// destination, and `answerer` is the endpoint that replies.
     pub fn find_stale(
         &self,
         destination: SocketAddr,
@@ -321,7 +325,7 @@ impl UdpServices {
         if let Some(service) = claimant {
             return Some(StaleOf::Service(service));
         }
-        // Without a translation, our rules have not redirected the flow.
+        // A flow without a translation was not redirected by our rules.
         let is_translated = answerer != destination;
         let mut frontends = frontends_at(destination, node_ports);
         let withdrawn = frontends.find(|frontend| self.withdrawn.contains(frontend));
@@ -339,7 +343,7 @@ impl UdpServices {
         claiming.any(|(of, _)| of == service)
     }
 
-    /// Returns the Service and serving endpoints of each port that claims the destination.
+    /// Returns each port that claims the destination, as its Service and serving endpoints.
     fn claiming(
         &self,
         destination: SocketAddr,
@@ -353,7 +357,7 @@ impl UdpServices {
     }
 }
 
-/// Returns the frontends that may match a packet to an address and port.
+/// Returns the frontends that a packet to this address and port may match.
 fn frontends_at(
     destination: SocketAddr,
     node_ports: &NodePorts,

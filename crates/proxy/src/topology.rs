@@ -1,8 +1,9 @@
 //! Chooses the endpoints of one Service port for cluster traffic and for local traffic.
 //!
-//! The rules are upstream's `CategorizeEndpoints`, with KEP-1669 for terminating endpoints and
-//! KEP-2433 and KEP-3015 for hints. Ready endpoints are used. If all of them have hints, the hints
-//! narrow the choice. If no endpoint is ready, terminating endpoints that still serve are used.
+//! The rules are those of upstream's `CategorizeEndpoints`, with KEP-1669 for terminating endpoints
+//! and KEP-2433 and KEP-3015 for hints. Traffic uses ready endpoints. If all ready endpoints have
+//! hints, the hints narrow the choice. If no endpoint is ready, traffic uses terminating endpoints
+//! that are still serving.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,35 +19,36 @@ use crate::view::ServiceView;
 /// Address and port of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
-    /// The pod's address.
+    /// Address of the pod.
     pub ip: IpAddr,
-    /// The pod's port.
+    /// Port on which the pod listens.
     pub port: u16,
 }
 
 /// The endpoints of one Service port in one family. Each list is sorted and without duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backends {
-    /// Endpoints for traffic that may go to any node. Empty if no such traffic exists: the internal
-    /// policy is Local, and no external traffic can reach the Service.
+    /// Endpoints for traffic that may use any node. Empty if no such traffic exists: the internal
+    /// policy is Local, and external traffic cannot reach the Service.
     pub cluster: Vec<Target>,
     /// Endpoints for traffic that must stay on this node. Empty if no policy of the Service is Local.
     pub local: Vec<Target>,
-    /// Every endpoint on this node in any state. These endpoints may connect to themselves
+    /// Every endpoint on this node, in any state. Each may connect to itself through the Service
     /// (hairpin).
     pub on_node: Vec<Target>,
-    /// Endpoints in this node's zone, in any state. Empty unless the Service weighs them.
+    /// Endpoints in this node's zone, in any state. Empty unless the Service gives them another
+    /// weight.
     pub in_zone: Vec<Target>,
-    /// True if an endpoint serves on some node. With hints and without a Local policy, only
-    /// endpoints for this node count.
+    /// True if an endpoint is serving on some node. With hints and without a Local policy, only
+    /// endpoints for this node or zone count.
     pub any: bool,
     /// Number of endpoints in any state.
     pub total: usize,
 }
 
 impl Backends {
-    /// Chooses the endpoints for `port`. For several ports of a Service, use [`Endpoints`], which
-    /// sorts the endpoints once.
+    /// Chooses the endpoints for `port`. For several ports of a Service, use [`Endpoints`]: it
+    /// sorts the endpoints only once.
     pub fn resolve(view: &ServiceView<'_>, port: &ServicePort, node: &NodeFacts) -> Self {
         Endpoints::of(view, node).serving(port)
     }
@@ -58,14 +60,14 @@ pub struct Endpoints<'a> {
     service: &'a Service,
     node: &'a NodeFacts,
     sorted: Vec<SliceEndpoint<'a>>,
-    /// Indexes into `sorted` for each slice's endpoints.
+    /// Indexes into `sorted` of the endpoints of each slice.
     places: Vec<Vec<usize>>,
-    /// Slices that have a port, by the port's name and protocol, with its index in each slice. A
-    /// Service may have thousands of ports, all in different slices.
+    /// Slices that have a port, each with the port's index in it. The key is the port's name and
+    /// protocol. A Service may have thousands of ports, each in other slices.
     numbers: HashMap<(&'a str, Protocol), Numbers>,
 }
 
-/// Indexes of slices, and a port's index in each slice.
+/// Indexes of slices, each with the index of a port in that slice.
 type Numbers = SmallVec<[(usize, u16); 1]>;
 
 #[derive(Debug)]
@@ -125,11 +127,12 @@ impl<'a> Endpoints<'a> {
     }
 
     /// Returns the endpoints of a port, sorted, one for each address and port. If slices disagree,
-    /// the one that is not terminating wins, because the address belongs to a new pod. O(n).
+    /// an endpoint that is not terminating wins, because it belongs to a new pod with the same
+    /// address. O(n).
     fn candidates(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let mut found = self.listed(port);
-        // Sorting is needed only if several slices list an address, or if an address has several
-        // port numbers.
+        // The list is unsorted only if several slices contain an address, or if an address has
+        // several port numbers.
         if !found.is_sorted_by(|one, next| one.target < next.target) {
             found.sort_by_key(|c| (c.target, c.endpoint.terminating));
             found.dedup_by_key(|c| c.target);
@@ -145,7 +148,7 @@ impl<'a> Endpoints<'a> {
         let listed =
             listed.flat_map(|(places, number)| places.iter().map(move |at| (*at, *number)));
         let mut listed: Vec<(usize, u16)> = listed.collect();
-        // The endpoints of each slice are already sorted.
+        // Endpoints within one slice are already sorted.
         listed.sort_by_key(|(place, _)| *place);
         let listed = listed.into_iter();
         let candidates = listed.filter_map(|(place, number)| {
@@ -216,7 +219,7 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Returns true for each policy that has traffic: Cluster, Local.
+/// Reports for the policies Cluster and Local, in this order, whether the port has such traffic.
 fn uses(service: &Service, port: &ServicePort, family: IpFamily) -> (bool, bool) {
     let external = is_externally_reachable(service, port, family);
     (
@@ -225,7 +228,7 @@ fn uses(service: &Service, port: &ServicePort, family: IpFamily) -> (bool, bool)
     )
 }
 
-/// An endpoint with the port that it serves.
+/// An endpoint, with the port that it serves.
 #[derive(Clone, Copy)]
 struct Candidate<'a> {
     target: Target,
@@ -233,10 +236,10 @@ struct Candidate<'a> {
     is_local: bool,
 }
 
-/// An endpoint of a port, with the reasons for using it or not. See [`Endpoints::verdicts`].
+/// An endpoint of a port, with the reasons for using it or not (see [`Endpoints::verdicts`]).
 #[derive(Debug, Clone, Copy)]
 pub struct EndpointVerdict<'a> {
-    /// The address.
+    /// Address of the pod.
     pub ip: IpAddr,
     /// The pod's port, or `None` if the slice has no port for this Service port.
     pub port: Option<u16>,
@@ -244,34 +247,32 @@ pub struct EndpointVerdict<'a> {
     pub endpoint: EndpointView<'a>,
     /// True if the endpoint is on this node.
     pub is_local: bool,
-    /// Number of slice entries that list the endpoint. Only one of them counts.
+    /// Number of slice entries for this endpoint. Only one of them counts.
     pub listed: usize,
-    /// The verdict for traffic to any node.
+    /// Verdict for traffic that may use any node.
     pub cluster: Reason,
-    /// The verdict for traffic that must stay on this node.
+    /// Verdict for traffic that must stay on this node.
     pub local: Reason,
 }
 
-/// Reason for using an endpoint or not, for the traffic of one policy.
+/// Reason for using an endpoint or not, for traffic of one policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// Used: the endpoint is ready.
     Ready,
-    /// Used: the endpoint terminates but serves, and no endpoint is ready.
+    /// Used: the endpoint is terminating but still serving, and no endpoint is ready.
     LastResort,
     /// Not used: the Service has no traffic of this policy.
     Unasked,
     /// Not used: the endpoint is not ready.
     NotReady,
-    /// Not used: the endpoint terminates, and no longer serves.
+    /// Not used: the endpoint is terminating and no longer serving.
     Terminating,
-    /// Not used: the endpoint terminates, and other endpoints are ready.
+    /// Not used: the endpoint is terminating, and other endpoints are ready.
     OthersAreReady,
-    /// Not used: hints assign the endpoint to another zone, while other endpoints are for this
-    /// zone.
+    /// Not used: hints assign the endpoint to other zones, and other endpoints to this zone.
     OtherZone,
-    /// Not used: hints assign the endpoint to another node, while other endpoints are for this
-    /// node.
+    /// Not used: hints assign the endpoint to other nodes, and other endpoints to this node.
     OtherNode,
     /// Not used: the endpoint is on another node.
     NotOnNode,
@@ -340,7 +341,7 @@ impl<'a> Endpoints<'a> {
         judged
     }
 
-    /// Returns the endpoints of slices that lack the port.
+    /// Returns the endpoints whose slices lack the port.
     fn of_other_ports(&self, candidates: &[Candidate<'a>]) -> Vec<EndpointVerdict<'a>> {
         let is_known = |ip: &IpAddr| candidates.binary_search_by_key(ip, |c| c.target.ip).is_ok();
         let others = self.sorted.iter();
@@ -368,7 +369,7 @@ impl<'a> Endpoints<'a> {
 /// Decides which endpoints get the traffic of one policy.
 struct Judge {
     scope: Scope,
-    /// True if at least one ready endpoint is used.
+    /// True if traffic uses at least one ready endpoint.
     has_ready: bool,
 }
 
@@ -402,14 +403,14 @@ impl Judge {
     }
 }
 
-/// Returns endpoints that serve while terminating.
+/// Returns the endpoints that are terminating but still serving.
 fn dying<'a, 'b>(candidates: &'b [Candidate<'a>]) -> impl Iterator<Item = &'b Candidate<'a>> {
     candidates
         .iter()
         .filter(|c| c.endpoint.serving && c.endpoint.terminating)
 }
 
-/// Reports whether external traffic can reach the port, as upstream's `ExternallyAccessible`.
+/// Reports whether external traffic can reach the port, like upstream's `ExternallyAccessible`.
 fn is_externally_reachable(service: &Service, port: &ServicePort, family: IpFamily) -> bool {
     let own = |ip: IpAddr| IpFamily::of(ip) == family;
     port.node_port.is_some()
@@ -429,8 +430,8 @@ enum Scope {
 }
 
 impl Scope {
-    /// Chooses the scope. Hints apply only if every ready endpoint has one, and at least one names
-    /// this zone or node. Incomplete hints thus cannot leave this node without endpoints.
+    /// Chooses the scope. Hints apply only if every ready endpoint has one and at least one of them
+    /// names this zone or node. So incomplete hints cannot leave this node without endpoints.
     fn of(ready: &[&Candidate<'_>], node: &NodeFacts) -> Self {
         let holds = |scope: Self, is_hinted: fn(&EndpointView<'_>) -> bool| {
             ready.iter().all(|c| is_hinted(&c.endpoint))
