@@ -1,4 +1,4 @@
-//! The table: claims, actual values, pending rows.
+//! The table of one kind of entries: claims, actual values and pending rows.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -10,25 +10,25 @@ use smallvec::SmallVec;
 
 use crate::row::Row;
 
-/// Delay after the first failed write. It doubles with each further failure.
+/// Delay before the first retry of a failed write. The delay doubles with each further failure.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
-/// Longest delay between two writes.
+/// Longest delay before a retry of a failed write.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// Largest number of keys that are compared pairwise. More keys are hashed.
+/// Largest number of keys for which duplicates are found by comparing pairs. More keys are hashed.
 const FEW: usize = 8;
-/// Precision of pending times. Rows that become pending within this interval get one time.
+/// Precision of pending times. Rows that become pending within one interval have the same time.
 const GRAIN: Duration = Duration::from_millis(100);
-/// Number of pending keys that are always listed, even if they are most of the table.
+/// Number of pending keys up to which a list contains them, even if they are most of the table.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
-/// Rule that decides if unwanted entries count as late.
+/// Treatment of unwanted entries in the calculation of lateness.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Removals {
     /// Unwanted entries count as late.
     #[default]
     Late,
-    /// Unwanted entries do not count, because they may not or need not be removed yet.
+    /// Unwanted entries do not count as late, because they may not or need not be removed yet.
     Excused,
 }
 
@@ -42,20 +42,21 @@ pub struct Table<K, V, O> {
     contested_version: u64,
     retries: HashMap<K, Retry>,
     wanted_len: usize,
-    /// Number and start of the current epoch. The number is 0 before the first [`Table::begin`].
+    /// Number and start of the current epoch, an interval of pending times. The number is 0 before
+    /// the first [`Table::begin`].
     epoch: (u32, Option<Instant>),
     /// Start of each epoch, with the number of rows that became pending in it.
     since: BTreeMap<u32, (Instant, usize)>,
-    /// Treatment of unwanted entries.
+    /// Treatment of unwanted entries in the calculation of lateness.
     removals: Removals,
 }
 
-/// The set of pending rows. If nearly all rows are pending, as at a start, a list would cost more
-/// than a scan of all rows.
+/// The set of pending rows. When most rows are pending, as at a start, a list would cost more than
+/// a scan of all rows.
 #[derive(Debug)]
 enum PendingRows<K> {
     Listed(HashSet<K>),
-    /// Number of pending rows. Each row stores whether it is pending.
+    /// Number of pending rows. Each row itself stores whether it is pending.
     Counted(usize),
 }
 
@@ -68,7 +69,7 @@ impl<K> PendingRows<K> {
     }
 }
 
-/// Cause of a changed claim.
+/// Origin of a changed claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimOrigin {
     /// The owner wants another value.
@@ -81,7 +82,7 @@ enum ClaimOrigin {
 struct Retry {
     failures: u32,
     due: Instant,
-    /// True if the key becomes due with the next observation.
+    /// True if the next observation ends the delay.
     is_until_observed: bool,
 }
 
@@ -121,15 +122,15 @@ where
         }
     }
 
-    /// Returns the time at which the longest pending row became pending, with a precision of 0.1 s.
+    /// Returns the time at which the oldest pending row became pending, with a precision of 0.1 s.
     /// Ignores rows that are [excused](Self::excuse) or became pending before the first
     /// [`begin`](Self::begin).
     pub fn pending_since(&self) -> Option<Instant> {
         self.since.first_key_value().map(|(_, (at, _))| *at)
     }
 
-    /// Sets whether unwanted entries count for [`pending_since`](Self::pending_since). They should
-    /// not count while they may not be removed.
+    /// Sets whether unwanted entries count for [`pending_since`](Self::pending_since). While their
+    /// removal is forbidden, they should not count.
     pub fn count_removals(&mut self, removals: Removals) {
         if std::mem::replace(&mut self.removals, removals) == removals {
             return;
@@ -141,7 +142,7 @@ where
         }
     }
 
-    /// Reserves memory for more owners with one entry each.
+    /// Reserves memory for `owners` more owners with one entry each.
     pub fn reserve(&mut self, owners: usize) {
         self.rows.reserve(owners);
         self.keys_of.reserve(owners);
@@ -153,7 +154,7 @@ where
         let mut fresh: SmallVec<[(K, V); 2]> = SmallVec::new();
         let mut seen = HashSet::new();
         for (key, value) in entries {
-            // Most owners have one entry or a few.
+            // Most owners claim only a few entries.
             let is_new = if fresh.len() < FEW {
                 fresh.iter().all(|(other, _)| *other != key)
             } else {
@@ -195,15 +196,16 @@ where
         self.claim(owner, []);
     }
 
-    /// Replaces the value that `owner` claims for one key, if it claims that key.
+    /// Replaces the value that `owner` claims for a key. Does nothing if `owner` does not claim the
+    /// key.
     pub fn amend(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
             self.set_claim(key, owner, Some(value), ClaimOrigin::New);
         }
     }
 
-    /// Replaces a claimed value by one that follows from a write or an observed entry. If the
-    /// previous value failed, the new one would fail too, so the scheduled retry stays.
+    /// Replaces a claimed value by one that follows from a write or an observed entry. If the last
+    /// write failed, the new value would fail too, so the retry stays scheduled.
     pub fn adjust(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
             self.set_claim(key, owner, Some(value), ClaimOrigin::Follows);
@@ -233,7 +235,8 @@ where
                 (before, row.claims_len(), is_other)
             }
         };
-        // Callers can see the owners of a contested key, but not their values.
+        // Users of contested keys need only the owners, so a changed value alone changes no
+        // version.
         if claims > 1 && claims != before {
             self.contested.insert(key.clone());
             self.contested_version += 1;
@@ -242,8 +245,8 @@ where
             self.contested_version += 1;
         }
         let is_new = is_other && origin == ClaimOrigin::New;
-        // The previous value failed. The new one is tried immediately, unless the actual value is
-        // unknown.
+        // A failed write of the previous value does not delay the new value, unless the actual
+        // value is unknown.
         if is_new && !self.is_doubted(key) {
             self.forgive(key);
         }
@@ -253,7 +256,7 @@ where
         }
     }
 
-    /// Restores the invariant for one key.
+    /// Restores the invariants of one key after a change of its row.
     fn settle(&mut self, key: &K) {
         let Some(row) = self.rows.get_mut(key) else {
             return;
@@ -291,7 +294,7 @@ where
         }
     }
 
-    /// Counts a pending row in the current epoch, unless it is excused or already counted.
+    /// Counts a row as pending in the current epoch, unless it is excused or already counted.
     fn count_in(&mut self, key: &K) {
         let (number, Some(at)) = self.epoch else {
             return;
@@ -307,7 +310,7 @@ where
         }
     }
 
-    /// Counts a row again after a change of its wanted value or of the treatment of removals.
+    /// Counts a row again, after its wanted value or the treatment of unwanted entries has changed.
     fn recount(&mut self, key: &K) {
         if self.removals == Removals::Excused
             && let Some(row) = self.rows.get_mut(key)
@@ -328,8 +331,8 @@ where
         }
     }
 
-    /// Switches to counting if more than half of the rows are pending, and to a list if less than
-    /// an eighth are. The changes between two switches then pay for the scan of all rows.
+    /// Counts pending rows if they are more than half of all rows, and lists them if they are less
+    /// than an eighth. The many changes between two switches compensate the cost of the scan.
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {
@@ -348,15 +351,15 @@ where
     }
 
     fn forgive(&mut self, key: &K) {
-        // Retries are rare, and each lookup costs a hash. So this first checks if any retries
-        // exist.
+        // Retries are rare and each lookup hashes a key, so this checks first whether any retry
+        // exists.
         if !self.retries.is_empty() {
             self.retries.remove(key);
         }
     }
 
     /// Replaces all actual values by a dump. Keys that the dump lacks become absent. Returns the
-    /// keys whose actual value was wrong, except keys in doubt.
+    /// keys whose actual value was wrong, except doubted keys.
     pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) -> Vec<K> {
         let doubted = self
             .retries
@@ -399,14 +402,14 @@ where
         self.settle(key);
     }
 
-    /// Records a failed write. The key stays pending and is due again after a delay that doubles
-    /// each time.
+    /// Records a failed write. The key stays pending. It is due again after a delay, which doubles
+    /// with each failure.
     pub fn fail(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
         self.count_in(key);
     }
 
-    /// Records a write whose failure concerns only this key. The key does not count for
+    /// Records a failed write whose cause is this key alone. The key does not count for
     /// [`pending_since`](Self::pending_since) until its wanted value changes.
     pub fn excuse(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
@@ -416,8 +419,8 @@ where
         }
     }
 
-    /// Records a write with unknown outcome. The key is due again after the next
-    /// [observation](Self::observe), or after the delay of a failed write.
+    /// Records a write with an unknown outcome. The key is due again after the next
+    /// [observation](Self::observe) or, at the latest, after the delay of a failed write.
     pub fn doubt(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, true);
     }
@@ -449,7 +452,7 @@ where
         self.rows.get(key)?.actual()
     }
 
-    /// Returns the owners that claim a key. The value of the first one is wanted.
+    /// Returns the owners that claim a key. The value of the first owner is wanted.
     pub fn owners(&self, key: &K) -> impl Iterator<Item = &O> {
         let row = self.rows.get(key).into_iter();
         row.flat_map(Row::owners)
@@ -460,7 +463,7 @@ where
         self.rows.get(key)?.owners().next()
     }
 
-    /// Returns the keys that an owner claims, including keys that another owner wins.
+    /// Returns the keys that an owner claims, even if another owner's value is wanted.
     pub fn keys_of(&self, owner: &O) -> &[K] {
         self.keys_of.get(owner).map_or(&[], |keys| keys)
     }
@@ -477,7 +480,7 @@ where
         self.is_pending(key) && retry.is_none_or(|retry| retry.due <= now)
     }
 
-    /// Returns all pending keys, due or not, unordered.
+    /// Returns all pending keys, unordered, including those that wait for a retry.
     pub fn pending(&self) -> impl Iterator<Item = &K> {
         let (listed, rows) = match &self.pending {
             PendingRows::Listed(keys) => (Some(keys), None),
@@ -511,7 +514,7 @@ where
         self.is_failing(key) && self.rows.get(key).is_some_and(|row| row.since == 0)
     }
 
-    /// Returns the number of pending keys, due or not.
+    /// Returns the number of pending keys, including those that wait for a retry.
     pub fn pending_len(&self) -> usize {
         self.pending.len()
     }
@@ -526,9 +529,9 @@ where
         self.rows.len()
     }
 
-    /// Returns the number of keys whose actual value is the wanted one.
+    /// Returns the number of keys whose actual value equals the wanted one.
     pub fn as_wanted_len(&self) -> usize {
-        // A row always has a wanted or an actual value.
+        // Every row has a wanted or an actual value.
         self.rows.len() - self.pending.len()
     }
 
@@ -537,7 +540,7 @@ where
         self.wanted_len
     }
 
-    /// Returns true if keys are wanted and none of them has an actual value.
+    /// Returns true if some keys are wanted and none of these has an actual value.
     pub fn lacks_all_wanted(&self) -> bool {
         let is_lacking = |row: &Row<V, O>| row.wanted().is_none() || row.actual().is_none();
         self.wanted_len > 0 && self.as_wanted_len() == 0 && self.rows.values().all(is_lacking)
@@ -548,13 +551,14 @@ where
         self.rows.is_empty()
     }
 
-    /// Returns the earliest time in the future at which a failed write is due.
+    /// Returns the earliest time after `now` at which a failed write is due again.
     pub fn next_retry(&self, now: Instant) -> Option<Instant> {
         let times = self.retries.values().map(|retry| retry.due);
         times.filter(|due| *due > now).min()
     }
 
-    /// Returns the keys that several owners claim, with all claims. The first claim wins.
+    /// Returns the keys that several owners claim, with all claims. The value of the first claim is
+    /// wanted.
     pub fn contested(&self) -> impl Iterator<Item = (&K, &[(O, V)])> {
         self.contested
             .iter()
