@@ -1,16 +1,17 @@
-//! The relay: listening ports of this process. It carries their connections and datagrams to
-//! endpoints. The crate does not know Kubernetes, or how packets reach its ports.
+//! The relay: listening ports of this process, and the forwarding of their connections and
+//! datagrams to endpoints. This crate knows neither Kubernetes nor the rules that lead packets to
+//! its ports.
 //!
 //! ```text
 //!   Relay (a handle, for any thread) ── orders ─▶ its thread: a runtime with a task for each
-//!     open: the socket is made by the caller          port, connection, and UDP flow
+//!     open: the caller makes the socket               port, connection, and UDP flow
 //! ```
 //!
-//! The relay runs on one thread, so it needs no locks, and callers that send orders never wait. All
+//! The relay runs on one thread, so it needs no locks. Callers that send orders never wait. All
 //! memory is bounded: connections and flows by their [descriptors](Limits), pending writes by one
-//! buffer for each direction, and remembered clients by a fixed number. Services and clients have
-//! shares of connections and flows (`shares`). Half of the node's ephemeral ports remain for the
-//! node (`ports`).
+//! buffer for each direction, and remembered clients by a fixed number. Each Service and each
+//! client may use only a share of the connections and flows (`shares`). Half of the ephemeral ports
+//! stay free for the node's other programs (`ports`).
 
 mod balance;
 mod datagram;
@@ -53,7 +54,7 @@ use descriptors::{DescriptorPermit, Free, OPEN};
 use ports::{Ephemeral, EphemeralPort};
 use shared::Shared;
 
-/// A transport that the relay carries.
+/// Transport protocol that the relay forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transport {
     /// TCP.
@@ -65,7 +66,7 @@ pub enum Transport {
 /// A listening port of a relay.
 #[derive(Debug, Clone)]
 pub struct ListeningPort {
-    /// Number of the port within the relay.
+    /// Number that identifies the port within the relay.
     pub number: u64,
     /// Address of the listening socket.
     pub at: SocketAddr,
@@ -73,13 +74,13 @@ pub struct ListeningPort {
     pub counters: Arc<PortCounters>,
 }
 
-/// Error of a relay whose thread has ended, so that it carries no traffic.
+/// The relay's thread has ended, so the relay forwards no traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the relay has ended; its cause is on standard error")]
 pub struct RelayEnded;
 
-/// A handle to a relay. Clones share one relay. After the last handle is dropped, ports accept for
-/// another [`Limits::linger`]. The thread ends with its last connection, or after
+/// A handle to a relay. Clones share one relay. After the last handle is dropped, ports accept
+/// connections for another [`Limits::linger`]. The thread ends with its last connection, or after
 /// [`Limits::drain`].
 #[derive(Debug, Clone)]
 pub struct Relay {
@@ -107,7 +108,7 @@ struct Opening {
     holds: Holds,
 }
 
-/// Resources of an open port: a descriptor, and its number if the number is ephemeral.
+/// Resources of an open port: its descriptor and, if the port number is ephemeral, that number.
 type Holds = (DescriptorPermit, Option<EphemeralPort>);
 
 impl Relay {
@@ -115,7 +116,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// The thread cannot be started, or its runtime finds no descriptor.
+    /// The thread cannot be started, or no descriptor is left for its runtime.
     pub fn start(limits: Limits) -> io::Result<Self> {
         let (orders, received) = unbounded_channel();
         let runtime = Builder::new_current_thread()
@@ -136,7 +137,7 @@ impl Relay {
             .spawn(move || {
                 let all = LocalSet::new();
                 let done = all.block_on(&runtime, run(limits, free, counters, received));
-                // Ends all remaining connections before the caller gets the reply.
+                // Drops all remaining connections before the caller gets the reply.
                 drop(all);
                 drop(runtime);
                 if let Some((done, left)) = done {
@@ -146,13 +147,13 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Opens a port of a Service, which serves once this function returns. If `at` has port 0, the
-    /// system chooses a port number.
+    /// Opens a port of a Service. The port serves once this function returns. If `at` has port 0,
+    /// the system chooses a port number.
     ///
     /// # Errors
     ///
-    /// The system refuses the socket, the relay has ended, or no descriptor is left. An ephemeral
-    /// port also fails if half of the ephemeral ports are taken.
+    /// The system refuses the socket, the relay has ended, or no descriptor is left. If the system
+    /// chose the port number, also fails if half of the ephemeral ports are taken.
     pub fn open(
         &self,
         transport: Transport,
@@ -160,7 +161,7 @@ impl Relay {
         service: &Arc<str>,
         serving: Arc<PortBackends>,
     ) -> io::Result<ListeningPort> {
-        // Fails if no descriptor is left for this port. The caller retries later, and the rest of
+        // Fails if no descriptor is free for this port. The caller retries later. So the rest of
         // the process keeps its descriptors.
         let held = self.free.try_take(1);
         let held = held.ok_or_else(|| io::Error::other(OPEN))?;
@@ -211,8 +212,8 @@ impl Relay {
         self.order(Order::Close(number))
     }
 
-    /// Closes all ports, and blocks until all connections have ended or `limit` is over. Returns
-    /// the number of connections that are then reset.
+    /// Closes all ports, and blocks until all connections have ended or `limit` is over. Then
+    /// resets the remaining connections and returns their number.
     pub fn finish(&self, limit: Duration) -> usize {
         let (done, finished) = mpsc::channel();
         if self.order(Order::Finish(limit, done)).is_err() {
@@ -231,7 +232,7 @@ impl Relay {
     }
 }
 
-/// A port, and the task that receives for it.
+/// A port, with the task that receives its connections or datagrams.
 enum Port {
     Tcp(Rc<tcp::Port>, JoinHandle<()>),
     Udp(Rc<udp::Port>, JoinHandle<()>),
@@ -256,14 +257,14 @@ impl Port {
     }
 }
 
-/// Runs a port's task, and keeps the port's resources until the task ends or is aborted.
+/// Runs the task of a port. Holds the port's resources until the task ends or is aborted.
 async fn with(holds: Holds, task: impl Future<Output = ()>) {
     let _holds = holds;
     task.await;
 }
 
-/// Carries out orders until all senders are dropped. Returns the caller that waits for the end, and
-/// the number of remaining connections.
+/// Executes orders until all senders are dropped. Returns the caller that waits for the end, if
+/// any, and the number of remaining connections.
 async fn run(
     limits: Limits,
     free: Free,
@@ -273,8 +274,8 @@ async fn run(
     let shared = Rc::new(Shared::new(limits, free, counters));
     let mut ports: HashMap<u64, Port> = HashMap::new();
     let (mut limit, mut done) = (shared.limits.drain, None);
-    // Takes all queued orders before another task runs. Otherwise a new rule could lead packets to
-    // a port that does not serve yet.
+    // Executes all queued orders before another task runs. Otherwise a new rule could lead packets
+    // to a port that is not open yet.
     while let Some(order) = unconstrained(orders.recv()).await {
         match order {
             Order::OpenTcp(socket, opening) => {
@@ -286,7 +287,7 @@ async fn run(
                 ports.insert(opening.number, Port::Tcp(port, task));
             }
             Order::OpenUdp(socket, opening) => {
-                // Cannot fail: the runtime can watch every socket of the system.
+                // Cannot fail: the runtime can watch every socket that the system creates.
                 if let Ok((port, holds)) = udp::Port::new(opening, socket) {
                     let port = Rc::new(port);
                     let task = udp::serve(Rc::clone(&shared), Rc::clone(&port));
