@@ -1,12 +1,12 @@
-//! Pending writes as data: their subjects, and their commands.
+//! Pending writes as data: the objects that they concern, and their commands.
 //!
 //! ```text
 //!   Plan ─ pieces ─▶ Piece: its subject and its ops ──▶ execute ─▶ Verdicts
 //! ```
 //!
-//! A write changes only the chains that it names. It creates or empties such a chain, then fills
-//! it. In a shared chain, it removes and inserts single rules. So a changed Service costs the same
-//! with few and with many Services.
+//! A write changes only the chains that it names. It creates or empties such a chain, and then
+//! fills it. In a shared chain, it removes and inserts single rules. So the cost of a changed
+//! Service does not depend on the number of Services.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,25 +21,25 @@ use crate::config::Config;
 use crate::port::{Content, OWN, RuleContext, ServedPort, Slot};
 use crate::saved::Leftovers;
 
-/// A write to the kernel.
+/// The next writes of this mode.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
     pub(crate) manner: RestoreStrategy,
-    /// The base in the kernel after the write, or `None` if the base does not change.
+    /// Rules without Services that exist after the write, or `None` if these rules do not change.
     pub(crate) wanted: Option<Arc<Base>>,
-    /// Unshared chains of the base.
+    /// Chains of the base that no Service shares, each with its rules.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,
-    /// Edits in chains of other programs.
+    /// Edits of our rules in chains of other programs.
     pub(crate) guests: Vec<(Table, Edit)>,
-    /// Shared chains to write whole.
+    /// Shared chains that the write replaces as a whole.
     pub(crate) whole: Vec<WholeChain>,
-    /// Changes for single Service ports.
+    /// Changes of single Service ports.
     pub(crate) parts: Vec<PortWrites>,
-    /// Unwanted chains of Service ports.
+    /// Chains of Service ports that are no longer wanted.
     pub(crate) stale: Vec<Chain>,
-    /// Leftovers of other modes.
+    /// Leftovers of other modes to remove.
     pub(crate) leftovers: Leftovers,
 }
 
@@ -48,7 +48,7 @@ pub struct Plan {
 pub struct PlanStep {
     /// Description of the step.
     pub line: String,
-    /// The chain, if the step replaces a whole chain.
+    /// The written chain, if the step replaces a whole chain.
     pub chain: Option<WrittenChain>,
 }
 
@@ -73,10 +73,10 @@ pub(crate) struct WholeChain {
     pub(crate) tail: Vec<String>,
 }
 
-/// The changes for one Service port.
+/// Changes of one Service port.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PortWrites {
-    /// The owner, or `None` for slots that are no longer wanted.
+    /// Owner, or `None` for slots that no Service port wants.
     pub(crate) owner: Option<Arc<Owner>>,
     pub(crate) port: Option<Arc<ServedPort>>,
     /// Chains of the Service port to write, with their content.
@@ -86,7 +86,7 @@ pub(crate) struct PortWrites {
     pub(crate) slots: Vec<Change>,
 }
 
-/// A change in a shared chain.
+/// A change of the rules of one slot in a shared chain.
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) slot: Slot,
@@ -94,17 +94,17 @@ pub(crate) struct Change {
     pub(crate) after: Option<Arc<str>>,
 }
 
-/// The outcome of one part of a plan.
+/// Outcome of one part of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Verdict {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// The part was not tried: the limit of restores was reached, or the base was refused.
+    /// Not tried: the plan reached the limit of restores, or the base was refused.
     Untried,
 }
 
-/// The outcomes of a plan.
+/// Outcomes of a plan.
 #[derive(Debug, Clone, Default)]
 pub struct Verdicts {
     pub(crate) base: Verdict,
@@ -115,34 +115,34 @@ pub struct Verdicts {
     pub(crate) leftovers: Verdict,
     /// Number of accepted restores.
     pub(crate) taken: usize,
-    /// Number of refused restores.
+    /// Number of restores that the program refused.
     pub(crate) refused: usize,
     /// True if a refused restore may have written some of its tables.
     pub(crate) is_doubtful: bool,
-    /// Reason why every write would fail now. If set, all other verdicts are meaningless.
+    /// Error that would make every write fail now, if any. All other verdicts then have no meaning.
     pub(crate) general: Option<Arc<str>>,
 }
 
-/// The way of writing a plan: in one restore, or in several.
+/// Distribution of a plan over restores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum RestoreStrategy {
     /// The whole plan is one restore.
     #[default]
     Together,
-    /// The plan is many restores, so that a refused piece affects no other piece.
+    /// The plan is split into many restores, so that a refused piece affects no other piece.
     Apart,
 }
 
-/// Commands that succeed or fail together.
+/// Commands of one plan that succeed or fail together.
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
     pub(crate) subject: PieceScope,
-    /// Sort key by which pieces that may fail for the same reason are grouped.
+    /// Sort key: groups pieces that may fail for the same reason.
     pub(crate) traits: Option<(bool, Protocol, bool)>,
     pub(crate) ops: Vec<(Table, Op<'a>)>,
 }
 
-/// Rules or chains that a piece writes.
+/// The part of a plan to which a piece belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceScope {
     /// Rules that all Services need, in one table.
@@ -154,12 +154,12 @@ pub(crate) enum PieceScope {
     Leftovers,
 }
 
-/// A command in a table. Rules are lines that begin with `-A CHAIN`.
+/// A command for a table. Rules are lines that begin with `-A CHAIN`.
 #[derive(Debug, Clone)]
 pub(crate) enum Op<'a> {
     /// Creates or empties a chain, and adds its rules.
     Write(&'static str, Lines<'a>),
-    /// Creates or empties chains of one Service port, and adds their rules.
+    /// Creates or empties the chains of one Service port, and adds their rules.
     WriteOwn(Own<'a>),
     /// Inserts a rule at the head of its chain.
     Insert(&'a str),
@@ -167,19 +167,19 @@ pub(crate) enum Op<'a> {
     Append(&'a str),
     /// Deletes a rule.
     Delete(&'a str),
-    /// Removes a chain, whatever its content.
+    /// Removes a chain and all its rules.
     Remove(Name<'a>),
 }
 
-/// The rules of a chain.
+/// Rules of a chain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines<'a> {
-    /// Texts of several lines, each with a line feed. They come before the rules of `tail`.
+    /// Texts of several lines, each with a line feed. They precede the rules of `tail`.
     pub(crate) slots: &'a [Arc<str>],
     pub(crate) tail: &'a [String],
 }
 
-/// Chains of one Service port. Their rules are rendered during the write.
+/// Chains of one Service port. The writer renders their rules only during the write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Own<'a> {
     part: &'a PortWrites,
@@ -210,7 +210,8 @@ impl Plan {
         self.whole.iter().any(|whole| whole.chain == chain)
     }
 
-    /// Returns all pieces in order. Within a piece, commands are ordered by table.
+    /// Returns all pieces of the plan in writing order. The commands of a piece are ordered by
+    /// table.
     pub(crate) fn pieces(&self) -> Vec<Piece<'_>> {
         let base = Table::ALL.into_iter().map(|table| Piece {
             subject: PieceScope::Base,
@@ -259,11 +260,11 @@ impl Plan {
 
     fn part_ops<'a>(&'a self, part: &'a PortWrites) -> Vec<(Table, Op<'a>)> {
         let mut ops = Vec::new();
-        // Each rule is inserted at the head of its chain, so rules are inserted in reverse order.
+        // Each rule is inserted at the head of its chain, so the last rule is inserted first.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
-            // With `RestoreStrategy::Apart`, a whole chain is first written with its old content.
-            // The Service port's own piece then changes it.
+            // With `RestoreStrategy::Apart`, the base writes a whole chain with its old content.
+            // The Service port's own piece then changes the chain.
             if self.manner == RestoreStrategy::Together && self.is_whole(chain) {
                 continue;
             }
@@ -282,7 +283,8 @@ impl Plan {
         ops
     }
 
-    /// Returns the number of rules written in a table, without those in other programs' chains.
+    /// Returns the number of rules that the plan writes in a table, except rules in other programs'
+    /// chains.
     pub(crate) fn rules(&self, table: Table) -> usize {
         let count = |(of, op): &(Table, Op<'_>), subject: PieceScope| match op {
             _ if *of != table => 0,
@@ -304,7 +306,7 @@ impl Plan {
         self.steps().into_iter().map(|told| told.line).collect()
     }
 
-    /// Returns the steps of the plan, with the content of chains that are written whole.
+    /// Returns the steps of the plan, with the content of the chains that the plan replaces.
     pub fn steps(&self) -> Vec<PlanStep> {
         let pieces = self.pieces();
         let ops = pieces.iter().flat_map(|piece| &piece.ops);
@@ -352,12 +354,12 @@ impl Own<'_> {
         told.collect()
     }
 
-    /// Returns the chains.
+    /// Returns the chains to write.
     pub(crate) fn chains(&self) -> impl Iterator<Item = Chain> {
         self.part.chains.keys().copied()
     }
 
-    /// Passes each rule to `write`, as a line with a line feed.
+    /// Passes each rule of these chains to `write`, as a line with a line feed.
     pub(crate) fn write(&self, write: &mut dyn FnMut(&str)) {
         if let Some(port) = &self.part.port {
             let is_wanted = |chain| self.part.chains.contains_key(&chain);
@@ -367,7 +369,7 @@ impl Own<'_> {
 }
 
 impl Op<'_> {
-    /// Returns the text steps of this command in a table.
+    /// Returns this command in a table as steps for the operator.
     fn tell(&self, table: Table) -> Vec<PlanStep> {
         let plain = |line| vec![PlanStep { line, chain: None }];
         match self {

@@ -1,14 +1,15 @@
-//! One Service port: its compiled form, and its rules. Pure: no clock, no I/O, no log, no kernel.
+//! One Service port: its compiled form, and its rules. Pure: no clock, I/O, log or kernel.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots    its rules in the chains that every Service shares
 //!                                         └─▶ chains   the chains of its own, rule by rule
 //! ```
 //!
-//! The mode keeps each [`ServedPort`], but not its rules. With 50 endpoints, the rules take some 20
-//! KiB, and are needed only during a write.
+//! The mode keeps each [`ServedPort`] in memory, but builds its rules only for a write. The rules
+//! of a port with 50 endpoints take some 20 KiB.
 //!
-//! Chains, rules, their order and comments are upstream's (docs/design/iptables-mode.md, sections 3 to 5).
+//! Chains, rules, their order and comments equal upstream's (docs/design/iptables-mode.md, sections
+//! 3 to 5).
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -23,16 +24,16 @@ use crate::chain::{Chain, Hash, Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
 
-/// The rules for one address and port in one shared chain.
+/// Key of the rules for one address and port in one shared chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
     /// The shared chain.
     pub chain: Shared,
     /// The address, or `None` for all addresses of this node.
     pub address: Option<IpAddr>,
-    /// The protocol of the rules.
+    /// The transport protocol that the rules match.
     pub protocol: Protocol,
-    /// The port of the rules.
+    /// The destination port that the rules match.
     pub port: u16,
 }
 
@@ -53,8 +54,8 @@ impl fmt::Display for Slot {
     }
 }
 
-/// An address and port, in any chain. A single Service port owns all rules for it, because rules of
-/// another Service port would drop or reject its packets.
+/// An address and port, in any chain. One Service port owns all rules for it: rules of a second
+/// Service port could drop or reject the packets of the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ServiceAddress {
     /// The address, or `None` for all addresses of this node.
@@ -73,12 +74,13 @@ impl fmt::Display for ServiceAddress {
     }
 }
 
-/// The settings that all Service ports' rules depend on.
+/// Settings that affect the rules of all Service ports.
 #[derive(Debug, Clone, Copy)]
 pub struct RuleContext<'a> {
     /// The mode's settings.
     pub config: &'a Config,
-    /// True if comments do not name endpoints, because too many exist (upstream: more than 1,000).
+    /// True if comments omit endpoints, because the family has too many of them (upstream: more
+    /// than 1,000).
     pub is_terse: bool,
 }
 
@@ -98,7 +100,7 @@ impl Endpoint {
     }
 }
 
-/// A Service port in one family.
+/// A compiled Service port in one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -107,7 +109,7 @@ impl Endpoint {
 pub struct ServedPort {
     /// Service port that owns the rules.
     pub owner: Arc<Owner>,
-    /// Number of endpoints, in any state.
+    /// Number of endpoints in any state.
     pub endpoints: usize,
     family: IpFamily,
     /// Service port as `namespace/name:port`.
@@ -119,24 +121,23 @@ pub struct ServedPort {
     external_ips: Vec<IpAddr>,
     ingress_ips: Vec<IpAddr>,
     source_ranges: Vec<IpNet>,
-    /// True if the source ranges include this node's address.
+    /// True if the Service's source ranges include this node's address.
     admits_node: bool,
     affinity: Option<u32>,
     internal_local: bool,
     external_local: bool,
-    /// `healthCheckNodePort`, with the names of all ports of the Service. Only the Service's first
-    /// port has this value.
+    /// `healthCheckNodePort`, with the names of all ports of the Service. Set only for the first
+    /// port of the Service.
     health_check: Option<(u16, Vec<String>)>,
-    /// Endpoints in upstream's order, which sorts their text: `10.0.0.10:80` comes before
-    /// `10.0.0.9:80`.
+    /// Endpoints, sorted as text like upstream's: `10.0.0.10:80` precedes `10.0.0.9:80`.
     cluster: Vec<Endpoint>,
     local: Vec<Endpoint>,
-    /// True if any endpoint serves, on any node.
+    /// True if any endpoint is serving, on any node.
     any: bool,
 }
 
-/// Compiles a Service into one entry for each port. Empty if the Service has no address of this
-/// family.
+/// Compiles a Service into one entry for each of its ports. Returns no entry if the Service has no
+/// address of this family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
     let Some(cluster_ip) = service.cluster_ip(node.family) else {
@@ -219,8 +220,8 @@ impl ServedPort {
         })
     }
 
-    /// Reports whether the policy has a serving endpoint. Local never falls back to other nodes'
-    /// endpoints.
+    /// Reports whether the traffic policy has an endpoint. Policy Local never falls back to
+    /// endpoints of other nodes.
     fn is_served(&self, is_local: bool) -> bool {
         if is_local {
             !self.local.is_empty()
@@ -237,7 +238,8 @@ impl ServedPort {
         self.any && !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
-    /// Reports whether packets from outside have no endpoint, although other nodes have endpoints.
+    /// Reports whether packets from outside have no endpoint here although other nodes have
+    /// endpoints.
     pub(crate) fn is_cut_off(&self) -> bool {
         self.any && self.is_reachable_from_outside() && !self.is_served(self.external_local)
     }
@@ -247,7 +249,7 @@ impl ServedPort {
         self.chain(Purpose::External)
     }
 
-    /// Returns the reason and the target for packets without an endpoint.
+    /// Returns the comment and the target of the rule for packets without an endpoint.
     fn stop(&self) -> (String, Target) {
         if self.any {
             (
@@ -260,8 +262,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the port's rarer features as a sort key. If an iptables module is missing, all ports
-    /// that need it fail together.
+    /// Returns the rarely used features of the port as a sort key. If the kernel lacks an iptables
+    /// module, all ports that need it fail together.
     pub(crate) fn traits(&self) -> (bool, Protocol, bool) {
         let protocol = self.owner.name.protocol;
         (self.affinity.is_some(), protocol, self.has_firewall())
@@ -269,7 +271,7 @@ impl ServedPort {
 
     // ---- shared chains ----
 
-    /// Returns the rules in shared chains, as lines that end with a line feed.
+    /// Returns the port's rules in shared chains, by slot, as lines that end with a line feed.
     pub fn slots(&self, style: RuleContext<'_>) -> Vec<(Slot, Arc<str>)> {
         let mut slots = Slots(Vec::new());
         let protocol = self.owner.name.protocol;
@@ -390,7 +392,7 @@ impl ServedPort {
 
     // ---- chains of one port ----
 
-    /// Passes each rule of the port's own chains to `tell(chain, rule)`, chain by chain.
+    /// Passes each rule of the port's own chains to `tell(chain, rule)`, one chain after the other.
     fn rules(&self, style: RuleContext<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
         if !self.any {
             return;
@@ -424,8 +426,8 @@ impl ServedPort {
         let (chain, name) = (self.chain(Purpose::External), &self.name);
         let of = |what: &str| Match::comment(format!("{what} {name} external destinations"));
         if self.external_local {
-            // Packets from a pod or the node are treated as if they had come back through the load
-            // balancer, so no traffic policy applies.
+            // Packets from a pod or from the node itself are treated as if they had returned
+            // through the load balancer. So no traffic policy applies to them.
             let cluster = self.chain(Purpose::Cluster);
             let from_here = || Match::SourceLocal;
             if let Some(from_pod) = local(&style.config.detector) {
@@ -446,7 +448,8 @@ impl ServedPort {
     fn firewall_rules(&self, tell: &mut dyn FnMut(Chain, Rule)) {
         let (chain, name) = (self.chain(Purpose::Firewall), &self.name);
         let ranges = self.source_ranges.iter().copied();
-        // The node's packets to a load-balancer address may have this address as their source.
+        // Packets from the node to a load-balancer address may have this same address as their
+        // source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         for net in ranges.chain(own.map(|ip| IpNet::from(*ip))) {
             let comment = Match::comment(format!("{name} loadbalancer IP"));
@@ -457,7 +460,8 @@ impl ServedPort {
         tell(chain, Rule::without_target([Match::comment(rest)]));
     }
 
-    /// Passes the rules of a policy's chain: masquerading for the cluster IP, then the endpoints.
+    /// Passes the rules of the chain of one traffic policy: masquerading for the cluster IP, then
+    /// the endpoints.
     fn policy_rules(
         &self,
         is_local: bool,
@@ -505,8 +509,8 @@ impl ServedPort {
     ) {
         let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
         let comment = || (!style.is_terse).then(|| Match::comment(self.name.clone()));
-        // If a pod connects to itself, it must see another source address. Otherwise it would reply
-        // to itself directly.
+        // A pod that connects to itself must see another source address. Otherwise it would reply
+        // to itself directly, without the address translation.
         let hairpin = comment()
             .into_iter()
             .chain([Match::Source(endpoint.at.ip().into())]);
@@ -521,7 +525,8 @@ impl ServedPort {
         tell(chain, Rule::new(matches, Target::Dnat(endpoint.at)));
     }
 
-    /// Returns the port's own chains, each with the number of rules and a digest of their lines.
+    /// Returns the port's own chains, each with the number of its rules and a digest of their
+    /// lines.
     pub fn chains(&self, style: RuleContext<'_>) -> Vec<(Chain, Content)> {
         let mut chains: Vec<(Chain, Content)> = Vec::new();
         let mut line = String::new();
@@ -538,7 +543,7 @@ impl ServedPort {
         chains
     }
 
-    /// Writes the rules of the wanted chains, as lines that end with a line feed.
+    /// Passes the rules of the wanted chains to the writer, as lines that end with a line feed.
     pub fn write(
         &self,
         style: RuleContext<'_>,
@@ -557,10 +562,10 @@ impl ServedPort {
     }
 }
 
-/// The table of all chains of single Service ports.
+/// Table that contains all chains of single Service ports.
 pub(crate) const OWN: Table = Table::Nat;
 
-/// Rules by slot, in order. If two entries have one slot, the first entry counts.
+/// Rules by slot, in order. If two entries have the same slot, the first one counts.
 struct Slots(Vec<(Slot, Arc<str>)>);
 
 impl Slots {
@@ -574,8 +579,8 @@ impl Slots {
     }
 }
 
-/// A digest of a chain's rules. Equal rules have equal digests. Different rules have equal digests
-/// with a probability of 2⁻⁶⁴.
+/// A digest of a chain's rules. Different rules have the same digest only with a probability of
+/// 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
     /// Number of rules.
@@ -584,7 +589,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Adds a rule at the end. The rule is a line without a line feed.
+    /// Adds a rule to the end of the chain. The rule is a line without a line feed.
     pub fn add(&mut self, line: &str) {
         use std::hash::{DefaultHasher, Hash as _, Hasher as _};
         let mut hasher = DefaultHasher::new();
