@@ -1,4 +1,4 @@
-//! Writes to the kernel, as data.
+//! The writes of the userspace mode, as data.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -25,17 +25,17 @@ pub enum Plan {
 pub struct Sockets {
     /// Each listener with its endpoints. `None` closes the listener.
     pub changes: Vec<(Listener, Option<Arc<PortBackends>>)>,
-    /// Ports to which rules of an earlier process lead. They must not be opened for another
+    /// Ports to which rules of an earlier process still lead. They must not be opened for another
     /// Service.
     pub avoided: HashSet<(Protocol, u16)>,
-    /// Ports in `avoided` that are opened again for the Service that had them.
+    /// Ports in `avoided` that may be opened again, for the Service that had them.
     pub again: HashMap<Listener, u16>,
 }
 
 /// Changes of redirecting rules.
 #[derive(Debug, Clone, Default)]
 pub struct Redirects {
-    /// Detector of traffic from this node's pods.
+    /// Detector of traffic from pods of this node.
     pub detector: LocalDetector,
     /// Rules that do not depend on Services, or `None` if they stay unchanged.
     pub base: Option<Base>,
@@ -43,42 +43,43 @@ pub struct Redirects {
     pub extent: Extent,
     /// Redirects to write.
     pub changes: Vec<Change>,
-    /// Leftovers of other modes. They are removed after all other writes.
+    /// Leftovers of other modes to remove after all other writes.
     pub leftovers: Leftovers,
 }
 
 /// The redirects that a plan replaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Extent {
-    /// Only the redirects that change.
+    /// Only the changed redirects.
     #[default]
     Changes,
-    /// All redirects. The write removes every redirect that the plan does not name.
+    /// All redirects. The write removes each redirect that the plan does not name.
     Whole,
 }
 
 /// A change of one redirect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Redirected destination.
+    /// Destination whose packets are redirected.
     pub portal: Portal,
-    /// Current target in the kernel.
+    /// Current target in the kernel, or `None` without a redirect.
     pub before: Option<RedirectTarget>,
-    /// Target after the write.
+    /// Target after the write, or `None` to remove the redirect.
     pub after: Option<RedirectTarget>,
     /// Service port that owns the redirect after the write.
     pub owner: Option<ServicePortName>,
 }
 
-/// The target of a redirect: ports of this process.
+/// Target of a redirect: ports of this process, by the origin of packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedirectTarget {
     /// Service port as `namespace/name:port`.
     pub name: Arc<str>,
-    /// Node address for packets from other hosts. Without an address, only the node's own packets
-    /// are redirected.
+    /// Address of the node to which packets from other hosts are sent. `None`: only packets from
+    /// the node itself are redirected.
     pub via: Option<IpAddr>,
-    /// Port for packets from other hosts. Each port is 0 until it is open.
+    /// Port for packets from other hosts. This port and the following two are 0 until they are
+    /// open.
     pub outside: u16,
     /// Port for packets from this node's pods.
     pub pods: u16,
@@ -87,7 +88,7 @@ pub struct RedirectTarget {
 }
 
 impl RedirectTarget {
-    /// Returns the distinct ports.
+    /// Returns the ports, each once.
     pub fn ports(&self) -> impl Iterator<Item = u16> + use<> {
         let ports = [self.outside, self.pods, self.node];
         let [outside, pods, node] = ports;
@@ -104,13 +105,13 @@ impl RedirectTarget {
     }
 }
 
-/// Rules that do not depend on Services. They lead packets to the redirects.
+/// Rules that do not depend on Services. They lead packets to the redirects of Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
     /// Addresses that serve NodePorts.
     pub node_ports: NodePortsAt,
-    /// Mark of the relay's packets, which must not be redirected. The mark is necessary because an
-    /// endpoint's own address and port may be redirected.
+    /// Mark of the relay's own packets, which no rule may redirect. Without a mark, an endpoint
+    /// whose address and port is redirected itself would be unreachable.
     pub own_mark: Option<u32>,
 }
 
@@ -129,45 +130,45 @@ pub enum NodePortsAt {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// The reason, and the advice.
+    /// Reason, with advice for the operator.
     pub reason: String,
-    /// The meaning of the refusal for other writes.
+    /// Consequence of the refusal for other writes.
     pub blame: RefusalMeaning,
 }
 
-/// The meaning of a refusal for other writes.
+/// Consequence of a refusal for other writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalMeaning {
-    /// One of the written objects is at fault.
+    /// One of the written objects is invalid. Other writes may succeed.
     One,
-    /// Every write would fail now.
+    /// Every other write would fail now, too.
     None,
 }
 
-/// The reason why a listening port could not be opened.
+/// Reason why a listening port could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SocketError {
-    /// This port can never be opened.
+    /// A retry of this port will never succeed.
     #[error("{0}")]
     Never(&'static str),
-    /// The port cannot be opened now.
+    /// A later retry may succeed.
     #[error("{0}")]
     Now(String),
 }
 
-/// The outcome of a plan.
+/// Outcome of a plan.
 #[derive(Debug, Clone)]
 pub enum Outcomes {
-    /// Port of each listener, in the plan's order. `None` for closed listeners.
+    /// Port number of each listener, in the order of the plan. `None`: the listener is closed.
     Sockets(Vec<Result<Option<u16>, SocketError>>),
-    /// Refused parts of the rules.
+    /// Refused parts of a write of rules.
     Redirects(RedirectOutcomes),
 }
 
-/// The refused parts of a write of rules.
+/// Refused parts of a write of rules.
 #[derive(Debug, Clone, Default)]
 pub struct RedirectOutcomes {
-    /// Refusal of the base. All changes then fail, too.
+    /// Refusal of the base. All changes fail with it.
     pub base: Option<Refusal>,
     /// Refusals of changes, by their index in the plan.
     pub changes: Vec<(usize, Refusal)>,
