@@ -1,5 +1,5 @@
-//! Removes the entries that the footprints of some modes name from one network namespace. Keeps all
-//! other entries.
+//! Removes entries of some modes from one network namespace: those that the modes' footprints name.
+//! Keeps all other entries.
 //!
 //! ```text
 //!   virtual servers ─▶ links ─▶ chains and jumps, tables of nftables ─▶ sets
@@ -7,13 +7,14 @@
 //!
 //! An address on a link or a set member is evidence that assigns a virtual server to a mode. The
 //! cleanup removes this evidence only after the virtual server. [`drain_beside`] keeps virtual
-//! servers with open connections, and their evidence. A failure is reported and does not
-//! stop the other removals. Kernel settings and IPVS timeouts stay unchanged, as upstream.
+//! servers with open connections, with their evidence. After a failure, the cleanup reports the
+//! failure and continues with the other entries. Like upstream, it does not change kernel settings
+//! and IPVS timeouts.
 //!
 //! Upstream differs in two points: it also deletes virtual servers of other programs, and it does
 //! not delete the `KUBE-6-*` sets.
 //!
-//! This crate does not distinguish modes: a [`Footprint`] names the entries that a mode leaves.
+//! This crate knows no modes: a [`Footprint`] names the entries that a mode leaves behind.
 
 mod drain;
 mod evidence;
@@ -44,13 +45,13 @@ pub use report::{Cleanup, DrainingServer};
 pub use servers::ForeignServer;
 pub use withdraw::withdraw;
 
-/// Grace period for opening and ending connections through virtual servers. The kernel drops their
-/// packets once the virtual server is deleted.
+/// Time in which connections through virtual servers can complete their start or end. Once the
+/// cleanup has deleted a virtual server, the kernel drops the packets of its connections.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Removes the entries of kube-proxies in these modes from the network namespace of the calling
-/// thread. Covers both IP families and both iptables backends. Keeps virtual servers within
-/// `excluded`. Loads no kernel module. A running kube-proxy writes its entries again.
+/// thread, for both IP families and both iptables backends. Keeps virtual servers within
+/// `excluded`. Loads no kernel module. A kube-proxy that still runs writes its entries again.
 pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = installed(&mut cleanup);
@@ -70,7 +71,7 @@ pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     cleanup
 }
 
-/// Returns the installed iptables programs. Lists a program that does not report its version as a
+/// Returns the installed iptables programs. Reports a program that does not print its version as a
 /// leftover.
 fn installed(cleanup: &mut Cleanup) -> Vec<Iptables> {
     Iptables::installed().unwrap_or_else(|error| {
@@ -88,25 +89,25 @@ pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
     cleanup
 }
 
-/// The mode that serves while the cleanup removes the entries of other modes.
+/// The current mode, while the cleanup removes the entries of other modes.
 #[derive(Debug, Clone)]
 pub struct ServingMode {
-    /// Footprint of this mode. The cleanup keeps its entries.
+    /// Footprint of the current mode. The cleanup keeps its entries.
     pub mode: &'static Footprint,
-    /// The iptables backend that this mode cleans up itself. No rule in that backend refers to a
-    /// set any more. If `None`, the mode has no iptables rules, and the cleanup removes leftovers
-    /// from every backend.
+    /// The iptables backend that the current mode itself cleans up: no rule of this backend refers
+    /// to a set any more. `None` if the mode has no iptables rules, so that the cleanup removes
+    /// leftovers from every backend.
     pub iptables: Option<Iptables>,
 }
 
-/// Removes the entries of these modes, except the entries of the current mode.
+/// Removes the entries of these modes, except those that belong to the current mode as well.
 pub fn clean_up_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Remove)
 }
 
 /// Removes the entries of these modes like [`clean_up_beside`], except those that open connections
-/// need: their virtual servers get no new connections, and their addresses become routes. The result
-/// lists these virtual servers for a [`Drain`].
+/// need. Virtual servers with open connections get no new ones, and their addresses become routes.
+/// The result lists these virtual servers for a [`Drain`].
 pub fn drain_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Drain)
 }
@@ -125,12 +126,12 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     };
     let modes = modes.iter().copied();
     let others: Vec<_> = modes.filter(|mode| *mode != serving.mode).collect();
-    // In a backend that the current mode does not use, the current mode's rules are also leftovers.
+    // In all other backends, the rules of the current mode are leftovers, too.
     let of_rules: Vec<_> = others.iter().copied().chain([serving.mode]).collect();
     if manner != Manner::Count {
         let given = give_way(&others);
         if let Err((family, error)) = given {
-            // The cleanup must stop, because this table would continue to send packets to deleted
+            // The cleanup must stop here: this table would continue to send packets to deleted
             // virtual servers.
             let what =
                 "the table of a mode that goes cannot be emptied, and all of these modes stays";
@@ -138,8 +139,8 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
             return cleanup;
         }
     }
-    // Earlier, userspace mode redirected with nftables. It redirects with iptables now, so its old
-    // table is removed.
+    // An earlier version of userspace mode redirected packets with nftables, and this one with
+    // iptables. So its nftables table is a leftover.
     let is_by_iptables = serving.iptables.is_some();
     if serving.mode.served_by == ServedBy::Process && is_by_iptables {
         for family in IpFamily::ALL {
@@ -157,14 +158,14 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     cleanup
 }
 
-/// Moves new connections to the current mode. A leftover nftables table would send them to virtual
-/// servers that the cleanup deletes first, so the table's chains are emptied. Existing connections
-/// through a virtual server then have a short time to end.
+/// Leads new connections to the current mode. A leftover nftables table would send them to virtual
+/// servers that are about to be deleted, so this function empties its chains. Then waits for a
+/// short time, in which existing connections through virtual servers may end.
 fn give_way(others: &[&'static Footprint]) -> Result<(), (IpFamily, CommitError)> {
     let mut has_any = false;
     for family in IpFamily::ALL {
-        // Another program may have changed the table between the read and the write. One retry
-        // suffices.
+        // Another program may have changed the table between the read and the write. One retry is
+        // enough.
         let disarmed = tables::disarm(others, family).or_else(|_| tables::disarm(others, family));
         has_any |= disarmed.map_err(|error| (family, error))?;
     }
@@ -174,10 +175,10 @@ fn give_way(others: &[&'static Footprint]) -> Result<(), (IpFamily, CommitError)
     Ok(())
 }
 
-/// Makes packets bypass the rules of ended processes while the mode named `serving` serves. Deletes
-/// their nftables tables and empties their iptables chains. This is safe without knowledge of
-/// Services, because such a rule loses every packet that it matches. A later cleanup removes the
-/// other entries of these processes.
+/// Makes packets bypass rules that lead to ended processes, while the mode named `serving` serves.
+/// Deletes the nftables tables of such modes and empties their iptables chains. This needs no
+/// knowledge of Services, because such a rule loses every packet that it matches. A later cleanup
+/// removes the other entries of these modes.
 pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let modes = modes.iter().copied();
@@ -189,19 +190,19 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     for family in IpFamily::ALL {
         tables::remove(&ended, family, Need::Over, Manner::Remove, &mut cleanup);
     }
-    // Without iptables programs, no rule can be changed.
+    // Only the iptables programs can change iptables rules.
     let installed = installed(&mut cleanup);
     rules::empty(&ended, &installed, &mut cleanup);
     cleanup
 }
 
 /// Lists the virtual servers of this network namespace that no evidence assigns to one of these
-/// modes. The list may include a virtual server that a mode needs or has just created. Loads no
-/// kernel module.
+/// modes. May include a virtual server that a mode needs or has just created. Loads no kernel
+/// module.
 ///
 /// # Errors
 ///
-/// Lines for the operator about the state that cannot be read.
+/// Returns lines for the operator about the parts of the state that cannot be read.
 pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<String>> {
     let mut cleanup = Cleanup::default();
     let mut foreign = Vec::new();
@@ -221,8 +222,8 @@ pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<Stri
     }
 }
 
-/// Removes the entries of some modes in a safe order. Rules of the `of_rules` modes are removed
-/// from the given iptables backends.
+/// Removes the entries of some modes in a safe order. `of_rules` are the modes whose rules it
+/// removes from the given iptables backends.
 fn take_down(
     modes: &[&'static Footprint],
     of_rules: &[&'static Footprint],
@@ -257,12 +258,12 @@ fn take_down(
     }
 }
 
-/// Leftovers of one family in the kernel.
+/// Leftovers of one family in the kernel, with the evidence of their owners.
 struct FamilyLeftovers {
     family: IpFamily,
     evidence: Evidence,
     links: Links,
-    /// Sets of the family. `None` if the kernel has no ipset, or the sets cannot be read.
+    /// Sets of the family, or `None` if the kernel has no ipset or the sets cannot be read.
     sets: Option<Sets>,
     need: Need,
 }
