@@ -20,8 +20,8 @@ use crate::saved::Line;
 use crate::table::Table;
 use crate::{legacy, modules, nft};
 
-/// Time limit of most runs of a program. `iptables-save` prints the rules of all programs, which may
-/// be very many.
+/// Time limit of most runs of a program. `iptables-save` prints the rules of all programs, and they
+/// may be very many.
 pub(crate) const SAVE_LIMIT: Duration = Duration::from_secs(30);
 /// Time limits of `iptables-save` for all tables, if the caller handles lines while the program
 /// prints.

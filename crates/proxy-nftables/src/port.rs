@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     routes of the port's addresses
-//!    ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     routes of the port's addresses
+//!                                         ├─▶ members   the ClusterIP, and endpoints on this node
 //!                                         ├─▶ chains    the port's chains, rule by rule
 //!                                         └─▶ affinity  a set of clients for each endpoint
 //! ```

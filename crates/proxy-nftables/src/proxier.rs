@@ -3,7 +3,7 @@
 //! ```text
 //!   update ─▶ Claims ─▶ Tables ─planner─▶ two lanes: one for the table, one that reads addresses
 //!                         ▲                   │
-//!   update ─▶ Claims ─▶ Tables ─planner─▶ two lanes: one for the table, one that reads addresses
+//!                         └ settle, observe ◀─┘
 //! ```
 
 use std::collections::BTreeSet;

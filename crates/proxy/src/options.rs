@@ -4,6 +4,7 @@
 //! annotation, allowed values, default and supporting modes. A source passes every annotation with
 //! the [`PREFIX`] to [`ServiceOptions::read`]. The model stores invalid annotations. The daemon
 //! reports them in the log, as events and in `kube-proxy services`.
+//!
 //! To add an option, add a row, a type with [`OptionValue`], a row in `docs/service-options.md`,
 //! and a mode that reads the field. A test compares the rows with the document.
 

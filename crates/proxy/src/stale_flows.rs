@@ -3,6 +3,7 @@
 //! UDP has no end of connection that the kernel could observe. While a client keeps sending, the
 //! kernel keeps the conntrack entry, with the endpoint of the first packet (k/k#71514, k/k#76664).
 //! After the entry is deleted, the next packet opens a new flow. A flow is stale in two cases:
+//!
 //! - A Service claims the flow's original address and port, but none of its serving endpoints sends
 //!   the replies. If the Service has no serving endpoint, all its flows are stale (k/k#139628).
 //! - The mode has withdrawn its rules for the flow's address and port, and no Service claims them.

@@ -31,7 +31,7 @@ pub struct Backends {
     /// Endpoints for traffic that may use any node. Empty if no such traffic exists: the internal
     /// policy is Local, and external traffic cannot reach the Service.
     pub cluster: Vec<Target>,
-    /// Endpoints for traffic that must stay on this node. Empty if no policy of the Service is Local.
+    /// Endpoints for traffic that must stay on this node. Empty if the Service has no policy Local.
     pub local: Vec<Target>,
     /// Every endpoint on this node, in any state. Each may connect to itself through the Service
     /// (hairpin).
