@@ -34,13 +34,13 @@ const REASONS: [(&str, &str); 7] = [
     (
         "A",
         "Each service address is also an address of the node, so the kernel uses the service address as source of the node's \
-         own packets. IPVS mode must rewrite this source. In iptables mode, the source is the node's address from the start.",
+         own packets. Only IPVS mode must rewrite this source.",
     ),
     (
         "B",
         "A virtual server has one list of destinations for all clients. So clients inside the cluster reach only the local \
-         endpoint, as upstream ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). iptables mode sends these \
-         clients to any endpoint.",
+         endpoint, as upstream ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)), and in iptables mode any \
+         endpoint.",
     ),
     (
         "C",
@@ -54,7 +54,7 @@ const REASONS: [(&str, &str); 7] = [
     ),
     (
         "E",
-        "As D, and the source is the service address (A). The other node does not answer to a service address. As upstream.",
+        "As D, and the source is the service address (A), to which the other node does not answer. As upstream.",
     ),
     (
         "F",
@@ -64,9 +64,9 @@ const REASONS: [(&str, &str); 7] = [
     ),
     (
         "G",
-        "Userspace mode chooses the endpoints of iptables and nftables mode. kube-proxy connects to the endpoint, so the \
-         endpoint sees the node's address. kube-proxy accepts the client first. Without an endpoint, kube-proxy **resets** a \
-         TCP client, and a UDP client gets no answer.",
+        "Userspace mode chooses the endpoints of iptables and nftables mode. The endpoint sees the node's address, because \
+         kube-proxy connects to the endpoint. Without an endpoint, kube-proxy **resets** a TCP client that it has accepted, \
+         and a UDP client gets no answer.",
     ),
 ];
 
@@ -78,27 +78,25 @@ These results hold for all policies, clients and addresses unless stated, in bot
 modes. For userspace mode, G applies.
 
 - **UDP, SCTP and IPv6** behave as TCP over IPv4. Userspace mode does not support SCTP.
-- **No endpoints**: refused at once, by IPVS in IPVS mode, by a rule in other modes. Clients get an
-  ICMP port unreachable. After a burst, the kernel sends each client at most one per second
-  (`net.ipv4.icmp_ratelimit`). On the node, a UDP client's send fails. Only in nftables mode with
-  upstream's layout, sends to a node port succeed.
-- **Unexposed ports of a Service**, also node ports at a service address: KUBE-IPVS-FILTER refuses
-  packets at once, even if a process on the node listens
+- **No endpoints**: refused at once. Clients get an ICMP port unreachable; after a burst, the kernel
+  sends each client at most one per second (`net.ipv4.icmp_ratelimit`). On the node, a UDP client's
+  send fails. Only in nftables mode with upstream's layout, sends to a node port succeed.
+- **Unexposed ports of a Service**, also node ports at a service address: refused at once by
+  KUBE-IPVS-FILTER, even if a process on the node listens
   ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables mode refuses only
   at ClusterIPs. Iptables and userspace mode leave the packets to the network.
-- **An unused address of the ServiceCIDRs**: nftables mode drops packets to this address, and IPVS
-  mode with `--ipvs-vip-mode=range` refuses them. Other modes ignore ServiceCIDRs.
+- **An unused address of the ServiceCIDRs**: dropped in nftables mode, refused in IPVS mode with
+  `--ipvs-vip-mode=range`. Other modes ignore ServiceCIDRs.
 - **A pod that is the only endpoint of a Service** reaches itself, masqueraded, by every address and
   policy.
 - **Terminating endpoints** that still serve answer if no endpoint is ready (policy Local: no
-  endpoint on this node). Without both, IPVS mode uses all other endpoints (C, F), nftables mode
-  drops, and userspace mode resets.
+  endpoint on this node). Without both, policy Local leads IPVS mode to all other endpoints (C, F);
+  nftables mode drops, and userspace mode resets.
 - **loadBalancerSourceRanges** apply only to load-balancer addresses. A client outside the ranges
   gets a timeout, in userspace mode a reset. The node is allowed if a range contains an address of
   its Node object.
-- **ICMP echo** to a service address: the rule for unexposed ports answers port unreachable.
-  nftables mode refuses echo only to ClusterIPs. An address of the node always answers. In other
-  cases, the network decides.
+- **ICMP echo** to a service address: port unreachable in IPVS mode, and in nftables mode at
+  ClusterIPs. An address of the node always answers. In other cases, the network decides.
 ";
 
 pub(crate) const SECTIONS: [Section; 8] = [
@@ -346,19 +344,16 @@ const INTRODUCTION: &str = "\
 For operators who ask which endpoint a client reaches, and with which source address. Find the table
 of the Service's traffic policies, then the row of client and address.
 
-The tables show IPVS mode with every `--ipvs-shim` (upstream, lean, nftables). More columns show
-different results of other modes; an empty cell means the same result. The last column gives the
-reason:
+The tables show IPVS mode with every `--ipvs-shim` (upstream, lean, nftables). Two more columns show
+different results of other modes; an empty cell means the same result:
 
-* **exact**: IPVS mode with [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics).
-* iptables mode and both layouts of nftables mode (`--nftables-layout`) always have equal results.
-* Userspace mode differs for reason G, with redirects by nftables or iptables.
+* **iptables, nftables, exact**: iptables mode, both layouts of nftables mode, and IPVS mode with
+  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). Column *why* has the reason.
+* **userspace**: userspace mode, with redirects by nftables or iptables. The reason is G.
 
-`integration/scenarios/tests/matrix` tests every row with real packets, and compares each row with
-`kube-proxy explain`.
-
-`cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md` prints this page. The
-test fails if the page is out of date.
+`integration/scenarios/tests/matrix` tests every row with real packets and with `kube-proxy
+explain`. `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md` prints this
+page.
 
 | word | meaning |
 |---|---|
@@ -406,18 +401,17 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
     for section in &SECTIONS {
         let _ = writeln!(
             text,
-            "\n## {}\n\n| from | to | detected | not detected | masquerade-all | exact | iptables and nftables | userspace | why |\n\
-             |---|---|---|---|---|---|---|---|---|",
+            "\n## {}\n\n| from | to | detected | not detected | masquerade-all | iptables, nftables, exact | userspace | why |\n\
+             |---|---|---|---|---|---|---|---|",
             section.title()
         );
         for row in section.rows() {
             let seen = seen.next().unwrap_or_default().join(" | ");
             let _ = writeln!(
                 text,
-                "| {} | {} | {seen} | {} | {} | {} | {} |",
+                "| {} | {} | {seen} | {} | {} | {} |",
                 row.from,
                 row.to,
-                row.cell(Mode::Exact),
                 row.cell(Mode::Iptables),
                 row.cell(Mode::Userspace),
                 row.why
