@@ -21,7 +21,7 @@ pub(crate) struct KernelRows {
 
 const HEAD: &str = "\
 For operators who want to know the cost of a fault on a node. `make faults RELEASE=1 BEFORE=COMMIT` ([integration/faults](../integration/faults)) \
-writes this page. After `FAULT=name`, the new rows of that fault replace the old rows.
+writes this page; `FAULT=name` replaces only the rows of that fault.
 
 Each row is one fault on a node of the lab under traffic. Clients open TCP connections on five paths, at most 40 per second on each: from a pod to a \
 ClusterIP of each family, from outside to a node port and to a load-balancer address, and from the node. Six open connections each carry ten \
@@ -154,18 +154,18 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
             let _ = writeln!(text, "\nNot run there: {}.", missing.join(", "));
         }
     }
-    text += "\n## What each fault is, and what kube-proxy did\n\nParentheses give drift counts and log lines. For drift, the log says “another program has changed …”.\n\n";
+    text += "\n## What each fault is, and what kube-proxy did\n\nParentheses give drift counts and log lines. For drift, the log says “another program has changed …”.\n\n\
+             | fault | what happens, and what must follow | kube-proxy |\n|---|---|---|\n";
     for fault in ALL {
-        let _ = write!(text, "* **{}**: {}", fault.name, fault.about);
+        let _ = write!(text, "| **{}** | {} | ", fault.name, fault.about);
         let mut rows = parts.iter().flat_map(|part| &part.rows);
         if let Some(row) = rows.find(|row| row.fault == fault.name && row.broken.is_none()) {
-            let _ = write!(text, " kube-proxy {}", row.did);
+            text += &row.did;
             if !row.seen.is_empty() {
                 let _ = write!(text, " ({})", row.seen);
             }
-            text.push('.');
         }
-        text.push('\n');
+        text += " |\n";
     }
     lab::pages::wrapped(&text)
 }
@@ -191,7 +191,7 @@ mod tests {
         assert!(page.contains("Not run there: upgrade and back (ipvs), "));
         assert!(!page.contains("(nftables)"), "that kernel may not have it");
         for fault in ALL {
-            assert!(page.contains(&format!("* **{}**: ", fault.name)));
+            assert!(page.contains(&format!("| **{}** | ", fault.name)));
         }
         assert!(
             page.lines()
