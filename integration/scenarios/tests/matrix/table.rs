@@ -367,13 +367,14 @@ page.
 
 /// Results outside the tables, in which exact semantics differ from iptables mode.
 const EXCEPTIONS: &str = "
-Outside these rows, `exact` differs from iptables mode where the kernel forces it:
+Outside these rows, `exact` differs from iptables mode where [the
+kernel](ipvs-shim.md#exact-semantics) forces it:
 
-| packets | iptables mode | exact | why |
-|---|---|---|---|
-| the node to 127.0.0.1:NodePort | both masq, with `route_localnet` | refused | no virtual server: IPVS drops packets from a loopback address, whose source would have to change before IPVS |
-| clients outside with session affinity, external policy Local, and target ports that differ from the Service's | affinity by client and Service | the scheduler `sh`: affinity until the endpoints change | IPVS' persistence by mark cannot translate ports |
-| a Service without a free [mark](ipvs-shim.md#exact-semantics), external policy Local | all endpoints for clients inside | local endpoints, as B | the default bits have 511 marks; an event reports each such Service |
+| packets | iptables mode | exact |
+|---|---|---|
+| the node to 127.0.0.1:NodePort | both masq, with `route_localnet` | refused |
+| clients outside with session affinity, external policy Local, and target ports that differ from the Service's | affinity by client and Service | the scheduler `sh`: affinity until the endpoints change |
+| a Service without a free mark, external policy Local | all endpoints for clients inside | local endpoints, as B |
 ";
 
 /// Counts the rows of each mode that differ from iptables mode.
