@@ -143,11 +143,12 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
         let run: BTreeSet<_> = rows.map(|row| (&*row.fault, &*row.mode)).collect();
         // The modes that this kernel supports.
         let modes_there: BTreeSet<_> = run.iter().map(|(_, mode)| *mode).collect();
-        let missing = ALL.iter().flat_map(|fault| {
+        let missing = ALL.iter().filter_map(|fault| {
             let modes = fault.modes.iter().map(|mode| mode.name);
             let modes = modes.filter(|mode| modes_there.contains(mode));
             let modes = modes.filter(|mode| !run.contains(&(fault.name, *mode)));
-            modes.map(|mode| format!("{} ({mode})", fault.name))
+            let modes: Vec<&str> = modes.collect();
+            (!modes.is_empty()).then(|| format!("{} ({})", fault.name, modes.join(", ")))
         });
         let missing: Vec<String> = missing.collect();
         if !missing.is_empty() {
