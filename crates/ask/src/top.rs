@@ -91,12 +91,12 @@ impl Sort {
     }
 }
 
-/// Shows the busiest Services until a key or a signal ends the program. Shows them once with
-/// `--once`.
+/// Shows the busiest Services until a key or a signal ends the program. With `--once`, prints them
+/// once.
 pub(super) fn top(arguments: &Arguments) -> Printed {
     let is_once = arguments.once || arguments.form.output.is_some();
-    // The first sample precedes the switch to the full screen, so a missing daemon is a plain
-    // error.
+    // Requests the first sample before the switch to the full screen. If the daemon is missing, the
+    // error then appears as a plain line.
     let first = sample(arguments.into())?;
     if !is_once && io::stdout().is_terminal() && io::stdin().is_terminal() {
         let failed = |error: io::Error| {
@@ -117,7 +117,7 @@ pub(super) fn top(arguments: &Arguments) -> Printed {
     Ok((text, EXIT_WELL))
 }
 
-/// A request for a sample.
+/// Request for a sample.
 #[derive(Debug, Clone, Copy)]
 struct SampleQuery {
     sort: Sort,
@@ -183,7 +183,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     let mut failure = None;
     let mut ticks = interval(Duration::from_secs(arguments.interval));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick comes at once, and its sample is already there.
+    // Skips the first tick, which fires at once: its sample is already there.
     ticks.tick().await;
     let mut pending: Option<JoinHandle<Result<Top, Failure>>> = None;
     loop {
@@ -202,10 +202,10 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
                         return Ok(EXIT_WELL);
                     }
                 }
-                // After a change of the size, the loop draws the screen again.
+                // The screen changed its size. The loop draws it again.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
-                // The keyboard is disconnected.
+                // The keyboard is disconnected, so the program ends.
                 None => return Ok(EXIT_WELL),
             },
             _ = ticks.tick(), if pending.is_none() && !view.is_paused => {

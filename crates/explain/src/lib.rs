@@ -1,5 +1,5 @@
 //! `kube-proxy explain` traces a packet through this node step by step. It reads the kernel's
-//! current state and uses the words of Kubernetes.
+//! current state, and describes it in terms of Kubernetes.
 //!
 //! ```text
 //!   command line ─▶ TraceRequest ─┐
@@ -9,7 +9,7 @@
 //!
 //! The kernel alone determines the path. Objects only select the packets and name the entries.
 //! Without a daemon the path is the same, but has no names. The crate writes nothing, and the size
-//! of a response is bounded.
+//! of a response is limited.
 
 mod answer;
 mod journeys;
@@ -41,7 +41,8 @@ use walk_text::TextInputs;
 const JOURNEYS_MAX: usize = 200;
 /// Largest number of listed paths per packet.
 const LISTED_MAX: usize = 500;
-/// Number of listed paths after which no further packet is traced. A path takes about 5 KB.
+/// Number of listed paths after which no further packet is traced. A path takes about 5 KB of
+/// memory.
 const WALKS_MAX: usize = 2_000;
 
 /// Traces packets through the kernel's state.
@@ -49,7 +50,7 @@ pub(crate) trait PacketTracer: EndpointReplies {
     /// Returns all paths of the first packet of a flow.
     fn follow(&self, planned: &TracedPacket<'_>) -> Vec<packet_path::Walk>;
 
-    /// Returns the state that could not be read, with the reason.
+    /// Returns the parts of the state that could not be read, each with the reason.
     fn unread(&self) -> Vec<String>;
 }
 
@@ -116,8 +117,8 @@ pub(crate) fn explain(
     explanation
 }
 
-/// Reports whether a packet may miss its endpoint or process, may remain without a reply, or has no
-/// known path.
+/// Reports whether a packet may miss its endpoint or process, may get no reply, or has no known
+/// path.
 pub(crate) fn fails(journey: &Journey) -> bool {
     let arrives = |fate| matches!(fate, Fate::Delivered | Fate::Local);
     let mut walks = journey.walks.iter();

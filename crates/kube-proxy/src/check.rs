@@ -7,13 +7,13 @@
 //! ```
 //!
 //! The forecast follows the steps of the daemon up to the first write: source, kernel, model,
-//! plans. It does not predict which conntrack entries of UDP flows become stale, or the effect of
-//! objects that change meanwhile. It cannot try a scheduler that no virtual server uses. A warning
-//! reports such a scheduler if the lists of modules lack it.
+//! plans. It does not predict which conntrack entries of UDP flows become stale. It does not
+//! predict the effect of objects that change meanwhile. It cannot try a scheduler that no virtual
+//! server uses. If the lists of modules lack such a scheduler, a warning reports it.
 //!
-//! Foreign rules, chains and sets are not compared, because a start does not change them. Every
-//! mode searches for leftovers of IPVS mode. The search may make the kernel load the IPVS module,
-//! as `ipvsadm -L` does.
+//! The comparison skips other programs' rules, chains and sets, because a start does not change
+//! them. Every mode searches for leftovers of IPVS mode. The search may make the kernel load the
+//! IPVS module, as `ipvsadm -L` does.
 
 mod answer;
 mod counts;
@@ -49,9 +49,11 @@ use foresee::{StartForecast, foresee};
 use migration::Migration;
 use preflight::Traces;
 
-/// Runs a command about a start. The exit status is 0 if the start would change nothing, and 1 if
-/// it would change an entry. The exit status is 2 if all known objects are up to date but other
-/// objects could not be read.
+/// Runs a command about a start. Returns one of these exit statuses:
+///
+/// * 0: The start would change nothing.
+/// * 1: The start would change an entry.
+/// * 2: All known objects are up to date, but other objects could not be read.
 ///
 /// # Errors
 ///
@@ -70,8 +72,8 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
         Question::Diff => {
             let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
             if matches!(output, Output::Text | Output::Wide) {
-                // Warnings and forms go to standard error, because the standard output of `diff` contains
-                // only differences.
+                // Prints warnings and forms on standard error, because the standard output of
+                // `diff` contains only differences.
                 for line in foreseen.warnings.iter().chain(&foreseen.forms) {
                     eprintln!("kube-proxy: {}", shown(line));
                 }
@@ -115,5 +117,5 @@ async fn preflighted(options: &Options, answer: AnswerOptions) -> Result<ExitCod
     }
 }
 
-/// Exit status when the check cannot determine the changes of a start, or the start would fail.
+/// Exit status if the check cannot determine the changes of a start, or the start would fail.
 pub const CANNOT_SAY: u8 = 2;

@@ -1,9 +1,4 @@
-//! The start of the daemon up to its loop. Also holds the resources that the start opens.
-//!
-//! ```text
-//!   source ─▶ gather: the first lists ──────┐
-//!   open the kernel, sysctls, servers ──────┴─▶ Daemon: its loop ─▶ end
-//! ```
+//! The start of the daemon up to its loop, and the resources that the start opens.
 
 mod answers;
 mod api_server;
@@ -55,7 +50,7 @@ pub use stop::Stop;
 ///
 /// # Errors
 ///
-/// The start fails, the source has ended, or a kernel thread has ended.
+/// The start fails, the source has ended, or a worker thread (kernel I/O) has ended.
 pub async fn run(
     options: Options,
     stop: Stop,
@@ -95,9 +90,9 @@ async fn live(
         troubles: source.troubles,
     });
     let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
-    // Ignores a dropped receiver: the caller may not need the recorder.
+    // Ignores a dropped receiver, because the caller may not need the recorder.
     drop(recording.send(recorder.clone()));
-    // `settled` contains only the options that this node can apply.
+    // `settled` has only the options that this node can apply.
     let mut settled = options.clone();
     let prepared = async {
         let opened = open(&options.modes).await;
@@ -165,7 +160,7 @@ async fn live(
 }
 
 /// Does the work that needs privileges (`--init-only`): prepares the mode and writes the sysctls.
-/// Leaves no rules in the kernel.
+/// Creates no rules in the kernel.
 ///
 /// # Errors
 ///

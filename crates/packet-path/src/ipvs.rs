@@ -20,7 +20,7 @@ use crate::ruleset::Hook;
 pub(crate) const PRIORITY_INPUT: i32 = 99;
 /// Priority of IPVS at hook output (`NF_IP_PRI_NAT_DST + 2`).
 pub(crate) const PRIORITY_OUTPUT: i32 = -98;
-/// Priority of the hook for replies (`ip_vs_out`).
+/// Priority of IPVS for replies at hook forward (`ip_vs_out`).
 const PRIORITY_FORWARD: i32 = 100;
 
 const PLACE: &str = "IPVS";
@@ -30,11 +30,11 @@ const CONNTRACK: &str = "net/ipv4/vs/conntrack";
 pub(crate) enum AfterIpvs {
     /// The packet continues at the same hook.
     Stays(Branch),
-    /// IPVS sends the packet, which starts again at the hook OUTPUT.
+    /// IPVS sends the packet, which then starts at the hook OUTPUT.
     Leaves(Branch),
 }
 
-/// Returns the priority of IPVS at a hook.
+/// Returns the priority of IPVS at a hook. Returns `None` if IPVS does not run there.
 pub(crate) fn priority(hook: Hook) -> Option<i32> {
     match hook {
         Hook::Input => Some(PRIORITY_INPUT),
@@ -46,8 +46,8 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
 
 /// Moves a packet's path through IPVS.
 pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
-    // Skips packets that IPVS itself sent, which it marks (`ipvs_property`). Of forwarded packets,
-    // IPVS only checks whether they are replies.
+    // Skips packets that IPVS itself sent: the kernel marks them (`ipvs_property`). Also skips
+    // forwarded packets, because IPVS only checks whether they are replies.
     let is_forwarded = branch.packet.iif.is_some() && branch.packet.oif.is_some();
     if branch.packet.server.is_some() || is_forwarded {
         return vec![AfterIpvs::Stays(branch)];
@@ -93,8 +93,8 @@ pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
 
 const UNREACHABLE: &str = "ICMP port unreachable";
 
-/// Finds the virtual server in the order of `ip_vs_service_find`: by mark, by address and port, by
-/// address alone.
+/// Finds the virtual server in the order of `ip_vs_service_find`: by mark, then by address and
+/// port, then by address alone.
 fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, ReadFailure> {
     let family = IpFamily::of(packet.destination);
     let protocol = Protocol(packet.protocol);
@@ -145,7 +145,7 @@ fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
         .collect()
 }
 
-/// Explains why no destination receives the packet.
+/// Returns the reason why no destination receives the packet.
 fn nobody(server: &Server) -> String {
     match server.destinations.len() {
         0 => "the virtual server has no destination".to_owned(),
@@ -155,7 +155,7 @@ fn nobody(server: &Server) -> String {
     }
 }
 
-/// Describes the choice of a destination by a virtual server.
+/// Returns a description of how a virtual server chooses a destination.
 fn says(service: &Service, able: usize, all: usize) -> String {
     let how = match service.scheduler.as_str() {
         "rr" => "one after the other",
@@ -269,7 +269,7 @@ fn send(
 }
 
 /// Returns the port on which a destination receives packets to `port`. Usually it is the
-/// destination's own port. With persistence, that port counts only if the virtual server has
+/// destination's own port. With persistence, it is the own port only if the virtual server has
 /// exactly the packet's port (`ip_vs_sched_persist`).
 fn port_at(service: &Service, own: u16, port: u16) -> u16 {
     let is_of_port = matches!(service.key, ServiceKey::Address { port: of, .. } if of == port);
@@ -295,7 +295,7 @@ fn route_to(destination: IpAddr, mark: u32, kernel: &dyn Kernel) -> Result<Route
     })
 }
 
-/// Renders a virtual server as `ipvsadm -Sn` lists it.
+/// Formats a virtual server as `ipvsadm -Sn` lists it.
 fn listed(service: &Service) -> String {
     let mut text = format!("-A {} -s {}", selector(&service.key), service.scheduler);
     if service.flags.contains(Flags::PERSISTENT) {

@@ -1,7 +1,7 @@
 //! Rules of iptables, of either backend, as `iptables-save` prints them.
 //!
-//! The rules stay text, grouped by chain. Only the rules on the packet's path are parsed. With
-//! 50,000 Services, these are a few dozen, and the one chain that leads to all Services.
+//! The rules stay text, grouped by chain. The walk parses only the rules on the packet's path. With
+//! 50,000 Services, these are a few dozen rules, and the one chain that leads to all Services.
 
 mod matching;
 mod options;
@@ -22,12 +22,12 @@ use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 
 /// Protocol number of TCP.
 const TCP: u8 = 6;
-/// TCP flag of the first packet of a connection.
+/// Flag of the first packet of a TCP connection.
 const SYN: u8 = 0x02;
-/// Additional TCP flag of the reply to the first packet.
+/// Additional TCP flag of the reply to that packet.
 const ACK: u8 = 0x10;
 
-/// Parses each rule.
+/// Parses each rule. Entry point for fuzzing.
 pub(crate) fn read_all(tables: &Xtables) {
     for table in &tables.tables {
         for line in table.text.lines() {
@@ -56,11 +56,11 @@ struct Table {
 /// A chain of a table.
 #[derive(Debug, Default)]
 struct Chain {
-    /// Positions of the chain's rules in the text, usually one range.
+    /// Positions of the chain's rules in the table's text, usually a single range.
     rules: Vec<Range<usize>>,
     /// True if the policy of a built-in chain is DROP.
     drops: bool,
-    /// Counters of the policy.
+    /// Counters of a built-in chain's policy, if known.
     counters: Option<Counters>,
 }
 
@@ -86,7 +86,7 @@ const PLACES: [(&str, Hook, i32, ChainKind); 17] = [
 ];
 
 impl Xtables {
-    /// Adds a line of `iptables-save` without its line feed. The line may have counters (`-c`).
+    /// Parses a line of `iptables-save` without its line feed. The line may have counters (`-c`).
     pub fn read(&mut self, line: &str) {
         let (_, rule) = counters(line);
         match Line::parse(rule) {
@@ -124,7 +124,7 @@ impl Xtables {
         self.tables.retain(|table| table.name != name);
     }
 
-    /// Returns true if no table has rules or a policy other than accept.
+    /// Returns true if no table has a rule or a policy other than ACCEPT.
     pub fn is_empty(&self) -> bool {
         let is_bare = |table: &Table| {
             table.text.is_empty() && !table.chains.values().any(|chain| chain.drops)

@@ -1,9 +1,9 @@
-//! Virtual servers of other programs, that is, virtual servers without evidence that they are ours.
+//! Foreign virtual servers: those without evidence that they are ours.
 //!
 //! Another program's virtual server stays, even if a Service wants the same key. The Service gets
-//! the key once the foreign virtual server is removed. Until then the kernel refuses ours, which is
-//! retried in a separate plan with back-off. Meanwhile nothing marks the foreign virtual server as
-//! ours: no set contains it, and its address is not bound to `kube-ipvs0`.
+//! the key once the foreign virtual server is removed. Until then the kernel refuses ours. The
+//! proxy retries in a separate plan, with back-off. Meanwhile no evidence marks the foreign virtual
+//! server as ours: no set contains it, and its address is not bound to `kube-ipvs0`.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -20,8 +20,8 @@ pub(crate) struct ForeignServers {
     changed: HashSet<VirtualServerKey>,
     /// Virtual servers that the log has reported.
     told: HashSet<VirtualServerKey>,
-    /// True in a preview. A preview attempts no write at another program's virtual server, because
-    /// writes in a preview always succeed.
+    /// True in a preview of a start. A preview does not try to write at another program's virtual
+    /// server, because its writes always succeed.
     is_foreseeing: bool,
 }
 
@@ -46,13 +46,13 @@ impl ForeignServers {
         self.servers.iter()
     }
 
-    /// True if a virtual server may be created with this key: no foreign one is known, or it may be
-    /// gone.
+    /// True if a virtual server may be created with this key: no foreign one is known there, or it
+    /// may no longer exist.
     pub(crate) fn may_be_tried(&self, key: &VirtualServerKey) -> bool {
         !self.stands_at(key) || (self.is_judged && !self.is_foreseeing)
     }
 
-    /// Stops attempts to create virtual servers with other programs' keys.
+    /// Prevents attempts to create virtual servers with other programs' keys, for a preview.
     pub(crate) fn foresee(&mut self) {
         self.is_foreseeing = true;
     }
@@ -83,7 +83,7 @@ impl ForeignServers {
         self.told.retain(|key| self.servers.contains_key(key));
     }
 
-    /// Removes a virtual server that is gone or turned out to be ours.
+    /// Removes a virtual server that no longer exists or is ours.
     pub(crate) fn remove(&mut self, key: &VirtualServerKey) -> Option<VirtualServer> {
         let removed = self.servers.remove(key)?;
         self.told.remove(key);
@@ -98,12 +98,12 @@ impl ForeignServers {
         !self.changed.is_empty()
     }
 
-    /// Takes the virtual servers that appeared or disappeared since the last call.
+    /// Removes and returns the virtual servers that appeared or disappeared since the last call.
     pub(crate) fn take_changed(&mut self) -> HashSet<VirtualServerKey> {
         std::mem::take(&mut self.changed)
     }
 
-    /// Returns true if this virtual server has not been reported, and marks it as reported.
+    /// Returns true if the log has not reported this virtual server, and marks it as reported.
     pub(crate) fn tell(&mut self, key: &VirtualServerKey) -> bool {
         self.told.insert(*key)
     }

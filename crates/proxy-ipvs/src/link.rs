@@ -1,5 +1,5 @@
-//! Events about addresses of `kube-ipvs0`. Distinguishes this proxy's changes from other programs'
-//! changes.
+//! Events about addresses of `kube-ipvs0`. This module distinguishes the proxy's own changes from
+//! other programs' changes.
 
 use std::mem;
 use std::net::IpAddr;
@@ -13,20 +13,20 @@ use crate::plan::{Op, Outcome, Plan};
 /// Longest delay between a removal by this proxy and the kernel's event about it.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
-/// This proxy's changes to the link whose events have not arrived.
+/// Changes by this proxy to the link whose events have not arrived yet.
 #[derive(Default)]
 pub(crate) struct Link {
-    /// Addresses that this proxy removed.
+    /// Addresses that this proxy removed, until the event arrives.
     taken_off: HashMap<IpAddr, RemovedAddress>,
-    /// True after this proxy set the link down, which removes addresses. Ends when all addresses
-    /// are read again.
+    /// True after this proxy set the link down, which removes addresses. Becomes false when all
+    /// addresses are read again.
     was_set: bool,
-    /// True if the link may lack addresses that the tables contain. Ends when all addresses are
-    /// read again.
+    /// True if the link may lack addresses that the tables contain. Becomes false when all
+    /// addresses are read again.
     is_doubtful: bool,
 }
 
-/// A removed address whose notification has not arrived yet.
+/// A removed address whose event has not arrived yet.
 struct RemovedAddress {
     at: Instant,
     /// True if the address may still exist: it was bound again, or the reply to its removal was
@@ -45,7 +45,7 @@ fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     }
 }
 
-/// Cause of a notification about a removed address.
+/// Cause of an event about a removed address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// This proxy removed the address.
@@ -57,7 +57,7 @@ pub(crate) enum Loss {
 }
 
 impl Link {
-    /// Records a plan before it is written.
+    /// Records a plan before the worker writes it.
     pub(crate) fn note(&mut self, plan: &Plan, vip_mode: VipMode, now: Instant) {
         let is_recent = |off: &RemovedAddress| now.saturating_duration_since(off.at) < TOLD_WITHIN;
         self.taken_off.retain(|_, off| is_recent(off));
@@ -82,7 +82,7 @@ impl Link {
     }
 
     /// Books the outcomes of a recorded plan. Returns true if an event was attributed to the wrong
-    /// program, so that all addresses must be read.
+    /// program. All addresses must then be read.
     pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome], vip_mode: VipMode) -> bool {
         let mut was_misread = false;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -132,7 +132,8 @@ impl Link {
         }
     }
 
-    /// Records that all addresses were read. Returns true if the link had been set down before.
+    /// Records that all addresses were read. Returns true if this proxy had set the link down
+    /// before.
     pub(crate) fn was_read(&mut self) -> bool {
         mem::take(&mut self.was_set)
     }

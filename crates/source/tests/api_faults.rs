@@ -1,6 +1,7 @@
-//! The API source against an API server that fails for a while, and then recovers.
+//! Tests of the API source with an API server that fails for a while, and then recovers.
 //!
-//! Time is paused in tests where only the source and the server use it. It advances when both wait.
+//! Tests in which only the source and the server use time pause it. The time advances when both
+//! wait.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -39,8 +40,8 @@ fn url(server: &Server) -> String {
     format!("http://{}", server.address())
 }
 
-/// Starts a server with Services `old` and `web`, an endpoint and a Node, and a source that has
-/// listed them.
+/// Starts a server with Services `old` and `web`, an endpoint and a Node. Also starts a source that
+/// has listed them.
 async fn well(options: Options) -> (Server, ReceivedState) {
     let server = Server::start(options).await.unwrap();
     for object in [
@@ -65,7 +66,7 @@ fn paged() -> Options {
     }
 }
 
-/// Reads the events that arrive within `time`.
+/// Receives the events that arrive within `time`.
 async fn listen(told: &mut ReceivedState, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -85,8 +86,8 @@ fn is_as_it_was(told: &ReceivedState) -> bool {
         && told.model.has_node() == Some(true)
 }
 
-/// Fails all requests for ten minutes. The last state stays, requests are rare, and the source
-/// recovers soon after.
+/// Fails all requests for ten minutes. Meanwhile the last state stays and requests are rare. The
+/// source recovers soon after.
 async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let what = format!(
         "{fault:?}, watch_list {}, compacted {is_compacted}",
@@ -110,8 +111,8 @@ async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let asked = server.requests().len() - before;
     assert!((6..=240).contains(&asked), "{what}: {asked} in 10 min");
     server.faults().clear();
-    // In the worst case, a response body has just become silent. The source notices this after 90
-    // s, and makes the next attempt after up to 60 s.
+    // In the worst case, a response body has just become silent. The source detects this after 90
+    // s, and makes the next attempt within another 60 s.
     listen(&mut told, Duration::from_mins(1)).await;
     told.until_services(&["new", "web"]).await;
     told.until_listed().await;
@@ -245,12 +246,12 @@ async fn the_source_catches_up_after_resource_versions_restart() {
     }
 }
 
-/// The state of the cluster after the server was away.
+/// State of the cluster after the server was away.
 #[derive(Debug, Clone, Copy)]
 enum Comeback {
     /// The cluster is unchanged.
     Same,
-    /// The server's history is lost.
+    /// The server has lost its history.
     Compacted,
     /// Resource versions start again, with other objects.
     Restored,
@@ -297,10 +298,11 @@ impl Comeback {
     }
 }
 
-/// Time for which a server with a watch cache waits for a future version before it refuses.
+/// Time for which a server with a watch cache waits for a future version before it refuses the
+/// request.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 
-/// Measures the time until `nodes` know all objects, after a server was away for this time.
+/// Measures the time until `nodes` know all objects, after a server was away for this duration.
 async fn caught_up(
     nodes: usize,
     away: Duration,
@@ -599,8 +601,8 @@ async fn a_rotated_token_is_used_at_once() {
     std::fs::create_dir(&dir).unwrap();
     let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
     std::fs::write(&token, "first\n").unwrap();
-    // A relative path names the token next to the kubeconfig. It takes precedence over an inline
-    // token.
+    // A relative path refers to a token file beside the kubeconfig. It takes precedence over an
+    // inline token.
     let user = "user: {tokenFile: token, token: written-down}";
     let text = server.kubeconfig().replace("user: {}", user);
     std::fs::write(&kubeconfig, text).unwrap();
@@ -614,7 +616,7 @@ async fn a_rotated_token_is_used_at_once() {
     };
     assert!(tokens().iter().all(|token| token == "Bearer first"));
 
-    // The token has expired. Another file replaces it, as the kubelet does.
+    // The token has expired. The test replaces the file, as the kubelet does.
     let refused = Fault::Refuse {
         code: 401,
         retry_after: None,
@@ -637,7 +639,7 @@ async fn a_rotated_token_is_used_at_once() {
     );
     assert!(!format!("{:?}", server.requests()).contains("second"));
 
-    // Without a token, the source sends no request, and loses no state.
+    // Without a token, the source sends no request. It keeps its state.
     std::fs::remove_file(&token).unwrap();
     let before = tokens().len();
     server.faults().cut();

@@ -10,19 +10,19 @@ use super::{Hop, PacketOrigin, Routing, Sender};
 use crate::objects::{Objects, ServicePortAddress};
 use crate::trace_request::TraceSender;
 
-/// Documentation addresses, which no host has (RFC 5737).
+/// Addresses for documentation, which no host has (RFC 5737).
 const NOBODYS: [Ipv4Addr; 3] = [
     Ipv4Addr::new(203, 0, 113, 7),
     Ipv4Addr::new(198, 51, 100, 7),
     Ipv4Addr::new(192, 0, 2, 7),
 ];
-/// IPv6 documentation addresses (RFC 3849, RFC 9637).
+/// IPv6 addresses for documentation (RFC 3849, RFC 9637).
 const NOBODYS_V6: [Ipv6Addr; 3] = [
     Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 7),
     Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 7),
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0xffff, 0, 0, 0, 7),
 ];
-/// Number of addresses of a pod network that are tried.
+/// Number of addresses of a pod network to try.
 const TRIED: u32 = 16;
 
 /// Data from which the senders to a destination are chosen.
@@ -34,7 +34,7 @@ pub(super) struct SenderChoice<'a, 'r> {
 }
 
 impl SenderChoice<'_, '_> {
-    /// Returns the senders of a kind, or a note if the kind has none.
+    /// Returns the senders of a kind. Returns a note instead if the kind has none.
     pub(super) fn senders(&self, from: TraceSender) -> Result<Vec<Sender>, String> {
         match from {
             TraceSender::Node => Ok(vec![Sender {
@@ -109,7 +109,8 @@ impl SenderChoice<'_, '_> {
             !self.is_endpoint(*address) && hop.is_some_and(|hop| !hop.is_local && hop.is_neighbour)
         };
         candidates.find(is_one).or_else(|| {
-            // Host-network pods have the node's own address, not one of a pod network.
+            // Skips host-network pods, which have the node's own address instead of one of a pod
+            // network.
             let pods = self.objects.node.pods.iter().copied();
             let mut pods = pods.filter(|pod| self.is_family(*pod));
             pods.find(is_one)
@@ -186,7 +187,7 @@ impl SenderChoice<'_, '_> {
     }
 
     /// Returns the reason why the rules do not treat an address behind `interface` as a pod's.
-    /// Applies only to modes with such rules.
+    /// Returns `None` in a mode without such rules.
     fn stranger(&self, interface: &str, address: IpAddr) -> Option<String> {
         let mode = self.objects.mode.as_deref();
         if !matches!(mode, Some("iptables" | "nftables")) {
@@ -222,7 +223,8 @@ impl SenderChoice<'_, '_> {
     }
 
     /// Returns an outside host that has a service address, such as a load balancer that sends
-    /// probes from it. This node also has the address, but sends from it only to itself.
+    /// probes from its address. This node also has the address, but uses it as a source only for
+    /// packets to itself.
     fn balancer(&self, address: IpAddr) -> Result<Sender, String> {
         let who = format!("{address}, which this node has as a Service's address too,");
         let outside = self.outsider(Some(self.nobody()), &who, "")?;
@@ -239,7 +241,7 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Returns an unused documentation address of the destination's family.
+    /// Returns an unused address for documentation, of the destination's family.
     fn nobody(&self) -> IpAddr {
         super::nobodys(self.to.is_ipv4())
     }
@@ -347,8 +349,8 @@ impl SenderChoice<'_, '_> {
                 self.family()
             )
         })?;
-        // If the Service has source ranges, keep the sender's address, because the ranges match it.
-        // Take only the interface from the neighbouring host.
+        // Keeps the sender's address if the Service has source ranges, because they match that
+        // address. Only the interface is that of the neighbouring host.
         if !about.is_empty() {
             let words = format!("outside {address}{about}");
             return Ok(sender(words, hop.interface, address));
@@ -357,7 +359,7 @@ impl SenderChoice<'_, '_> {
         Ok(sender(words, hop.interface, beside))
     }
 
-    /// Returns an address of an unknown host in a network of this node.
+    /// Returns an address of an unknown host in a network of this node, if any.
     fn beside(&self) -> Option<(IpAddr, Hop)> {
         let own = self.objects.node.addresses.iter().copied();
         let own = own.chain([self.to.ip()]);

@@ -1,5 +1,5 @@
-//! Ranks Service ports and endpoints by two counter samples and the owners of addresses. Does no
-//! I/O.
+//! Ranking of Service ports and endpoints, from two counter samples and the owners of addresses.
+//! Does no I/O.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use super::samples::{Endpoints, Span};
 use crate::owners::Owner;
 use crate::service::counters;
 
-/// Number of busiest addresses to sample for each Service port in the list. A port may have several
+/// Number of busiest addresses to sample for each listed Service port. A port may have several
 /// addresses.
 const ADDRESSES_EACH: usize = 4;
 
@@ -43,27 +43,27 @@ impl Sort {
     }
 }
 
-/// The addresses with the most traffic in the kernel.
+/// Addresses with the most traffic, according to the kernel's counters.
 #[derive(Debug, Default)]
 pub(super) struct BusiestAddresses {
     pub(super) at: Vec<At>,
     pub(super) names: Vec<ServicePortName>,
 }
 
-/// The ranking of Service ports, before the counters of their endpoints are read.
+/// Ranking of Service ports, before the counters of their endpoints are read.
 #[derive(Debug, Default)]
 pub(super) struct AddressRanking {
     pub(super) view: Top,
-    /// The addresses of the listed ports.
+    /// Addresses of the listed ports.
     pub(super) at: Vec<At>,
-    /// Index of the listed port, by address.
+    /// Index of each address's port in the list of ports.
     port_of: HashMap<At, usize>,
     /// Indexes of ports whose addresses have counters of open connections.
     has_active: HashSet<usize>,
 }
 
 /// Returns the busiest addresses, or in userspace mode the busiest Service ports. The first sample
-/// is ranked by totals.
+/// has no rates, so totals rank it.
 pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> BusiestAddresses {
     let at = span.now.addresses.iter().map(|(at, count)| {
         let before = span.before.as_ref().and_then(|look| look.addresses.get(at));
@@ -123,7 +123,7 @@ pub(super) fn assemble(
             let (rate, count) = of_port(span, &owner.name, &at, seconds);
             (owner, at, rate, count)
         })
-        // A port without traffic is not listed.
+        // Omits a port without traffic.
         .filter(|(_, _, _, count)| count.connections > 0 || count.packets_in > Some(0))
         .collect();
     ports.sort_by(
@@ -175,7 +175,7 @@ impl AddressRanking {
 
     /// Adds the endpoints of the listed ports in their sort order.
     pub(super) fn add_endpoints(&mut self, found: &Endpoints, sort: Sort, limit: usize) {
-        // An endpoint appears once for each address of its port.
+        // Sums per endpoint, which appears once for each address of its port.
         let mut all: HashMap<(usize, SocketAddr), (Rate, Count)> = HashMap::new();
         for ((at, endpoint), counted) in found {
             let Some(port) = self.port_of.get(at) else {
@@ -221,7 +221,8 @@ impl AddressRanking {
     }
 }
 
-/// Finds node addresses with node ports: no Service owns the address, and the port is a node port.
+/// Finds the NodePorts among the node's addresses. There, no Service owns the address, and the port
+/// is a NodePort.
 fn by_node_port(
     span: &Span,
     owners: &[Owner],
@@ -251,7 +252,8 @@ fn service_addresses(owner: &Owner) -> impl Iterator<Item = At> + '_ {
     })
 }
 
-/// Sums the counters of a port over its addresses, or in userspace mode by the port's name.
+/// Sums the counters of a port over its addresses. In userspace mode, takes those with the port's
+/// name.
 fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rate, Count) {
     let mut sum = (Rate::default(), Count::default());
     let mut add = |count: &Count, before: Option<&Count>| {
@@ -295,7 +297,7 @@ fn total(span: &Span, seconds: f64) -> Rate {
 }
 
 /// Returns the rate per second, or zero for the first sample. A counter that is new or has fallen
-/// began between the samples, at zero.
+/// began at zero between the samples.
 fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
     if seconds <= 0.0 {
         return Rate::default();
@@ -319,7 +321,7 @@ fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
 
 #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
 fn per_second(count: u64, seconds: f64) -> f64 {
-    // Three decimals suffice.
+    // Rounds to three decimals.
     (count as f64 / seconds * 1_000.0).round() / 1_000.0
 }
 

@@ -1,5 +1,5 @@
 //! Checks that this node can serve in the chosen mode, and finds state that may interfere. Changes
-//! nothing.
+//! nothing in the kernel.
 //!
 //! ```text
 //!   /proc, /lib/modules, netlink ─ read ─▶ facts ─ judge (pure) ─▶ Findings
@@ -40,7 +40,7 @@ use crate::node::{kernel_settings, one_family};
 /// Root directory of the kernel's files.
 const ROOT: &str = "/";
 
-/// Traces of proxies in the kernel. They show which mode has programmed this node.
+/// Traces of proxies in the kernel, which show the modes that have programmed this node.
 #[derive(Debug, Default)]
 pub(super) struct Traces {
     /// Names of all links in this network namespace.
@@ -112,7 +112,7 @@ impl Traces {
     }
 }
 
-/// Runs all checks on the calling thread. `seen` is the forecast of a start, or `None` without a
+/// Runs all checks on the calling thread. `seen` is the forecast of a start; `None`: there is no
 /// forecast.
 pub(super) fn look(
     options: &Options,
@@ -268,7 +268,7 @@ fn own_addresses(traces: &Traces, unread: &mut Vec<String>) -> BTreeMap<IpAddr, 
     for name in names {
         let link = match rtnetlink.link(name) {
             Ok(Some(link)) => link,
-            // The link was removed after the list of links was read.
+            // Skips a link that was removed after the list of links was read.
             Ok(None) => continue,
             Err(error) => {
                 unread.push(format!("link {name}: {error}"));
@@ -338,7 +338,7 @@ mod tests {
 
     use super::*;
 
-    /// Reading nf_tables needs administrator rights.
+    /// Reading nf_tables needs CAP_NET_ADMIN.
     #[test]
     fn state_that_cannot_be_read_is_unknown() {
         let look = || {
@@ -353,7 +353,7 @@ mod tests {
             let is_here = !matches!(opened, Err(nftables_netlink::Error::NoNftables));
             (is_here, Traces::read())
         };
-        // Capabilities belong to a thread, so a separate thread gives them up.
+        // Uses a separate thread, because capabilities belong to a thread.
         let (is_here, traces) = thread::spawn(look).join().unwrap();
         if is_here {
             let told = |part: &str| traces.unread.iter().any(|line| line.contains(part));

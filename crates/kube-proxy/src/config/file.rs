@@ -12,13 +12,13 @@ use serde_saphyr::DuplicateKeyPolicy;
 use super::settings::{every_field, in_terms_of_fields};
 use super::{API_VERSION, Configuration, KIND};
 
-/// Failure to use a configuration file.
+/// Reason why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigurationError {
     /// The file cannot be read or written.
     #[error("cannot {verb} the configuration file {}: {source}", file.display())]
     File {
-        /// The failed operation: `read` or `write`.
+        /// Failed operation: `read` or `write`.
         verb: &'static str,
         /// Path of the configuration file.
         file: PathBuf,
@@ -65,7 +65,7 @@ impl ConfigurationError {
 ///
 /// # Errors
 ///
-/// The file cannot be read, or is no KubeProxyConfiguration.
+/// The file cannot be read, or is not a KubeProxyConfiguration.
 pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), ConfigurationError> {
     let text = fs::read_to_string(file).map_err(|source| ConfigurationError::File {
         verb: "read",
@@ -150,7 +150,7 @@ fn message(error: &serde_saphyr::Error) -> String {
         .render_with_formatter(&serde_saphyr::UserMessageFormatter)
 }
 
-/// Messages of the YAML reader about wrongly typed values, each with a plain text and the next
+/// Messages of the YAML parser about values of a wrong type. Each has a plain text and the next
 /// step.
 const PLAIN: &[(&str, &str)] = &[
     ("invalid i32", "give a whole number"),
@@ -185,8 +185,8 @@ fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
     (line, said.unwrap_or_else(|| told.to_owned()))
 }
 
-/// Collects the paths of fields in `tree` that are missing in `known`. A map without known fields
-/// accepts any field.
+/// Collects the paths of fields in `tree` that `known` lacks. A map without known fields accepts
+/// any field.
 fn find_unknown(prefix: &str, tree: &Value, known: &Value, unknown: &mut Vec<String>) {
     let (Some(tree), Some(known)) = (tree.as_object(), known.as_object()) else {
         return;

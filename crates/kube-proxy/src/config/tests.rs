@@ -71,7 +71,7 @@ fn error(text: &str) -> String {
     }
 }
 
-/// Clears the fields that record where the options came from and the messages about them.
+/// Removes the fields that record the source of the options, and the messages about them.
 fn bare(mut options: Options) -> Options {
     options.process.configuration_file = None;
     options.said.notes.clear();
@@ -134,7 +134,7 @@ fn an_empty_configuration_file_has_upstreams_defaults() {
     assert_eq!(bare(empty), bare(*by_flags));
 }
 
-/// The configuration file in this project's ConfigMap.
+/// This project's ConfigMap contains this configuration file.
 #[test]
 fn the_configuration_in_our_manifests_causes_no_warning() {
     let map = include_str!("../../../../manifests/daemonset/configmap.yaml");
@@ -163,7 +163,7 @@ fn only_the_first_document_of_a_configuration_file_is_used() {
     assert_eq!(options.said.warnings_beside_mode(), Vec::<String>::new());
 }
 
-/// Table with a row for each field that has a flag. Each row sets a value other than the default.
+/// Each row of the table has a field with a flag, and a value other than the default.
 #[test]
 fn each_configuration_field_sets_its_option() {
     type Check = fn(&Options) -> bool;
@@ -371,7 +371,7 @@ fn ignored_configuration_fields_are_accepted_with_a_warning() {
     }
 }
 
-/// A warning names a setting by its flag if the flag is in effect, and by its field otherwise.
+/// A warning names a setting by its flag if the flag is in effect, and otherwise by its field.
 #[test]
 fn a_warning_names_the_flag_that_overrides_the_file() {
     let file = File::new(&format!("{HEADER}logging: {{flushFrequency: 1s}}\n"));
@@ -383,7 +383,7 @@ fn a_warning_names_the_flag_that_overrides_the_file() {
         warnings,
         ["--log-flush-frequency has no effect: every line is written at once"]
     );
-    // The list of ignored flags reports this flag separately.
+    // A separate list of ignored flags contains this flag.
     let warnings = file
         .options("--kube-api-qps=50")
         .said
@@ -621,7 +621,7 @@ fn a_written_configuration_parses_to_the_same_options() {
     }
 }
 
-/// The tree of known fields contains every field of kubeadm's file and the path of every row.
+/// The tree of known fields contains every field of kubeadm's file, and the path of every row.
 #[test]
 fn each_configuration_field_has_its_documented_path() {
     let mut tree = Configuration::of(&Flags::defaults()).tree();
@@ -662,8 +662,8 @@ fn periods_are_formatted_as_by_go() {
     }
 }
 
-/// Follows a file while `change` runs. Returns the changed fields, or an empty list if none changes
-/// soon afterwards.
+/// Follows a file while `change` runs. Returns the changed fields. The list is empty if none
+/// changes soon afterwards.
 async fn changed_by(file: &File, change: impl FnOnce()) -> Vec<String> {
     let used = file.options("").said.configuration;
     let reread = || match file.with("") {
@@ -784,7 +784,7 @@ fn changed_fields_are_reported_as_live_or_as_needing_a_restart() {
             &["hostnameOverride"],
             Change::Restart,
         ),
-        // The settings are the same, but spelled differently.
+        // The settings are equal, with another spelling.
         (
             "mode: iptables\ndetectLocalMode: ''\nnodePortAddresses: []",
             &[],
@@ -801,7 +801,7 @@ fn changed_fields_are_reported_as_live_or_as_needing_a_restart() {
     }
 }
 
-/// Returns the options from `file` and the waiting fields. Waiting settings keep their values from
+/// Returns the options from `file`, and the waiting fields. Waiting settings keep their values from
 /// `used`.
 fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
     let new = file.options("");
@@ -822,7 +822,7 @@ fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
 fn changed_fields_that_need_a_restart_wait_for_one() {
     let of = |fields: &str| File::new(&format!("{HEADER}{fields}"));
     let used = of("mode: ipvs\nipvs: {scheduler: sh, strictARP: true}").options("");
-    // A changed setting of a mode waits for a restart together with the mode.
+    // A changed setting of a mode waits for the restart that also changes the mode.
     let (options, waiting) = taken(
         &used,
         &of(
@@ -947,8 +947,8 @@ fn a_start_uses_the_configuration_that_was_prepared_for_the_pod() {
     }
 }
 
-/// The operators' tables name each flag and each field once. A flag and a field of the same setting
-/// share a row. The columns about effect and change match the program.
+/// The operators' tables contain each flag and each field once. A flag and a field of the same
+/// setting share a row. The columns about effect and change match the program.
 #[test]
 fn the_documentation_lists_each_flag_and_field() {
     use clap::CommandFactory as _;
@@ -1012,7 +1012,7 @@ fn configz(fields: &str) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-/// The page equals the page of upstream 1.36 since k/k#136044: the file with its version and kind.
+/// The page equals that of upstream 1.36 since k/k#136044: the file with its version and kind.
 /// Empty fields follow Go's rules.
 #[test]
 fn configz_contains_the_complete_configuration() {

@@ -1,4 +1,4 @@
-//! klog's text lines, which common log parsers (fluentd, Fluent Bit, Promtail, Loki) read:
+//! Text lines of klog, which common log parsers read (fluentd, Fluent Bit, Promtail, Loki):
 //!
 //! ```text
 //!   Lmmdd hh:mm:ss.uuuuuu threadid file:line] "message" err="text" key="text" count=3
@@ -115,7 +115,8 @@ where
     }
 }
 
-/// Message and fields of an event in the order of recording, except that the error comes first.
+/// Message and fields of an event in the order of recording. Only the error precedes the other
+/// fields.
 #[derive(Default)]
 struct MessageText {
     message: String,
@@ -189,7 +190,7 @@ impl fmt::Display for Quoted<'_> {
                 '\x0b' => f.write_str("\\v")?,
                 '\x0c' => f.write_str("\\f")?,
                 '\x00'..='\x1f' | '\x7f' => write!(f, "\\x{:02x}", u32::from(character))?,
-                // Only unprintable characters have an escape in Rust.
+                // Rust escapes only unprintable characters here.
                 _ if is_printed(character) => f.write_char(character)?,
                 '\u{80}'..='\u{ffff}' => write!(f, "\\u{:04x}", u32::from(character))?,
                 _ => write!(f, "\\U{:08x}", u32::from(character))?,

@@ -1,7 +1,7 @@
 //! Writes the kernel settings that a mode and connection tracking need, as upstream does.
 //!
-//! If a setting cannot be written, only the function that needs it is lost: see [`Need`]. Upstream
-//! exits in each such case.
+//! If a setting cannot be written, only the function that needs it is disabled: see [`Need`].
+//! Upstream exits in each such case.
 //!
 //! Some settings decide which packets a node accepts. This process restores such a setting once no
 //! option needs it, provided that this process wrote it and its value is unchanged since. The
@@ -27,14 +27,14 @@ use crate::config::options::Options;
 /// Root directory of the kernel's files.
 const ROOT: &str = "/";
 
-/// Values that settings had before this process wrote them, for restoring.
+/// Values that settings had before this process wrote them. It restores these values later.
 static ORIGINS: Mutex<Origins> = Mutex::new(Origins::new());
 
 /// Step of this process that needs kernel settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Prepare the node and exit (`--init-only`). The daemon that starts later may not be allowed
-    /// to write these settings.
+    /// Prepare the node and exit (`--init-only`). A daemon that starts later may lack the
+    /// permission to write these settings.
     Prepare,
     /// Start to serve.
     Start,
@@ -42,9 +42,9 @@ pub(crate) enum Step {
     GoOn,
 }
 
-/// Writes all needed settings, and restores the ones that are no longer needed. Logs the outcome.
-/// The module `ip_vs` must be loaded, because it also loads `nf_conntrack`. Disables options whose
-/// setting cannot be written.
+/// Writes all needed settings, and restores those that are no longer needed. Logs the outcome.
+/// Disables options whose setting cannot be written. The module `ip_vs` must be loaded, because it
+/// also loads `nf_conntrack`.
 ///
 /// # Errors
 ///
@@ -94,7 +94,8 @@ pub(crate) fn settle(options: &mut Options, step: Step) -> Result<(), SysctlErro
 
 impl Step {
     /// Reports whether the step fails because of unwritten settings. `worst` is the most important
-    /// need among them. `has_served` is true if this mode has already served on this node.
+    /// need among these settings. `has_served` is true if this mode has already served on this
+    /// node.
     fn ends(self, worst: Need, has_served: bool) -> bool {
         match self {
             Self::Prepare => true,

@@ -1,14 +1,14 @@
 //! Keeps the API server reachable at a start.
 //!
 //! At a start, the kernel still has the entries of the previous process. One of them may redirect
-//! the API server's address to a Service. This process must reach that address to learn that the
-//! Service is gone or wrong. So before the first connection to an address, this module removes the
-//! entries that redirect it.
+//! the API server's address to a Service. This process must reach the API server at that address to
+//! learn that the Service is deleted or wrong. So before the first connection to an address, this
+//! module removes the entries that redirect it.
 //!
 //! Once the first lists are complete, the model rejects a Service with such an address, and only
-//! the mode writes. If the server's name later resolves to a new address, the connection to it
-//! waits a moment until the mode has removed it from Services. Otherwise the connection could reach
-//! a Service's endpoint and stay silent until its timeout.
+//! the mode writes. If the server's name later resolves to a new address, the connection waits a
+//! moment until the mode has removed the address from Services. Otherwise the connection could
+//! reach a Service's endpoint and stay silent until its timeout.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -26,7 +26,7 @@ use tracing::{error, warn};
 
 use modes::footprints;
 
-/// Time for the mode to remove an address from a Service.
+/// Time that the mode has to remove an address from a Service.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Removal of entries that redirect the API server's addresses, with a record of the cleared
@@ -40,7 +40,7 @@ pub(super) struct Clearing {
     untold: Arc<Lock<Option<Vec<String>>>>,
 }
 
-/// Addresses that are cleared, or will be soon.
+/// Addresses from which the entries were removed, or will be soon.
 #[derive(Default)]
 struct ClearAddresses {
     /// Earliest time at which the process may connect to each address.
@@ -50,8 +50,8 @@ struct ClearAddresses {
 }
 
 impl Clearing {
-    /// Returns a state without cleared addresses. The removal spares addresses in `rules` and
-    /// virtual servers within `excluded`.
+    /// Returns the state before any removal. A removal spares addresses in `rules` and virtual
+    /// servers within `excluded`.
     pub(super) fn new(rules: AddressRules, excluded: Vec<IpNet>) -> Self {
         Self {
             rules,
@@ -66,7 +66,7 @@ impl Clearing {
         let this = self.clone();
         ConnectHooks::default().cleared_by(Arc::new(move |addresses| {
             let clearing = this.clone().clear(addresses);
-            // A task completes its work even if the request is cancelled.
+            // Uses a task, which completes its work even if the request is cancelled.
             let task = tokio::spawn(clearing);
             Box::pin(async move {
                 if let Err(error) = task.await {
@@ -95,7 +95,7 @@ impl Clearing {
             return;
         }
         let excluded = self.excluded.clone();
-        // The removal blocks while it waits for the kernel and programs.
+        // Uses a blocking thread, because the removal waits for the kernel and for programs.
         let blocking = move || withdraw(footprints::ALL, &addresses, &excluded);
         match spawn_blocking(blocking).await {
             Ok(found) => {
@@ -129,7 +129,7 @@ impl Clearing {
         }
     }
 
-    /// Logs the waiting warnings. Later warnings are logged at once.
+    /// Logs the waiting warnings. From then on, warnings are logged at once.
     pub(super) fn speak(&self) {
         let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
         for line in mem::take(&mut *untold).unwrap_or_default() {

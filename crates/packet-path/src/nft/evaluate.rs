@@ -10,23 +10,23 @@ use super::reader::{ObjectId, Reader};
 use super::run::{Evaluation, RuleResult, Run};
 use crate::branch::{Branch, Doubt, End, Step};
 
-/// Depth of nested jumps in the kernel (`NFT_JUMP_STACK_SIZE`).
+/// Maximum depth of nested jumps in the kernel (`NFT_JUMP_STACK_SIZE`).
 const DEPTH: usize = 16;
 /// Largest number of rules and choices that are evaluated in one base chain. A Service needs a few
-/// per endpoint. If doubts or random choices multiply beyond this number, the remaining outcome is
-/// unknown.
+/// per endpoint. Doubts or random choices may multiply beyond this number. Then the remaining
+/// outcome is unknown.
 pub(super) const BUDGET: usize = 100_000;
-/// Largest number of branches that are compared to join equal ones.
+/// Largest number of branches that are compared with each other to join equal ones.
 const JOINED: usize = 256;
 
-/// Way in which a path leaves a chain or a rule.
+/// Place at which a path continues after a chain or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exit {
-    /// Continues with the next rule, or after a chain in the calling chain.
+    /// The path continues with the next rule. After a chain, it continues in the calling chain.
     On,
     /// The path returns to the calling chain.
     Return,
-    /// The path leaves the base chain. The branch stores how it ends.
+    /// The path leaves the base chain. The branch contains its end.
     Out,
 }
 
@@ -103,7 +103,7 @@ impl<R: Reader> Evaluation<'_, R> {
                     ways.extend(inside.into_iter().map(|(mut branch, exit)| match exit {
                         Exit::Out => (branch, exit),
                         Exit::On | Exit::Return => {
-                            // A jump into a chain that had no effect needs no step.
+                            // Removes the step of a jump into a chain that had no effect.
                             if after == Exit::On && branch.steps.len() == before + 1 {
                                 branch.steps.truncate(before);
                                 branch.passed += 1;
@@ -142,7 +142,7 @@ impl<R: Reader> Evaluation<'_, R> {
                 RuleResult::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
-        // Restores the order of the generated numbers.
+        // Restores the order in which the numbers were generated.
         stopped.reverse();
         Ok(stopped)
     }
@@ -165,7 +165,8 @@ impl<R: Reader> Evaluation<'_, R> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Continuation {
     Exit(Exit),
-    /// The path enters a chain. The exit decides where the path continues after the chain.
+    /// The path enters a chain. The exit determines the place where the path continues after the
+    /// chain.
     Into(Name, Exit),
 }
 

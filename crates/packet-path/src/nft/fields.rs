@@ -1,4 +1,4 @@
-//! Packet data as bytes for registers.
+//! Packet data as bytes, as rules load them into registers.
 
 use std::net::IpAddr;
 
@@ -66,7 +66,7 @@ impl Fields<'_> {
         match self.0.family() {
             IpFamily::V4 => {
                 header.resize(20, None);
-                // Known bytes: version and header length, no fragment, and the protocol.
+                // Sets the known bytes: version and header length, no fragment, and the protocol.
                 for (at, byte) in [(0, 0x45), (6, 0x40), (7, 0), (9, self.0.protocol)] {
                     set(&mut header, at, &[byte]);
                 }
@@ -120,7 +120,7 @@ impl Fields<'_> {
             MetaKey::OifType => device_type(self.0.oif.as_ref()),
             MetaKey::NfProto => known(&[if is_v4 { 2 } else { 10 }]),
             MetaKey::L4Proto => known(&[self.0.protocol]),
-            // The packet is for this host, and no program traces it.
+            // The packet is for this host, and is not traced.
             MetaKey::PktType | MetaKey::NfTrace => known(&[0]),
             MetaKey::Len
             | MetaKey::SkUid
@@ -240,7 +240,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Returns the interface that leads to an address, or `Some(None)` without a route. Returns
+    /// Returns the interface that leads to an address. Returns `Some(None)` without a route, and
     /// `None` if the route is unknown.
     #[allow(
         clippy::option_option,
@@ -281,7 +281,7 @@ fn known(bytes: &[u8]) -> PartialBytes {
     bytes.iter().copied().map(Some).collect()
 }
 
-/// Returns a number in host byte order.
+/// Returns a number in host byte order. `None`: unknown bytes.
 fn number(number: Option<u32>) -> PartialBytes {
     match number {
         Some(number) => known(&number.to_ne_bytes()),

@@ -1,4 +1,4 @@
-//! The state of a rule during its evaluation.
+//! State of a rule during its evaluation.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(super) struct Run {
     pub(super) found: Vec<(usize, Element)>,
     /// Elements matched in named sets, as text.
     pub(super) members: Vec<String>,
-    /// Number of alternatives in the rule's random choices, if it has any.
+    /// Number of alternatives in the rule's random choices. `None`: it has no random choice.
     pub(super) choices: Option<u32>,
     /// Reason why the rule's outcome is unknown, and true if this path assumes a match.
     pub(super) doubt: Option<(bool, Arc<str>)>,
@@ -41,22 +41,22 @@ pub(super) struct Run {
 /// An effect of a rule on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The mark changes: the value before, and the value after.
+    /// Change of the mark: the value before, and the value after.
     Mark(u32, u32),
-    /// The packet gets a new destination.
+    /// New destination of the packet.
     Destination(IpAddr, u16),
-    /// The destination stays, and later rules cannot change it.
+    /// Decision that the destination stays. Later rules cannot change it.
     Kept,
     /// Redirection to this node, with the node's address (if it has one on the interface) and the
     /// port.
     Redirected(Option<IpAddr>, u16),
-    /// The packet gets a new source.
+    /// New source of the packet.
     Source(SourceNat),
-    /// An element is added to this set.
+    /// Addition of an element to this set.
     Noted(nftables_netlink::Name),
-    /// An element is deleted from this set.
+    /// Deletion of an element from this set.
     Forgotten(nftables_netlink::Name),
-    /// Connection tracking ignores the packet.
+    /// Exclusion of the packet from connection tracking.
     Untracked,
 }
 
@@ -103,7 +103,8 @@ pub(super) enum ExpressionResult {
     NotUnderstood,
     /// The expression changes the packet in an unknown way.
     Lost,
-    /// Random choice: count, first number, and the register that receives the number.
+    /// Random choice: number of alternatives, first number, and the register that receives the
+    /// chosen number.
     Choose(u32, u32, Register),
 }
 

@@ -14,7 +14,8 @@ use crate::kernel::Kernel;
 use crate::packet::{Packet, SourceNat, Tracking};
 use crate::ruleset::Hook;
 
-/// Largest depth of nested chains. The kernel rejects loops, but unchecked text may contain them.
+/// Largest depth of nested chains. The kernel rejects loops of chains, but unchecked text may
+/// contain them.
 const DEEPEST: usize = 256;
 
 /// Moves a branch through the built-in chain of a hook.
@@ -63,20 +64,20 @@ struct TableWalk<'a> {
 #[derive(Clone)]
 struct Position<'a> {
     branch: Branch,
-    /// Chains that the branch is in, the innermost last.
+    /// Chains that contain the branch, the innermost last.
     frames: Vec<Frame<'a>>,
 }
 
-/// A chain that a branch is in.
+/// A chain that a branch has entered.
 #[derive(Clone)]
 struct Frame<'a> {
     chain: &'a str,
     rest: Rules<'a>,
-    /// Number of steps up to the jump to this chain. `None` for a built-in chain.
+    /// Number of the path's steps up to the jump to this chain. `None` for a built-in chain.
     steps: Option<usize>,
 }
 
-/// Way in which a branch continues after a rule.
+/// Place at which a branch continues after a rule.
 enum Next<'r> {
     /// The branch continues with the next rule.
     On,
@@ -159,7 +160,7 @@ impl<'a> TableWalk<'a> {
                 Some(at)
             }
             MatchResult::Unknown(why) if is_wordless(&rule.target) => {
-                // The effect of the rule is unknown as well. The step says so, and the walk
+                // The effect of the rule is unknown as well. Adds a step with the reason and
                 // continues.
                 step.says = format!("is unknown: {why}; assumed not to match");
                 at.branch.step(step);
@@ -318,7 +319,7 @@ impl<'a> TableWalk<'a> {
 
     fn masquerade(&self, packet: &mut Packet) -> (String, Next<'static>) {
         let address = packet.oif.as_ref().and_then(|oif| {
-            // The step omits an unknown address.
+            // Omits an unknown address from the step.
             self.kernel
                 .address_of(oif, packet.destination)
                 .ok()
@@ -361,7 +362,7 @@ impl<'a> TableWalk<'a> {
 }
 
 impl Position<'_> {
-    /// Leaves the innermost chain. A jump into a chain without effect needs no step.
+    /// Leaves the innermost chain. Removes the step of the jump if the chain had no effect.
     fn leave(&mut self) {
         let Some(frame) = self.frames.pop() else {
             return;
@@ -392,8 +393,8 @@ fn is_harmless(target: &Target) -> bool {
     matches!(target, Target::None | Target::Harmless(_))
 }
 
-/// Records once per branch that lists of earlier clients exist, because every endpoint has such a
-/// list.
+/// Records once per branch that lists of earlier clients exist (`-m recent`). Every endpoint has
+/// such a list, so one note suffices.
 fn note_new_client(branch: &mut Branch, mut step: Step) {
     const SAYS: &str = "would send a client that came before to the same endpoint as then; this \
                         one is \

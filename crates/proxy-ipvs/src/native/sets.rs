@@ -1,10 +1,10 @@
 //! The nftables sets: their types, and their members as elements.
 //!
-//! Each set has the name of its ipset. Only source ranges differ, whose ipset has the type
-//! `hash:ip,port,net`. In nftables they would need a set with intervals, which the kernel copies
-//! completely in each commit (`nft_set_pipapo`). So each prefix length in use has its own set, and
-//! a rule looks up that many bits of the source, as ipset does internally. Ranges may overlap, and
-//! changing a range changes one element.
+//! Each set has the name of its ipset. Only the sets of source ranges differ; their ipset has the
+//! type `hash:ip,port,net`. In nftables they would need a set with intervals, which the kernel
+//! copies completely in each commit (`nft_set_pipapo`). So each prefix length in use has its own
+//! set. A rule looks up that many bits of the source, as ipset does internally. Ranges may overlap,
+//! and a changed range changes one element.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,7 +15,7 @@ use proxy::{IpFamily, Protocol};
 
 use crate::sets::{Member, Set, SetKind};
 
-/// Set of addresses to which this node may not open connections. nftables cannot match IPVS
+/// Set of addresses to which this node must not open connections. nftables cannot match IPVS
 /// connections. But until IPVS handles a packet from the node to a load-balancer address, that
 /// address is also the packet's source.
 pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
@@ -28,7 +28,7 @@ pub(super) const fn address_len(family: IpFamily) -> u32 {
     }
 }
 
-/// A member as the kernel stores it: the name of its set, and the element.
+/// A member as the kernel stores it: an element, and the name of its set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SetElement {
     pub(crate) set: Name,
@@ -72,7 +72,8 @@ pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 
-/// Returns the set whose members this kernel set holds: all members, or those of one prefix length.
+/// Returns the set whose members this kernel set contains: all of them, or those of one prefix
+/// length.
 pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
     Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
 }
@@ -95,7 +96,7 @@ pub(crate) fn definition(set: Set, family: IpFamily) -> Option<nftables_netlink:
     (set != PREFIXED).then(|| made_for(set, set.name(family).into(), family))
 }
 
-/// Returns the definition of our set with this name.
+/// Returns the definition of our set with this name, if it is one of ours.
 pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_netlink::Set> {
     if name == FORBIDDEN {
         let address = address_type(family);
@@ -167,7 +168,7 @@ pub(crate) fn member(name: &str, element: &Element, family: IpFamily) -> Option<
     Some((set, member))
 }
 
-/// A key that is being parsed, part by part.
+/// Key of an element, parsed part by part.
 struct Key<'a> {
     rest: &'a [u8],
     family: IpFamily,
@@ -255,7 +256,7 @@ mod tests {
             None
         );
         assert_eq!(is_of("OTHERS", IpFamily::V4), None);
-        // The first key is too short. The protocol of the second one does not occur in Services.
+        // The first key is too short. The second one has a protocol that Services never have.
         let icmp = [10, 0, 0, 1, 1, 0, 0, 0, 0, 80, 0, 0];
         for key in [&icmp[..3], &icmp] {
             let element = Element::of_set(Bytes::from_slice(key));

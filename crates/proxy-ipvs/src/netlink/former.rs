@@ -1,8 +1,8 @@
-//! Leftovers that this proxy does not overwrite: from other modes, from the other backend of
-//! iptables, or from another shim.
+//! Leftovers that this proxy does not overwrite: those of other modes, of the other iptables
+//! backend, or of another shim.
 //!
-//! With a shim in nftables, iptables programs are started only if the kernel holds chains of a
-//! kube-proxy. They remove these chains.
+//! With a shim in nftables, the proxy starts iptables programs only if the kernel has chains of a
+//! kube-proxy. The programs remove these chains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,7 +27,7 @@ use crate::sets::{Member, Set};
 /// Longest wait until the nft backend releases a set after its rules are removed.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// File that exists if ipset is built in or loaded. Unlike a request to ipset, a look at the file
+/// File that exists if ipset is built in or loaded. Unlike a request to ipset, a look at this file
 /// does not load the module.
 const IPSET: &str = "/sys/module/ip_set";
 
@@ -35,7 +35,7 @@ const IPSET: &str = "/sys/module/ip_set";
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeftoverSearch<'a> {
     pub(super) family: IpFamily,
-    /// Carrier in use.
+    /// Carrier of the shim in use: iptables or nftables.
     pub(super) carrier: &'a Carrier,
     pub(super) modes: Footprints,
 }
@@ -48,7 +48,7 @@ pub(super) enum Certainty {
     Some,
 }
 
-/// Returns the cached result, or searches. Caches only complete results.
+/// Returns the cached result. Without one, searches, and caches the result if it is complete.
 pub(super) fn until_known<T: Clone>(
     known: &mut Option<T>,
     look: impl FnOnce() -> (T, Certainty),
@@ -63,10 +63,10 @@ pub(super) fn until_known<T: Clone>(
     found
 }
 
-/// Treatment of an iptables backend whose content netlink cannot read.
+/// Treatment of an iptables backend whose rules netlink cannot read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
-    /// Start the backend's program.
+    /// The backend may have leftovers, so its program is started.
     Counts,
     LeftOut,
 }
@@ -103,7 +103,7 @@ impl LeftoverSearch<'_> {
                 Ok(left) => {
                     drop(found.insert(LeftoverPlace::Other(other.backend()), Arc::new(left)));
                 }
-                // If the read error is permanent, packets cannot meet rules of this backend.
+                // Ignores a permanent read error: packets cannot reach rules of this backend.
                 Err(error) if !error.kind().may_pass() => {}
                 Err(error) => unknown(&format!("iptables ({})", other.backend()), &error),
             }
@@ -138,7 +138,7 @@ impl LeftoverSearch<'_> {
         Ok(Leftovers::find(Finder::all(self.modes), &saved))
     }
 
-    /// Removes leftovers.
+    /// Removes leftovers, and returns the outcome.
     pub(super) fn remove(
         self,
         place: LeftoverPlace,
@@ -205,7 +205,8 @@ impl LeftoverSearch<'_> {
         }
     }
 
-    /// Returns the backends with a kube-proxy's chains that no installed program can remove.
+    /// Returns the backends that have a kube-proxy's chains but no installed program to remove
+    /// them.
     fn out_of_reach(self) -> Result<Vec<Backend>, IptablesError> {
         let Carrier::Nftables = self.carrier else {
             return Ok(Vec::new());
@@ -218,7 +219,7 @@ impl LeftoverSearch<'_> {
         Ok(held)
     }
 
-    /// Returns the backends with a kube-proxy's chains. Starts programs only for these.
+    /// Returns the backends that have a kube-proxy's chains. Starts programs only for these.
     fn held_backends(self) -> Result<Vec<Iptables>, IptablesError> {
         let held = self.held(IfUnknown::Counts);
         if held.is_empty() {
@@ -298,7 +299,7 @@ mod tests {
         assert_eq!(until_known(&mut known, || (3, Certainty::All)), 2);
     }
 
-    /// Reading nftables tables needs administrator rights.
+    /// Reading nftables tables needs CAP_NET_ADMIN.
     #[test]
     fn leftovers_without_read_permission_are_unknown() {
         const MODES: Footprints = &[&footprint::NFTABLES];
@@ -315,7 +316,7 @@ mod tests {
             );
             (is_here, former.find())
         };
-        // Capabilities belong to a thread, so a separate thread gives them up.
+        // Uses a separate thread, because capabilities belong to a thread.
         let (is_here, (found, certainty)) = thread::spawn(look).join().unwrap();
         if is_here {
             assert!(found.is_empty(), "{found:?}");

@@ -25,17 +25,17 @@ pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
 ///
 /// # Errors
 ///
-/// Fails if the kernel lacks it, or the process cannot use it.
+/// Fails if the kernel lacks ipset, or the process cannot use it.
 pub fn check_ipset() -> Result<(), OpenError> {
     Ipset::open().map(drop).map_err(OpenError::Ipset)
 }
 
 /// Checks that the kernel has nftables, with tables for IPv4 or IPv6. The query may load the
-/// module. Leaves no object behind.
+/// module, but creates no object.
 ///
 /// # Errors
 ///
-/// Fails if the kernel lacks it, or the process cannot use it.
+/// Fails if the kernel lacks nftables, or the process cannot use it.
 pub fn check_nftables() -> Result<(), OpenError> {
     let opened = nftables_netlink::Nftables::open();
     let mut nftables = opened.map_err(|error| nftables_missing(&error))?;
@@ -47,7 +47,7 @@ pub fn check_nftables() -> Result<(), OpenError> {
 }
 
 /// Tests whether nftables supports the shim of a family, in the network namespace of the calling
-/// thread. Leaves no object behind.
+/// thread. Creates no lasting object.
 ///
 /// # Errors
 ///
@@ -57,7 +57,7 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
 }
 
 /// Loads IPVS like [`open`](super::NetlinkKernel::open), and sets the timeouts of idle connections
-/// like [`set_timeouts`](super::NetlinkKernel::set_timeouts). Needs no iptables, and writes no
+/// like [`set_timeouts`](super::NetlinkKernel::set_timeouts). Does not need iptables, and writes no
 /// rule.
 ///
 /// # Errors
@@ -72,7 +72,7 @@ pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), Op
     set.map_err(OpenError::Ipvs)
 }
 
-/// Opens IPVS. Runs `modprobe ip_vs` if the kernel did not load the module itself.
+/// Opens IPVS. If the kernel did not load the module itself, runs `modprobe ip_vs` once.
 pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     match Servers::open(family) {
         Err(ipvs_netlink::Error::FamilyMissing) => {

@@ -17,11 +17,11 @@ use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
 /// Removes destinations and virtual servers, in the reverse order of their additions. The kernel
-/// then finds returning destinations at the head of its trash (see `order` of the writes).
+/// then finds returning destinations at the head of its trash list (see `order` of the writes).
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    // After a lost reply, it is unknown which destinations still get packets.
+    // Skips virtual servers after a lost reply: it is unknown which destinations still get packets.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
     let due = due.filter(|key| tables.servers.actual(key).is_some());
@@ -37,17 +37,17 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
         };
         let address = key.address().map(|at| at.address);
         match tables.servers.wanted(&key) {
-            // The address is removed first. If the virtual server were removed first, clients'
-            // packets would reach another process of the node while the address is local.
+            // Removes the address first. If the virtual server were removed while the address is
+            // local, clients' packets would reach another process of the node.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
             // Keeps the virtual server: a Service that has not been read yet may want it.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
-            // Keeps the virtual server by mark while packets still get the mark. Without it, they
-            // would reach the virtual server at their address.
+            // Keeps the virtual server by mark while rules still mark its packets. Without it,
+            // these packets would reach the virtual server at their address.
             None if key.address().is_none() && !of.knows_marks() => {}
             None if masquerading::is_marked(tables, &of.claims.marks, &key) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
-            // Another step adds the missing destinations first.
+            // Waits until another step has added the missing destinations.
             Some(_) if makes(tables, &key) => {}
             Some(wanted) => {
                 let before = ops.len();
@@ -67,7 +67,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// True if an address is on the link and must be removed. Covers both forms.
+/// True if an address is on the link and must be removed, in either form.
 fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
     let (bound, otherwise) = (&tables.addresses, &tables.bound_otherwise);
     bound.wanted(address).is_none()
@@ -75,25 +75,26 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
             || (otherwise.actual(address).is_some() && !otherwise.is_failing(address)))
 }
 
-/// Removes set members that proved ownership of removed virtual servers. If none is left, removes
-/// the sets that only other semantics use.
+/// Removes set members that proved ownership of removed virtual servers. If no such member is left,
+/// removes the sets that only other semantics use.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
-    // Members that filter or masquerade stay until their virtual servers are gone and no packet can
-    // arrive.
+    // Members that filter or masquerade stay until their virtual servers are removed and no packet
+    // can arrive.
     let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
     if tables.servers.due(of.now).any(|key| is_left(tables, key))
         || tables.addresses.due(of.now).any(is_unwanted_address)
     {
         return Plan::default();
     }
-    // Ports of the unwanted virtual servers that could not be removed.
+    // Ports of the unwanted virtual servers that still exist.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Addresses of such virtual servers that no set names with the port, because the kernel refused
-    // that member. Here the set of addresses is the only evidence. Any other unwanted address
-    // leaves that set now: rules reject packets to its members, and the node may own the address.
+    // Addresses of such virtual servers that no set contains with the port, because the kernel
+    // refused that member. For them, the set of addresses is the only evidence. Any other unwanted
+    // address is removed from that set now: rules reject packets to its members, and the node may
+    // own the address.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
-    // True if a member still proves ownership of a virtual server that exists.
+    // Reports whether a member still proves ownership of a virtual server that exists.
     let is_evidence = |set: Set, member: &Member| match (set, *member) {
         (Set::NodePortTcp, Member::Port(port)) => ports.contains(&(Protocol::Tcp, port)),
         (Set::NodePortUdp, Member::Port(port)) => ports.contains(&(Protocol::Udp, port)),
@@ -115,7 +116,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         if set == Set::LocalMark {
-            // These members are removed together with the exemptions.
+            // Another function removes these members together with the exemptions.
             continue;
         }
         let removed = sorted(table.due(of.now)).into_iter().filter(|member| {
@@ -137,8 +138,8 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Returns the sets that another `--ipvs-semantics` has left, once they have no members and no rule
-/// matches them.
+/// Returns the sets that another `--ipvs-semantics` has left and that have no members and no
+/// matching rule.
 fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     let is_unused = |set: &&Set| {
         let (sets, members) = (&tables.sets, tables.members(**set));
@@ -153,7 +154,7 @@ fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
 /// Reports whether a member must stay until another set or source range covers its virtual server.
 /// Without the overlap, the rules would reject or drop clients for a moment.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
-    // The firewall set admits no client. Without source ranges, it would drop every client.
+    // The firewall set admits no client. Without source ranges, its member would drop every client.
     if set == Set::LoadBalancerFirewall {
         return false;
     }
@@ -177,7 +178,7 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     }
     let mut uncovered = of.cover.uncovered.iter();
     if GUARDS.contains(&set) {
-        // If the new rules are refused, a withdrawn range must not stay admitted.
+        // Does not wait for refused rules, because a withdrawn range must not stay admitted.
         return are_rules_under_way(tables, of)
             && wants(Set::LoadBalancerFirewall)
             && uncovered.any(|of| GUARDS.contains(of));

@@ -1,4 +1,4 @@
-//! Clauses of the shim's nftables rules, written by [`Line`].
+//! Clauses of the shim's nftables rules, written with [`Line`].
 
 use ipnet::IpNet;
 use iptables::SourcePort;
@@ -6,12 +6,12 @@ use kube_rules::nft::{DESTINATION, Field, Line, SOURCE, Sense, Side};
 use nftables_netlink::{Expression, Name, Verdict};
 use proxy::{IpFamily, LocalDetector, Protocol};
 
-/// Fields of the destination, protocol and port, and the same fields after the source.
+/// Key fields: destination, protocol and port; and the same fields after the source.
 pub(super) use kube_rules::nft::{ADDRESS_AND_PORT as TO, CONNECTION as FROM_TO};
 
-/// Fields of the source, protocol and destination port.
+/// Key fields: source, protocol and destination port.
 pub(super) const BY_SOURCE: &[Field] = &[SOURCE, Field::Protocol, Field::Port];
-/// Fields of the destination, protocol, port and source.
+/// Key fields: destination, protocol, port and source.
 pub(super) const TO_FROM: &[Field] = &[DESTINATION, Field::Protocol, Field::Port, SOURCE];
 
 pub(super) type Clause = Vec<Expression>;
@@ -20,7 +20,7 @@ fn clause(family: IpFamily, write: impl FnOnce(Line) -> Line) -> Clause {
     write(Line::new(family)).rule().expressions
 }
 
-/// Writes a clause that is the same in both families.
+/// Returns a clause that is the same in both families.
 fn any(write: impl FnOnce(Line) -> Line) -> Clause {
     clause(IpFamily::V4, write)
 }
@@ -104,7 +104,8 @@ pub(super) fn mark_by(family: IpFamily, map: Name) -> Clause {
     clause(family, |line| line.mark_by(TO, map))
 }
 
-/// Restores the former mark of packets that IPVS forwards, if their mark has only these bits.
+/// Restores the former mark of packets that IPVS forwards, if only these bits of their mark are
+/// set.
 pub(super) fn restore_mark(bits: u32) -> Clause {
     any(|line| line.restore_mark(bits))
 }
@@ -114,7 +115,7 @@ pub(super) fn flip_mark(mark: u32) -> Clause {
     any(|line| line.flip_mark(mark))
 }
 
-/// Masquerades packets: `masquerade`, or `masquerade fully-random`.
+/// Returns the clause that masquerades packets: `masquerade`, or `masquerade fully-random`.
 pub(super) fn masquerade(port: SourcePort) -> Clause {
     any(|line| line.masquerade(port))
 }

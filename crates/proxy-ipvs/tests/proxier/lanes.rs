@@ -1,4 +1,4 @@
-//! Tests that independent work does not wait for parts of the kernel that hang, are unreadable, or
+//! Tests that independent work does not wait for a part of the kernel that hangs, is unreadable or
 //! slow.
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn kernel() -> FakeKernel {
     FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")])
 }
 
-/// Returns a node with kernel threads that serves `default/web`.
+/// Returns a node with worker threads that serves `default/web`.
 fn serving() -> (World<Slow>, HeldParts) {
     let held: HeldParts = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
@@ -90,7 +90,7 @@ fn the_first_virtual_server_waits_a_limited_time_for_rules() {
     world.until("the other", serves("198.51.100.7:80", 0));
 }
 
-/// Until the rules exist, all clients could use the address.
+/// Without the rules, all clients could use the address.
 #[test]
 fn an_address_is_not_served_before_its_source_ranges() {
     let mut world = web();
@@ -127,7 +127,8 @@ fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
     for &part in Part::ALL {
         let left = web();
         {
-            // One virtual server of a Service that was deleted in the meantime, and a foreign one.
+            // Another Service's virtual server, whose Service was deleted meanwhile, and a foreign
+            // one.
             let mut state = left.kernel.state();
             let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
             let servers = &mut state.snapshot.servers;
@@ -148,7 +149,7 @@ fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
         world.work();
         let synced = world.sync();
         assert_eq!(synced.unreadable[0].part, part.name());
-        // The virtual servers wait this long for the rules.
+        // Virtual servers wait this long for the rules.
         world.wait(Duration::from_millis(500));
         assert!(world.settle().stuck.is_some(), "{part:?}");
         let written = world.written();
@@ -163,7 +164,7 @@ fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
             has_evidence,
             "{part:?}: {written:?}"
         );
-        // The part is read again without a trigger, and the failure ends.
+        // The proxier reads the part again without a trigger, and the failure ends.
         world.kernel.state().unreadable.clear();
         world.wait(Duration::from_secs(1));
         let synced = world.settle();
@@ -224,7 +225,7 @@ fn the_api_server_and_dns_are_reachable_first() {
     for address in ["10.96.0.1", "10.96.0.53"] {
         let bound = position(&Op::BindAddress(ip(address)));
         let before = ops[..bound].iter().filter(adds).count();
-        // With one processor, a part may be written in between.
+        // On a machine with one processor, a part may be written in between.
         assert!(before <= 32_768 + 100, "{address} after {before}");
     }
     let binds = ops.iter().filter_map(|op| match op {
@@ -372,7 +373,7 @@ fn service_addresses_in_a_node_port_network_serve_node_ports() {
     world.sync();
     world.work();
     assert_eq!(node_ports(&world), ["10.96.0.10:30080/TCP"]);
-    // The test adds and deletes another Service.
+    // Another Service is added and deleted.
     world.service(service("default/other", "10.96.0.20", 80));
     world.slice(slice("default/other", &PAIR));
     world.sync();
@@ -497,7 +498,7 @@ fn writes_during_a_check_are_not_drift() {
     world.service(service("default/other", "10.96.0.11", 80));
     world.slice(slice("default/other", &PAIR));
     a_while(&mut world);
-    // The entry is written, but the proxier has not recorded the outcome.
+    // The kernel has the entry, but the proxier has not recorded the outcome.
     assert!(
         serves("10.96.0.11:80", 2)(&world.kernel) || {
             let state = world.kernel.state();
@@ -527,7 +528,7 @@ fn a_virtual_server_skipped_by_a_dump_is_not_recreated() {
     assert_eq!(world.written(), Vec::<String>::new());
 }
 
-/// The node gets an address that one Service has. That Service is computed again before the proxier
+/// The node gets an address that one Service has. That Service is compiled again before the proxier
 /// knows the changes of other Services.
 #[test]
 fn a_released_address_moves_to_its_next_owner_without_removal() {
@@ -546,7 +547,8 @@ fn a_released_address_moves_to_its_next_owner_without_removal() {
             [shared].as_slice(),
             [[].as_slice(), &[shared]],
         ),
-        // The second Service gets the first one's address, and releases another to the third.
+        // The second Service gets the first one's address, and releases another address to the
+        // third.
         (
             [OF_THE_NODE, shared],
             &[shared, other],

@@ -1,6 +1,6 @@
-//! Chooses the proxy to the API server as Go programs do. A kubeconfig's `proxy-url` always counts.
-//! Otherwise `HTTPS_PROXY` or `HTTP_PROXY` count, by the server's scheme, unless `NO_PROXY` names
-//! the server. kubeadm passes these variables on to kube-proxy.
+//! Chooses the proxy to the API server as Go programs do. A kubeconfig's `proxy-url` always
+//! applies. Otherwise `HTTPS_PROXY` or `HTTP_PROXY` applies, according to the server's scheme,
+//! unless `NO_PROXY` names the server. kubeadm passes these variables to kube-proxy.
 //!
 //! `kube` also reads the variables, but wrongly checks `NO_PROXY` against the proxy's name.
 
@@ -24,17 +24,17 @@ pub(super) enum Protocol {
     Socks5,
 }
 
-/// A proxy, and the credentials for it.
+/// A proxy with its credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Proxy {
     pub(super) protocol: Protocol,
     /// URL of the proxy (`http` or `https`), with host and port only.
     pub(super) url: Uri,
-    /// Decoded name and password.
+    /// Decoded user name and password, if any.
     pub(super) user: Option<(String, String)>,
 }
 
-/// Shows the proxy without name and password.
+/// Formats the proxy without user name and password.
 impl fmt::Display for Proxy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = match self.protocol {
@@ -47,15 +47,15 @@ impl fmt::Display for Proxy {
     }
 }
 
-/// Hides name and password, like `Display`.
+/// Formats the proxy without user name and password, like `Display`.
 impl fmt::Debug for Proxy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, formatter)
     }
 }
 
-/// Returns the proxy to use, if any. `given` is the proxy in the kubeconfig. `variable` reads an
-/// environment variable.
+/// Returns the proxy to use, if any. `given` is the proxy in the kubeconfig. `variable` returns the
+/// value of an environment variable.
 pub(super) fn choose(
     given: Option<&str>,
     server: &Uri,
@@ -87,7 +87,7 @@ pub(super) fn choose(
 }
 
 impl Proxy {
-    /// Parses a URL. Errors never quote the URL, because it may contain a password.
+    /// Parses a URL. Errors never quote it, because it may contain a password.
     fn parse(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let (protocol, scheme, port) = match &*scheme.to_lowercase() {
@@ -137,7 +137,7 @@ impl Proxy {
     }
 }
 
-/// Returns the name and password in front of a URL's host.
+/// Returns the user name and password in a URL.
 fn user_of(url: &Uri) -> Option<(String, String)> {
     let (user, _) = url.authority()?.as_str().rsplit_once('@')?;
     let (name, password) = user.split_once(':').unwrap_or((user, ""));
@@ -146,8 +146,9 @@ fn user_of(url: &Uri) -> Option<(String, String)> {
 }
 
 /// Reports whether the server is reached without a proxy. True for this host itself and for servers
-/// in `NO_PROXY`. An entry there is `*`, an address, a network, or a name, with or without a port.
-/// A name includes all names below it. With a leading dot, it includes only the names below it.
+/// in `NO_PROXY`. An entry of `NO_PROXY` is `*`, an address, a network, or a name, with or without
+/// a port. A name includes all names below it. With a leading dot, it includes only the names below
+/// it.
 fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     let Some(target) = ServerPeer::of(server) else {
         return false;
@@ -182,7 +183,7 @@ fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     })
 }
 
-/// Splits an entry into a name or address, and a port.
+/// Splits an entry into a name or address, and its port, if any.
 fn with_port(entry: &str) -> (&str, Option<u16>) {
     match entry.rsplit_once(':') {
         Some((name, port)) if !name.contains(':') || name.ends_with(']') => {

@@ -1,23 +1,24 @@
 //! Reads fields of protobuf messages, without copying their texts.
 //!
-//! `prost` reads keys and numbers, and skips groups. Its derived messages are not used: they copy
-//! every text, and would need a second type for each kind. Here, one wire type for each kind reads
-//! JSON and protobuf, field by field. Other crates do not fit: `buffa` borrows texts but needs a
-//! second hashbrown, `quick-protobuf` was last released in 2022, and `micropb` copies.
+//! `prost` reads keys and numbers, and skips groups. This module does not use its derived messages:
+//! they copy every text, and would need a second type for each kind. Instead, one wire type for
+//! each kind reads JSON and protobuf, field by field. Other crates do not fit: `buffa` borrows
+//! texts but needs a second version of hashbrown, `quick-protobuf` was last released in 2022, and
+//! `micropb` copies texts.
 //!
-//! The decoder ends for any input, and needs no more memory than the input's elements.
+//! For any input, the decoder ends and needs no more memory than the input's elements.
 
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use super::wire::Text;
 
-/// The value of a field.
+/// Value of a field.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Value<'a> {
-    /// A number or a truth value.
+    /// A number or a boolean.
     Varint(u64),
-    /// A text, or a message.
+    /// Bytes of a text or of a nested message.
     Bytes(&'a [u8]),
     /// A number of fixed size, or a group. No field in use has such a value.
     Other,
@@ -26,7 +27,7 @@ pub(crate) enum Value<'a> {
 /// Error of decoding a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
-    /// The bytes end too early, or are no message.
+    /// The bytes end too early, or are not a message.
     #[error(transparent)]
     Wire(#[from] prost::DecodeError),
     /// A length exceeds the message.
@@ -45,7 +46,7 @@ pub(crate) enum Malformed {
 
 /// A message that is decoded field by field.
 pub(crate) trait Message<'a>: Default {
-    /// Stores the field with this number, or ignores it.
+    /// Stores the field with this number. Ignores an unused field.
     fn take(&mut self, number: u32, value: Value<'a>) -> Result<(), Malformed>;
 }
 
@@ -56,7 +57,7 @@ pub(crate) fn read<'a, M: Message<'a>>(bytes: &'a [u8]) -> Result<M, Malformed> 
     Ok(message)
 }
 
-/// Decodes a message up to its first error.
+/// Decodes a message up to its first error. Returns the fields before the error.
 pub(crate) fn read_some<'a, M: Message<'a>>(bytes: &'a [u8]) -> M {
     let mut message = M::default();
     // Ignores the error, because the caller has already found it.
@@ -108,7 +109,7 @@ impl<'a> Value<'a> {
         str::from_utf8(self.bytes()?).map_err(|_| Malformed::Text)
     }
 
-    /// Returns a text. Go writes an empty text, where JSON omits it; both mean the same.
+    /// Returns a text. Go writes an empty text where JSON omits it. Both mean the same.
     pub(crate) fn text(self) -> Result<Text<'a>, Malformed> {
         self.str().map(Text::from)
     }

@@ -1,8 +1,8 @@
 //! Reads the documents of a manifest file, and the objects in them.
 //!
-//! JSON is read as YAML. Each document is read twice: first its `apiVersion` and `kind`, which may
-//! come last in the document, then the fields of that kind. Errors therefore have an exact
-//! position, and documents of other kinds may have any content.
+//! JSON is parsed as YAML. The reader parses each document twice: first its `apiVersion` and
+//! `kind`, which may come last in the document, then the fields of that kind. Errors therefore have
+//! an exact position, and documents of other kinds may have any content.
 //!
 //! This module splits the text into documents itself, because each document is read as its own
 //! kind. A line that begins with `---` is always a boundary (YAML 1.2, `c-forbidden`).
@@ -18,7 +18,7 @@ use serde::de::{
 use super::kinds::complaint;
 use crate::decode::{DecodedObject, Wire as _, wire};
 
-/// An object and the first line of its document.
+/// An object with the number of its document's first line.
 #[derive(Debug)]
 pub(super) struct LocatedObject {
     pub(super) line: usize,
@@ -26,14 +26,14 @@ pub(super) struct LocatedObject {
     pub(super) object: Result<DecodedObject, String>,
 }
 
-/// Error of reading a file, and its position.
+/// Error of parsing a file, with its position.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {message}, in {near:?}")]
 pub(super) struct ParseError {
     pub(super) line: usize,
     pub(super) column: usize,
     pub(super) message: String,
-    /// The text around the position.
+    /// Text around the position.
     pub(super) near: String,
 }
 
@@ -85,7 +85,7 @@ fn not_utf8(bytes: &[u8], at: usize) -> ParseError {
     }
 }
 
-/// Returns the text of a line around a column, counted from 1 in characters.
+/// Returns the text around a column of a line. Columns are counted from 1, in characters.
 fn near(line: &str, column: usize) -> String {
     const MOST: usize = 60;
     let skipped = column.saturating_sub(MOST / 2);
@@ -148,7 +148,7 @@ fn read_document(
     text: &str,
     objects: &mut Vec<Result<DecodedObject, String>>,
 ) -> Result<(), serde_saphyr::Error> {
-    // The limits admit a file with every object of a large cluster, but no alias bomb.
+    // Sets limits that admit a file with every object of a large cluster, but no alias bomb.
     let options = || {
         serde_saphyr::options! {
             with_snippet: false,
@@ -173,7 +173,7 @@ fn read_document(
     })
 }
 
-/// The fields that decide how an object is read.
+/// Fields that determine the type of an object.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Header {
@@ -182,11 +182,11 @@ struct Header {
     items: Option<Vec<Header>>,
 }
 
-/// The type that an object is read as.
+/// Type as which an object is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum DocumentType {
     Object(Kind),
-    /// A list whose items have the given kind or, with `None`, their own kinds.
+    /// A list whose items have the given kind. `None`: each item has its own kind.
     List(Option<Kind>),
     Other,
 }
@@ -211,7 +211,7 @@ impl Header {
     }
 }
 
-/// Reads an object of the header's kind into `objects`.
+/// Reader that adds an object of the header's kind to `objects`.
 struct ObjectReader<'a> {
     header: &'a Header,
     target: DocumentType,
@@ -273,7 +273,7 @@ impl<'de> Visitor<'de> for ObjectReader<'_> {
     }
 }
 
-/// Reads the items of a list.
+/// Reader of a list's items.
 struct Items<'a> {
     headers: &'a [Header],
     of: Option<Kind>,
@@ -366,7 +366,7 @@ mod tests {
         );
     }
 
-    /// A manifest of kind `Servise` must not be ignored silently.
+    /// A manifest of the misspelled kind `Servise` must not be ignored silently.
     #[test]
     fn a_misspelled_kind_is_reported() {
         let told = |text: &str| -> Vec<String> {
