@@ -93,14 +93,14 @@ impl Arguments {
     }
 }
 
-/// Shows one Service, or lists Services. Lists virtual servers if no daemon runs.
+/// Shows one Service, or lists Services. If no daemon runs, lists virtual servers.
 pub(super) fn services(arguments: &Arguments, program: &Program) -> Printed {
     let answer = match &arguments.name {
         Some(name) => one(name, arguments),
         None => list(arguments),
     };
     match answer {
-        // The kernel does not know the names of Services.
+        // Lists virtual servers, because the kernel does not know the names of Services.
         Err(Failure::NoDaemon) if arguments.name.is_none() => {
             without_daemon(arguments.form(), program)
         }
@@ -188,7 +188,7 @@ fn without_daemon(form: Form, program: &Program) -> Printed {
         if causes.any(|cause| matches!(cause, ipvs_netlink::Error::FamilyMissing)) {
             return Failure::NoDaemon;
         }
-        // Without this error, exit status 3 (no daemon) would hide the failed read.
+        // Reports the failed read. Otherwise exit status 3 (no daemon) would hide it.
         Failure::Unreadable(format!("{}, and {error:#}", Failure::NoDaemon))
     })?;
     let text = match form.of(&servers)? {
@@ -277,8 +277,8 @@ fn port_text(port: &Port) -> String {
     }
 }
 
-/// Formats the addresses and the node port. The port is omitted from the addresses, because it has
-/// a separate column.
+/// Formats the addresses and the node port. Omits the port of the addresses, because it has a
+/// separate column.
 fn addresses_text(port: &Port) -> String {
     let own = port.addresses.iter();
     let own = own.filter(|address| address.kind != AddressKind::NodePort);
@@ -350,7 +350,7 @@ fn render_one(service: &Service, is_wide: bool, has_colours: bool) -> String {
     let mut text = head.render("", has_colours);
     for error in &service.errors {
         let mark = coloured("Error:", Tone::Bad, has_colours);
-        // This write cannot fail, because it is to a String.
+        // Ignores the result: a write to a String cannot fail.
         let _ = writeln!(text, "{mark} {}", shown(error));
     }
     for port in &service.ports {

@@ -1,10 +1,10 @@
-//! Formats tables like kubectl's: columns as wide as their widest cell, three spaces apart.
+//! Formats tables like kubectl's: columns are as wide as their widest cell, and three spaces apart.
 
 use std::fmt::Write as _;
 
 pub(super) use view::shown;
 
-/// Spaces between two columns.
+/// Number of spaces between two columns.
 const GAP: usize = 3;
 
 /// Meaning of a cell, which determines its colour.
@@ -91,7 +91,7 @@ impl TextTable {
         let mut text = String::new();
         for row in &self.rows {
             text.push_str(indent);
-            // All cells after this one are empty.
+            // Ends the line here, because all further cells are empty.
             let last = row
                 .iter()
                 .rposition(|cell| !cell.text.trim_end().is_empty());
@@ -148,7 +148,7 @@ pub(super) fn short(number: u64) -> String {
     if number < 10_000 {
         return number.to_string();
     }
-    // The number is in tenths.
+    // Computes in tenths of the unit.
     let mut tenths = u128::from(number) * 10 / 1_000;
     let mut unit = units.next().unwrap_or_default();
     for next in units {

@@ -31,7 +31,8 @@ pub(crate) trait EndpointReplies: Routing {
     fn listens(&self, at: SocketAddr, protocol: Protocol) -> Result<bool, String>;
 }
 
-/// Adds to a delivered packet's path whether its reply returns.
+/// Determines whether the reply of a delivered packet returns, and adds the result to the packet's
+/// path.
 pub(crate) fn follow(
     walk: &mut Walk,
     followed: &packet_path::Walk,
@@ -77,7 +78,7 @@ fn steps(way: &packet_path::Walk, planned: &TracedPacket<'_>, modes: Footprints)
         .collect()
 }
 
-/// Describes why a reply does not arrive.
+/// Returns the reason why a reply does not arrive, in words.
 fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     if way.fate == Fate::Unknown {
         return format!("the fate of its reply is unknown: {}", way.why);
@@ -100,7 +101,7 @@ fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     format!("its answer is dropped by {}{entry}{whose}", last.place)
 }
 
-/// Returns why an endpoint's replies never come back, or `None` if they may.
+/// Returns the reason why an endpoint's replies never return. Returns `None` if they may return.
 fn never_back(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
@@ -124,7 +125,8 @@ fn never_back(
     }
 }
 
-/// Returns the reason why it is unknown whether the reply passes this node.
+/// Returns the reason why it is unknown whether the reply passes this node. Returns `None` if it is
+/// known.
 fn elsewhere(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
@@ -132,7 +134,7 @@ fn elsewhere(
 ) -> Option<String> {
     let endpoint = followed.endpoint?;
     let client = match source(followed, planned) {
-        // The source is an address of this node, so the reply comes here.
+        // The source is an address of this node, so the reply passes this node.
         Source::Masqueraded(_) | Source::ServiceAddress => return None,
         Source::Kept | Source::Rewritten(_) => followed.packet.source,
     };
@@ -140,7 +142,7 @@ fn elsewhere(
     if is_local || is_here(endpoint, planned, around) {
         return None;
     }
-    // If sender and endpoint are behind one interface, the endpoint can reply to the sender
+    // If the same interface leads to sender and endpoint, the endpoint can reply to the sender
     // directly.
     let by = around.kernel.hop(endpoint.ip()).map(|hop| hop.interface);
     let is_between = match &planned.sender.way {

@@ -1,4 +1,4 @@
-//! The Kubernetes objects for a request, as the daemon returns them. Empty without a daemon.
+//! Kubernetes objects for a request, as the daemon returns them. Empty without a daemon.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,9 +11,9 @@ use super::trace_request::{PortOf, TraceDestination, TraceRequest, protocol_of};
 /// This node, and the Services with the requested name or address.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Objects {
-    /// Mode of the proxy, or `None` without a daemon.
+    /// Mode of the proxy. `None`: no daemon runs.
     pub mode: Option<String>,
-    /// The Services, with their endpoints.
+    /// Services with their endpoints.
     pub services: Vec<Service>,
     /// Facts about this node.
     pub node: OwnNode,
@@ -28,10 +28,10 @@ pub struct OwnNode {
     pub pod_networks: Vec<IpNet>,
     /// Some pods on this node, taken from EndpointSlices.
     pub pods: Vec<IpAddr>,
-    /// Detectors of traffic from local pods, by IP family.
+    /// Methods that detect traffic from local pods, by IP family.
     pub detectors: Vec<(IpFamily, LocalDetector)>,
     /// Some Services that have the requested address as an external or load-balancer address, each
-    /// with the field.
+    /// with the name of the field.
     pub named_by: Vec<String>,
 }
 

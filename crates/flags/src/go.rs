@@ -1,7 +1,7 @@
 //! Parsers for the values and names of Go's command lines.
 //!
 //! Existing manifests have flags for Go's `strconv`, `time` and pflag. These accept more spellings
-//! than Rust's parsers (`T`, `1h30m`, `0x10`, `--proxy_mode`). This module accepts exactly the same
+//! than Rust's parsers do (`T`, `1h30m`, `0x10`, `--proxy_mode`). This module accepts the same
 //! spellings.
 
 use std::ffi::OsString;
@@ -77,8 +77,8 @@ pub fn duration(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// Returns a time in nanoseconds. `number` consists of digits with at most one decimal point, and
-/// `unit` is its unit.
+/// Returns a duration in nanoseconds. `number` consists of digits with at most one decimal point,
+/// and `unit` is its unit.
 fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
     let unit: u64 = match unit {
         "ns" => 1,
@@ -112,7 +112,7 @@ pub fn ip(text: &str) -> Result<IpAddr, &'static str> {
     address::ip(text.trim()).ok_or("give an IPv4 or IPv6 address")
 }
 
-/// Parses `--bind-address`. An empty text is 0.0.0.0.
+/// Parses `--bind-address`. An empty text means 0.0.0.0.
 pub fn bind(text: &str) -> Result<IpAddr, &'static str> {
     if text.is_empty() {
         return Ok(Ipv4Addr::UNSPECIFIED.into());

@@ -13,14 +13,14 @@ use super::question::{ClaimingServices, NodeContext, Question, ServiceCopy};
 use super::service::{Detail, ServiceContext};
 use super::{Asker, Inspect, RequestRefusal, rendered};
 
-/// Number of Services that one turn of the loop checks.
+/// Maximum number of Services that one turn of the loop checks.
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
-/// Largest number of endpoints that are checked for pods on this node.
+/// Largest number of endpoints that are checked to find pods on this node.
 const ENDPOINTS_LOOKED_AT: usize = 10_000;
 const PODS: usize = 64;
 /// Largest number of Services that are listed for an address.
 const NAMED_BY: usize = 4;
-/// Largest number of searches, if Services change during a search.
+/// Largest number of attempts, because Services may change during a search.
 const TRIES: usize = 3;
 
 impl Inspect {
@@ -36,7 +36,7 @@ impl Inspect {
             Asker::Anyone => Quotes::Own,
         };
         rendered(move || {
-            // Holds the turn until the work ends, even if the client disconnects.
+            // Keeps the turn until the work ends, even if the client disconnects.
             let _turn = turn;
             let objects = known.objects(&asked)?;
             let listening = listening(&counters);
@@ -46,7 +46,7 @@ impl Inspect {
         .await
     }
 
-    /// Asks the daemon's loop for the objects that a trace needs.
+    /// Requests the objects that a trace needs from the daemon's loop.
     async fn known(&self, asked: &TraceRequest) -> Result<CopiedObjects, RequestRefusal> {
         let names = match &asked.to {
             TraceDestination::Service(name, _) => {
@@ -123,7 +123,7 @@ struct CopiedObjects {
 }
 
 impl CopiedObjects {
-    /// Converts the copied objects to API objects, which takes a while for many endpoints.
+    /// Converts the copied objects to API objects. For many endpoints, this takes a while.
     fn objects(self, asked: &TraceRequest) -> Result<Objects, RequestRefusal> {
         let (counted, nowhere) = (CounterSamples::default(), EndpointPlaces::default());
         let seen = ServiceContext::new(&self.ground, &counted, &nowhere);
@@ -141,7 +141,8 @@ impl CopiedObjects {
     }
 }
 
-/// Searches the Services for an address and port, from index `from` up to the limit of one turn.
+/// Searches the Services for an address and port. Begins at index `from`, and ends at the limit of
+/// one turn.
 pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> ClaimingServices {
     let mut looked_at = 0;
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
@@ -211,7 +212,7 @@ fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     pods
 }
 
-/// Returns a function that finds the Service port behind a listening port of this process.
+/// Returns a function that finds the Service port for which this process listens on a port.
 fn listening(
     counters: &Counters,
 ) -> impl Fn(IpFamily, Protocol, u16) -> Option<service_counters::RelayedPort> + '_ {

@@ -1,5 +1,5 @@
-//! Reads the kernel features of a mode, and the use of limited resources. Blocks, runs only on
-//! request, and loads no module.
+//! Reads the kernel features of a mode, and the use of limited resources. The read blocks, runs
+//! only on request, and loads no module.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,8 @@ use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
 use view::{Feature, Limit, OFF};
 
-/// Function that returns the reason why IPVS lacks a scheduler of this name.
+/// Function that returns the reason why IPVS lacks a scheduler of this name. `None`: it may have
+/// it.
 type MissingScheduler = fn(&str) -> Option<String>;
 
 /// Root directory of the kernel's files.
@@ -40,7 +41,7 @@ pub(super) fn limits(parts: &[KernelFeature], modes: Footprints) -> Vec<Limit> {
     limits
 }
 
-/// Creates a limit. It counts as nearly reached from 90 % on.
+/// Creates a limit. It counts as nearly reached from 90 % of use on.
 fn limit(of: String, used: u64, limit: u64) -> Limit {
     Limit {
         of,
@@ -67,7 +68,8 @@ fn sets(footprint: &Footprint) -> Vec<Limit> {
     IpFamily::ALL.into_iter().flat_map(of_family).collect()
 }
 
-/// Returns the number of IPVS connections in this network namespace, if the kernel limits it.
+/// Returns the number of IPVS connections in this network namespace. Returns `None` if the kernel
+/// does not limit it.
 fn connections(root: &Path) -> Option<Limit> {
     let tables = Tables::read(root).ok()??;
     let used = tables.status.connections?;
@@ -152,15 +154,15 @@ fn of_part(part: &KernelFeature, missing_scheduler: MissingScheduler) -> Vec<Fea
                 found.map_err(|error| error.to_string()),
             )]
         }
-        // The mode tried the iptables programs when it started.
+        // Reports success: the mode tried the iptables programs when it started.
         KernelFeature::Iptables(backend) => {
             vec![feature("iptables", Ok(format!("backend {backend}")))]
         }
     }
 }
 
-/// Returns the iptables tables of the mode that packets bypass, by family. If a family's tables
-/// cannot be read, returns the reason instead.
+/// Returns the iptables tables of the mode that packets bypass, by family. For a family whose
+/// tables cannot be read, returns the reason instead.
 pub(super) fn switched_off(parts: &[KernelFeature]) -> Vec<(IpFamily, String)> {
     let backends = parts.iter().filter_map(|part| match part {
         KernelFeature::Iptables(backend) => Some(backend),
@@ -192,15 +194,15 @@ fn ipvs() -> Result<String, String> {
     Ok(format!("version {major}.{minor}.{patch}, {table}{grows}"))
 }
 
-/// Describes a connection table that grows.
+/// Returns a description of a connection table that grows.
 fn growing(tables: &Tables) -> String {
     let connections = tables.status.connections.unwrap_or_default();
     let chain = tables.status.connection_table.longest().unwrap_or_default();
     format!(" that grows, with {connections} connections, {chain} in the longest chain")
 }
 
-/// Describes the connection table. Since Linux 7.1, the kernel creates it with a namespace's first
-/// virtual server, and enlarges it later.
+/// Returns a description of the connection table. Since Linux 7.1, the kernel creates it with a
+/// namespace's first virtual server, and enlarges it later.
 fn connection_table(slots: u32) -> String {
     match slots {
         0 => "no connection table before the first virtual server".to_owned(),
@@ -217,7 +219,8 @@ fn tracking(folder: &Path) -> Feature {
     feature("connection tracking", found)
 }
 
-/// Returns whether conntrack entries count packets, or `None` without connection tracking.
+/// Returns the feature that conntrack entries count packets. Returns `None` without connection
+/// tracking.
 fn flow_counters(folder: &Path) -> Option<Feature> {
     let file = folder.join("nf_conntrack_acct");
     let found = if number(&file)? == 1 {

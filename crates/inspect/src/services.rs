@@ -25,10 +25,10 @@ const ENDPOINTS_MAX: usize = 20_000;
 /// Largest number of addresses whose counters are read one by one, together with their endpoints.
 /// For more addresses, one dump returns the counters without endpoints.
 const COUNTED_ADDRESSES_MAX: usize = 2_000;
-/// Deadline for the names of pods, nodes and zones.
+/// Longest wait for the names of pods, nodes and zones.
 const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The Services of a page.
+/// Names of the Services on a page, and the next page.
 struct Page {
     names: Vec<NamespacedName>,
     total: usize,
@@ -129,8 +129,7 @@ impl Inspect {
         .await
     }
 
-    /// Reads the pods, nodes and zones of endpoints from the source, because the model does not
-    /// store them.
+    /// Reads the pods, nodes and zones of endpoints from the source. The model does not store them.
     async fn whereabouts(&self, name: &NamespacedName, notes: &mut Vec<String>) -> EndpointPlaces {
         let without = "names of pods, nodes and zones are left out";
         let Some(source) = self.source.get() else {
@@ -206,7 +205,7 @@ fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     }
 }
 
-/// Compares namespaces, then names. A comparison of the whole text would put `-` before `/`.
+/// Compares namespaces first, then names. A comparison of the whole texts would put `-` before `/`.
 fn by_name(one: &NamespacedName, other: &NamespacedName) -> std::cmp::Ordering {
     (one.namespace(), one.name()).cmp(&(other.namespace(), other.name()))
 }
@@ -271,7 +270,7 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| RequestRefusal::Unreadable(error.to_string()))
 }
 
-/// Time that IPVS keeps a closed TCP connection (`TIME_WAIT`), in seconds.
+/// Time in seconds for which IPVS keeps a closed TCP connection (`TIME_WAIT`).
 const TIME_WAIT: u32 = 120;
 
 /// Returns a note if affinity may last longer than its timeout. IPVS keeps a client's persistence

@@ -23,7 +23,8 @@ use crate::ruleset::{Hook, Ruleset};
 use crate::walk::{Start, Walker, follow, unknown};
 
 /// Follows the reply to a packet, starting at the endpoint. Assumes that the reply enters this node
-/// by the interface that leads to the endpoint. Returns no path if no endpoint received the packet.
+/// through the interface that leads to the endpoint. Returns no path if no endpoint received the
+/// packet.
 ///
 /// A walk with [`Fate::Forwarded`] or [`Fate::Local`] reaches the client as a valid reply.
 /// [`Fate::Delivered`] does not occur.

@@ -12,15 +12,15 @@ pub struct Base {
     pub hook: Hook,
     /// Order among chains of a hook, lowest first.
     pub priority: i32,
-    /// Type of the chain. Chains of type nat run at the priority of the kernel's own NAT: -100 at
-    /// prerouting and output, 100 at postrouting and input. Their own priorities order them among
-    /// each other. The first one that decides the translation ends the sequence.
+    /// Type of the chain. The kernel runs chains of type nat at the priority of its own NAT: -100
+    /// at prerouting and output, 100 at postrouting and input. Their own priorities only order them
+    /// among each other. The first chain that decides the translation ends the sequence.
     pub kind: ChainKind,
     /// Number of the chain in its ruleset.
     pub number: usize,
 }
 
-/// A set of rules of one kind.
+/// Rules of one kind, such as those of iptables.
 pub trait Ruleset {
     /// Returns the ruleset's base chains at a hook, in any order.
     fn base_chains(&self, hook: Hook) -> Vec<Base>;
@@ -30,13 +30,13 @@ pub trait Ruleset {
     ///
     /// - A path that continues after the chain has no [`Branch::end`], whether it left by accept,
     ///   by return, or by a policy of accept.
-    /// - A step is added only for an effect: a match with an effect, a jump that leads to one, a
-    ///   set member found. All other rules are counted in [`Branch::passed`].
+    /// - A step is added only for an effect: a match with an effect, a jump that leads to one, or a
+    ///   matching set member. All other rules are counted in [`Branch::passed`].
     /// - Translations use [`Packet::translate`](crate::Packet::translate) and
     ///   [`Packet::translate_source`](crate::Packet::translate_source), and end the chain like
     ///   accept. The walk marks the translation as decided after the last nat chain.
     /// - For a rule that is not supported or could not be read, it calls [`Branch::doubt`] if the
-    ///   rule matters, and otherwise adds a step that says so.
+    ///   rule can affect the packet. Otherwise it adds a step with a note.
     /// - It never panics, and terminates for all rules.
     fn walk(&self, base: &Base, branch: Branch, kernel: &dyn Kernel) -> Vec<Branch>;
 }

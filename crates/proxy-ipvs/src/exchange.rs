@@ -1,5 +1,5 @@
-//! Values that pass between the loop and the kernel threads: dumps, outcomes, queries and
-//! responses.
+//! Values that pass between the loop and the worker threads that access the kernel: dumps,
+//! outcomes, queries and responses.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::server::{VirtualServer, VirtualServerKey};
 pub enum PartContent {
     /// All virtual servers of the family.
     Servers(BTreeMap<VirtualServerKey, VirtualServer>),
-    /// Our sets.
+    /// Our sets, with their members.
     Sets(FoundSets),
-    /// The link, and the addresses of all interfaces.
+    /// The link `kube-ipvs0`, and the addresses of all interfaces.
     Addresses(FoundAddresses),
-    /// The shim, and the leftovers of other modes.
+    /// Rules of the shim, and the leftovers of other modes.
     Rules(FoundRules),
 }
 
 /// Outcomes of a plan.
 pub struct PlanResult {
     pub(crate) outcomes: Vec<Outcome>,
-    /// Duration of the writes, or `None` if they are too few to measure the kernel's speed.
+    /// Duration of the writes. `None`: they are too few to measure the kernel's speed.
     pub(crate) took: Option<Duration>,
 }
 
@@ -33,7 +33,7 @@ pub struct PlanResult {
 pub enum Query {
     /// Open connections of the draining destinations of these virtual servers.
     Connections(Vec<VirtualServerKey>),
-    /// Number of virtual servers, or existence of this one if the kernel does not count them.
+    /// Number of virtual servers. If the kernel does not count them, existence of this one.
     Glance(VirtualServerKey),
     /// Existence of this scheduler in the kernel.
     Scheduler(Scheduler),

@@ -1,4 +1,4 @@
-//! Tests the shim in nftables on the real kernel, without IPVS. `nft` shows the results.
+//! Tests of the shim in nftables on the real kernel, without IPVS. `nft` shows the results.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fs;
@@ -152,7 +152,7 @@ fn shim(family: IpFamily) -> Shim {
     }
 }
 
-/// In a user namespace, a socket's buffer cannot exceed net.core.wmem_max.
+/// The limit applies in a user namespace, where a socket's buffer cannot exceed net.core.wmem_max.
 #[test]
 #[ignore = "needs nf_tables"]
 fn members_beyond_the_send_buffer_are_written_in_several_messages() {
@@ -178,7 +178,7 @@ fn members_beyond_the_send_buffer_are_written_in_several_messages() {
     let most: u32 = most.parse().unwrap();
     let mut kernel = kernel(IpFamily::V4);
     write(&mut kernel, vec![Op::CreateSet(Set::ClusterIp, 0)]);
-    // A member takes 24 bytes, and the kernel doubles the requested buffer.
+    // A member takes 24 bytes, and the kernel doubles the requested size of the buffer.
     let members = (0..2 * most / 22).map(|number| {
         let [_, high, low, last] = number.to_be_bytes();
         let address = [10, high, low, last].into();
@@ -248,7 +248,7 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
             wanted.sort_unstable();
             assert_eq!(found, wanted);
         }
-        // Numeric output, because newer versions have more names for priorities.
+        // Requests numeric output, because newer versions have more names for priorities.
         let listed = nft(&["-y", "list", "ruleset"]);
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nftables/ruleset");
         if std::env::var_os("WRITE").is_some() {
@@ -265,7 +265,8 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
     });
 }
 
-/// Each addition, change and deletion of a chain is one transaction. So is each change of a member.
+/// Each addition, change or deletion of a chain is one transaction, and so is each change of a
+/// member.
 #[test]
 fn each_change_of_the_shim_is_one_transaction() {
     in_namespace(|| {
@@ -302,7 +303,7 @@ fn each_change_of_the_shim_is_one_transaction() {
     });
 }
 
-/// A refusal affects only its set. A missing member counts as removed.
+/// The kernel refuses only the writes to that set. A missing member counts as removed.
 #[test]
 fn a_write_to_a_missing_set_affects_only_that_set() {
     in_namespace(|| {
@@ -340,7 +341,7 @@ fn a_write_to_a_missing_set_affects_only_that_set() {
         let found = kernel.read_sets().unwrap().members;
         let sizes = sets.map(|set| found.get(&set).map(std::collections::BTreeSet::len));
         assert_eq!(sizes, [Some(2), None, Some(1)]);
-        // The kernel refuses rules as a whole if they contradict the recorded state.
+        // The kernel refuses all rules of a write that contradict the recorded state.
         let outcome = kernel.apply(&Plan {
             ops: vec![Op::WriteRules {
                 wanted: Arc::default(),
@@ -386,7 +387,7 @@ fn iptables_restore(rules: &str) {
     assert!(output.status.success(), "{said}");
 }
 
-/// Rules of the kubelet and of other programs do not start an iptables program.
+/// Rules of the kubelet and of other programs do not make the proxy start an iptables program.
 #[test]
 fn chains_of_iptables_nft_are_read_over_netlink() {
     in_namespace(|| {
@@ -415,7 +416,7 @@ fn chains_of_iptables_nft_are_read_over_netlink() {
     });
 }
 
-/// Another program has created one of our sets with another type. Only that set is replaced.
+/// Another program has created one of our sets with another type. The proxy replaces only that set.
 #[test]
 fn an_nftables_set_of_another_type_is_replaced() {
     in_namespace(|| {
@@ -439,8 +440,8 @@ fn an_nftables_set_of_another_type_is_replaced() {
     });
 }
 
-/// A rule that matches the set must be in the same table. Our rule returns with the new set. A
-/// foreign rule is removed.
+/// Only rules in the same table can match the set. The proxy writes our rule again with the new
+/// set, and removes a foreign rule.
 #[test]
 fn a_set_of_another_type_is_replaced_with_the_rules_that_match_it() {
     in_namespace(|| {
@@ -476,7 +477,7 @@ fn a_set_of_another_type_is_replaced_with_the_rules_that_match_it() {
             write(&mut kernel, vec![Op::WriteRules { wanted, installed }]);
             assert_eq!(listed(), before, "{strange}");
         }
-        // The same holds if our own rule matches the set.
+        // The result is the same if our own rule matches the set.
         let of_ours = "\
             flush chain ip kube-proxy-ipvs KUBE-IPVS-FILTER
             flush chain ip kube-proxy-ipvs nat-output

@@ -1,4 +1,4 @@
-//! Checks the requests of the API source, and their cost for the server.
+//! Tests of the API source's requests, and of their cost for the server.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -29,7 +29,7 @@ fn settings(lists: Lists) -> Api {
     }
 }
 
-/// Starts a server with a Service `web`, and a source that has listed it.
+/// Starts a server with a Service `web`. Also starts a source that has listed it.
 async fn well(lists: Lists, options: Options) -> (Server, ReceivedState) {
     let server = Server::start(options).await.unwrap();
     server.apply(service("web")).unwrap();
@@ -38,7 +38,7 @@ async fn well(lists: Lists, options: Options) -> (Server, ReceivedState) {
     (server, told)
 }
 
-/// Reads the events that arrive within `time`.
+/// Receives the events that arrive within `time`.
 async fn listen(told: &mut ReceivedState, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -47,7 +47,7 @@ async fn listen(told: &mut ReceivedState, time: Duration) {
     }
 }
 
-/// Returns the lists among the requests, without requests for a single object.
+/// Returns the list requests, without requests for a single object.
 fn lists(requests: &[Request]) -> Vec<&Request> {
     let is_list = |one: &&Request| {
         let is_glance = one.query.split('&').any(|pair| pair == "limit=1");
@@ -172,8 +172,7 @@ async fn a_long_list_is_read_compressed_from_the_watch_cache() {
     assert_eq!(list.answer.as_ref().unwrap().content_encoding, "gzip");
 }
 
-/// Checks that later lists are read from the watch cache, once it is as new as the last seen
-/// version.
+/// The server reads later lists from its watch cache, once it is as new as the last seen version.
 #[tokio::test(start_paused = true)]
 async fn a_new_list_is_requested_at_the_last_seen_version() {
     let (server, mut told) = well(Lists::Cached, Options::default()).await;
@@ -196,8 +195,8 @@ async fn a_new_list_is_requested_at_the_last_seen_version() {
     assert_eq!(services(&told.model), ["new", "web"].into());
 }
 
-/// Checks that a server with lists older than the last seen version deletes no object, until it
-/// marks a list as its newest.
+/// The server has lists that are older than the last seen version. They delete no object, until the
+/// server marks a list as its newest.
 #[tokio::test]
 async fn an_outdated_list_removes_no_object() {
     let count = Arc::new(AtomicUsize::new(0));
@@ -255,7 +254,7 @@ async fn an_outdated_list_removes_no_object() {
     );
 }
 
-/// Checks that a failed watch causes no list unless its resource version is expired or too large.
+/// A failed watch causes no list unless its resource version has expired or is too large.
 #[tokio::test(start_paused = true)]
 async fn many_refused_watches_do_not_cause_a_list() {
     let refuse = |code| Fault::Refuse {
@@ -288,8 +287,8 @@ async fn many_refused_watches_do_not_cause_a_list() {
     }
 }
 
-/// Checks that a streamed list is requested again when another server may have replaced one that
-/// streams no lists.
+/// A server that streams no lists may have been replaced by another. Then the source requests a
+/// streamed list again.
 #[tokio::test(start_paused = true)]
 async fn a_streamed_list_is_requested_again_after_a_reconnect() {
     let options = Options {
@@ -313,17 +312,17 @@ async fn a_streamed_list_is_requested_again_after_a_reconnect() {
         server.faults().add(rule.times(1));
         server.faults().cut();
     };
-    // The next list is not requested as a stream.
+    // The source requests the next list without a stream.
     listen(&mut told, Duration::from_mins(1)).await;
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;
     assert_eq!(streamed(&server.requests()), 1);
-    // After a while, a streamed list is requested again.
+    // After ten minutes, the source requests a streamed list again.
     listen(&mut told, Duration::from_mins(10)).await;
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;
     assert_eq!(streamed(&server.requests()), 2);
-    // A streamed list is also requested after the server was away.
+    // The source also requests a streamed list after the server was away.
     server
         .faults()
         .add(Rule::from(Fault::Drop).of(Kind::Service).times(1));
@@ -335,7 +334,7 @@ async fn a_streamed_list_is_requested_again_after_a_reconnect() {
     assert_eq!(services(&told.model), ["web"].into());
 }
 
-/// Checks that a refusal for a reason other than streaming does not cause a plain list.
+/// Only a refusal of streaming causes a plain list.
 #[tokio::test(start_paused = true)]
 async fn a_temporary_refusal_does_not_disable_streamed_lists() {
     let server = Server::start(Options::default()).await.unwrap();
@@ -354,8 +353,8 @@ async fn a_temporary_refusal_does_not_disable_streamed_lists() {
     assert_eq!(lists(&server.requests()).len(), 0);
 }
 
-/// Checks compressed streamed lists, which servers send from 1.37 on: objects are read before the
-/// watch ends.
+/// Servers send compressed streamed lists from 1.37 on. The source reads objects before the watch
+/// ends.
 #[tokio::test]
 async fn a_compressed_streamed_list_is_decoded_object_by_object() {
     let mut sent = Vec::new();

@@ -1,5 +1,5 @@
-//! The terminal in full-screen mode. Its former state is restored when the value is dropped or a
-//! panic occurs.
+//! The terminal in full-screen mode. Dropping the value, or a panic, restores the terminal's former
+//! state.
 
 use std::io::{self, Stdout, Write as _};
 use std::panic::{set_hook, take_hook};
@@ -29,12 +29,13 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// The terminal cannot be switched. It then keeps its former state.
+    /// The terminal cannot be switched. Its former state stays.
     pub(super) fn take() -> io::Result<Self> {
         static HOOKED: Once = Once::new();
         HOOKED.call_once(|| {
             let say = take_hook();
-            // A panic ends the process without running destructors.
+            // Restores the terminal in the panic hook, because a panic ends the process without
+            // running destructors.
             set_hook(Box::new(move |panic| {
                 give_back();
                 say(panic);
@@ -102,7 +103,7 @@ impl Drop for Terminal {
 }
 
 fn give_back() {
-    // This fails only if the terminal is disconnected.
+    // Ignores the error: the terminal is disconnected.
     let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }
@@ -122,7 +123,7 @@ mod tests {
     /// Environment variable of the child process that panics.
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS_IN_A_TERMINAL";
 
-    /// Runs in a child process with its own terminal.
+    /// This test panics in a child process with its own terminal.
     #[test]
     fn a_panic_restores_the_terminal_before_its_message() {
         if env::var_os(PANICS).is_some() {
@@ -151,7 +152,7 @@ mod tests {
         assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
         drop(terminal);
         let mut shown = Vec::new();
-        // The read ends with an error, because the child process has closed its end.
+        // Ignores the error at the end: the child process has closed its terminal.
         let _ = File::from(end).read_to_end(&mut shown);
         let shown = String::from_utf8_lossy(&shown);
         let at = |part: &str| {

@@ -1,4 +1,4 @@
-//! Computes the writes of a start. Follows the steps of a start up to the first write.
+//! Computes the writes of a start. Follows the same steps as a start, up to the first write.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::config::options::Options;
 use crate::node::{external_addresses, kernel_settings};
 use crate::run::first_lists::gather;
 
-/// Time between two progress messages while waiting for the first lists.
+/// Interval of progress messages while the command waits for the first lists.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Forecast of the writes of a start.
@@ -34,7 +34,7 @@ pub(super) struct StartForecast {
     pub(super) writes: BTreeMap<String, usize>,
     /// Changes, in the order in which a start would make them.
     pub(super) changes: Vec<Change>,
-    /// Entries that already have their desired state, so a start keeps them.
+    /// Numbers of entries that already have their desired state, so that a start keeps them.
     pub(super) kept: Vec<CurrentEntryCount>,
     /// Form of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -49,8 +49,8 @@ pub(super) struct StartForecast {
 }
 
 impl StartForecast {
-    /// Returns the exit status. A difference is certain even if objects are missing. "No
-    /// difference" is certain only if all objects could be read.
+    /// Returns the exit status. A difference is certain even if objects are missing. No difference
+    /// is certain only if all objects could be read.
     pub(super) fn status(&self) -> u8 {
         match (self.would_change, self.whole) {
             (true, _) => 1,
@@ -78,11 +78,11 @@ impl StartForecast {
     }
 }
 
-/// Computes the forecast. Also returns the model behind it.
+/// Computes the forecast. Also returns the model from which it was computed.
 ///
 /// # Errors
 ///
-/// The forecast is impossible. The error names the unreadable state and the next step.
+/// Some required state cannot be read. The error names this state and the next step.
 pub(super) async fn foresee(
     options: &Options,
     timeout: Duration,
@@ -200,8 +200,8 @@ pub(super) async fn foresee(
     Ok((foreseen, model))
 }
 
-/// Awaits `future`, and prints the elapsed time at each [`REPORT_INTERVAL`]. Returns `None` after
-/// `timeout`.
+/// Waits for `future`, and prints the elapsed time at each [`REPORT_INTERVAL`]. Returns `None`
+/// after `timeout`.
 async fn await_reporting<T>(
     future: impl Future<Output = T>,
     timeout: Duration,

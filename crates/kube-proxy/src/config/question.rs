@@ -1,14 +1,14 @@
-//! The commands about a start: `check`, `plan` and `diff`.
+//! Commands about a start: `check`, `plan` and `diff`.
 
 use std::time::Duration;
 
-/// Longest wait for the first lists of objects, unless `--timeout` is given.
+/// Longest wait for the first lists of objects, if `--timeout` is missing.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A command about a start, with its options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartQuestion {
-    /// The command to run.
+    /// Command to run.
     pub question: Question,
     /// Options of the command's output.
     pub answer: AnswerOptions,
@@ -35,7 +35,7 @@ impl Default for AnswerOptions {
 /// A command about a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
-    /// `kube-proxy check`: reports whether the daemon can serve this node, and the changes of a
+    /// `kube-proxy check`: reports whether the daemon can serve on this node, and the changes of a
     /// start.
     Check,
     /// `kube-proxy plan` and `--dry-run`: list the writes of a start in their order.
@@ -45,7 +45,7 @@ pub enum Question {
 }
 
 impl Question {
-    /// Commands about a start, each with its subcommand.
+    /// Commands about a start, each with the name of its subcommand.
     pub(crate) const WORDS: [(&str, Self); 3] = [
         ("check", Self::Check),
         ("plan", Self::Plan),
@@ -61,7 +61,7 @@ impl Question {
         }
     }
 
-    /// Returns the command with this subcommand.
+    /// Returns the command with this subcommand, if any.
     pub(crate) fn of(word: &str) -> Option<Self> {
         let mut words = Self::WORDS.iter();
         words
@@ -78,9 +78,9 @@ pub enum Output {
     Text,
     /// Full output for people.
     Wide,
-    /// A JSON object.
+    /// JSON object.
     Json,
-    /// The JSON object as YAML.
+    /// Same object as YAML.
     Yaml,
 }
 

@@ -1,4 +1,5 @@
-//! Log lines about syncs. Each line reports a new fact. Retries of a reported failure stay silent.
+//! Log lines about syncs. Each line reports a new fact. Retries of a reported failure cause no
+//! line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -15,7 +16,8 @@ use crate::events::{Event, Recorder};
 const NAMED_FAILURES_MAX: usize = 20;
 /// Largest number of new conflicts listed by name, in the log and as events.
 const NAMED_CONFLICTS_MAX: usize = 20;
-/// Time after which a failure counts as new if it did not recur meanwhile. Retries come more often.
+/// Time after which a failure counts as new if it did not recur meanwhile. Retries are more
+/// frequent.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
 /// Logs the new facts in each report of one family.
@@ -25,13 +27,13 @@ pub(crate) struct Reporter {
     recorder: Recorder,
     failing: BTreeMap<Failure, FailureTimes>,
     conflicts: BTreeSet<Conflict>,
-    /// Number of conflicts beyond the limit of a report's list.
+    /// Number of conflicts that a report's limited list omits.
     more_conflicts: usize,
     /// Reason why each unreadable part of the kernel's state cannot be read.
     unreadable: BTreeMap<&'static str, String>,
-    /// Drift by kind of entry. Few kinds exist.
+    /// Drift by kind of entry.
     drift: BTreeMap<&'static str, DriftTotal>,
-    /// Start of the first sync and its number of writes. `None` once that sync is complete.
+    /// Start of the first sync, and its number of writes. `None` once that sync is complete.
     first: Option<(Instant, usize)>,
 }
 
@@ -59,7 +61,7 @@ impl Reporter {
         }
     }
 
-    /// Returns the logged facts that still hold, at most `most` of each kind.
+    /// Returns the logged facts that are still true, at most `most` of each kind.
     pub(crate) fn seen(&self, most: usize, now: Instant) -> FamilyProblems {
         let failures = self.failing.iter().take(most).map(|(failure, failing)| {
             let since = now.saturating_duration_since(failing.since);
@@ -96,7 +98,7 @@ impl Reporter {
         if let Some(conflicts) = &report.conflicts {
             self.conflicts(conflicts, report.more_conflicts, model);
         }
-        // These virtual servers already appear in the log as failures.
+        // Adds no log line: the log has already reported these virtual servers as failures.
         for (at, owner) in &report.foreign {
             self.recorder.record(Event::address_taken(at, owner, model));
         }
@@ -171,8 +173,8 @@ impl Reporter {
     }
 
     fn conflicts(&mut self, all: &[Conflict], unlisted: usize, model: &Model) {
-        // A Service may claim thousands of addresses and ports that belong to another Service, so
-        // each conflict is logged only once.
+        // Logs each conflict only once, because a Service may claim thousands of addresses and
+        // ports that belong to another Service.
         let is_new = |conflict: &&Conflict| !self.conflicts.contains(*conflict);
         let fresh: Vec<&Conflict> = all.iter().filter(is_new).collect();
         for conflict in fresh.iter().take(NAMED_CONFLICTS_MAX) {
@@ -221,8 +223,8 @@ impl Reporter {
     }
 }
 
-/// Returns text such as `20 virtual servers (10.96.0.1:443/TCP, 10.96.0.10:53/UDP, ...) and 1 link
-/// (kube-ipvs0)`.
+/// Returns drift as text, such as `20 virtual servers (10.96.0.1:443/TCP, 10.96.0.10:53/UDP, ...)
+/// and 1 link (kube-ipvs0)`.
 fn list(drift: &Drift) -> String {
     let kinds = drift.kinds().map(|(kind, of)| {
         let names = of.first.join(", ");

@@ -1,5 +1,5 @@
-//! The log line about syncs that changed the kernel: the entries, their numbers, and the syncs'
-//! duration. A sync without changes logs nothing. A family logs at most one such line a second,
+//! Log line about syncs that changed the kernel: the entries, their numbers, and the syncs'
+//! duration. A sync without changes logs nothing. A family logs at most one such line per second,
 //! which covers all syncs since the previous line.
 
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Story {
     family: IpFamily,
     done: WorkSums,
-    /// Time of the last log line.
+    /// Time of the last log line. `None`: none was logged.
     told: Option<Instant>,
 }
 
@@ -25,7 +25,7 @@ struct WorkSums {
     writes: Writes,
     /// Number of times that a Service became complete in the kernel.
     services: usize,
-    /// Name of the Service that `services` counts, if it is only one.
+    /// Name of the Service, if `services` counts only one.
     only: Option<NamespacedName>,
     /// Number of syncs that wrote an entry.
     syncs: usize,
@@ -51,7 +51,7 @@ impl Story {
         }
     }
 
-    /// Adds finished work of kernel threads.
+    /// Adds finished jobs of worker threads (kernel I/O).
     pub(crate) fn booked(&mut self, report: &Report) {
         let done = &mut self.done;
         done.writes.extend(&report.writes);
@@ -113,21 +113,21 @@ impl Story {
         }
         let done = std::mem::take(&mut self.done);
         if done.writes.sum(Fate::Done) == 0 {
-            // The log line of each failure names the failed write.
+            // Logs nothing here: the log line of each failure names the failed write.
             return None;
         }
         self.told = Some(now);
         Some(done)
     }
 
-    /// Returns the time of the next line, or `None` if there is nothing to log.
+    /// Returns the time of the next line. Returns `None` if there is nothing to log.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = self.told.map_or(now, |told| now.max(told + PAUSE));
         (self.done.syncs > 0).then_some(due)
     }
 }
 
-/// Returns text such as `1 virtual server, 2 destinations`.
+/// Returns the done writes as text, such as `1 virtual server, 2 destinations`.
 fn list(writes: &Writes) -> String {
     let done = writes.iter().filter(|(_, fate, _)| *fate == Fate::Done);
     let each = done.map(|(subject, _, count)| {

@@ -1,4 +1,4 @@
-//! The pulse of the daemon's loop: threads that answer probes use it to check that the loop is
+//! Pulse of the daemon's loop. The threads that respond to probes check with it that the loop is
 //! alive.
 //!
 //! ```text
@@ -6,18 +6,18 @@
 //!                └─ age of the oldest request without a reply
 //! ```
 //!
-//! Without probes, the pulse does nothing. A living loop works in bounded turns and replies between
-//! two turns. If it hangs, its requests stay without a reply. The first probe more than
-//! [`HUNG_AFTER`] after the oldest such request reports the hang.
+//! Without probes, the pulse does nothing. A living loop works in turns of limited length, and
+//! replies between two turns. If the loop hangs, requests stay without a reply. The first probe
+//! later than [`HUNG_AFTER`] after the oldest such request reports the hang.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// Time limit for the loop's reply to a request. Above it, the loop counts as hung.
+/// Time limit for the loop's reply to a request. After it, the loop counts as hung.
 pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(30);
-/// Time during which further requests reuse the last reply.
+/// Age up to which further requests reuse the last reply.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Pulse requests to a loop, and its replies.
@@ -29,7 +29,7 @@ pub(crate) struct Pulse {
 
 #[derive(Debug, Default)]
 struct ProbeTimes {
-    /// Time of the oldest request without a reply.
+    /// Time of the oldest request without a reply. `None`: every request has one.
     asked: Option<Instant>,
     answered: Option<Instant>,
     /// True once the loop has ended, shortly before the process ends.
@@ -37,8 +37,8 @@ struct ProbeTimes {
 }
 
 impl Pulse {
-    /// Asks the loop for a sign of life. Returns how long the loop has hung, or `None` if the loop
-    /// is alive.
+    /// Requests a sign of life from the loop. Returns the time for which the loop has hung, or
+    /// `None` if it is alive.
     pub(crate) fn hung_for(&self, now: Instant) -> Option<Duration> {
         let mut state = self.lock();
         if state.is_over {

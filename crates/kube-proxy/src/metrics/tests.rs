@@ -16,8 +16,8 @@ use crate::config::command_line::{self, Command};
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
 /// Metrics that Kubernetes has only in IPVS mode. Userspace mode has none of its own.
 const OF_IPVS: &str = include_str!("kubernetes-1.36-ipvs.txt");
-/// Metrics that Kubernetes has only in iptables mode. The ones about nfacct exist only if the
-/// kernel has nfacct.
+/// Metrics that Kubernetes has only in iptables mode. Those about nfacct exist only if the kernel
+/// has nfacct.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
 /// Metrics that Kubernetes has only in nftables mode.
 const OF_NFTABLES: &str = concat!(
@@ -75,7 +75,7 @@ impl Sample {
     }
 }
 
-/// Parses version 0.0.4 of the text format. Panics at text that any scraper might reject.
+/// Parses version 0.0.4 of the text format. Panics if the text might be rejected by some scraper.
 fn scrape(text: &str) -> BTreeMap<String, ScrapedFamily> {
     let mut families = BTreeMap::<String, ScrapedFamily>::new();
     let mut current = String::new();
@@ -292,7 +292,7 @@ fn the_build_info_metric_has_the_matching_kubernetes_version() {
     assert_eq!(build["git_version"], "v1.37.0");
     assert_eq!((&*build["major"], &*build["minor"]), ("1", "37"));
     assert_eq!(build["git_commit"], COMMIT);
-    // The build comes from a checkout, or the builder set the commit.
+    // The build comes from a checkout, or the builder set the commit's hash.
     let is_commit = COMMIT.len() >= 40 && COMMIT.bytes().all(|byte| byte.is_ascii_hexdigit());
     assert!(is_commit || COMMIT == "unknown", "{COMMIT}");
     let own = of("kubeproxy_ipvs_build_info");
@@ -300,7 +300,7 @@ fn the_build_info_metric_has_the_matching_kubernetes_version() {
     assert_eq!(own["version"], env!("CARGO_PKG_VERSION"));
 }
 
-/// Like upstream 1.37, the metrics have every feature gate with its value.
+/// The metrics contain every feature gate with its value, like upstream 1.37.
 #[test]
 fn each_feature_gate_is_a_metric() {
     let told = |gates: &str| {
@@ -588,7 +588,7 @@ fn sync_metrics_are_absent_before_the_first_sync() {
     assert!(families.contains_key("kubeproxy_sync_proxy_rules_service_changes_total"));
 }
 
-/// Test fixture: a Service with Local traffic policies, seen from the node `here`.
+/// Test fixture: a Service with Local traffic policies, as the node `here` sees it.
 struct Policies {
     internal: bool,
     external: bool,
@@ -662,7 +662,7 @@ fn service(policies: &Policies) -> Event {
     })
 }
 
-/// Returns an EndpointSlice with endpoints on these nodes, ready if true.
+/// Returns an EndpointSlice with endpoints on these nodes. The value is true for a ready endpoint.
 fn slice(endpoints: &[(&str, bool)]) -> Event {
     let endpoint = |(number, (node, ready)): (u8, &(&str, bool))| Endpoint {
         address: [10, 0, 0, number].into(),
@@ -689,7 +689,7 @@ fn slice(endpoints: &[(&str, bool)]) -> Event {
     })
 }
 
-/// As in upstream, the start sets the time in both families. A change sets the time in its own
+/// The start sets the time in both families, as in upstream. A change sets the time only in its own
 /// family.
 #[test]
 fn the_last_queued_timestamp_is_kept_per_ip_family() {

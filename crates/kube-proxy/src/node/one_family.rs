@@ -1,7 +1,7 @@
-//! Warns about settings that name only one IP family in a dual-stack cluster. Upstream has the same
-//! checks at its start (`checkBadConfig`, `checkBadIPConfig`).
+//! Warns about settings that name only one IP family in a dual-stack cluster. Upstream does the
+//! same checks at its start (`checkBadConfig`, `checkBadIPConfig`).
 //!
-//! The families in use come from the cluster's objects, not from the checked settings.
+//! The cluster's objects determine the families in use. The checked settings do not.
 
 use ipnet::IpNet;
 use proxy::{Changes, IpFamily, Model, Node, NodePortAddresses, Selection};
@@ -10,7 +10,7 @@ use tracing::warn;
 use modes::detect_local::DetectLocal;
 use modes::settings::Settings;
 
-/// A setting that has no value for one family.
+/// A setting without a value for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OneFamily {
     /// Flag that lacks a value for the family.
@@ -27,7 +27,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Checks the settings after objects changed. Costs O(1) unless a family is new, or the Node or
+    /// Checks the settings after objects changed. Costs O(1), unless a family is new or the Node or
     /// the settings changed.
     pub(crate) fn look(&mut self, settings: &Settings, model: &Model, changes: &Changes) {
         let before = self.in_use;
@@ -52,8 +52,8 @@ impl Watch {
     }
 }
 
-/// Returns upstream's hint that NodePorts accept connections on all addresses, if no flag restricts
-/// them.
+/// Returns upstream's hint that NodePorts accept connections on all addresses. Returns `None` if a
+/// flag restricts them.
 pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
     (settings.shared.node_port_addresses == NodePortAddresses::All).then_some(
         "--nodeport-addresses is not given: NodePorts are served at every address of this node; consider `primary`, which \
@@ -77,8 +77,8 @@ fn has(node: &Node, family: IpFamily) -> bool {
     addresses.any(|address| IpFamily::of(*address) == family)
 }
 
-/// Lists the settings that give no usable value to one of the `used` families: none, or only
-/// loopback addresses.
+/// Lists the settings that give no usable value to one of the `used` families. Loopback addresses
+/// are not usable.
 pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily]) -> Vec<OneFamily> {
     let mut found = Vec::new();
     for family in used {
@@ -120,13 +120,14 @@ fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> 
     })
 }
 
-/// Finds a family for which `--nodeport-addresses` has no network, or only loopback networks.
+/// Returns a problem if `--nodeport-addresses` has no network of this family, or only loopback
+/// networks.
 fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
     const FLAG: &str = "--nodeport-addresses";
     let addresses = &settings.shared.node_port_addresses;
     let message = match addresses.of(family) {
         Selection::All if addresses.lacks(family) => {
-            // Upstream also serves every address here, except in nftables mode.
+            // Here, upstream also serves every address, except in nftables mode.
             let which = if settings.chosen.name() == "nftables" {
                 "no"
             } else {

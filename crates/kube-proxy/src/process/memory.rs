@@ -1,4 +1,5 @@
-//! Configures the allocator of this process, and returns memory to the system after large work.
+//! Configures the allocator of this process, and returns memory to the system after kernel work
+//! that used much memory.
 //!
 //! A first sync and each drift check use tens of megabytes for about a second. The memory holds
 //! writes with their replies, or a dump of the kernel. glibc's allocator has a separate arena for
@@ -16,7 +17,7 @@ pub fn start() {
     #[cfg(target_env = "gnu")]
     for (option, value) in [
         (libc::M_ARENA_MAX, 1),
-        // An explicit threshold stops the allocator from raising it by itself.
+        // Sets an explicit threshold. Otherwise the allocator would raise it by itself.
         (libc::M_MMAP_THRESHOLD, LARGE_BYTES),
         (libc::M_TRIM_THRESHOLD, LARGE_BYTES),
     ] {
@@ -30,8 +31,9 @@ pub fn start() {
     }
 }
 
-/// Size from which the allocator maps an allocation separately. Free memory of this size at the end
-/// of the heap is returned to the system. No single allocation for 10,000 Services is larger.
+/// Size in bytes from which the allocator maps an allocation separately. Free memory of this size
+/// at the end of the heap is returned to the system. No single allocation for 10,000 Services is
+/// larger.
 #[cfg(target_env = "gnu")]
 const LARGE_BYTES: libc::c_int = 8 * 1024 * 1024;
 

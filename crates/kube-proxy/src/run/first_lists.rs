@@ -11,12 +11,13 @@ use tracing::{info, warn};
 
 use crate::config::options::object_source::{OwnNode, SideKinds};
 
-/// Largest number of queued events applied before the next write to the kernel. Without this limit,
-/// a flood of events could delay the write forever.
+/// Largest number of queued events that are applied before the next write to the kernel. Without
+/// this limit, a flood of events could delay the write forever.
 const DRAINED_MAX: usize = 50_000;
-/// Longest time spent applying queued events. A large object takes milliseconds.
+/// Longest time for applying queued events before the next write. A large object takes
+/// milliseconds.
 const DRAINED_FOR: Duration = Duration::from_millis(50);
-/// Interval of the log line while the start waits for its source.
+/// Interval of the log line while the start waits for its first lists.
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// Longest time that the start waits for this node's Node object, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
@@ -24,8 +25,8 @@ const NODE_PATIENCE: Duration = Duration::from_secs(30);
 /// server delivers them before the first sync. A slow one must not delay the sync.
 const SERVICE_CIDR_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Applies events until Services, EndpointSlices and this Node are listed. Goes on without the Node
-/// after a time limit. `seen` receives the progress.
+/// Applies events until Services, EndpointSlices and this Node are listed. After a time limit,
+/// continues without the Node. `seen` receives the progress.
 pub(crate) async fn gather(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
@@ -35,7 +36,7 @@ pub(crate) async fn gather(
     gather_within(events, model, OwnNode::of(source), NODE_PATIENCE, seen).await;
     if SideKinds::of(source) == SideKinds::ServiceCidrs {
         let listed = gather_service_cidrs(events, model);
-        // ServiceCIDRs that arrive later are a change like any other.
+        // Ignores a timeout: ServiceCIDRs that arrive later are a change like any other.
         let _ = timeout(SERVICE_CIDR_PATIENCE, listed).await;
     }
 }
@@ -98,8 +99,8 @@ pub(crate) async fn gather_within(
     }
 }
 
-/// Applies an event and all further events that are ready. The source may have more ready than its
-/// queue stores.
+/// Applies an event and all further events that are ready. The source may have more events ready
+/// than its queue holds.
 pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
     let began = Instant::now();
     model.apply(first);
@@ -107,8 +108,8 @@ pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Mo
     let is_enough = |drained| drained == DRAINED_MAX || began.elapsed() >= DRAINED_FOR;
     loop {
         let before = drained;
-        // Unconstrained: otherwise tokio reports an empty queue after 128 messages, until the task
-        // yields.
+        // Uses `unconstrained`: otherwise tokio reports an empty queue after 128 messages, until
+        // the task yields.
         while !is_enough(drained)
             && let Some(Some(event)) = unconstrained(events.next()).now_or_never()
         {
@@ -118,7 +119,7 @@ pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Mo
         if drained == before || is_enough(drained) {
             return;
         }
-        // Gives the source a turn, because it stops while its queue is full.
+        // Yields to the source's task, which stops while its queue is full.
         yield_now().await;
     }
 }
@@ -184,7 +185,7 @@ mod tests {
         assert!(model.is_complete());
         assert_eq!(took, SERVICE_CIDR_PATIENCE);
 
-        // Tells the model that this API server has no ServiceCIDRs.
+        // Reports to the model that this API server has no ServiceCIDRs.
         let untold = Event::ListComplete {
             kind: Kind::ServiceCidr,
             is_whole: false,

@@ -1,9 +1,9 @@
 //! The pages `/flagz` and `/statusz`. The feature gates `ComponentFlagz` and `ComponentStatusz`
-//! enable them, as by default.
+//! enable them, and are on by default.
 //!
-//! People receive plain text, whose format upstream leaves open. Programs request an object of the
-//! API group `config.k8s.io` with `Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz` (or
-//! `application/yaml`; `as=Statusz`). Other types, including CBOR, are not available.
+//! People receive plain text, whose format upstream does not define. Programs request an object of
+//! the API group `config.k8s.io` with `Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz`
+//! (or `application/yaml`; `as=Statusz`). Other types, including CBOR, are not available.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ const PAGES: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyM
 /// State that the pages show.
 #[derive(Debug)]
 pub(super) struct Zpages {
-    /// Flags of the command line with their values, or `None` if `/flagz` is off.
+    /// Flags of the command line with their values. `None`: `/flagz` is off.
     flags: Option<BTreeMap<String, String>>,
     has_status: bool,
     started: SystemTime,
@@ -41,7 +41,7 @@ pub(super) struct Zpages {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Text,
-    /// JSON object of this version.
+    /// JSON object of this API version.
     Json(&'static str),
     Yaml(&'static str),
 }
@@ -59,7 +59,8 @@ impl Zpages {
         }
     }
 
-    /// Returns the response to a request for `/flagz` or `/statusz`, or `None` for any other path.
+    /// Returns the response to a request for `/flagz` or `/statusz`. Returns `None` for any other
+    /// path.
     pub(super) fn respond(&self, head: &Parts) -> Option<Answer> {
         match (head.uri.path(), &self.flags) {
             ("/flagz", Some(flags)) => {
@@ -89,7 +90,7 @@ impl Zpages {
         let (binary, emulated) = (KUBERNETES.number(), KUBERNETES.release());
         let mut lines = String::new();
         let (hours, minutes, seconds) = (up / 3600, up / 60 % 60, up % 60);
-        // Writing to a String cannot fail.
+        // Ignores the result: a write to a String cannot fail.
         let _ = writeln!(
             lines,
             "Started: {started}\nUp: {hours} hr {minutes:02} min {seconds:02} sec\nBinary version: {binary}\n\
@@ -99,7 +100,7 @@ impl Zpages {
         let fields = json!({
             "startTime": started.to_string(),
             "uptimeSeconds": up,
-            // The field is mandatory. It is empty, because this program is not written in Go.
+            // Mandatory field. It is empty, because this program is not written in Go.
             "goVersion": "",
             "binaryVersion": binary,
             "emulationVersion": emulated,
@@ -150,13 +151,14 @@ fn page(head: &Parts, kind: &str, lines: &str, mut fields: Value) -> Answer {
     answer
 }
 
-/// Returns the available format that `Accept` prefers. Text, if the header is missing or `*/*`.
+/// Returns the available format that `Accept` prefers. If the header is missing or `*/*`, returns
+/// text.
 fn wanted(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);
     }
     let mut ranges: Vec<_> = accept.split(',').filter_map(Range::read).collect();
-    // The sort is stable: the first of equal preferences wins.
+    // Uses a stable sort, so that the first of equal preferences wins.
     ranges.sort_by_key(|range| Reverse(range.thousandths));
     ranges.iter().find_map(|range| range.form(kind))
 }

@@ -10,7 +10,7 @@ use iptables::Words;
 use super::rule::{Bridge, ConntrackState, Ipvs, PortSide, Property, Rule, Side, Target, Test};
 use super::targets::{self, RemainingWords, masked, sides};
 
-/// Supported matches. All options of any other match together form one unsupported test.
+/// Supported matches. All options of an unsupported match form one unsupported test.
 const MODULES: [&str; 17] = [
     "comment",
     "tcp",
@@ -48,7 +48,7 @@ pub(super) fn read(words: Words<'_>) -> Rule {
                 target = Target::Goto(words.next().unwrap_or_default().into_owned());
                 break;
             }
-            // `iptables -S -v` prints counters in this form.
+            // Counters in the format of `iptables -S -v`.
             "-c" => {
                 words.next();
                 words.next();
@@ -69,7 +69,7 @@ struct RuleParser {
     tests: Vec<Test>,
     is_inverted: bool,
     module: String,
-    /// Options of the current match, which form one test together.
+    /// Options of the match `ipvs`, which together form one test. The same applies to `recent`.
     ipvs: Option<Ipvs>,
     recent: Option<(bool, String)>,
     types: Vec<(Side, Vec<String>, bool)>,
@@ -126,7 +126,7 @@ impl RuleParser {
     fn option(&mut self, option: &str, words: &mut RemainingWords<'_>) {
         match self.known(option, words) {
             Some(Some(ask)) => self.push(ask),
-            // The option belongs to an earlier option, or tests nothing.
+            // The option belongs to an earlier option, or tests nothing by itself.
             Some(None) => self.is_inverted = false,
             None => {
                 let mut text = option.to_owned();
@@ -139,8 +139,8 @@ impl RuleParser {
         }
     }
 
-    /// Parses an option. Returns `None` if it is not supported, or `Some(None)` if it tests nothing
-    /// by itself.
+    /// Parses an option. Returns `None` if it is not supported. Returns `Some(None)` if it tests
+    /// nothing by itself.
     #[allow(clippy::option_option, reason = "three cases, named above")]
     fn known(&mut self, option: &str, words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
         let flag = match (&*self.module, option) {
@@ -214,7 +214,7 @@ impl RuleParser {
             }
             ("multiport", "--ports") => Property::Ports(PortSide::Either, ports(value)?),
             ("tcp", "--tcp-flags") => return flags(words),
-            // Never matches, because this crate follows no ICMP packets.
+            // Never matches, because this crate does not follow ICMP packets.
             ("icmp", "--icmp-type" | "--icmpv6-type") => Property::Always(false),
             ("conntrack", "--ctstate") | ("state", "--state") => Property::State(states(value)?),
             ("conntrack", "--ctstatus") => Property::State(statuses(value)?),
@@ -282,7 +282,8 @@ impl RuleParser {
             "--vproto" => ipvs.protocol = Some((protocol(value)?, is_wanted)),
             "--vaddr" => ipvs.address = Some((network(value)?, is_wanted)),
             "--vport" => ipvs.port = Some((value.parse().ok()?, is_wanted)),
-            // The first packet has this direction, and kube-proxies masquerade.
+            // Accepts the usual values: the first packet has this direction, and kube-proxies
+            // masquerade.
             "--vdir" if value == "ORIGINAL" && is_wanted => {}
             "--vmethod" if value == "MASQ" && is_wanted => {}
             _ => return None,
@@ -386,8 +387,8 @@ fn states(text: &str) -> Option<Vec<ConntrackState>> {
     text.split(',').map(state).collect()
 }
 
-/// Parses connection statuses. A first packet has none, because its connection is not confirmed
-/// yet.
+/// Parses connection statuses. A first packet has none, because its connection is not yet
+/// confirmed.
 fn statuses(text: &str) -> Option<Vec<ConntrackState>> {
     let status = |name| match name {
         "SEEN_REPLY" | "CONFIRMED" => Some(ConntrackState::Established),

@@ -11,12 +11,12 @@ use proxy::{IpFamily, ServiceAddress};
 use super::sets::{FORBIDDEN, address_len, definition_of, is_of, member};
 use crate::sets::Set;
 
-/// Content of the table that the lane of rules writes.
+/// Content of the nftables table that the lane of rules writes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Content {
     /// Chains of the table, with their rules.
     pub(crate) chains: BTreeMap<Name, HeldChain>,
-    /// Service addresses to which this node may not open connections.
+    /// Service addresses to which this node must not open connections.
     pub(crate) forbidden: BTreeSet<ServiceAddress>,
     /// State that decides whether packets reach the base chains.
     pub(crate) activity: Activity,
@@ -40,7 +40,7 @@ pub(crate) fn add_table(family: IpFamily) -> Change {
     Change::AddTable(table(family, TABLE))
 }
 
-/// Returns the definition of our table with this name.
+/// Returns the definition of a table of ours with this name.
 pub(crate) fn table(family: IpFamily, name: &str) -> Table {
     Table {
         family: family.into(),
@@ -65,7 +65,8 @@ impl Content {
     /// chains.
     pub(crate) fn changes(&self, installed: &Self, family: IpFamily) -> Vec<Change> {
         let mut changes = vec![add_table(family)];
-        // Adding an existing set changes nothing. Sets must exist before rules match them.
+        // Adds sets first, because rules can match only existing sets. To add an existing set
+        // changes nothing.
         let named = self.sets_named();
         changes.extend(
             named
@@ -166,7 +167,8 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// Returns the IP family, for printing a rule. Families differ only in the code of a reject.
+/// Returns the IP family, which is needed to print a rule. Families differ only in the code of a
+/// reject.
 fn family_of(rule: &Rule) -> Family {
     let unreachable = Expression::Reject { kind: 0, code: 4 };
     if rule.expressions.contains(&unreachable) {
@@ -189,7 +191,7 @@ pub(crate) fn forbidden_key(key: &ServiceAddress) -> Bytes {
 pub(crate) fn forbidden_of(key: &[u8], family: IpFamily) -> Option<ServiceAddress> {
     let address = address_len(family) as usize;
     let (from, rest) = key.split_at_checked(address)?;
-    // The rest of the key looks like a member of this set.
+    // Parses the rest of the key like a member of this set.
     let rest_of = Element::of_set(Bytes::from_slice(rest));
     let (set, to) = member(&Set::ClusterIp.name(family), &rest_of, family)?;
     set.service_address(&to).filter(|_| rest.starts_with(from))

@@ -1,10 +1,10 @@
-//! Tests whether the kernel has a scheduler. The node's scheduler is tested at the start, because
-//! every virtual server needs it. A Service's scheduler is tested when a Service first names it.
+//! Tests whether the kernel has a scheduler. A start tests the node's scheduler, because every
+//! virtual server needs it. Another scheduler is tested when a Service first names it.
 //!
 //! The kernel has no list of schedulers. It loads a scheduler's module when a virtual server names
 //! the scheduler. So, like upstream, the test creates and removes a virtual server. Its address is
-//! for documentation (RFC 5737): 198.51.100.0:20000. A scheduler that an existing virtual server
-//! uses needs no test.
+//! one for documentation (RFC 5737): 198.51.100.0:20000. A scheduler that an existing virtual
+//! server uses needs no test.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::server::VirtualServerKey;
 ///
 /// [`OpenError::Scheduler`] if the kernel lacks the scheduler.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
-    /// Lock for the test address, because the families share it.
+    /// Lock for the test's address, which both IP families share.
     static ASKING: Mutex<()> = Mutex::new(());
     let lacking = |reason: &dyn std::fmt::Display| OpenError::Scheduler {
         name: name.to_owned(),
@@ -39,13 +39,13 @@ pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
         Reply::Refused(refusal) if refusal.errno != libc::EEXIST => {
             Err(OpenError::Ipvs(refusal.into()))
         }
-        // Another program has a virtual server at the test's address, so the test cannot run.
+        // Succeeds without a test: another program has a virtual server at the test's address.
         _ => Ok(()),
     }
 }
 
-/// Creates and removes the test's virtual server. Returns the reply to its creation, or `Done` if
-/// the test was unnecessary.
+/// Creates and removes the test's virtual server. Returns the reply to its creation. Returns `Done`
+/// if no test is necessary.
 fn ask(ipvs: &mut Ipvs, scheduler: Name) -> Result<Reply, Error> {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     let there = ipvs.services()?;
@@ -83,8 +83,9 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// Looks for a scheduler without writing. Returns a clause that explains why it is missing. Returns
-/// `None` if the kernel has it or the answer is unclear, as in a container without `/lib/modules`.
+/// Checks without a write whether the kernel has a scheduler. Returns a clause with the reason why
+/// it is missing. Returns `None` if the kernel has it or the result is unclear, as in a container
+/// without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
     let there = Ipvs::open().and_then(|mut ipvs| ipvs.services()).ok()?;
     let is_used = name.parse().is_ok_and(|name| is_used(name, &there));

@@ -16,12 +16,12 @@ use crate::kernel::FoundSets;
 use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set, SetKind};
 
-/// The sets of one family.
+/// Access to the sets of one family.
 #[derive(Debug)]
 pub(super) struct Sets {
     ipset: Ipset,
     family: IpFamily,
-    /// Sets that could not be created. Their members fail for the same reason.
+    /// Sets that could not be created. Writes of their members fail for the same reason.
     refused: BTreeSet<Set>,
 }
 
@@ -39,7 +39,7 @@ impl Sets {
     }
 
     /// Reads our sets one by one, because other programs' sets may be huge. Omits a set that has
-    /// our name but another type; creating ours then reports the reason.
+    /// our name but another type. The creation of our set then reports the reason.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
@@ -53,8 +53,7 @@ impl Sets {
             };
             if serves_as(&found.header, set, self.family) {
                 dump.sizes.insert(set, size(&found.header));
-                // Skips entries that this proxy cannot express, because it cannot have written
-                // them.
+                // Skips entries that this proxy cannot have written.
                 let members = found.entries.iter().filter_map(member).collect();
                 dump.members.insert(set, members);
             }
@@ -116,7 +115,7 @@ impl Sets {
         let wanted = definition(set, self.family).with_maxelem(size);
         match self.ipset.create(&set.name(self.family), &wanted) {
             Ok(_) => Outcome::Done,
-            // The existing set has the same type, and only another size.
+            // The existing set has the same type and another size.
             Err(Error::Mismatch { exists, .. }) if serves_as(&exists, set, self.family) => {
                 if self::size(&exists) >= size {
                     return Outcome::Done;
@@ -141,8 +140,8 @@ impl Sets {
         }
     }
 
-    /// Replaces a set by a larger one with the same entries, because the kernel cannot resize a
-    /// set. The kernel swaps both sets atomically, so rules see every member at all times.
+    /// Replaces a set with a larger one that has the same entries, because the kernel cannot resize
+    /// a set. The kernel swaps both sets atomically, so rules see every member at all times.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
@@ -162,7 +161,7 @@ impl Sets {
     /// Adds and removes members.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let writes: Vec<_> = run.iter().filter_map(write).collect();
-        // Consecutive writes in one direction to one set form one change.
+        // Merges consecutive writes in one direction to one set into one change.
         let runs: Vec<_> = writes
             .chunk_by(|one, next| (one.0, one.1) == (next.0, next.1))
             .filter_map(|writes| {
@@ -226,7 +225,7 @@ impl Sets {
 }
 
 /// Returns advice for removing a foreign set that has our name. The advice depends on whether rules
-/// use the set. Even our own rules may, because they match sets by name.
+/// use the set. Even our own rules may use it, because they match sets by name.
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {
@@ -334,7 +333,7 @@ fn member(entry: &Entry) -> Option<Member> {
         } if mark == Mark::whole(mark.value) => {
             Member::AddressPortMark(ip, known(protocol)?, port, mark.value)
         }
-        // A foreign mark with another mask reads as a member that no Service wants. Its removal
+        // Reads a foreign mark with another mask as a member that no Service wants. Its removal
         // ignores the mark.
         Entry::IpPort { ip, protocol, port }
         | Entry::IpPortMark {

@@ -37,7 +37,7 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Of the entries that are not urgent, examines only as many as the plan can hold.
+    // Examines all urgent entries. Of the others, examines only as many as the plan can hold.
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
             || waits_for_marks(tables, key, of)
@@ -68,8 +68,8 @@ pub(super) fn make(
     };
     let mut members = Vec::new();
     // The set that drops other clients waits for the rules that admit allowed clients. If the
-    // kernel refuses those rules, the set is filled anyway: a closed port is safer than an open
-    // one.
+    // kernel refuses those rules, the set gets its members anyway: a closed port is safer than an
+    // open one.
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
         || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));
@@ -91,13 +91,14 @@ pub(super) fn make(
         let is_exact = of.state.config.semantics.is_exact();
         let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
-        // The kernel refuses a second mark at an address, so the first one is removed before.
+        // Removes the old mark of an address before adding another one, which the kernel would
+        // refuse.
         if of.knows(Part::Servers) {
             let unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
             ops.extend(unmarked);
         }
     }
-    // Urgent Services (the API server and DNS) always get a plan of their own, before all others.
+    // Urgent Services (the API server and DNS) get a plan of their own, before all others.
     let has_urgent = servers
         .first()
         .is_some_and(|((rank, _), _)| is_urgent(*rank))
@@ -106,7 +107,7 @@ pub(super) fn make(
         members.retain(|(rank, ..)| is_urgent(*rank));
         servers.retain(|((rank, _), _)| is_urgent(*rank));
     }
-    // Members that admit clients come before members that drop all other clients.
+    // Adds members that admit clients before members that drop all other clients.
     let refuses = |set: Set| set == Set::LoadBalancerFirewall;
     members.sort_unstable_by_key(|(_, set, member)| (refuses(*set), *set, *member));
     let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
@@ -129,7 +130,7 @@ pub(super) fn make(
 }
 
 /// Rotates each rank so that it begins after the last virtual server. A virtual server with very
-/// many changes thus takes turns with others. The order of ranks stays.
+/// many changes thus takes turns with others. The order of the ranks stays.
 fn begin_behind<P: PartialEq>(
     servers: &mut [(P, VirtualServerKey)],
     last: Option<VirtualServerKey>,
@@ -168,8 +169,8 @@ fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
     there.weight > wanted.weight
 }
 
-/// Adds destinations before it lowers weights, so that the virtual server always has one that
-/// serves.
+/// Adds destinations before it lowers weights, so that the virtual server always has a serving
+/// destination.
 fn make_server(
     tables: &Tables,
     key: VirtualServerKey,
@@ -183,8 +184,8 @@ fn make_server(
     };
     let actual = tables.servers.actual(&key);
     if actual.is_none() && tables.foreign.stands_at(&key) {
-        // If a foreign virtual server has the key, the kernel refuses this write. The foreign one
-        // gets none of our destinations.
+        // If a foreign virtual server has the key, the kernel refuses this write. Then the foreign
+        // virtual server gets none of our destinations.
         ops.push(Op::AddServer(key, wanted.properties.clone()));
         return;
     }
@@ -223,8 +224,8 @@ fn make_server(
     }
 }
 
-/// True if removals can start although additions are pending, because the kernel refused an
-/// addition and other destinations serve.
+/// True if removals can start although additions are pending. The kernel refused such an addition,
+/// but other destinations serve.
 fn goes_on_without(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -269,7 +270,7 @@ fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
 }
 
 /// Reports whether a virtual server without destinations must wait for rules. If it replaces a
-/// foreign one, it has no rules yet, because no set contained its address.
+/// foreign one, its rules are still missing, because no set contained its address.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {

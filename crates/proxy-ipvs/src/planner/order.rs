@@ -1,12 +1,12 @@
 //! Order in which a virtual server gets its destinations.
 //!
 //! The kernel puts a new destination at the head of its list. Schedulers that take turns begin at
-//! the head, and schedulers that compare loads take the first of equal ones. With one order on all
-//! nodes, the first clients of all nodes get one endpoint (k/k#121591). So each node has its own
-//! order, by hash of node and endpoint.
+//! the head, and schedulers that compare loads take the first of equal ones. With the same order on
+//! all nodes, the first clients of all nodes would reach the same endpoint (k/k#121591). So each
+//! node has its own order, by a hash of node and endpoint.
 //!
 //! A restart does not change the list, because only additions have an order. A single new endpoint
-//! comes to the head on each node.
+//! is at the head of the list on each node.
 
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -15,22 +15,23 @@ use proxy::Target;
 
 use crate::server::Properties;
 
-/// Schedulers that begin at the head of the list. `mh`, `sh` and `dh` fill their tables in the
-/// list's order, so nodes with one order choose the same endpoint for a client. `fo` and `ovf`
-/// prefer one endpoint on purpose.
+/// Schedulers that prefer the head of the destination list, so each node uses another order for
+/// them. Excluded are `mh`, `sh` and `dh`: nodes must fill their tables in the same order to choose
+/// the same endpoint for a client. Also excluded are `fo` and `ovf`, which prefer one endpoint on
+/// purpose.
 const FROM_THE_HEAD: [&str; 6] = ["rr", "wrr", "lc", "wlc", "sed", "nq"];
 
 /// Order in which a virtual server's destinations are added on a node.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Order by a hash of the target and of the node's name. The hasher has read the name.
+    /// Order by a hash of the target and of the node's name. The hasher has already read the name.
     Node(DefaultHasher),
     /// Order by target, the same on all nodes.
     Target,
 }
 
 impl Order {
-    /// Returns the order for these properties on the node of this name.
+    /// Returns the order for these properties on a node of this name.
     pub(super) fn of(properties: &Properties, node: &str) -> Self {
         if !FROM_THE_HEAD.contains(&&*properties.scheduler) {
             return Self::Target;
@@ -40,13 +41,13 @@ impl Order {
         Self::Node(hasher)
     }
 
-    /// Sorts destinations to add. `target` returns the target of each one.
+    /// Sorts destinations to add. `target` returns the target of a destination.
     pub(super) fn sort<T>(&self, added: &mut [T], target: impl Fn(&T) -> Target) {
         added.sort_by_cached_key(|one| self.place(target(one)));
     }
 
     /// Sorts removed destinations into the reverse order of their additions. The kernel then finds
-    /// a destination that returns at the head of its trash (see `order` of the writes).
+    /// a destination that returns at the head of its trash list (see `order` of the writes).
     pub(super) fn sort_removed(&self, removed: &mut [Target]) {
         removed.sort_by_cached_key(|target| Reverse(self.place(*target)));
     }
@@ -101,7 +102,8 @@ mod tests {
             let last = added("rr", &format!("node-{node}"));
             *heads.entry(*last.last().unwrap()).or_default() += 1;
         }
-        // Each of the ten comes first 100 times on average. The standard deviation is 9.5.
+        // Each of the ten targets is the first one 100 times on average. The standard deviation is
+        // 9.5.
         assert_eq!(heads.len(), 10);
         assert!(
             heads.values().all(|nodes| (60..140).contains(nodes)),

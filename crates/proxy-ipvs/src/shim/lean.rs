@@ -1,8 +1,9 @@
-//! `--ipvs-shim=lean`: the verdicts of upstream's rules, in its chains, with less work for the
+//! `--ipvs-shim=lean`: the verdicts of upstream's rules, in the same chains, with less work for the
 //! first packet of a flow.
 //!
 //! - Jumps lead only into chains with rules.
-//! - Cluster IPs come first, because most packets to Services go there. They are looked up once.
+//! - Rules for cluster IPs come first, because most packets to Services have such a destination.
+//!   Each packet is looked up only once.
 //! - Where upstream has chains of RETURNs, one rule has all conditions, the most selective one
 //!   first. Packets of established flows leave the access filter at its first condition.
 //! - Empty sets are not looked up. The routing table (`addrtype`) is looked up only for possible
@@ -50,7 +51,7 @@ impl Shim {
             (Table::Nat, POSTROUTING) => self.postrouting(config),
             (Table::Nat, "KUBE-NODE-PORT") => self.lean_node_ports(config),
             (Table::Nat, "KUBE-LOAD-BALANCER") => self.lean_load_balancers(config),
-            // Network plug-ins jump into this chain as well.
+            // Network plug-ins also jump into this chain.
             (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
             (Table::Filter, FORWARD) => lean_forward(config),
             (Table::Filter, "KUBE-NODE-PORT") => {
@@ -189,7 +190,7 @@ impl Shim {
 }
 
 /// Returns two rules that accept forwarded packets. Nearly all packets belong to established flows,
-/// and only pass the first.
+/// and match the first rule.
 fn lean_forward(config: &Config) -> Vec<Rule> {
     let mut chain = Vec::from(kube_rules::forward(config.masquerade_mark));
     chain.reverse();

@@ -1,4 +1,4 @@
-//! Tests Services with a scheduler of their own.
+//! Tests of Services with a scheduler of their own.
 
 use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS, WEIGHTS};
 use proxy::{EndpointSlice, Node, ServiceOptions};
@@ -56,7 +56,7 @@ fn the_scheduler_annotation_affects_only_its_service() {
     assert_eq!(schedulers(&world), [("sh".to_owned(), 0), rr()]);
     assert_eq!(missing(&world), [""; 0]);
     assert_eq!(world.work().0.scheduler_questions, 1);
-    // The mh scheduler gets its flag, as if it were the node's scheduler.
+    // `mh` gets its flag, as it does as the node's scheduler.
     world.service(with("mh"));
     world.sync();
     assert_eq!(
@@ -93,7 +93,7 @@ fn a_restart_adopts_the_scheduler_without_a_probe() {
         world.work();
         let mut world = on(world.kernel, "sh");
         if is_told_early {
-            // The kernel has not been read yet.
+            // The proxier has not read the kernel yet.
             let changes = world.model.take_changes();
             world.proxier.update(&world.model, &changes, world.now);
         }
@@ -113,7 +113,7 @@ fn an_invalid_scheduler_falls_back_to_the_nodes_scheduler() {
     assert_eq!(world.work().0.scheduler_questions, 0);
 }
 
-/// Many Services cause one query. Further queries are as rare as installations of modules.
+/// Many Services cause only one query. Further queries are rare, like installations of modules.
 #[test]
 fn a_missing_scheduler_costs_one_probe() {
     let mut world = named("lblc");
@@ -141,7 +141,7 @@ fn a_missing_scheduler_costs_one_probe() {
         let (work, ops) = world.work();
         assert_eq!((work.scheduler_questions, ops), (questions, vec![]));
     }
-    // The scheduler's module is installed.
+    // An operator installs the scheduler's module.
     world.kernel.state().schedulers.insert("lblc");
     world.wait(Duration::from_mins(2));
     world.check();
@@ -151,7 +151,7 @@ fn a_missing_scheduler_costs_one_probe() {
     assert_eq!(world.work().1.len(), 61, "each is changed in place");
 }
 
-/// A probe fails, for example, if another program has a virtual server at its address.
+/// For example, a probe fails if another program has a virtual server at its address.
 #[test]
 fn a_scheduler_that_disappears_falls_back_to_the_nodes_scheduler() {
     let mut world = named("sh");
@@ -171,7 +171,7 @@ fn a_scheduler_that_disappears_falls_back_to_the_nodes_scheduler() {
     );
     assert_eq!(world.written(), [""; 0], "it is as it was");
 
-    // After a restart, the scheduler is not even tried.
+    // After a restart, the proxier does not even query the scheduler.
     world.delete_service("default/web");
     world.sync();
     world.service(with("sh"));
@@ -234,7 +234,7 @@ fn flags_of_a_scheduler_are_one_write_and_ignored_by_other_schedulers() {
         ("mh", "none", 0),
         ("mh", "mh-port,mh-fallback", port | fallback),
         ("mh", "", port),
-        // Flags of another scheduler are ignored.
+        // Flags of another scheduler have no effect.
         ("sh", "mh-port", 0),
         ("sh", "sh-port,sh-fallback", port | fallback),
         ("rr", "sh-port", 0),
@@ -244,7 +244,7 @@ fn flags_of_a_scheduler_are_one_write_and_ignored_by_other_schedulers() {
             (SCHEDULER_FLAGS, flags),
         ]));
         assert_eq!(world.sync().pending, 0);
-        // A scheduler that is new to the kernel is queried first.
+        // The kernel does not know this scheduler yet, so the proxier queries it first.
         world.sync();
         assert_eq!(schedulers(&world)[0], (scheduler.to_owned(), wanted));
         let written = world.written();
@@ -286,7 +286,7 @@ fn a_ceiling_of_connections_changes_each_destination_in_place() {
         world.written(),
         [set("10.244.1.5", limit), set("10.244.2.5", limit)]
     );
-    // An endpoint that drains and then returns has the ceiling again.
+    // An endpoint that drains and then returns gets the limit of connections again.
     world.open("10.96.0.10:80", "10.244.2.5", 1);
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
@@ -310,8 +310,8 @@ fn a_ceiling_of_connections_changes_each_destination_in_place() {
     );
 }
 
-/// Starts a node of this name with an empty kernel, and returns the order in which `default/web`
-/// got its endpoints.
+/// Starts a node of this name with an empty kernel. Returns the order in which `default/web` got
+/// its endpoints.
 fn added_on(node: &str, scheduler: &str, endpoints: u8) -> (World, Vec<String>) {
     let mut world = World::new();
     world.restart_on(NodeFacts::new(IpFamily::V4, node));
@@ -340,7 +340,7 @@ fn each_node_adds_endpoints_in_an_order_of_its_own_unless_the_scheduler_hashes()
         one.0.destinations("10.96.0.10:80"),
         other.0.destinations("10.96.0.10:80")
     );
-    // Several plans add the destinations in the same order as one plan.
+    // Several plans add the destinations in the same order as a single plan.
     let (mut world, all) = added_on("one", "rr", 250);
     assert_eq!(all.len(), 250);
     let few: Vec<_> = all.into_iter().filter(|op| one.1.contains(op)).collect();
@@ -349,7 +349,7 @@ fn each_node_adds_endpoints_in_an_order_of_its_own_unless_the_scheduler_hashes()
     let (_, hashed) = added_on("one", "mh", 20);
     assert_eq!(hashed, added_on("other", "mh", 20).1);
 
-    // A daemon that finds the destinations writes none, also on a node of another name.
+    // A daemon that finds the destinations writes none, even on a node of another name.
     let mut restarted = World::new();
     std::mem::swap(&mut restarted.model, &mut world.model);
     restarted.kernel = world.kernel.clone();
@@ -415,7 +415,7 @@ fn weights_follow_node_and_zone_and_change_destinations_in_place() {
     );
     assert_eq!(weights(&mut world, "wrr", "zone=2"), [2, 2, 1]);
     assert_eq!(weights(&mut world, "wlc", "local=4"), [4, 1, 1]);
-    // rr ignores weights, and an invalid value counts as none.
+    // `rr` ignores weights. An invalid value counts as no value.
     assert_eq!(weights(&mut world, "rr", "local=4"), [1, 1, 1]);
     assert_eq!(weights(&mut world, "wrr", "local=101"), [1, 1, 1]);
 

@@ -1,4 +1,4 @@
-//! Logs an outage of the API server only at its start and its end, although every watch retries.
+//! Logs an outage of the API server only at its start and at its end, although every watch retries.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,7 @@ pub(super) enum Failure {
     Unanswered(String),
     /// The proxy provides no connection.
     Proxied(ProxyError),
-    /// One side does not trust the other's certificate.
+    /// One peer does not trust the other peer's certificate.
     Untrusted(Untrusted),
     /// The server replied with an error status.
     Refused { code: u16, message: String },
@@ -58,7 +58,7 @@ impl Failure {
     }
 }
 
-/// Kinds that cannot be listed or watched at the moment, with the reasons.
+/// Kinds of objects that cannot be listed or watched at the moment, with the reasons.
 #[derive(Debug)]
 pub(super) struct Outage {
     url: String,
@@ -66,23 +66,23 @@ pub(super) struct Outage {
     over: Notify,
 }
 
-/// A failure, and its start.
+/// A failure with its start time.
 #[derive(Debug)]
 struct OngoingOutage {
     failure: Failure,
     since: Instant,
 }
 
-/// The ongoing failures of a source, for readers on other tasks. Clones share them.
+/// Current failures of a source, for readers on other tasks. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Troubles(Option<Arc<Outage>>);
 
 /// A failure that is being retried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// The failure with the advice, as text.
+    /// The failure and the advice, as text.
     pub text: String,
-    /// Start of the failure.
+    /// Start time of the failure.
     pub since: Instant,
 }
 
@@ -107,7 +107,7 @@ impl Outage {
         }
     }
 
-    /// Records a failure. Logs a warning unless the log already has this outage.
+    /// Records a failure. Logs a warning unless the log has already reported this outage.
     pub(super) fn begin(&self, kind: Kind, failure: Failure) {
         match self.news(kind, failure) {
             Ok(line) => warn!("{line}"),
@@ -128,7 +128,8 @@ impl Outage {
         self.over.notified().await;
     }
 
-    /// Returns the log line about a failure, or `Err` if the log already has its outage.
+    /// Returns the log line about a failure. Returns `Err` if the log has already reported its
+    /// outage.
     fn news(&self, kind: Kind, failure: Failure) -> Result<String, String> {
         let line = self.line(kind, &failure);
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,7 +147,7 @@ impl Outage {
         failing.remove(&kind).is_some() && failing.is_empty()
     }
 
-    /// Returns one failure for each outage, with its oldest start.
+    /// Returns one failure for each outage, with the oldest start time.
     fn ongoing(&self) -> Vec<Trouble> {
         let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<(&Kind, &OngoingOutage)> = failing.iter().collect();

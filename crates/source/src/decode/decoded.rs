@@ -1,4 +1,4 @@
-//! The result of decoding an object, in any format.
+//! Result of decoding an object, in any format.
 
 use std::fmt;
 
@@ -26,7 +26,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// Returns the kind's name in objects.
+/// Returns the kind's name as objects have it (`kind`).
 pub const fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Service => "Service",
@@ -40,10 +40,10 @@ pub const fn kind_name(kind: Kind) -> &'static str {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DecodedObject {
     pub(crate) key: Key,
-    /// The object's resource version (`metadata.resourceVersion`).
+    /// Resource version of the object (`metadata.resourceVersion`).
     pub(crate) version: Option<Box<str>>,
     pub(crate) content: Content,
-    /// Ignored parts of the object. If the object is unusable, also the reason.
+    /// Ignored parts of the object. For an unusable object, also the reason.
     pub(crate) problems: Vec<Problem>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct DecodedObject {
     reason = "one is held at a time, and most objects are served"
 )]
 pub(crate) enum Content {
-    /// The object is served.
+    /// The proxy serves the object.
     Proxied(Object),
     /// Another proxy is responsible for the object, for this reason.
     Ignored(&'static str),
@@ -104,17 +104,17 @@ impl Key {
     }
 }
 
-/// An invalid field of an object, with its value and the advice.
+/// An invalid field of an object, with its value and advice.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{object}: {field} is {value}: {advice}")]
 pub(crate) struct Problem {
-    /// The object, such as `Service default/web`.
+    /// Object with the field, such as `Service default/web`.
     pub(crate) object: String,
-    /// The field, such as `spec.ports[0].port`.
+    /// Path of the field, such as `spec.ports[0].port`.
     pub(crate) field: String,
-    /// The value in the object.
+    /// Value of the field.
     pub(crate) value: String,
-    /// The error, its consequence, and the advice.
+    /// Error, its consequence, and advice.
     pub(crate) advice: String,
 }
 

@@ -9,7 +9,7 @@ use crate::config::{MarkBits, Semantics, ShimStyle};
 use crate::ranges::Ranges;
 use crate::rules::Rules;
 
-/// A packet with the fields that rules match.
+/// A packet, as far as rules match it.
 #[derive(Debug, Clone)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -25,11 +25,11 @@ struct Packet {
     /// True if the packet's source is a service address.
     is_from_cluster_ip: bool,
     is_source_in_range: bool,
-    /// Sets that contain the packet's destination, with or without its source.
+    /// Sets that contain the packet's destination, alone or together with its source.
     sets: BTreeSet<Set>,
     through: Option<ServiceAddress>,
     is_marked: bool,
-    /// True if the packet has the mark of a set's member.
+    /// True if the packet has the mark of a set member.
     is_numbered: bool,
 }
 
@@ -103,13 +103,13 @@ impl ShimRules {
         let jumps = jumps.iter().map(|jump| (jump.table, jump.from, jump.to));
         Self {
             chains,
-            // Each jump is inserted at the head of its chain.
+            // Inserts each jump at the head of its chain.
             jumps: jumps.rev().collect(),
         }
     }
 
-    /// Evaluates a packet in one hook of a table. Returns the target that ends the evaluation,
-    /// or `None` if no rule does.
+    /// Evaluates a packet in one hook of a table. Returns the target that ends the evaluation.
+    /// Returns `None` if no rule ends it.
     fn walk(&self, hook: (Table, &str), packet: &mut Packet) -> Option<String> {
         let jumps = self.jumps.iter().filter(|jump| (jump.0, jump.1) == hook);
         jumps
@@ -117,7 +117,7 @@ impl ShimRules {
             .find_map(|chain| through(&self.chains, hook.0, chain, packet))
     }
 
-    /// Returns the verdict for a packet in each hook. A mark stays from the first hook to the
+    /// Returns the verdicts for a packet in all hooks. A mark stays from the first hook to the
     /// last.
     fn verdicts(&self, packet: &Packet) -> Vec<(Option<String>, [bool; 2])> {
         let mut packet = packet.clone();
@@ -181,7 +181,7 @@ fn set(name: &str) -> Set {
     Set::by_name(name, IpFamily::V4).unwrap()
 }
 
-/// Returns kinds of destinations: sets, and true if the address is the node's.
+/// Returns kinds of destinations: sets, and true if the address is a node address.
 fn destinations() -> Vec<(Vec<Set>, bool)> {
     use Set::*;
     let limited = [LoadBalancer, LoadBalancerFirewall, IpvsIps];
@@ -202,7 +202,7 @@ fn destinations() -> Vec<(Vec<Set>, bool)> {
             vec![LoadBalancer, LoadBalancerLocal, ExternalIpLocal, IpvsIps],
             true,
         ),
-        // Another interface has this address.
+        // Another interface has this service address.
         (vec![ExternalIp], true),
         (vec![LoadBalancer], true),
         (vec![HealthCheckNodePort], true),
@@ -307,7 +307,8 @@ fn configs() -> Vec<(Config, Config)> {
     all.map(|[upstream, lean]| (upstream, lean)).collect()
 }
 
-/// Compares the shims with all sets filled, and with only a packet's own sets filled.
+/// The test compares both shims twice: with all sets filled, and with only a packet's own sets
+/// filled.
 #[test]
 fn the_lean_shim_gives_each_packet_upstreams_verdict() {
     let everything: BTreeSet<Set> = Set::every().collect();
@@ -414,7 +415,7 @@ fn one_restore_replaces_upstreams_shim_by_the_lean_shim() {
         (jumps(&back, "-D "), jumps(&back, "-I ")),
         (vec![], unused.map(str::to_owned).to_vec())
     );
-    // The lean shim has only chains and jumps of upstream's shim.
+    // The lean shim has only chains and jumps that upstream's shim also has.
     let [upstream, lean] = texts(&all);
     assert!(lean.jumps.is_subset(&upstream.jumps));
     assert!(lean.chains.keys().eq(upstream.chains.keys()));
