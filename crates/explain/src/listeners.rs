@@ -1,7 +1,7 @@
 //! Finds the socket of this network namespace that receives packets to an address.
 //!
-//! `/proc/net` lists listening sockets first, so even with many connections only one additional
-//! line is read. UDP sockets are read until one matches.
+//! `/proc/net` lists listening sockets first. So even with many connections, the search reads only
+//! one additional line. For UDP, it reads sockets until one matches.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -12,8 +12,8 @@ use proxy::Protocol;
 /// Hexadecimal value of `TCP_LISTEN` in net/tcp_states.h.
 const LISTEN: &str = "0A";
 
-/// Reports whether a socket receives packets to an address. A socket bound to `::` is assumed to
-/// also receive IPv4 packets.
+/// Reports whether a socket receives packets to an address. Assumes that a socket bound to `::`
+/// also receives IPv4 packets.
 ///
 /// # Errors
 ///
@@ -29,7 +29,7 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
     for file in files {
         let opened = match File::open(format!("/proc/thread-self/net/{file}")) {
             Ok(opened) => BufReader::new(opened),
-            // The kernel does not support this protocol or family.
+            // Skips a protocol or family that the kernel does not support.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
@@ -48,8 +48,8 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
 
 type Lines<'a> = &'a mut dyn Iterator<Item = io::Result<String>>;
 
-/// Reports whether a line of the list has the address. With a `state`, compares only the leading
-/// lines in this state.
+/// Reports whether a line of the list has the address. If `state` is given, compares only the
+/// leading lines in this state.
 fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bool> {
     for line in lines {
         let line = line?;
@@ -138,7 +138,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The text is the output of `cat /proc/net/tcp /proc/net/tcp6` on a little-endian machine.
+    /// The text has the format of `cat /proc/net/tcp /proc/net/tcp6` on a little-endian machine.
     #[test]
     #[cfg(target_endian = "little")]
     fn socket_addresses_are_parsed_in_native_byte_order() {

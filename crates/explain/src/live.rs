@@ -1,4 +1,4 @@
-//! Access to the live kernel for one response. Each object is read once.
+//! Access to the live kernel for one response. It reads each object only once.
 
 use std::cell::OnceCell;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ use super::journeys::{self, Hop, PacketOrigin, Routing, TracedPacket};
 use super::listeners;
 use super::{Listening, Objects, PacketTracer, Quotes, TraceRequest, explain};
 
-/// Largest number of attempts, if the rules change during an attempt.
+/// Largest number of attempts. An attempt fails if the rules change during it.
 const TRIES: u32 = 3;
 
 /// Responds to a request from the kernel's state. Blocks. Opens separate sockets in the network
@@ -51,17 +51,17 @@ pub fn answer(
     }
 }
 
-/// The live kernel, and the rules read up to now.
+/// The live kernel, with the rules that were read so far.
 struct LiveState {
     kernel: read::LiveKernel,
     modes: Footprints,
-    /// Generation of nf\_tables at the first read, or `None` without nf\_tables.
+    /// Generation of nf\_tables at the first read. `None`: the kernel has no nf\_tables.
     generation: Option<Generation>,
     v4: OnceCell<Rules>,
     v6: OnceCell<Rules>,
 }
 
-/// The rules of an IP family.
+/// Rules of an IP family.
 struct Rules {
     iptables: read::Rules,
     nft: Option<Nft<Nftables>>,
@@ -171,7 +171,7 @@ impl LiveState {
                 index: None,
                 name: link.to_owned(),
             };
-            // There is no such link, so no address is on it.
+            // Returns false if the link does not exist, because then no address is on it.
             let kind = self.kernel.address_type(address, Some(&link));
             kind.is_ok_and(|kind| kind == AddressType::Local)
         })
@@ -212,7 +212,7 @@ impl PacketTracer for LiveState {
         let from = match &planned.sender.way {
             PacketOrigin::Made(source) => Sender::Node(*source),
             PacketOrigin::Comes(interface, source) => {
-                // The route tells more about the interface than its name does.
+                // Prefers the interface of the route, which also has an index.
                 let is_by_route = self
                     .hop(*source)
                     .is_some_and(|hop| hop.interface == *interface);

@@ -1,5 +1,5 @@
 //! Renders an explanation as text for people: the verdict, then the path step by step. Steps that
-//! several paths share come first.
+//! several paths share appear only once, before the paths.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use super::{fails, is_unsure};
 
 /// Largest number of branches shown at one step, unless all branches are requested.
 const BRANCHES: usize = 4;
-/// Largest width of the column of locations.
+/// Largest width of the column of locations, in characters.
 const PLACE: usize = 34;
 
 /// Options for rendering the text.
@@ -59,7 +59,7 @@ type Ways<'a> = Vec<(f64, &'a [Step], &'a Walk)>;
 impl Page {
     fn line(&mut self, indent: &str, text: &str) {
         self.text.push_str(indent);
-        // Any program may write texts into the kernel, and they may contain control characters.
+        // Escapes control characters, because any program may write texts into the kernel.
         self.text.push_str(&shown(text));
         self.text.push('\n');
     }
@@ -185,7 +185,7 @@ impl Page {
         } else {
             &step.says
         };
-        // A longer location has a separate line.
+        // Prints a longer location on a line of its own.
         let mut line = if place.chars().count() > PLACE {
             self.line(indent, place);
             format!("{:<PLACE$}  {says}", "")

@@ -66,7 +66,7 @@ enum ReplyFate<'a> {
     Lost(&'a str),
 }
 
-/// Groups delivered paths by the fate of the reply. Paths whose reply arrives come first.
+/// Groups delivered paths by the fate of the reply. Paths with a returning reply are first.
 fn delivered(walks: &[Walk]) -> BTreeMap<ReplyFate<'_>, Vec<&Walk>> {
     let mut all: BTreeMap<ReplyFate<'_>, Vec<&Walk>> = BTreeMap::new();
     for walk in walks.iter().filter(|walk| walk.fate == Fate::Delivered) {
@@ -229,7 +229,7 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
         Fate::Reset => format!("is accepted by {at}, and reset{because}"),
         Fate::Local => local(planned, walk),
-        // Another function describes delivered paths.
+        // Delivered paths do not reach this code: another function describes them.
         Fate::Delivered | Fate::Forwarded => format!(
             "is forwarded to {} unchanged: no Service matches here",
             walk.endpoint
@@ -283,7 +283,7 @@ fn local(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Returns the reason why a Service's address is not served, from the Service's objects.
+/// Returns the reason why a Service's address is not served, according to the Kubernetes objects.
 fn why(planned: &TracedPacket<'_>, fate: Fate) -> Option<String> {
     if !matches!(fate, Fate::Refused | Fate::Dropped | Fate::Reset) {
         return None;

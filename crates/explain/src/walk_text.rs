@@ -13,14 +13,14 @@ use super::answer::{self, EndpointReplies};
 use super::journeys::TracedPacket;
 use super::origin::{PathStep, origin};
 
-/// Source address in userspace mode, as the endpoint sees it.
+/// Source address that the endpoint sees in userspace mode.
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
 /// Source address that the endpoint sees unchanged.
 const KEPT: &str = "kept";
-/// End of a path to an address that no Service serves.
+/// End of a path whose destination address has no Service.
 pub(crate) const THIS_NODE: &str = "this node itself";
 
-/// Function that looks up the Service port behind a listening port of the daemon.
+/// Function that looks up the Service port for which the daemon listens on a port.
 pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<RelayedPort>;
 
 /// Inputs for converting a path into text.
@@ -32,7 +32,7 @@ pub(crate) struct TextInputs<'a> {
     pub(crate) modes: Footprints,
 }
 
-/// Converts a path. Returns a path for each endpoint if the daemon relays the connection.
+/// Converts a path. If the daemon relays the connection, returns a path for each endpoint.
 pub(crate) fn told(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
@@ -97,7 +97,7 @@ pub(crate) fn told(
     vec![walk]
 }
 
-/// Adds to a path that ends on this node whether a process receives the packet.
+/// Adds to a path that ends on this node the information whether a process receives the packet.
 fn listened(
     walk: &mut Walk,
     followed: &packet_path::Walk,
@@ -179,8 +179,8 @@ fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &TracedPacket<'_>
     };
 }
 
-/// Returns the source that the endpoint sees. For a node port, the source is never a service
-/// address, because the node owns the address.
+/// Returns the source that the endpoint sees. For a node port, it is never a service address,
+/// because the node owns the destination address.
 pub(super) fn source(followed: &packet_path::Walk, planned: &TracedPacket<'_>) -> Source {
     let of = planned.of.as_ref().map(|of| of.address.kind);
     match followed.source {
@@ -207,7 +207,7 @@ fn is_relayed_on_localhost(
         && (around.listening)(family, planned.protocol, packet.port).is_some()
 }
 
-/// Returns the paths of a connection that the daemon relays.
+/// Returns the paths of a connection that the daemon relays, one for each endpoint.
 fn relayed(
     mut walk: Walk,
     packet: &Packet,

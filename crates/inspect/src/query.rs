@@ -13,14 +13,14 @@ const LIMIT_MAX: usize = 5_000;
 /// Filter and details of the requested list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Query {
-    /// Namespace of the Services, or `None` for all namespaces.
+    /// Namespace of the Services. `None`: all namespaces.
     pub(super) namespace: Option<String>,
     /// Text that `NAMESPACE/NAME` must contain, in lower case.
     pub(super) search: String,
-    /// Last Service of the previous page.
+    /// Last Service of the previous page. `None`: the first page is requested.
     pub(super) after: Option<NamespacedName>,
     pub(super) limit: usize,
-    /// True to list endpoints, false to count them.
+    /// True to list endpoints, false only to count them.
     pub(super) has_endpoints: bool,
     /// True to add counters to the Services.
     pub(super) has_counters: bool,

@@ -19,10 +19,10 @@ use draining::HeldEndpoints;
 
 use super::question::{NodeContext, ServiceCopy};
 
-/// Choice to list or to count the endpoints of the converted Services.
+/// Choice between a list and a count of the converted Services' endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Detail {
-    /// True to list endpoints, false to count them.
+    /// True to list endpoints, false only to count them.
     pub(super) has_endpoints: bool,
 }
 
@@ -62,7 +62,7 @@ impl NodeContext {
         addresses.extend(of_kind(AddressKind::LoadBalancerIp, &service.ingress_ips));
         if let Some(number) = port.node_port {
             for of in &self.families {
-                // A Service has node ports only in the families of its cluster IPs.
+                // Skips NodePorts in a family without a cluster IP of the Service.
                 let has_family = service.cluster_ip(of.node.family).is_some();
                 let node_ports = of.node_ports.as_ref().filter(|_| has_family);
                 let localhost = match of.node.family {
@@ -323,8 +323,8 @@ impl<'a> ServiceContext<'a> {
     }
 }
 
-/// Returns the unspecified addresses. Some modes use them for a node port's counter over all node
-/// addresses.
+/// Returns the unspecified addresses. Some modes use them for the counter of a node port over all
+/// node addresses.
 pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let (number, protocol) = (port.node_port, port.protocol);
@@ -364,7 +364,7 @@ fn counts(judged: &[EndpointVerdict<'_>]) -> EndpointCounts {
     }
 }
 
-/// Describes why an endpoint receives traffic or not, under each policy of the Service.
+/// Returns the reason why an endpoint receives traffic or not, under each policy of the Service.
 fn why(one: &EndpointVerdict<'_>) -> String {
     let why = match (one.cluster, one.local) {
         (Reason::Unasked, local) => local.to_string(),

@@ -1,4 +1,4 @@
-//! Entry point of the process: reads the command line, serves, and reports why the process ends.
+//! Entry point of the process. Reads the command line, serves, and reports the reason for its end.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -73,7 +73,8 @@ fn main() -> ExitCode {
             })
         }
         Ok(Command::Print(text)) => {
-            // The reader may have closed the pipe, as in `kube-proxy --help | head`.
+            // Ignores the error: the reader may have closed the pipe, as in `kube-proxy --help |
+            // head`.
             let _ = io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
@@ -91,7 +92,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns true if this process may administer the network. Otherwise prints one line that says so.
+/// Returns true if this process may administer the network. Otherwise prints one line with the
+/// reason.
 fn may_administer_network() -> bool {
     let may = capabilities::may_administer_network();
     if !may {
@@ -110,15 +112,15 @@ enum FlagLog {
     ByLife,
 }
 
-/// Starts the shared parts of the process, then runs `life`. `failed` is the exit status if `life`
-/// fails.
+/// Starts the parts that all commands share, and then runs `life`. `failed` is the exit status if
+/// `life` fails.
 fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     options: &Options,
     told: FlagLog,
     failed: ExitCode,
     life: impl FnOnce() -> Life,
 ) -> ExitCode {
-    // One thread runs all tasks that only wait. Blocking netlink sockets and HTTP servers have
+    // Runs all tasks that only wait on one thread. Blocking netlink sockets and HTTP servers have
     // their own threads.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -145,7 +147,7 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
         warn!("capabilities cannot be passed on to iptables: {error}");
     }
     let result = runtime.block_on(life);
-    // Does not wait for blocking work, because a program may hang.
+    // Does not wait for blocking work, because a started program may hang.
     runtime.shutdown_background();
     result.unwrap_or_else(|error| {
         error!("{}", in_words(&error));

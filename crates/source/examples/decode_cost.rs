@@ -6,7 +6,7 @@
 //! of a watch (`WatchList`). Servers compress streamed lists from 1.37 on. A separate process reads
 //! each list from a socket, up to the event that completes the list, and drops the objects. The
 //! program prints the elapsed time, the process's CPU time, and its peak memory above that of an
-//! empty list. The formats take turns.
+//! empty list. The formats take turns, one run at a time.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,11 +31,12 @@ use source::{Api, ContentType, Lists, Settings};
 const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 /// Number of runs of each format. The program prints the median.
 const RUNS: usize = 5;
-/// Timeout in seconds for making a streamed list.
+/// Timeout in seconds for recording a streamed list.
 const STREAM_SECONDS: u32 = 20;
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
-/// The formats: name, accepted content types, compression, and method of listing.
+/// Formats, each with its name, the accepted content types, the compression, and the method of
+/// listing.
 const FORMS: [(&str, &str, &str, Lists); 6] = [
     ("JSON", JSON, "identity", Lists::Cached),
     ("JSON, gzip", JSON, "gzip", Lists::Cached),
@@ -98,7 +99,8 @@ fn tenths(value: u64, unit: u64) -> String {
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 
-/// Reads the list in a separate process. Returns nanoseconds, CPU nanoseconds and bytes.
+/// Reads the list in a separate process. Returns the elapsed time and the CPU time in nanoseconds,
+/// and the memory in bytes.
 fn run(url: &str, lists: Lists) -> [u64; 3] {
     let lists = match lists {
         Lists::Streamed => "streamed",
@@ -117,7 +119,7 @@ fn median(mut runs: Vec<[u64; 3]>) -> [u64; 3] {
     })
 }
 
-/// Reads the EndpointSlices, and returns the elapsed time and the memory used.
+/// Reads the EndpointSlices, and returns the same three numbers as [`run`].
 fn read_list(url: &str, lists: Lists) -> [u64; 3] {
     let began = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread();
@@ -195,7 +197,7 @@ fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
     got.into()
 }
 
-/// Serves a response only as the list of EndpointSlices.
+/// Serves this response to every list of EndpointSlices. Returns the URL.
 fn serve(answer: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
@@ -209,7 +211,8 @@ fn serve(answer: Vec<u8>) -> String {
                 let is_list = !asked.contains("watch=true") || asked.contains("sendInitialEvents");
                 if asked.contains(PATH) && is_list {
                     lines.find(String::is_empty);
-                    // The client may close the connection once it has read enough.
+                    // Ignores the error: the client may close the connection once it has read
+                    // enough.
                     let _ = (&connection).write_all(&answer);
                 } else {
                     // Keeps the connection open while the client waits.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The origin of Services.
+/// Source of Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settings {
     /// A folder of manifests.
@@ -14,9 +14,9 @@ pub enum Settings {
 /// Settings of an API server. The default is the API server of this Pod's cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Api {
-    /// The kubeconfig file.
+    /// Kubeconfig file. `None`: this Pod's service account, or `master` alone.
     pub kubeconfig: Option<PathBuf>,
-    /// The server's URL, which overrides the kubeconfig's.
+    /// URL of the server. It overrides the kubeconfig's URL.
     pub master: Option<String>,
     /// Method of listing.
     pub lists: Lists,
@@ -26,7 +26,8 @@ pub struct Api {
     pub service_cidrs: ServiceCidrWatch,
 }
 
-/// Use of ServiceCIDRs, the networks of ClusterIPs. A folder of manifests always reads them.
+/// Use of ServiceCIDRs, the networks of ClusterIPs. A folder of manifests ignores this setting, and
+/// always reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ServiceCidrWatch {
     /// The source does not watch ServiceCIDRs.
@@ -42,11 +43,11 @@ pub enum Lists {
     /// A list from the server's watch cache. A server without a watch cache sends pages.
     #[default]
     Cached,
-    /// The beginning of a watch (KEP-3157). If the server does not support this, a list.
+    /// The beginning of a watch (KEP-3157). If the server does not support it, a plain list.
     Streamed,
 }
 
-/// Requested format of objects. Each response names its own format.
+/// Requested format of objects. Each response states its own format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContentType {
     /// Kubernetes' protobuf, or JSON if the server has no protobuf.

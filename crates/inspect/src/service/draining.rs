@@ -1,5 +1,5 @@
-//! Lists draining endpoints, and endpoints that only the kernel or the relay still has. The mode
-//! reports the start of a drain.
+//! Lists draining endpoints, and endpoints that only the kernel or the userspace relay still has.
+//! The mode reports the start of each drain.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -12,13 +12,13 @@ use view::{Condition, Drain, Endpoint};
 
 use crate::question::NodeContext;
 
-/// Draining endpoints and endpoints with connections, by address or Service port.
+/// Endpoints that drain or have connections, by address or Service port.
 pub(super) struct HeldEndpoints<'a> {
     counted: &'a CounterSamples,
     drains: HashMap<At, Vec<ReportedDrain<'a>>>,
-    /// Destinations of virtual servers.
+    /// Destinations of virtual servers, by address.
     destinations: HashMap<At, Vec<SocketAddr>>,
-    /// Endpoints to which the relay has connections.
+    /// Endpoints to which the userspace relay has connections.
     carried: HashMap<&'a ServicePortName, Vec<SocketAddr>>,
 }
 
@@ -30,7 +30,7 @@ struct ReportedDrain<'a> {
     now: Instant,
 }
 
-/// Owner of the connections: the kernel or the relay.
+/// Owner of an endpoint's connections.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConnectionOwner {
     Kernel,
@@ -82,7 +82,7 @@ impl<'a> HeldEndpoints<'a> {
             .collect()
     }
 
-    /// Counts the draining endpoints of a port, as reported by the mode.
+    /// Counts the draining endpoints of a port that the mode reports.
     pub(super) fn count(&self, at: &[At]) -> usize {
         if self.drains.is_empty() {
             return 0;
@@ -92,7 +92,7 @@ impl<'a> HeldEndpoints<'a> {
         endpoints.len()
     }
 
-    /// Adds the drain of an endpoint that an EndpointSlice contains, if the endpoint drains.
+    /// Adds the drain to an endpoint that an EndpointSlice contains, if it drains.
     pub(super) fn add_drain(
         &self,
         endpoint: &mut Endpoint,
@@ -114,7 +114,8 @@ impl<'a> HeldEndpoints<'a> {
         }
     }
 
-    /// Explains why the kernel or the relay still has an endpoint that no EndpointSlice contains.
+    /// Returns the reason why the kernel or the relay still has an endpoint that no EndpointSlice
+    /// contains.
     pub(super) fn left(
         &self,
         endpoint: &mut Endpoint,
@@ -145,7 +146,7 @@ impl<'a> HeldEndpoints<'a> {
         endpoint.draining = Some(drain);
     }
 
-    /// Returns the drain of an endpoint over all addresses, as reported by the mode.
+    /// Returns the drain of an endpoint over all addresses, if the mode reports it.
     fn known(&self, socket: SocketAddr, at: &[At]) -> Option<Drain> {
         let known = |at: &At| {
             let mut of = self.drains.get(at)?.iter();
@@ -161,7 +162,7 @@ impl<'a> HeldEndpoints<'a> {
             Some(known.now.saturating_duration_since(since))
         };
         let left = |known: &ReportedDrain<'_>| Some(known.limit?.saturating_sub(ago(known)?));
-        // A drain without a limit at one address has no limit at all.
+        // The drain has no limit if it has none at one of the addresses.
         let ends = drains.iter().map(|(_, known)| left(known));
         let ends = ends.collect::<Option<Vec<_>>>();
         let ends = ends.and_then(|ends| ends.into_iter().max());
@@ -177,8 +178,8 @@ impl<'a> HeldEndpoints<'a> {
         })
     }
 
-    /// Returns the drain of a destination with weight 0 from its connection counts. Its start is
-    /// unknown.
+    /// Returns the drain of a destination with weight 0, from its connection counts. The start of
+    /// the drain is unknown.
     fn unknown(&self, socket: SocketAddr, at: &[At]) -> Drain {
         let held = at.iter().map(|at| (*at, socket));
         let counts = held.filter_map(|key| self.counted.endpoints.get(&key));
@@ -213,10 +214,10 @@ fn seconds(time: Duration) -> f64 {
     Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
 }
 
-/// Describes a drain and its time limit.
+/// Describes a drain and its time limit in words.
 fn says(drain: &Drain, by: ConnectionOwner) -> String {
     let mut text = "drains".to_owned();
-    // Writing to a String cannot fail.
+    // Ignores the results: a write to a String cannot fail.
     if let Some(seconds) = drain.seconds {
         let _ = write!(text, " for {seconds:.0} s");
     }

@@ -19,7 +19,7 @@ pub(super) enum Colour {
     Off,
 }
 
-/// Differences as an object, for programs.
+/// Differences as an object that programs read.
 #[derive(Serialize)]
 struct Difference<'a> {
     differs: bool,
@@ -40,7 +40,7 @@ struct Entry<'a> {
     change: &'a Change,
 }
 
-/// Renders the differences. The text is empty without differences.
+/// Renders the differences. Returns an empty text if there are none.
 ///
 /// # Errors
 ///
@@ -78,7 +78,7 @@ fn sorted(changes: &[Change]) -> impl Iterator<Item = &Change> {
         });
         placed.push((place, change));
     }
-    // The sort is stable, so changes of one Service stay in order.
+    // Uses a stable sort, so that changes of one Service stay in order.
     placed.sort_by_key(|(place, change)| (*place, &change.service));
     placed.into_iter().map(|(_, change)| change)
 }

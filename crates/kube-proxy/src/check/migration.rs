@@ -1,6 +1,5 @@
-//! Reports the effects of a start on a node that a kube-proxy has already programmed, either
-//! upstream's or this one. Lists kept, changed and removed entries, and the effect on open
-//! connections.
+//! Reports the effects of a start on a node that upstream's or this kube-proxy has already
+//! programmed. Lists kept, changed and removed entries, and the effect on open connections.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,22 +17,22 @@ pub(super) struct Migration {
     pub(super) from: Vec<&'static str>,
     /// Mode that the start chooses.
     pub(super) to: &'static str,
-    /// Entries that already have their desired state, so the start keeps them.
+    /// Numbers of entries that already have their desired state, so that the start keeps them.
     pub(super) kept: Vec<CurrentEntryCount>,
     /// Number of added entries, by kind.
     pub(super) added: BTreeMap<&'static str, usize>,
     /// Number of changed entries, by kind.
     pub(super) changed: BTreeMap<&'static str, usize>,
-    /// Number of removed entries, by kind. Leftovers of other modes are not included.
+    /// Number of removed entries, by kind, without leftovers of other modes.
     pub(super) removed: BTreeMap<&'static str, usize>,
-    /// Entries that other modes left behind. The daemon removes them once the chosen mode serves.
+    /// Leftovers of other modes. The daemon removes them once the chosen mode serves.
     pub(super) left: Vec<String>,
     /// Effect on open connections, as text.
     pub(super) connections: &'static str,
 }
 
 impl Migration {
-    /// Returns the report, or `None` if no kube-proxy has programmed the node.
+    /// Returns the report. Returns `None` if no kube-proxy has programmed the node.
     pub(super) fn report(
         from: Vec<&'static str>,
         to: &'static str,
@@ -85,7 +84,7 @@ impl Migration {
             .iter()
             .map(|CurrentEntryCount { of, part, entries }| {
                 let part = part.strip_prefix("the ").unwrap_or(part);
-                // The shim counts as one entry, because its rules are written together.
+                // Counts the shim as one entry, because its rules are written together.
                 match entries {
                     1 if part.starts_with("rules") => format!("{of} {part}"),
                     _ => format!("{of} {part} {entries}"),
@@ -112,7 +111,8 @@ impl Migration {
     }
 }
 
-/// Describes the fate of connections that the modes in `from` opened, after a change to mode `to`.
+/// Describes the effect on connections that the modes in `from` opened, after a change to mode
+/// `to`.
 fn connections(from: &[&str], to: &str) -> &'static str {
     if from.contains(&"userspace") {
         "connections of userspace mode end with its process; all others continue"

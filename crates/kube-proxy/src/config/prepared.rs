@@ -1,9 +1,9 @@
-//! Stores the configuration for which a pod was prepared (`--prepared-config`), in a volume with
-//! the lifetime of the pod.
+//! Stores the configuration for which a pod was prepared (`--prepared-config`). The file is in a
+//! volume with the lifetime of the pod.
 //!
-//! A container may restart within its pod, after a crash or when memory runs out. The ConfigMap may
-//! have changed by then, and no init container runs again. So fields that need a new pod keep their
-//! stored values. All other fields take the values of the file.
+//! A container may restart within its pod, after a crash or when memory is exhausted. The ConfigMap
+//! may have changed by then, and no init container runs again. So fields that need a new pod keep
+//! their stored values. All other fields take the values of the file.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use std::path::Path;
 
 use super::{Configuration, ConfigurationError, read};
 
-/// Stores a configuration in `file`. Replaces an earlier one.
+/// Stores a configuration in `file`, and replaces an earlier one.
 ///
 /// # Errors
 ///
@@ -28,7 +28,7 @@ pub fn record(file: &Path, configuration: &Configuration) -> Result<(), Configur
         })
 }
 
-/// Returns the configuration stored in `file`, or `None` if the file does not exist.
+/// Returns the configuration stored in `file`. Returns `None` if the file does not exist.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! Lists settings that are accepted without effect, each with the reason. Reports the user's
-//! settings that are in this list.
+//! Settings that are accepted without effect, each with the reason. This module reports those that
+//! the user has set.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -66,11 +66,11 @@ fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
     heard_by.map(|(field, modes)| (field, why(modes))).collect()
 }
 
-/// Settings as the user gave them: on the command line, or in a file that overrides most of it.
+/// Settings as the user gave them on the command line, or in a file that overrides most flags.
 pub(crate) struct GivenSettings<'a> {
-    /// Returns true if a flag is on the command line.
+    /// Function that returns true if a flag is on the command line.
     pub(crate) typed: &'a dyn Fn(&str) -> bool,
-    /// Path and content of the configuration file.
+    /// Path and content of the configuration file, if there is one.
     pub(crate) file: Option<(&'a Path, &'a Configuration)>,
 }
 
@@ -110,8 +110,8 @@ impl GivenSettings<'_> {
         lines
     }
 
-    /// Returns the settings that differ from their defaults: flags on the command line that take
-    /// effect, and fields of the file.
+    /// Returns the settings that differ from their defaults: effective flags on the command line,
+    /// and fields of the file.
     fn differences(&self, in_effect: &Configuration) -> (Vec<&'static SettingRow>, Vec<String>) {
         let counts = |row: &&SettingRow| {
             (self.typed)(row.flag) && (self.file.is_none() || wins_over_file(row.flag))
@@ -132,7 +132,8 @@ impl GivenSettings<'_> {
     }
 }
 
-/// Returns the configuration of an empty file, which differs slightly from an empty command line.
+/// Returns the configuration of an empty file, which differs slightly from that of an empty command
+/// line.
 fn of_empty_file() -> Configuration {
     let mut flags = Flags::defaults();
     // Cannot fail: an empty configuration has no invalid value.

@@ -1,6 +1,6 @@
 //! Delays outside of the mode: changes that the mode has not received yet, and removals that wait
 //! until every object is readable. A mode does not count held-back removals, because no client
-//! waits for them. The status shows them to operators.
+//! waits for them. But the status shows them to operators.
 
 use std::time::Instant;
 
@@ -9,12 +9,13 @@ use proxy::{Changes, Model, Standing};
 /// Delays of changed Services in one family.
 #[derive(Debug, Default)]
 pub(super) struct Delays {
-    /// Number of changed Services that the families have not received yet, with the arrival time of
-    /// the oldest.
+    /// Number of changed Services that no family has received yet, with the arrival time of the
+    /// oldest.
     waiting: Option<(usize, Instant)>,
-    /// Arrival time of the oldest change that the mode has not processed.
+    /// Arrival time of the oldest change that the mode has not processed. `None`: all were
+    /// processed.
     heard: Option<Instant>,
-    /// Time from which on removals are held back.
+    /// Time since which removals have been held back. `None`: they are not.
     held_back: Option<Instant>,
 }
 
@@ -41,7 +42,7 @@ impl Delays {
         self.heard = heard.or(self.heard);
     }
 
-    /// Records whether removals are held back because some objects are unreadable.
+    /// Records whether removals are held back, because some objects are unreadable.
     pub(super) fn look(
         &mut self,
         model: &Model,
@@ -56,7 +57,7 @@ impl Delays {
         self.held_back = (!may_remove && stays()).then(|| self.held_back.unwrap_or(now));
     }
 
-    /// Returns the progress `standing` with these delays added.
+    /// Returns `standing`, the progress of the mode, with these delays added.
     pub(super) fn added_to(&self, mut standing: Standing, changes: &Changes) -> Standing {
         if !changes.is_empty() {
             standing.pending += changes.services.len().max(1);

@@ -155,7 +155,7 @@ async fn a_node_with_only_refused_writes_is_neither_ready_nor_healthy() {
     }
     assert_eq!(world.last_timestamp(), 0);
     assert_eq!(world.syncs(), 1, "it was tried");
-    // Now the mode receives the change.
+    // Now the mode is ready and receives the change.
     world.stands(None, true);
     world.script.finish(settled(&["web"]));
     world.turn(1).await;
@@ -176,7 +176,7 @@ async fn programming_latency_is_measured_once_the_service_is_written() {
     world.script.finish(settled(&["dns"]));
     world.turn(0).await;
     assert_eq!(world.measured(), 1);
-    // A second report about the same Service is not measured.
+    // A second report about the same Service has no measured latency.
     world.script.finish(settled(&["dns"]));
     world.turn(0).await;
     assert_eq!(world.measured(), 1);
@@ -216,7 +216,7 @@ async fn service_programming_is_measured_from_the_received_event() {
     assert_eq!(count(&world), 2000, "nothing was to be written");
 }
 
-/// If such a change did not complete, the family would seem to wait forever.
+/// Otherwise, the family would seem to wait for such a change forever.
 #[tokio::test]
 async fn a_change_without_a_write_completes_at_once() {
     let mut world = World::new();
@@ -383,8 +383,8 @@ async fn a_new_mode_takes_over_once_the_old_mode_is_idle() {
     world.script.state().is_idle = true;
     world.turn(0).await;
     assert_eq!((world.script.updates(), script.updates()), (2, 1));
-    // The new mode has not read the node's addresses yet. The family keeps the old mode's
-    // addresses.
+    // The new mode has not read the node's addresses yet. The family keeps the addresses of the old
+    // mode.
     assert!(world.family.mode.node_ports().is_none());
     assert!(world.family.node_ports.is_some());
     let told = script.last_update();
@@ -398,7 +398,8 @@ async fn completed_writes_are_reported_despite_endless_changes() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.turn(0).await;
-    // Some kernel work always runs, but the kernel has every change from before the first request.
+    // Some kernel work always runs, but the kernel has every change that preceded the first
+    // request.
     for _ in 0..5 {
         let later = world.now;
         world.script.finish(Report {

@@ -76,7 +76,7 @@ fn log_format(flags: &Flags, gates: &Gates) -> Result<LogFormat, UnusableFlag> {
             &flags.log_text_split_stream.to_string(),
         ),
     ];
-    // Upstream spells zero in several ways: `0`, `0Ki`.
+    // Upstream has several spellings of zero: `0`, `0Ki`.
     let is_set = |value: &str| value == "true" || value.contains(|c| matches!(c, '1'..='9'));
     for (flag, value) in options {
         if is_set(value) && !gates.is_on(ALPHA_LOGGING) {

@@ -1,5 +1,5 @@
-//! The metrics `process_*`, read from `/proc/self`, as Prometheus' client libraries define them.
-//! Unreadable values are omitted.
+//! The metrics `process_*`, as Prometheus' client libraries define them. The values come from
+//! `/proc/self`. Unreadable values are omitted.
 
 use std::fmt;
 use std::fs;
@@ -52,7 +52,7 @@ impl Collector for Process {
             )?;
         }
         if let Ok(fds) = fs::read_dir("/proc/self/fd") {
-            // The directory listing itself needs one of the descriptors.
+            // Subtracts the descriptor of the directory listing itself.
             let open = fds.count().saturating_sub(1) as u64;
             encode(
                 "process_open_fds",
@@ -101,7 +101,7 @@ impl<M: EncodeMetric> Encode for M {
     }
 }
 
-/// Returns a gauge. Values reach 2^64, which stands for an unlimited resource.
+/// Returns a gauge. Values can be 2^64, which means an unlimited resource.
 #[allow(clippy::cast_precision_loss, reason = "metrics are doubles")]
 fn gauge(value: u64) -> ConstGauge<f64> {
     ConstGauge::new(value as f64)
@@ -154,7 +154,7 @@ fn resident(status: &str) -> Option<u64> {
     kilobytes.checked_mul(1024)
 }
 
-/// Returns the numbers of received and sent bytes.
+/// Returns the numbers of received and of sent bytes.
 fn network_bytes() -> Option<(u64, u64)> {
     octets(&fs::read_to_string("/proc/self/net/netstat").ok()?)
 }

@@ -1,6 +1,6 @@
 //! Passes capabilities to the programs that this process starts.
 //!
-//! If root executes a program, it gets the bounding set. A program of any other user gets only the
+//! A program that root executes gets the bounding set. A program of any other user gets only the
 //! *ambient* capabilities. A daemon that does not run as root has its capabilities from its file
 //! (`setcap cap_net_admin+p kube-proxy`) or as ambient ones (systemd's `AmbientCapabilities=`). In
 //! both cases, iptables and modprobe need these capabilities too.
@@ -19,19 +19,19 @@ const USED: [CapabilitySet; 3] = [
     CapabilitySet::SYS_MODULE,
 ];
 
-/// Returns true if this process may administer the kernel's network rules, or can obtain this right
-/// by [`pass_on`].
+/// Returns true if this process may change the kernel's network rules, or can obtain this right by
+/// [`pass_on`].
 pub fn may_administer_network() -> bool {
-    // Assumes yes if the capabilities cannot be read: the first request to the kernel then shows
-    // the truth.
+    // Assumes yes if the capabilities cannot be read. The first request to the kernel then fails if
+    // this was wrong.
     capabilities(None).map_or(true, |sets| {
         sets.permitted.contains(CapabilitySet::NET_ADMIN)
     })
 }
 
 /// Makes permitted capabilities effective and ambient if the daemon or its programs use them. Must
-/// be called while the process has one thread: new threads inherit the sets of their creator. Does
-/// nothing for root.
+/// be called while the process has only one thread, because new threads inherit the sets of their
+/// creator. Does nothing for root.
 ///
 /// # Errors
 ///

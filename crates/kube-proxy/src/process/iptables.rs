@@ -1,9 +1,9 @@
 //! Runs the host's iptables backend if this program is called as `iptables`.
 //!
 //! In the image, `iptables`, `ip6tables` and their `-save` and `-restore` variants are links to
-//! kube-proxy. A command in the pod thus shows the same rules that kubelet and kube-proxy use. This
+//! kube-proxy. So a command in the pod shows the same rules that kubelet and kube-proxy use. This
 //! program chooses the backend as the daemon does, needs no shell, and writes nothing to the image.
-//! In Kubernetes' own images, a wrapper script rewrites the links at its first call.
+//! In Kubernetes' own images, a wrapper script rewrites the links at its first call instead.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
@@ -15,8 +15,8 @@ use iptables::{Backend, Iptables};
 
 use crate::process::capabilities;
 
-/// Executes iptables if the program was called by one of iptables' names, the first of `arguments`.
-/// Returns `Ok` if it was called by another name.
+/// Executes iptables if the program was called by one of iptables' names, which the first of
+/// `arguments` contains. Returns `Ok` if it was called by another name.
 ///
 /// # Errors
 ///
@@ -26,8 +26,8 @@ pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Err
     let Some((stem, verb)) = split(&called) else {
         return Ok(());
     };
-    // Without root, reading rules needs these capabilities. If passing them fails, iptables reports
-    // its own error.
+    // Passes the capabilities that reading rules needs without root. If that fails, iptables
+    // reports its own error.
     let _ = capabilities::pass_on();
     let backend = Iptables::look(None)?.backend();
     let program = named(stem, verb, backend);

@@ -2,7 +2,8 @@
 //! `/api/v1/...`.
 //!
 //! The page loads nothing from other servers. Its content security policy forbids foreign scripts,
-//! styles in attributes, and frames around the page. Data is inserted as text, never as markup.
+//! styles in attributes, and frames around the page. Its script inserts data as text, never as
+//! markup.
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -104,14 +105,14 @@ fn sent(file: &File, head: &Parts) -> Answer {
             header::CONTENT_SECURITY_POLICY,
             HeaderValue::from_static(POLICY),
         ),
-        // The browser asks again each time, because an update of the daemon changes all files
+        // Makes the browser revalidate each time, because an update of the daemon changes all files
         // together.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (
             header::REFERRER_POLICY,
             HeaderValue::from_static("no-referrer"),
         ),
-        // Stops other sites from using the file as their script or picture.
+        // Prevents other sites from using the file as their script or image.
         (
             HeaderName::from_static("cross-origin-resource-policy"),
             HeaderValue::from_static("same-origin"),
@@ -123,7 +124,7 @@ fn sent(file: &File, head: &Parts) -> Answer {
     sent
 }
 
-/// Returns a hash of the content (FNV-1a), which only has to tell apart the files of two builds.
+/// Returns a hash of the content (FNV-1a). It only has to distinguish the files of two builds.
 fn tag(content: &[u8]) -> String {
     let hash = content
         .iter()
@@ -191,7 +192,7 @@ mod tests {
         }
     }
 
-    /// The browser's policy would block such content. This test finds it before a release.
+    /// The browser's policy would block such content. This test detects it before a release.
     #[test]
     fn the_ui_loads_no_external_content_and_inserts_no_markup() {
         for file in &FILES {

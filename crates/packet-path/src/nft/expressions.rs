@@ -45,7 +45,8 @@ impl Run {
                     return Ok(RuleResult::Ended(Box::new(self), None));
                 }
                 ExpressionResult::NotUnderstood => {
-                    // The expression is unknown, so it may have written any register.
+                    // Marks all registers as unknown, because an unsupported expression may have
+                    // written any of them.
                     self.registers = Registers::new();
                     let doubt = super::describe::not_understood(chain, rule, expression);
                     if let Some(parted) = self.part(doubt) {
@@ -60,8 +61,8 @@ impl Run {
         Ok(RuleResult::Ended(Box::new(self), None))
     }
 
-    /// Splits the path into match and no match. If the rule is already in doubt, only the match is
-    /// followed: a rule has at most one doubt.
+    /// Splits the path into match and no match. If the rule is already in doubt, follows only the
+    /// match: a rule has at most one doubt.
     fn part(&mut self, doubt: Arc<str>) -> Option<RuleResult> {
         if self.doubt.is_some() {
             return None;
@@ -70,7 +71,7 @@ impl Run {
         yes.doubt = Some((true, Arc::clone(&doubt)));
         let mut no = self.clone();
         no.doubt = Some((false, doubt));
-        // The effects so far stay. An index behind the last expression ends the rule.
+        // Keeps the effects so far. An index after the last expression ends the rule.
         no.at = usize::MAX;
         Some(RuleResult::Fork(vec![yes, no]))
     }
@@ -145,14 +146,15 @@ impl Run {
                     ExpressionResult::Choose(*modulus, *offset, *to)
                 }
             }
-            // The first packet of a flow is assumed to stay below every limit.
+            // Assumes that the first packet of a flow stays below every limit.
             Expression::Limit { over, .. } => (!over).into(),
             Expression::Dynset { set, operation, .. } => {
                 self.note(set, *operation);
                 ExpressionResult::On
             }
             Expression::Object { kind, .. } => match *kind {
-                // NFT_OBJECT_COUNTER and NFT_OBJECT_LIMIT. Assumes that the limit is not exceeded.
+                // The types are NFT_OBJECT_COUNTER and NFT_OBJECT_LIMIT. Assumes that the limit is
+                // not exceeded.
                 1 | 4 => ExpressionResult::On,
                 _ => ExpressionResult::NotUnderstood,
             },
@@ -280,7 +282,7 @@ impl Run {
         what: LookupFor,
     ) -> Result<ExpressionResult, Error> {
         let Some(key) = self.key(evaluation, chain, key, set)? else {
-            // It is unknown if the element exists, and which data it has.
+            // It is unknown whether the element exists, and which data it has.
             return Ok(match what {
                 LookupFor::Membership(_) => ExpressionResult::Open(NOT_KNOWN),
                 LookupFor::Value(to) => {
@@ -339,7 +341,7 @@ impl Run {
         Ok(Some(found))
     }
 
-    /// Returns the key of a lookup, or `None` if a part of it is unknown.
+    /// Returns the key of a look-up. Returns `None` if a part of it is unknown.
     fn key<R: Reader>(
         &self,
         evaluation: &mut Evaluation<'_, R>,

@@ -1,13 +1,13 @@
-//! Registers of a rule, byte by byte. An unknown byte stays unknown when it is copied or masked. It
-//! matters only if an outcome depends on it.
+//! Registers of a rule, byte by byte. An unknown byte stays unknown when a rule copies or masks it.
+//! The byte matters only if an outcome depends on it.
 
 use nftables_netlink::{Bytes, Comparison, Register};
 use smallvec::SmallVec;
 
-/// Bytes of which some or all may be unknown.
+/// Bytes, each known or unknown.
 pub(super) type PartialBytes = SmallVec<[Option<u8>; 32]>;
 
-/// The register file: 16 slots of 4 bytes.
+/// Register file: 16 slots of 4 bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Registers([Option<u8>; 64]);
 
@@ -17,25 +17,25 @@ impl Registers {
         Self([None; 64])
     }
 
-    /// Returns `len` bytes from a slot on. Bytes beyond the last slot are unknown.
+    /// Returns `len` bytes, beginning at a slot. Bytes beyond the last slot are unknown.
     pub(super) fn read(&self, from: Register, len: usize) -> PartialBytes {
         let at = usize::from(from.place()) * 4;
         let byte = |index| self.0.get(index).copied().flatten();
         (at..at.saturating_add(len.min(64))).map(byte).collect()
     }
 
-    /// Returns `len` bytes from a slot on, or `None` if one of them is unknown.
+    /// Returns `len` bytes, beginning at a slot. Returns `None` if one of them is unknown.
     pub(super) fn bytes(&self, from: Register, len: usize) -> Option<Bytes> {
         self.read(from, len).into_iter().collect()
     }
 
-    /// Returns a number in host byte order.
+    /// Returns a number in host byte order. Returns `None` if a byte is unknown.
     pub(super) fn number(&self, from: Register) -> Option<u32> {
         let bytes = self.bytes(from, 4)?;
         <[u8; 4]>::try_from(&*bytes).ok().map(u32::from_ne_bytes)
     }
 
-    /// Writes bytes and pads the last slot with zeros.
+    /// Writes bytes, and pads the last slot with zeros.
     pub(super) fn write(&mut self, to: Register, bytes: &[Option<u8>]) {
         let at = usize::from(to.place()) * 4;
         let filled = bytes.len().next_multiple_of(4);
@@ -58,7 +58,7 @@ impl Registers {
     }
 }
 
-/// Computes `(from & mask) ^ xor`. A byte that the mask clears may be unknown.
+/// Computes `(from & mask) ^ xor`. A byte that the mask clears becomes known.
 pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> PartialBytes {
     let bytes = from.iter().zip(mask).zip(xor);
     bytes

@@ -11,12 +11,12 @@ use crate::bridge::comes_by_port;
 use crate::kernel::{AddressType, Kernel, ReadFailure, SetKey};
 use crate::packet::{Interface, Packet, SourceNat, Tracking};
 
-/// Result of matching a rule, and the set members that matched.
+/// Result of matching a rule, with the set members that matched.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RuleMatch {
     pub(super) how: MatchResult,
     pub(super) members: Vec<String>,
-    /// True if a list of the match `recent` is assumed not to contain a new client.
+    /// True if the match `recent` assumes that its list does not contain a new client.
     pub(super) is_new_client: bool,
 }
 
@@ -27,11 +27,12 @@ pub(super) enum MatchResult {
     Yes,
     /// The rule matches with this probability, less than 1.
     Chance(f64),
-    /// It is unknown if the rule matches, for this reason.
+    /// It is unknown whether the rule matches, for this reason.
     Unknown(String),
 }
 
-/// Evaluates all tests of a rule. Tests that need only the packet come first, kernel queries last.
+/// Evaluates all tests of a rule. Tests that need only the packet run first, and kernel queries
+/// last.
 pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> RuleMatch {
     let mut fit = RuleMatch {
         how: MatchResult::Yes,
@@ -172,7 +173,7 @@ fn is_port(
     let is = |port: u16| ranges.iter().any(|range| range.contains(&port));
     let of = |port: Option<u16>, lowest: u16, which: &str| match port {
         Some(port) => Ok(is(port)),
-        // The port is unknown, and may be any ephemeral port.
+        // The port is unknown: it may be any ephemeral port.
         None if ranges.iter().all(|range| *range.end() < lowest) => Ok(false),
         None if ranges
             .iter()
@@ -194,8 +195,8 @@ fn is_port(
 
 /// Lowest port that a client may choose.
 const EPHEMERAL: u16 = 1024;
-/// Lowest default ephemeral port (`ip_local_port_range`; other systems begin at 49152). Replies go
-/// to such ports.
+/// Lowest default ephemeral port on Linux (`ip_local_port_range`). Other systems begin at 49152.
+/// Replies have such ports as their destination.
 const ANSWERED: u16 = 32_768;
 
 fn is_in(state: ConntrackState, packet: &Packet) -> bool {
@@ -268,7 +269,7 @@ pub(super) fn marked_member(
     Ok(mark.map(|mark| (member, mark)))
 }
 
-/// Returns the key for a set of this type, or `None` if the packet cannot be a member.
+/// Returns the key for a set of this type. Returns `None` if the packet cannot be a member.
 fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey>, String> {
     let unknown = || format!("sets of type {type_name} are not understood");
     let (_, parts) = type_name.split_once(':').ok_or_else(unknown)?;
@@ -283,7 +284,7 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
             "ip" | "net" => key.ip2 = Some(address(*side, packet)),
             "port" => {
                 let port = match side {
-                    // Sets do not match a client's port.
+                    // Uses a placeholder for a client's port, because no set matches it.
                     Side::Destination => packet.destination_port().unwrap_or(Packet::CLIENT_PORT),
                     Side::Source => packet.source_port.ok_or("it depends on the source port")?,
                 };

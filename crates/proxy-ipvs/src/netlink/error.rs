@@ -60,7 +60,7 @@ pub struct SetInTheWay {
 }
 
 impl OpenError {
-    /// True if the kernel has no ipset, or no nftables, at all, so that a retry would fail too.
+    /// True if the kernel has no ipset or no nftables at all, so that a retry would fail, too.
     pub fn is_absence(&self) -> bool {
         matches!(
             self,

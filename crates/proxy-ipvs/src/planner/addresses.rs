@@ -11,8 +11,8 @@ use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::{Tables, sorted};
 
-/// Largest number of addresses in one plan. With very many addresses on the link, each new one may
-/// take the kernel half a millisecond, and an urgent address waits for the running plan.
+/// Largest number of addresses in one plan. With very many addresses on the link, the kernel may
+/// need half a millisecond for each new one, and an urgent address waits for the running plan.
 const ADDRESSES_AT_ONCE: usize = 2_048;
 
 /// Returns the next plan for the link and its addresses.
@@ -43,17 +43,17 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     };
     let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
-    // A new range waits until all its addresses have their virtual servers. A client retries a lost
-    // first packet, but gives up if the connection is refused.
+    // Delays a new range until all its addresses have their virtual servers. A client repeats a
+    // lost first packet, but gives up if the connection is refused.
     let serves = |net: &IpNet| !unserved.iter().any(|address| net.contains(address));
     let new_ranges = new_ranges.into_iter().filter(serves);
     ops.extend(new_ranges.map(Op::BindRange));
-    // Additions precede removals. Taking turns would be fairer, but removals are few.
+    // Adds addresses before it removes others. Taking turns would be fairer, but removals are few.
     if ops.is_empty() {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
     if ops.is_empty() && of.claims.may_delete && of.has_all_addresses {
-        // A wanted address always exists in at least one of the two forms.
+        // Keeps a wanted address in at least one of the two forms at all times.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {
             let addresses = &tables.addresses;
@@ -98,13 +98,14 @@ fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     ranges.wanted(net).is_none() && missing_ranges.next().is_none() && missing.next().is_none()
 }
 
-/// Returns the first entries, in order, that may be written now. Returns at most one plan's worth.
+/// Returns the first entries, in order, that may be written now, at most as many as a plan can
+/// hold.
 fn first_sorted<T: Ord + Copy>(
     mut all: Vec<T>,
     is_possible: impl Fn(&T) -> bool,
 ) -> impl Iterator<Item = T> {
-    // Selects without sorting everything: sorting 50,000 entries for each 2,000 would cost more
-    // than writing them.
+    // Selects without sorting everything. To sort 50,000 entries for each 2,000 would cost more
+    // than to write them.
     let mut first = Vec::new();
     while first.len() < ADDRESSES_AT_ONCE && !all.is_empty() {
         let count = ADDRESSES_AT_ONCE.min(all.len());
@@ -120,8 +121,8 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Returns the addresses of virtual servers that still have to be created, without failed ones.
-/// Costs O(pending entries), because a single Service may have thousands of addresses and ports.
+/// Returns the addresses of virtual servers that must still be created, without failed ones. Costs
+/// O(pending entries), because a single Service may have thousands of addresses and ports.
 fn unserved(tables: &Tables) -> HashSet<IpAddr> {
     let servers = &tables.servers;
     let missing = servers.pending().filter(|key| {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// Number of writes in a plan. A plan ends at the virtual server that exhausts the budget. Without
-/// the limit, the first sync of 10,000 Services with 50 endpoints would hold 100 MB of writes,
-/// messages and replies. Other changes would also wait long if the kernel is slow, for example
-/// while it searches its trash of destinations.
+/// Maximum number of writes in a plan. A plan ends at the virtual server that exhausts the budget.
+/// Without the limit, the first sync of 10,000 Services with 50 endpoints would need 100 MB for
+/// writes, messages and replies. Other changes would also wait long if the kernel is slow, for
+/// example while it searches its trash list of destinations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
@@ -14,12 +14,12 @@ impl Budget {
     const LEAST: Self = Self(64);
     /// Budget of the first plan, before the kernel's speed is known.
     pub(super) const FIRST: Self = Self(256);
-    /// Time that the writes of a plan may take. Each pending virtual server adds to it, because the
+    /// Time limit for the writes of a plan. Each pending virtual server adds to it, because the
     /// next plan must examine all of them.
     const TIME: Duration = Duration::from_millis(10);
     const LOOK: Duration = Duration::from_micros(2);
 
-    /// True if so many writes suffice to measure the kernel's speed.
+    /// True if this number of writes is enough to measure the kernel's speed.
     pub(crate) fn tells(ops: usize) -> bool {
         ops >= Self::LEAST.0
     }
@@ -36,13 +36,13 @@ impl Budget {
         ops >= self.0
     }
 
-    /// Returns the share of one Service or namespace. Writes beyond it come after other Services'
-    /// writes.
+    /// Returns the share of one Service or namespace, in writes. Its further writes follow those of
+    /// other Services.
     pub(super) fn share(self) -> usize {
         (self.0 / 2).min(2_048)
     }
 
-    /// Returns the number of writes that use up the budget.
+    /// Returns the number of writes that exhaust the budget.
     pub(super) fn limit(self) -> usize {
         self.0
     }
@@ -74,13 +74,13 @@ mod tests {
             Budget::after(64, Duration::from_micros(640), 0),
             Budget(1_000)
         );
-        // If very many entries are pending, the planner examines them for no longer than the kernel
+        // If very many entries are pending, the planner's search takes no longer than the kernel's
         // writes.
         assert_eq!(
             Budget::after(1_000, Duration::from_millis(50), 20_000),
             Budget(1_000)
         );
-        // A few writes do not show the speed, because an unrelated delay may dominate.
+        // A few writes do not show the kernel's speed, because an unrelated delay may dominate.
         assert!(!Budget::tells(63) && Budget::tells(64));
     }
 }

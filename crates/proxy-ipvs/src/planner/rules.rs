@@ -1,4 +1,4 @@
-//! Plans for the shim and for leftovers of other modes.
+//! Plans for the shim, and for leftovers of other modes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,8 @@ use crate::tables::{Tables, sorted};
 /// Returns the next plan for the shim or leftovers.
 pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
-    // The kernel refuses rules that name a missing set, and the rules name all sets.
+    // Waits for the sets: the rules name all sets, and the kernel refuses rules that name a missing
+    // set.
     let awaits_sets = of.state.look(Part::Sets).is_awaited();
     let is_exact = of.state.config.semantics.is_exact();
     let must_wait = awaits_sets
@@ -28,7 +29,8 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     if are_sets_tried(tables) && (!tables.are_served_by_another_mode() || is_all_made(tables, of)) {
         ops.extend(write_rules(tables, of.now));
     }
-    // Leftovers wait for the shim, because the old chains may jump into them until then.
+    // Removes leftovers only after the shim is written. Until then, the old chains may jump into
+    // them.
     if ops.is_empty() && of.claims.may_delete && tables.rules.pending_len() == 0 {
         let places = sorted(tables.leftovers.due(of.now)).into_iter();
         let places = places.filter(|place| may_go(tables, *place, of));
@@ -45,14 +47,14 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
 /// ownership.
 fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
-        // The shim has replaced these leftovers, or their process has ended.
+        // The shim has replaced these leftovers, or the process that needed them has ended.
         LeftoverPlace::Beside(_) | LeftoverPlace::Ended => true,
-        // These rules match packets first, and may serve Services that this mode does not serve
-        // yet.
+        // These rules match packets before IPVS does. They may serve Services that this mode does
+        // not serve yet.
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
             is_all_made(tables, of) && !masquerading::is_losing_endpoints(tables)
         }
-        // Sets of the former shim prove ownership of virtual servers as long as these exist.
+        // Sets of the former shim prove ownership of virtual servers until these are removed.
         LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
             of.knows(Part::Servers)
                 && of.has_taken_over
@@ -69,7 +71,7 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
     Some(Op::WriteRules { wanted, installed })
 }
 
-/// True if each wanted set either exists or could not be created. The rules name all wanted sets.
+/// True if each wanted set exists or could not be created. The rules name all wanted sets.
 fn are_sets_tried(tables: &Tables) -> bool {
     Set::every().all(|set| {
         let sets = &tables.sets;
@@ -77,10 +79,10 @@ fn are_sets_tried(tables: &Tables) -> bool {
     })
 }
 
-/// True if the initial lists are complete, and all entries that serve exist, except failed ones.
+/// True if the initial lists are complete and all serving entries exist, except failed ones.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
-    // These virtual servers wait for rules, or for the removal of the rules that mark their
+    // Ignores virtual servers that wait for rules, or for the removal of the rules that mark their
     // packets.
     let waits = |key: &&VirtualServerKey| {
         !tables.servers.is_failing(key)
@@ -88,7 +90,7 @@ fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
                 || (key.address().is_none() && tables.servers.wanted(key).is_none()))
     };
     let waiting = || tables.servers.pending().filter(waits).count();
-    // The set members that exempt their packets from masquerading wait, too.
+    // Also ignores the set members that exempt packets of such virtual servers from masquerading.
     let may_wait = |set: Set| EXEMPT.contains(&set) && waiting() > 0;
     let (pending, failing) = (tables.servers.pending_len(), tables.servers.failing_len());
     of.claims.may_delete

@@ -8,19 +8,19 @@ use crate::config::Config;
 use crate::rules::EARLY_CHAINS;
 use crate::sets::{Set, SetKind};
 
-/// Place of the rules: before IPVS at hook input, or at hook output.
+/// Hook of the rules, where they precede IPVS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyHook {
-    /// Packets from pods and from other hosts.
+    /// Hook input: packets from pods and from other hosts.
     In,
-    /// The node's own packets.
+    /// Hook output: the node's own packets.
     Out,
 }
 
 /// Loopback interface. At hook input, its packets come from the node itself.
 pub(super) const LOOPBACK: &str = "lo";
 
-/// Clients whose packets a rule concerns.
+/// Clients to whose packets a rule applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Clients {
     All,
@@ -28,21 +28,21 @@ pub(super) enum Clients {
     Outside,
 }
 
-/// Action on packets to a member of the set.
+/// Action on packets whose destination is a member of the set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyAction {
     Drop,
-    /// Replaces the packet's mark with the member's, because IPVS compares the whole mark.
+    /// Replace the packet's mark with the member's mark. IPVS compares the whole mark.
     Mark,
 }
 
 /// A rule before IPVS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyRule {
-    /// Exempts the node's own packets from the rules for clients outside. IPVS takes such packets
-    /// at hook output. They reach hook input only if their virtual server is missing.
+    /// Exempts the node's own packets from the rules for clients outside. Usually, IPVS takes such
+    /// packets at hook output. They reach hook input only if their virtual server is missing.
     SkipNode,
-    /// Acts on new flows to the members of a set.
+    /// Acts on the first packets of flows to the members of a set.
     To {
         clients: Clients,
         set: Set,
@@ -51,7 +51,7 @@ pub(super) enum EarlyRule {
 }
 
 impl Shim {
-    /// Returns the rules of a hook in order. Empty sets need no rule.
+    /// Returns the rules of a hook in order. Omits rules of empty sets.
     pub(super) fn early_rules(&self, hook: EarlyHook, config: &Config) -> Vec<EarlyRule> {
         use EarlyAction::{Drop, Mark};
         if !config.semantics.is_exact() {
@@ -80,9 +80,9 @@ impl Shim {
         rules
     }
 
-    /// Renders the chains in iptables, without empty ones. Table mangle precedes IPVS at both hooks.
-    /// Table filter follows it at hook output, so the source ranges for the node's own packets are
-    /// here, too.
+    /// Renders the chains in iptables, without empty ones. Table mangle precedes IPVS at both
+    /// hooks. Table filter follows IPVS at hook output, so the source ranges for the node's own
+    /// packets are here, too.
     pub(super) fn early_chains(
         &self,
         config: &Config,

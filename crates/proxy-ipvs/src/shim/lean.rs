@@ -3,7 +3,7 @@
 //!
 //! - Jumps lead only into chains with rules.
 //! - Rules for cluster IPs come first, because most packets to Services have such a destination.
-//!   Each packet is looked up only once.
+//!   They need a single look-up.
 //! - Where upstream has chains of RETURNs, one rule has all conditions, the most selective one
 //!   first. Packets of established flows leave the access filter at its first condition.
 //! - Empty sets are not looked up. The routing table (`addrtype`) is looked up only for possible

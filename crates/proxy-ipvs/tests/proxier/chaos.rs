@@ -1,6 +1,6 @@
-//! Tests a slow kernel that loses replies, while Services change and another program damages
+//! Tests of a slow kernel that loses replies, while Services change and another program damages
 //! entries. The final state equals that of a fresh start, in any order of events. Threads make each
-//! run different. The seed decides only the events.
+//! run different; the seed determines only the events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,12 +20,12 @@ use proxy_ipvs::{
 
 use super::*;
 
-/// Number of nodes, one per seed.
+/// Number of nodes, each with its own seed.
 const SEEDS: u64 = 20;
 /// Number of events for each node.
 const MOMENTS: u32 = 150;
 
-/// Random numbers that several threads share.
+/// Random number generator that several threads share.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Chance>>);
 
@@ -47,7 +47,7 @@ impl Shared {
     }
 }
 
-/// The fake kernel with slow calls.
+/// Fake kernel with slow calls.
 struct DelayedKernel(FakeKernel, Shared);
 
 impl DelayedKernel {
@@ -57,7 +57,7 @@ impl DelayedKernel {
         }
     }
 
-    /// Reads the kernel, with a pause before and after.
+    /// Reads the kernel, with a pause before and after the read.
     fn slowly<T>(&mut self, read: impl FnOnce(&mut FakeKernel) -> T) -> T {
         self.rest();
         let found = read(&mut self.0);
@@ -91,7 +91,7 @@ impl Kernel for DelayedKernel {
         self.0.load_scheduler(name)
     }
 
-    /// Applies a plan in parts, so that other threads run in between.
+    /// Applies a plan in parts, so that other threads run between the parts.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let mut rest = plan.ops.as_slice();
@@ -153,7 +153,7 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
     varied
 }
 
-/// Changes entries as another program would. Sends the kernel's notification for the change, if
+/// Changes entries as another program would. Sends the kernel's notification of the change, if
 /// there is one.
 fn damage(world: &mut World<DelayedKernel>, chance: &Shared) {
     let told = {
@@ -193,7 +193,7 @@ fn damage(world: &mut World<DelayedKernel>, chance: &Shared) {
     }
 }
 
-/// Runs without further events. While no thread works, the clock advances.
+/// Runs the loop without further events. While no worker is busy, advances the clock.
 fn calm_down(world: &mut World<DelayedKernel>, ahead: &mut Duration) {
     let began = Instant::now();
     let mut rests = 0;
@@ -208,7 +208,7 @@ fn calm_down(world: &mut World<DelayedKernel>, ahead: &mut Duration) {
     }
 }
 
-/// Lead of the simulated clock.
+/// Runs one turn. `ahead` is the lead of the simulated clock.
 fn go_on(world: &mut World<DelayedKernel>, ahead: Duration) {
     world.go_on_at(Instant::now() + ahead);
 }
@@ -263,7 +263,7 @@ fn with_shim(shim: ShimStyle, seeds: RangeInclusive<u64>) {
         }
         calm_down(&mut world, &mut ahead);
         let told = kernel.state().snapshot.bound.clone();
-        // Changes without a notification are found by a check.
+        // Lets a check find the changes without a notification.
         for _ in 0..2 {
             world.proxier.check(world.now);
             calm_down(&mut world, &mut ahead);

@@ -1,5 +1,5 @@
-//! Tests changes by other programs. A check or a notification finds them while events continue.
-//! They are repaired and reported.
+//! Tests of changes by other programs. A check or a notification finds them while events continue.
+//! The proxier repairs and reports them.
 
 use proxy::Notice;
 
@@ -23,7 +23,7 @@ fn told(drift: &proxy::Drift) -> Vec<(&'static str, usize)> {
 #[test]
 fn each_kind_of_drift_is_found_repaired_and_reported() {
     type Damage = fn(&mut Snapshot) -> bool;
-    /// A damage, the write that repairs it, and the number of drifted entries by kind.
+    /// A damage, the write that repairs it, and the number of drifted entries of each kind.
     type Case = (Damage, &'static str, &'static [(&'static str, usize)]);
     let real = |it: &mut Snapshot| {
         let server = it.servers.get_mut(&server("10.96.0.10:80")).unwrap();
@@ -154,7 +154,7 @@ fn events_during_a_check_are_applied_and_are_not_drift() {
     let mut world = web();
     world.wait(Duration::from_mins(1));
     world.check();
-    // The dump was made before all of these changes.
+    // The dump precedes all of these changes.
     world.slice(slice(
         "default/web",
         &["10.244.2.5@node2", "10.244.2.6@node2"],
@@ -185,7 +185,7 @@ fn a_large_check_is_split_into_pieces() {
     world.work();
     world.wait(Duration::from_mins(1));
     world.check();
-    // 5,000 virtual servers, 10,000 members and 5,000 addresses, 4,096 at a time.
+    // Compares 5,000 virtual servers, 10,000 members and 5,000 addresses, 4,096 entries per step.
     let mut pieces = 0;
     loop {
         world.proxier.proceed(&world.model, world.now);
@@ -249,7 +249,7 @@ fn a_removed_service_address_is_bound_again_at_once() {
     assert_eq!(world.written(), ["bind 10.96.0.10 to kube-ipvs0"]);
     assert_eq!(told(&synced.drift), [("address", 1)]);
     assert_eq!(world.work().0.dumps, 0, "nothing has to be read");
-    // Removal of an address by this proxy also causes a notification.
+    // A removal of an address by this proxy also causes a notification.
     world.delete_service("default/web");
     world.sync();
     world.work();
@@ -337,7 +337,7 @@ fn glancing(family: IpFamily) -> (World, &'static str) {
     (world, address)
 }
 
-/// Returns the work and the writes of this many seconds.
+/// Returns the work and the writes in this number of seconds.
 fn glances(world: &mut World, seconds: u64) -> (Work, Vec<Op>) {
     world.work();
     for _ in 0..seconds {
@@ -353,13 +353,13 @@ fn the_periodic_count_notices_removed_virtual_servers() {
         let (mut world, address) = glancing(family);
         let (work, _) = glances(&mut world, 20);
         assert_eq!((work.glances, work.dumps), (10, 0), "{family}");
-        // The record follows this proxy's additions and removals.
+        // The proxier's record includes its own additions and removals.
         world.service(service("default/other", &format!("{address}1"), 80));
         world.sync();
         assert_eq!(glances(&mut world, 4).0.dumps, 0, "{family}");
         world.kernel.state().snapshot.servers.clear();
         let (work, ops) = glances(&mut world, 3);
-        // The check reads once, and the writing lane reads once.
+        // The check reads the virtual servers once, and so does the writing lane.
         assert_eq!((work.dumps, ops.len()), (2, 2), "{family}: {ops:?}");
         assert_eq!(glances(&mut world, 10).0.dumps, 0, "{family}");
     }
@@ -381,7 +381,6 @@ fn sets_that_read_back_unchanged_are_not_drift() {
     world.kernel.state().snapshot.rules = Some(Rules::default());
     world.wait(Duration::from_mins(1));
     world.check();
-    // A program that flushes the rules may also flush the sets, so the proxier reads the sets as
-    // well.
+    // A program that flushes the rules may also flush the sets, so the proxier also reads the sets.
     assert_eq!(told(&world.settle().drift), [("chain", 11), ("rule", 29)]);
 }

@@ -1,4 +1,4 @@
-//! Tests the slow start of endpoints that come to a serving Service.
+//! Tests of the slow start of endpoints that are added to a serving Service.
 
 use proxy::ServiceOptions;
 use proxy::options::{SCHEDULER, SLOW_START, WEIGHTS};
@@ -6,9 +6,9 @@ use proxy::options::{SCHEDULER, SLOW_START, WEIGHTS};
 use super::*;
 
 const AT: &str = "10.96.0.10:80";
-/// The pair of endpoints, and a new one.
+/// The pair of endpoints, and a third one.
 const THREE: [&str; 3] = [PAIR[0], PAIR[1], "10.244.3.5@node3"];
-/// Time of a step of a slow start of 90 s.
+/// Duration of a step, in a slow start of 90 s.
 const STEP: Duration = Duration::from_secs(10);
 
 fn annotated(annotations: &[(&str, &str)]) -> Service {
@@ -36,7 +36,7 @@ fn serving(scheduler: &str) -> World {
     kernel.state().schedulers.extend(["sed", "nq"]);
     let mut world = on(kernel, slowly(scheduler), &PAIR);
     assert_eq!(world.sync().pending, 0);
-    // The scheduler is queried first.
+    // The proxier queries the scheduler first.
     assert_eq!(world.sync().pending, 0);
     world.work();
     world
@@ -98,7 +98,7 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
         assert_eq!(weights(&world), [10, 10, 4]);
         let mut world = on(world.kernel, slowly("wrr"), &THREE);
         if is_told_early {
-            // The kernel has not been read yet.
+            // The proxier has not read the kernel yet.
             let changes = world.model.take_changes();
             world.proxier.update(&world.model, &changes, world.now);
         }
@@ -111,7 +111,7 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
         }
         assert!(!world.proxier_due_within(Duration::from_hours(1)));
     }
-    // An endpoint came while no daemon ran.
+    // An endpoint was added while no daemon ran.
     let mut world = on(serving("wrr").kernel, slowly("wrr"), &THREE);
     world.sync();
     assert_eq!(weights(&world), [10, 10, 1]);
@@ -145,7 +145,7 @@ fn the_option_itself_changes_weights_in_place_and_at_once() {
         (&plain[..], [4, 1]),
         (&slow, [40, 10]),
         (&plain[..1], [1, 1]),
-        // rr has no weights, and an invalid value counts as none.
+        // `rr` has no weights. An invalid value counts as no value.
         (&[(SLOW_START, "5m")], [1, 1]),
         (&[plain[0], (SLOW_START, "5s")], [1, 1]),
         (&slow, [40, 10]),
@@ -157,7 +157,7 @@ fn the_option_itself_changes_weights_in_place_and_at_once() {
         assert!(written.iter().all(|op| !op.contains("add")), "{written:?}");
         assert!(!world.proxier_due_within(Duration::from_hours(1)));
     }
-    // The same at a restart, from the state of a daemon without the option.
+    // The result is the same at a restart, from the state of a daemon without the option.
     world.service(annotated(&plain));
     world.sync();
     let mut world = on(world.kernel, annotated(&slow), &PAIR);
@@ -227,7 +227,7 @@ fn many_slow_starts_share_one_timer() {
         world.slice(slice(&name(number), &PAIR));
     }
     world.sync();
-    // An endpoint comes every 200 ms.
+    // One endpoint is added every 200 ms.
     for number in 0..SERVICES {
         world.slice(slice(&name(number), &THREE));
         world.sync();
@@ -243,7 +243,7 @@ fn many_slow_starts_share_one_timer() {
         writes += world.written().len();
     }
     assert_eq!(writes, usize::from(SERVICES) * 9);
-    // The endpoints come within 4 s, so each step takes five rounds, one a second.
+    // The endpoints are added within 4 s, so each step takes five rounds, one per second.
     assert!(rounds <= 9 * 5, "{rounds}");
     assert!(world.now - began < Duration::from_secs(95));
 }

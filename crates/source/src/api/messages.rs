@@ -1,5 +1,5 @@
-//! Splits a watch into events: lines of JSON, or frames of protobuf that begin with their length in
-//! four bytes.
+//! Splits a watch into events. An event is a line of JSON, or a protobuf frame that begins with its
+//! length in four bytes.
 
 use std::io;
 use std::pin::Pin;
@@ -8,18 +8,18 @@ use futures::io::{AsyncBufRead, AsyncBufReadExt as _};
 
 use super::request::{Format, ResponseStream};
 
-/// Length limit of an event. etcd accepts objects of 1.5 MB.
+/// Maximum length of an event, in bytes. etcd accepts objects of 1.5 MB.
 const LONGEST_EVENT: usize = 64 << 20;
-/// Number of bytes of a frame's length.
+/// Size of a frame's length field, in bytes.
 const LENGTH: usize = 4;
 
-/// A reader of a watch, event by event.
+/// Reader of a watch, event by event.
 pub(super) struct Messages {
     pub(super) format: Format,
     body: Pin<Box<dyn AsyncBufRead + Send>>,
-    /// The bytes of the current event.
+    /// Bytes of the current event.
     buffer: Vec<u8>,
-    /// True if the buffer holds an event that was already returned.
+    /// True if the buffer contains an event that was already returned.
     is_told: bool,
 }
 
@@ -86,8 +86,8 @@ impl Messages {
         }
     }
 
-    /// Returns the last event. It is empty for an empty line or frame, which only shows that the
-    /// server is alive.
+    /// Returns the last event. The event is empty for an empty line or frame, which only shows that
+    /// the server is alive.
     pub(super) fn event(&self) -> &[u8] {
         match self.format {
             Format::Json => self.buffer.trim_ascii(),
@@ -96,7 +96,8 @@ impl Messages {
     }
 }
 
-/// Returns the length of a frame with its length field, once that field has arrived.
+/// Returns the length of a frame including its length field. Returns `None` until that field has
+/// arrived.
 fn wanted(frame: &[u8]) -> Option<usize> {
     let length = u32::from_be_bytes(*frame.first_chunk::<LENGTH>()?);
     usize::try_from(length).ok()?.checked_add(LENGTH)

@@ -1,4 +1,4 @@
-//! Collects the problems of one object, for all kinds.
+//! Collects the problems of one object, of any kind.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,11 +9,11 @@ use proxy::{IpFamily, Kind, NamespacedName, Protocol};
 use super::decoded::{Content, DecodedObject, Key, MissingName, Object, Problem, kind_name};
 use super::{address, wire};
 
-/// Number of characters of an invalid value in messages.
+/// Largest number of characters of an invalid value in messages.
 const SHOWN_MAX: usize = 100;
-/// The longest name of any object, a DNS subdomain.
+/// Length of the longest name of any object, a DNS subdomain.
 const NAME_BYTES_MAX: usize = 253;
-/// Limit of stored problems of an object.
+/// Maximum number of stored problems of an object.
 const PROBLEMS_MAX: usize = 1_000;
 
 /// Reports whether a text can be the name of any object. The API's rules for single kinds are
@@ -24,7 +24,7 @@ pub(super) fn is_name(text: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_plain)
 }
 
-/// The problems of one object.
+/// Problems of one object.
 pub(super) struct Findings {
     pub(super) key: Key,
     pub(super) version: Option<Box<str>>,
@@ -73,8 +73,8 @@ impl Findings {
         self.value(field, shown, advice);
     }
 
-    /// Checks the object's name. The name will appear in the log, comments of rules, names of
-    /// chains and labels of metrics.
+    /// Checks the object's name, which will appear in the log, comments of rules, names of chains
+    /// and labels of metrics.
     pub(super) fn is_well_named(&mut self) -> bool {
         let name = &self.key.name;
         let is_well =
@@ -194,7 +194,7 @@ impl Findings {
         self.usable(field, ip, what)
     }
 
-    /// Checks that a pod can have an address.
+    /// Checks that an address can belong to a pod.
     pub(super) fn endpoint(
         &mut self,
         field: impl FnOnce() -> String,
@@ -271,7 +271,7 @@ impl Findings {
     }
 }
 
-/// Parses the API's `IPv4` or `IPv6`.
+/// Parses a family in the API's spelling, `IPv4` or `IPv6`.
 pub(super) fn family(text: &str) -> Option<IpFamily> {
     match text {
         "IPv4" => Some(IpFamily::V4),

@@ -15,10 +15,10 @@ use super::status::Status;
 use super::watch_event::WatchEvent;
 use super::wire;
 
-/// The beginning of every message except frames.
+/// Beginning of every message except frames.
 pub(crate) const MAGIC: &[u8; 4] = b"k8s\0";
 
-/// The envelope of a message (`runtime.Unknown`).
+/// Envelope of a message (`runtime.Unknown`).
 #[derive(Debug, Default)]
 struct Unknown<'a> {
     meta: Option<TypeMeta<'a>>,
@@ -38,10 +38,10 @@ impl<'a> Message<'a> for Unknown<'a> {
     }
 }
 
-/// `runtime.TypeMeta`, the type of an object.
+/// Type of an object (`runtime.TypeMeta`).
 #[derive(Debug, Default)]
 pub(crate) struct TypeMeta<'a> {
-    /// The kind, such as `ServiceList`.
+    /// Kind of the object, such as `ServiceList`.
     pub(crate) kind: &'a str,
 }
 
@@ -54,7 +54,7 @@ impl<'a> Message<'a> for TypeMeta<'a> {
     }
 }
 
-/// An event of a watch (`meta/v1` WatchEvent).
+/// Event of a watch (`meta/v1` WatchEvent).
 #[derive(Debug, Default)]
 struct Event<'a> {
     kind: &'a str,
@@ -86,7 +86,7 @@ impl<'a> Message<'a> for RawExtension<'a> {
     }
 }
 
-/// Opens an envelope. Returns the message, and its kind if given.
+/// Opens an envelope. Returns the message, and its kind if the envelope has one.
 fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     let bytes = bytes.strip_prefix(MAGIC).ok_or(Malformed::Envelope)?;
     let unknown: Unknown<'_> = read(bytes)?;
@@ -97,8 +97,8 @@ fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     Ok((kind.filter(|kind| !kind.is_empty()), unknown.raw))
 }
 
-/// Decodes a watch event about this kind from a frame. An error of the object is inside the result;
-/// the outer error concerns the event.
+/// Decodes a watch event about this kind from a frame. The outer error concerns the event. An error
+/// of the object is inside the event.
 pub(crate) fn event(kind: Kind, frame: &[u8]) -> Result<WatchEvent, String> {
     let failed = |error: Malformed| error.to_string();
     let event: Event<'_> = read(frame).map_err(failed)?;
@@ -118,7 +118,7 @@ pub(crate) fn event(kind: Kind, frame: &[u8]) -> Result<WatchEvent, String> {
     })
 }
 
-/// Decodes an item of a list. If only its name can be read, the item is `Unusable`.
+/// Decodes an item of a list. If only its name is readable, the item is `Unusable`.
 pub(crate) fn item(kind: Kind, bytes: &[u8]) -> Result<DecodedObject, MissingName> {
     object(kind, None, bytes)
 }
@@ -129,8 +129,8 @@ pub(crate) fn status(bytes: &[u8]) -> Option<Status> {
     read(raw).ok()
 }
 
-/// Decodes an object. `said` is the kind in its envelope, or `None` for an item of a list, which
-/// has no envelope.
+/// Decodes an object. `said` is the kind in its envelope. `None`: an item of a list, which has no
+/// envelope.
 fn object(kind: Kind, said: Option<&str>, bytes: &[u8]) -> Result<DecodedObject, MissingName> {
     if said.is_some_and(|said| said != kind_name(kind)) {
         let mut findings = headed(kind, bytes)?;

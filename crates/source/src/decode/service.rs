@@ -14,7 +14,7 @@ use super::wire::{self, Text};
 
 /// Default of `sessionAffinityConfig.clientIP.timeoutSeconds`: three hours.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
-/// The longest timeout that the API accepts: one day.
+/// Longest timeout that the API accepts, in seconds: one day.
 const MAX_AFFINITY_SECONDS: u32 = 86_400;
 
 /// Decodes a Service.
@@ -166,8 +166,8 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingN
     Ok(findings.proxied(Object::Service(service)))
 }
 
-/// Returns the cluster IPs, at most one of each family. If `ipFamilies` is set, its entries give
-/// the families of the addresses in the same order.
+/// Returns the cluster IPs, at most one of each family. If `ipFamilies` is set, it determines the
+/// families of the addresses, in the same order.
 fn cluster_ips(
     findings: &mut Findings,
     given: &[Text<'_>],
@@ -244,8 +244,8 @@ fn further_ips<'a, F: Fn() -> String>(
 
 /// Returns the source ranges by family. A /0 allows all clients of its family.
 ///
-/// An invalid range must not open the Service to every client. If all ranges of a family are
-/// invalid, the family's ingress addresses are removed.
+/// An invalid range must not open the Service to every client. So if all ranges of a family are
+/// invalid, this function removes the family's ingress addresses.
 fn source_ranges(
     findings: &mut Findings,
     given: &[Text<'_>],
@@ -280,7 +280,7 @@ fn source_ranges(
     ranges
 }
 
-/// Returns the valid ports. Of two conflicting ports, only the first counts.
+/// Returns the valid ports. Of two conflicting ports, returns only the first.
 fn ports(
     findings: &mut Findings,
     given: &[wire::ServicePort<'_>],
@@ -304,7 +304,7 @@ fn ports(
         else {
             continue;
         };
-        // Hash sets, because an object may have 65535 ports.
+        // Uses hash sets, because an object may have 65,535 ports.
         if numbers.contains(&(protocol, port)) || names.contains(&(protocol, name)) {
             findings.text(
                 format!("spec.ports[{i}]"),

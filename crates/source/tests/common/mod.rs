@@ -20,11 +20,11 @@ use source::api::Server;
 use source::{Api, Lists, StartError};
 use tracing::subscriber::DefaultGuard;
 
-/// The state that a source has sent, as the daemon keeps it.
+/// State that a source has sent, as the daemon stores it.
 pub(crate) struct ReceivedState {
     events: BoxStream<'static, Event>,
     pub(crate) model: Model,
-    /// All events about objects.
+    /// All received events about objects.
     pub(crate) log: Vec<Event>,
 }
 
@@ -33,7 +33,7 @@ impl ReceivedState {
         Self::with(url, node, Api::default()).await
     }
 
-    /// Starts to read from a server that streams its lists.
+    /// Starts a source that requests streamed lists from a server.
     pub(crate) async fn streamed_by(url: impl fmt::Display, node: &str) -> Self {
         let settings = Api {
             lists: Lists::Streamed,
@@ -59,7 +59,7 @@ impl ReceivedState {
         }
     }
 
-    /// Reads events until the model meets the condition.
+    /// Receives events until the condition is true for the model.
     pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Model) -> bool) {
         let limit = Duration::from_mins(2);
         let waited = tokio::time::timeout(limit, async {
@@ -91,7 +91,7 @@ impl ReceivedState {
         self.until_watched_after(server, 0).await;
     }
 
-    /// Waits like `until_watched`, for a server that already had `before` requests.
+    /// Waits like `until_watched`, for a server that has already received `before` requests.
     pub(crate) async fn until_watched_after(&mut self, server: &apiserver::Server, before: usize) {
         let is_watch = |one: &&apiserver::Request| one.query.contains("watch=true");
         let watches = || {
@@ -116,7 +116,7 @@ impl ReceivedState {
         .await;
     }
 
-    /// Reads the events that arrive within a moment.
+    /// Receives the events that arrive within a short time.
     pub(crate) async fn for_a_moment(&mut self) {
         let _ =
             tokio::time::timeout(Duration::from_millis(1500), self.until("never", |_| false)).await;
@@ -144,7 +144,7 @@ pub(crate) fn name(name: &str) -> NamespacedName {
     NamespacedName::new("default", name)
 }
 
-/// A folder that is deleted at the end of the test.
+/// Folder that is deleted at the end of the test.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -185,7 +185,7 @@ impl Drop for Folder {
     }
 }
 
-/// The log of this thread.
+/// Log of this thread.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 

@@ -1,4 +1,4 @@
-//! Checks which kernel modules are loaded, available or missing.
+//! Checks whether kernel modules are loaded, available or missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,11 +16,11 @@ const NAME: &str = "modules";
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     loaded: BTreeSet<String>,
-    /// Modules that are built in or have a file. `None` if no list is usable, as in a container
+    /// Modules that are built in or have a file. `None`: no list is usable, as in a container
     /// without `/lib/modules`.
     listed: Option<BTreeSet<String>>,
-    /// Answers of the kernel about modules that are neither loaded nor listed: true if available. A
-    /// kernel with built-in modules may have no list of them.
+    /// Responses of the kernel about modules that are neither loaded nor listed: true if available.
+    /// A kernel with built-in modules may have no list of them.
     answered: BTreeMap<String, bool>,
 }
 
@@ -50,7 +50,7 @@ impl Modules {
         }
     }
 
-    /// Queries the kernel for those wanted modules that are neither loaded nor listed.
+    /// Queries the kernel about the wanted modules that are neither loaded nor listed.
     pub(super) fn ask(
         &mut self,
         wanted: &[Module],
@@ -68,8 +68,8 @@ impl Modules {
     }
 }
 
-/// Queries the kernel for modules by using one function of each. Omits modules that no query can
-/// detect. Writes nothing, and does not make the kernel load a module file.
+/// Tests modules by using one function of each. Omits modules that no such query can detect. Writes
+/// nothing, and does not make the kernel load a module file.
 pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     let mut answers = BTreeMap::new();
     if names.contains(&"nf_tables")
@@ -98,7 +98,8 @@ pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     answers
 }
 
-/// Returns the modules that nf_tables lacks for a family, or `None` if the kernel does not respond.
+/// Returns the modules that nf_tables lacks for a family. Returns `None` if the kernel does not
+/// respond.
 fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     let mut missing = BTreeSet::new();
     for (of, family) in [(IpFamily::V4, Family::Ip), (IpFamily::V6, Family::Ip6)] {
@@ -115,8 +116,8 @@ fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     Some(missing)
 }
 
-/// Returns the module's name in a line of a module list. The name in
-/// `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...` is `ip_vs`.
+/// Returns the module's name in a line of a module list: `ip_vs` for
+/// `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...`.
 fn module_of(line: &str) -> Option<String> {
     let path = line.split(':').next()?;
     let file = path.rsplit('/').next()?;
@@ -225,7 +226,7 @@ mod tests {
         );
     }
 
-    /// Scenario: a pod on a kernel whose modules are all built in, while `modules.builtin` is
+    /// Test case: a pod on a kernel whose modules are all built in, while `modules.builtin` is
     /// empty.
     #[test]
     fn the_kernels_answer_overrides_the_module_lists() {
@@ -246,7 +247,7 @@ mod tests {
         fs::write(root.join("proc/sys/kernel/osrelease"), "6.1\n").unwrap();
         fs::write(lists.join("modules.dep"), "").unwrap();
         let empty = Modules::read(&root, &wanted);
-        // An unrelated module that has a file.
+        // This unrelated module has a file.
         fs::write(lists.join("modules.dep"), "kernel/drivers/net/dummy.ko:\n").unwrap();
         let mut other = Modules::read(&root, &wanted);
         fs::remove_dir_all(&root).unwrap();

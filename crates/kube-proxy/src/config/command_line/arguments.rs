@@ -1,4 +1,4 @@
-//! Processes arguments before they are parsed as flags.
+//! Processes arguments before clap parses them as flags.
 
 use std::ffi::OsString;
 
@@ -25,12 +25,13 @@ pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsStr
     })
 }
 
-/// Arguments of a command about a start, taken off the command line before the flags are parsed.
+/// Arguments of a command about a start. They are removed from the command line before the flags
+/// are parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LeadingArguments {
     /// Command about a start: a subcommand before the flags, or `--dry-run`.
     pub(super) question: Option<Question>,
-    /// Values of `-o` and `--timeout`, if a command is present.
+    /// Options of the command's output: `-o` and `--timeout`.
     pub(super) answer: AnswerOptions,
 }
 
@@ -117,7 +118,7 @@ pub(super) fn has_flags(arguments: &[OsString]) -> bool {
     !others.is_empty()
 }
 
-/// Returns true if the last `--dry-run` is not false.
+/// Returns true if the last `--dry-run` does not have the value false.
 fn is_dry_run(arguments: &[OsString]) -> bool {
     let flags = normalised(arguments.to_vec()).take_while(|flag| flag != "--");
     let last = flags.skip(1).filter_map(|flag| {
@@ -126,7 +127,7 @@ fn is_dry_run(arguments: &[OsString]) -> bool {
         if value.is_empty() {
             return Some(true);
         }
-        // An invalid value counts as true: the process then reports the error and exits, as after
+        // Counts an invalid value as true. The process then reports the error and exits, as after
         // any invalid command.
         value
             .strip_prefix('=')

@@ -1,5 +1,5 @@
-//! Finds the daemon's flags for a command that has none, such as a bare `kube-proxy check`. In the
-//! daemon's container, process 1 has them. In a shell with the variables of a unit file,
+//! Finds the daemon's flags for a command without flags, such as a bare `kube-proxy check`. In the
+//! daemon's container, process 1 has these flags. In a shell with the variables of a unit file,
 //! `KUBE_PROXY_ARGS` has them.
 
 use std::env;
@@ -13,24 +13,25 @@ use super::CommandLineError;
 use super::arguments::{has_flags, take_question};
 use crate::config::question::Question;
 
-/// Variable that holds the flags in the unit files of distributions.
+/// Environment variable that contains the flags in the unit files of distributions.
 const VARIABLE: &str = "KUBE_PROXY_ARGS";
 
 /// A command line after the daemon's flags were added.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CompletedArguments {
-    /// The whole command line. The first argument is the program's name.
+    /// The whole command line. Its first argument is the program's name.
     pub arguments: Vec<OsString>,
-    /// Message for the operator that names the origin of the added flags.
+    /// Message for the operator that names the origin of the added flags. `None`: no flag was
+    /// added.
     pub note: Option<String>,
 }
 
-/// Possible origins of the daemon's flags.
+/// Places that may have the daemon's flags.
 #[derive(Debug, Default)]
 struct FlagOrigins {
     /// Value of `KUBE_PROXY_ARGS`.
     variable: Option<String>,
-    /// The command line of process 1, if that process runs this program.
+    /// Command line of process 1, if that process runs this program.
     first: Option<Vec<OsString>>,
 }
 
@@ -63,7 +64,7 @@ fn complete(
             note: None,
         });
     }
-    // Reports an invalid subcommand or option first, because adding flags would not make it valid.
+    // Reports an invalid subcommand or option before it searches for flags, which would not help.
     take_question(&mut arguments.clone())?;
     let FlagOrigins { variable, first } = origins();
     let (flags, note) = match (variable, first) {
@@ -161,7 +162,7 @@ mod tests {
             completed.note.unwrap(),
             "with the flags of process 1: --config=/c --hostname-override=n"
         );
-        // A daemon without flags runs with the defaults.
+        // The daemon's command line has no flags, so the defaults apply.
         let completed = outcome("kube-proxy plan", None, Some("kube-proxy")).unwrap();
         assert_eq!(completed.arguments, line("kube-proxy plan"));
         let variable = outcome("kube-proxy plan", Some(" --config=/c  -v=2"), first).unwrap();

@@ -11,11 +11,11 @@ const DETAILS: [(&str, Detail); 3] = [
     ("endpoints", Detail::Endpoints),
 ];
 
-/// Detail of the metrics of single Services.
+/// Level of detail of the metrics of single Services.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
-    /// No metrics. No counter is read or kept. Metrics cost several series for each Service port on
-    /// each node, which adds up in a large cluster.
+    /// No metrics: no counter is read or stored. Metrics cost several series for each Service port
+    /// on each node, which are many in a large cluster.
     #[default]
     None,
     /// Metrics of Service ports.
@@ -27,9 +27,9 @@ pub enum Detail {
 /// Options of the metrics of single Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Detail of the metrics.
+    /// Level of detail of the metrics.
     pub detail: Detail,
-    /// Largest number of reported Service ports, and likewise of endpoints. The ones with the most
+    /// Largest number of reported Service ports, and also of endpoints. Those with the most
     /// connections are reported.
     pub most: usize,
 }

@@ -1,13 +1,13 @@
 //! Sums of counters that never fall. A Service port has a counter at each of its addresses. A plain
-//! sum falls when an address is removed or its kernel entry is created again. A scraper takes a
-//! lower sum for a restart from 0 and counts all of it as new traffic.
+//! sum would fall when an address is removed or its kernel entry is created again. A scraper would
+//! read the lower sum as a restart from 0, and count all of it as new traffic.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use service_counters::{At, Count, Listener};
 
-/// An address or a listening port, each of which has a counter.
+/// Source of a count: an address or a listening port, each with its own counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     /// A service address and port.
@@ -19,10 +19,10 @@ pub(crate) enum Source {
 /// Sum of the counters of all sources of one Service port or endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
-    /// Counts of sources before they were removed or restarted.
+    /// Sum of the counts that sources had before they were removed or restarted.
     past: Count,
     last: HashMap<Source, Count>,
-    /// True if the last read contained a count.
+    /// True if the last read contained a count of any source.
     is_told: bool,
 }
 
@@ -49,13 +49,13 @@ impl Sum {
         self.is_told = true;
     }
 
-    /// Reports whether the sum includes past counts. Such a sum must be kept, or the reported value
-    /// would fall.
+    /// Reports whether the sum includes past counts. Without such a sum, the reported value would
+    /// fall.
     fn has_past(&self) -> bool {
         self.past != Count::default()
     }
 
-    /// Returns the sum, or `None` if the last read had no count.
+    /// Returns the sum. Returns `None` if the last read had no count.
     pub(crate) fn told(&self) -> Option<Count> {
         self.is_told.then(|| self.count())
     }
@@ -70,8 +70,8 @@ impl Sum {
 }
 
 /// Updates all sums with the counts of the last read. A sum without a current count is not
-/// reported. It is kept if it has past counts, because its value would otherwise fall when the
-/// count returns.
+/// reported. If it has past counts, it is kept, so that its value does not fall when the count
+/// returns.
 pub(crate) fn update<K: Clone + Eq + Hash>(
     sums: &mut HashMap<K, Sum>,
     counted: &HashMap<K, Vec<(Source, Count)>>,
@@ -115,7 +115,7 @@ mod tests {
         let mut sum = Sum::default();
         sum.update(&[(at(1), count(10, 1)), (at(2), count(5, 2))]);
         assert_eq!(sum.count(), count(15, 3));
-        // The source 2 is removed, and the counter of source 1 starts again.
+        // Source 2 is removed, and the counter of source 1 starts again.
         sum.update(&[(at(1), count(1, 1))]);
         assert_eq!(sum.count(), count(16, 1));
         sum.update(&[(at(1), count(3, 0)), (at(2), count(1, 1))]);

@@ -1,5 +1,5 @@
-//! A list in protobuf: `k8s\0`, then `Unknown { 1: TypeMeta, 2: raw = List { 1: ListMeta, 2: item,
-//! 2: item, … } }`.
+//! Reads a list in protobuf: `k8s\0`, then `Unknown { 1: TypeMeta, 2: raw = List { 1: ListMeta, 2:
+//! item,
 
 use prost::encoding::{WireType, decode_varint};
 use proxy::Kind;
@@ -11,9 +11,9 @@ use crate::decode::message::{self, Malformed, Message, Value};
 use crate::decode::protobuf::{self, MAGIC, TypeMeta};
 use crate::decode::{DecodedObject, MissingName};
 
-/// Maximum length of an object. etcd accepts 1.5 MB in this form.
+/// Maximum length of an object, in bytes. etcd accepts 1.5 MB in this form.
 const LONGEST_OBJECT: u64 = 16 << 20;
-/// The longest encoding of a number, in bytes.
+/// Length of the longest encoding of a number, in bytes.
 const LONGEST_VARINT: usize = 10;
 
 /// A reader of a list, object by object.
@@ -25,18 +25,18 @@ pub(super) struct ProtobufList {
     place: ReadPosition,
     /// True once the reader has checked the list's `kind`.
     is_known: bool,
-    /// The bytes of an incomplete object.
+    /// Bytes of an incomplete object.
     buffer: Vec<u8>,
     pub(super) meta: Meta,
 }
 
-/// The position in the message.
+/// Position of the reader in the message.
 #[derive(Debug, Clone, Copy)]
 enum ReadPosition {
     Magic,
     /// Inside `Unknown`, before its field `raw`.
     Before,
-    /// Inside `raw`, which ends at this position.
+    /// Inside `raw`, which ends at this byte position.
     Within(u64),
     Behind,
 }
@@ -75,7 +75,7 @@ impl ProtobufList {
         }
     }
 
-    /// Returns the next object, or `None` at the end.
+    /// Returns the next object. Returns `None` at the end of the list.
     pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         loop {
             match self.place {
@@ -116,7 +116,7 @@ impl ProtobufList {
                         _ => self.pass(length).await?,
                     }
                 }
-                // The rest has no content. Reads it anyway, so that gzip checks its checksum.
+                // Reads the rest, although it has no content, so that gzip verifies its checksum.
                 ReadPosition::Behind => {
                     let count = self.input.held().await?.len();
                     if count == 0 {
@@ -169,7 +169,7 @@ impl ProtobufList {
             self.input.take(length);
             return Ok(read);
         }
-        // The buffer grows with the bytes that arrive, not with the claimed length.
+        // Grows the buffer with the bytes that arrive, not to the claimed length.
         self.buffer.clear();
         loop {
             let piece = self.input.held().await?;
@@ -208,7 +208,7 @@ impl ProtobufList {
         Err(wrong(&Malformed::Type("a number")))
     }
 
-    /// Skips a field that is neither text nor message.
+    /// Skips a field that is neither a text nor a message.
     async fn skip(&mut self, wire_type: WireType) -> Result<(), End> {
         match wire_type {
             WireType::Varint => self.varint().await.map(drop),
