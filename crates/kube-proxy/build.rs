@@ -1,9 +1,9 @@
 //! Finds the commit of the build, for `--version`, the log and the metrics.
 //!
-//! `KUBE_PROXY_COMMIT` names it in builds outside the repository. Otherwise the commit is read from
-//! git's files, without the program `git`, which may be missing or may distrust the folder. If
-//! neither exists, the commit is `unknown`. Only a new commit runs this script again. An edit does
-//! not.
+//! In builds outside the repository, `KUBE_PROXY_COMMIT` names the commit. Otherwise this script
+//! reads it from git's files. It does not use the program `git`, which may be missing or may
+//! distrust the folder. Without either, the commit is `unknown`. Cargo runs this script again after
+//! a new commit, but not after an edit.
 
 use std::env;
 use std::fs;
@@ -30,19 +30,19 @@ fn of_repository(folder: &Path) -> Option<String> {
     let Some(name) = head.strip_prefix("ref: ") else {
         return Some(head).filter(|head| is_commit(head));
     };
-    // An additional worktree uses the branches of the first worktree.
+    // An additional worktree shares the branches of the first worktree.
     let common = read(&git.join("commondir")).map_or(git.clone(), |common| git.join(common));
     let file = common.join(name);
     let loose = read(&file).filter(|commit| is_commit(commit));
     loose.or_else(|| {
-        // The next commit creates a file for the branch.
+        // Watches the folder, because the next commit creates a file for the branch.
         let folder = file.parent().filter(|folder| folder.is_dir())?;
         println!("cargo::rerun-if-changed={}", folder.display());
         packed(&common, name)
     })
 }
 
-/// Returns the folder that contains git's files.
+/// Returns the folder that contains git's files, if any.
 fn git_folder(folder: &Path) -> Option<PathBuf> {
     let git = folder.join(".git");
     if git.is_dir() {
@@ -60,7 +60,7 @@ fn packed(common: &Path, name: &str) -> Option<String> {
     Some(line.0.to_owned()).filter(|commit| is_commit(commit))
 }
 
-/// Returns the text of a file. Cargo watches the file if it exists.
+/// Returns the text of a file. Makes Cargo watch the file if it exists.
 fn read(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).ok()?;
     println!("cargo::rerun-if-changed={}", file.display());

@@ -1,5 +1,5 @@
-//! Compares docs/api.md with the API objects: the document must name every field and no other. This
-//! module builds objects field by field, so a new field fails to compile until it is added.
+//! Compares docs/api.md with the API objects: the document must name exactly their fields. This
+//! module builds objects field by field, so it does not compile until a new field is added here.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -29,7 +29,7 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Collects the paths of all fields of an object, as `ports[].addresses[].at`.
+/// Collects the paths of all fields of an object, such as `ports[].addresses[].at`.
 fn paths(value: &Value, at: &str, all: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) => {
@@ -78,8 +78,8 @@ fn read_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(object: &T) ->
     value
 }
 
-/// Compares an object's fields with a section of the document. The first column of its tables names
-/// the fields. The section may omit the fields in `shared`.
+/// Compares an object's fields with the first column of the tables in a section of the document.
+/// The section may omit the fields in `shared`.
 fn compare(value: &Value, text: &str, roots: &[&str], shared: &[&str]) {
     let mut told = BTreeSet::new();
     paths(value, "", &mut told);
@@ -122,7 +122,7 @@ fn name() -> ServiceName {
 }
 
 fn text() -> String {
-    // YAML would read the unquoted text as another type.
+    // Without quotes, YAML would read this text as another type.
     "yes: \"no\" # 012\n'x'".to_owned()
 }
 
@@ -273,7 +273,7 @@ fn the_services_api_matches_its_documentation() {
     };
     let roots = ["", "items[].", "items[].ports[]."];
     compare(&read_back(&list), under("`services`"), &roots, &[]);
-    // The document names each value of a condition.
+    // Checks that the document names each value of a condition.
     for condition in [
         Condition::Ready,
         Condition::ServingTerminating,

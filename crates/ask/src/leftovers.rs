@@ -13,13 +13,13 @@ use super::table::shown;
 pub(super) struct Leftovers {
     /// Always false, because no daemon responds.
     daemon: bool,
-    /// Modes of which the kernel has an entry that no other mode writes.
+    /// Modes with an entry in the kernel that no other mode writes.
     modes: Vec<&'static str>,
     /// Entries, one line each.
     holds: Vec<String>,
     /// Unreadable parts of the kernel's state, each with the reason.
     unreadable: Vec<String>,
-    /// Features that this kernel does not have.
+    /// Kernel features that this kernel lacks, so that they have no entries.
     absent: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ impl Leftovers {
     /// Renders the entries as lines.
     pub(super) fn render(&self) -> String {
         let mut text = format!("{}\n\n", Failure::NoDaemon);
-        // This write cannot fail, because it is to a String.
+        // Ignores the results: a write to a String cannot fail.
         if self.holds.is_empty() {
             text.push_str("The kernel has no entries of a kube-proxy.\n");
         } else {

@@ -9,9 +9,9 @@ use serde_json::Value;
 use super::Failure;
 use local_socket::SocketLocations;
 
-/// Time without a response after which a notice is printed.
+/// Time without a response after which the command prints a notice.
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
-/// Largest size of a response. A page of 5,000 Services has a tenth of this size.
+/// Largest size of a response, in bytes. A page of 5,000 Services has a tenth of this size.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
 /// Requests the object at a path. `timeout` is the longest time without data from the daemon.
@@ -41,7 +41,7 @@ pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<
 fn ask(places: &SocketLocations, path: &str, patience: Duration) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| {
         Failure::Unreadable(match error.kind() {
-            // The kernel accepted the request, but the daemon does not read it.
+            // The kernel accepted the connection, but the daemon does not read the request.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => format!(
                 "the daemon has not answered within {patience:?} (--timeout): it is stopped, hangs or gets no CPU. `ps -C kube-proxy \
                  -o pid,stat,wchan,args` shows it: T is stopped (`kill -CONT PID`), D waits for the kernel; a restart of the pod \
@@ -54,7 +54,7 @@ fn ask(places: &SocketLocations, path: &str, patience: Duration) -> Result<Vec<u
     let mut stream = connected.ok_or(Failure::NoDaemon)?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let exchange = || {
-        // A socket timeout of 0 would mean no timeout.
+        // Uses at least 1 ms, because a socket timeout of 0 would mean no timeout.
         let patience = patience.max(Duration::from_millis(1));
         let (first, rest) = match patience.checked_sub(NOTICE_AFTER) {
             Some(rest) if !rest.is_zero() => (NOTICE_AFTER, Some(rest)),

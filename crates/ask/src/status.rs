@@ -43,7 +43,7 @@ pub(super) struct Arguments {
     form: Form,
 }
 
-/// Shows the state of the daemon. Lists the entries in the kernel if no daemon runs.
+/// Shows the state of the daemon. If no daemon runs, lists the entries in the kernel.
 pub(super) fn status(arguments: &Arguments, program: &Program) -> Printed {
     let form = arguments.form;
     if arguments.watch {
@@ -72,8 +72,8 @@ fn exit_status(status: &Status) -> u8 {
     }
 }
 
-/// Prints the state now and after each change, until its output is closed. A daemon that does not
-/// respond counts as a state, because it may be restarting.
+/// Prints the state now and after each change, until the reader closes the output. A daemon that
+/// does not respond counts as a state, because it may be restarting.
 fn watch(form: Form) -> Printed {
     let is_screen = form.is_table() && io::stdout().is_terminal();
     let mut last: Option<Result<Status, String>> = None;
@@ -113,7 +113,7 @@ fn watch(form: Form) -> Printed {
     }
 }
 
-/// Returns a state without its ages, which grow by themselves.
+/// Returns a state without its ages, which change all the time.
 fn without_times(status: &Status) -> Status {
     let mut status = status.clone();
     for family in &mut status.families {
@@ -170,7 +170,7 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
     let mut section = |title: &str, table: &TextTable, count: usize| {
         if count > 0 {
             let title = coloured(title, Tone::Odd, has_colours);
-            // This write cannot fail, because it is to a String.
+            // Ignores the result: a write to a String cannot fail.
             let _ = write!(text, "\n{title}\n{}", table.render("  ", has_colours));
         }
     };
@@ -342,7 +342,7 @@ fn drift(status: &Status) -> (TextTable, usize) {
     (table, status.drift.len())
 }
 
-/// Lists the limits that are nearly reached, or all limits if `is_wide`.
+/// Lists the limits that are nearly reached. With `is_wide`, lists all limits.
 fn limits(status: &Status, is_wide: bool) -> (TextTable, usize) {
     let mut table = TextTable::new(["OF", "USED", "LIMIT"]);
     let shown = status.limits.iter().filter(|limit| is_wide || limit.near);
@@ -355,8 +355,8 @@ fn limits(status: &Status, is_wide: bool) -> (TextTable, usize) {
     (table, count)
 }
 
-/// Lists the missing features, or all features if `is_wide`. A disabled feature does not count as
-/// missing.
+/// Lists the missing features. With `is_wide`, lists all features. A disabled feature does not
+/// count as missing.
 fn features(status: &Status, is_wide: bool) -> (TextTable, usize) {
     let mut table = TextTable::new(["FEATURE", "FOUND", "NOTE"]);
     let features = status.features.iter();

@@ -1,5 +1,5 @@
-//! Lists the virtual servers of IPVS on a node without a daemon. Only a daemon knows their
-//! Services.
+//! Lists the virtual servers of IPVS on a node without a daemon. Their Services are unknown,
+//! because only a daemon knows them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use service_counters::{At, Count, CounterSelection, OfAddress, OfEndpoint, ReadC
 use super::Failure;
 use super::table::{Cell, TextTable, short};
 
-/// Virtual servers of IPVS, as printed.
+/// Virtual servers of IPVS, as the command prints them.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct VirtualServers {
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// A fake kernel with a virtual server for a firewall mark in each family.
+    /// Fake kernel with a virtual server for a firewall mark in each family.
     struct OfMarks;
 
     impl ReadCounters for OfMarks {

@@ -1,12 +1,12 @@
-//! Hides other programs' rules from users other than root, because the kernel shows rules only to
-//! root. A user may see that such a rule drops a packet, but not the text of the rule. The
+//! Hides the rules of other programs from users other than root, because the kernel shows rules
+//! only to root. A user may see that such a rule drops a packet, but not the text of the rule. The
 //! explanation quotes rules between backticks.
 
 use view::{Step, Walk};
 
 use super::origin::NOT_OURS;
 
-/// Note about removed rules.
+/// Note that rules were removed from the response.
 pub(super) const LEFT_OUT: &str = "rules of other programs are named, not quoted: run kube-proxy \
                                    explain as root on the node to see them";
 /// Rules that a response may quote.
@@ -31,7 +31,7 @@ fn cut(walk: &mut Walk) -> bool {
         is_any |= cut_step(step);
     }
     let why = walk.unanswered.iter_mut().chain(&mut walk.unsure);
-    // The text does not say whose rule it quotes, so the rule is removed.
+    // Removes the quoted rule, because the text does not name its owner.
     for text in why.chain(&mut walk.doubts) {
         is_any |= unquote(text);
     }
@@ -40,7 +40,7 @@ fn cut(walk: &mut Walk) -> bool {
 
 fn cut_step(step: &mut Step) -> bool {
     let is_others = step.origin.starts_with(NOT_OURS);
-    // The origin of a rule that could not be evaluated is empty, but its text quotes the rule.
+    // A rule that could not be evaluated has no origin, but its text quotes the rule.
     let is_cut = (is_others || step.origin.is_empty()) && unquote(&mut step.says);
     if is_others {
         step.entry.clear();
@@ -50,9 +50,9 @@ fn cut_step(step: &mut Step) -> bool {
     is_others || is_cut
 }
 
-/// Removes the quoted part of a text. Returns true if the text had one.
+/// Removes the quoted part of a text. Returns true if there was one.
 fn unquote(text: &mut String) -> bool {
-    // The rule itself may contain backticks.
+    // Takes the outermost backticks, because the rule itself may contain some.
     let (Some(first), Some(last)) = (text.find('`'), text.rfind('`')) else {
         return false;
     };

@@ -3,18 +3,18 @@
 //!
 //! Every program on the node can reach a loopback address, including a browser. A foreign page can
 //! resolve its own name to 127.0.0.1 and read responses as its own (DNS rebinding). Such a request
-//! has the foreign page's host name, so only names of this node are accepted.
+//! has the foreign page's host name, so this module accepts only names of this node.
 
 use std::net::IpAddr;
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, header};
 
-/// The header in which a browser names the origin of a request (Fetch Metadata, W3C).
+/// Header in which a browser reports the origin of a request (Fetch Metadata, W3C).
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Returns the reason for refusing a request at the metrics address, or `None` if it is allowed.
-/// `is_loopback` is true if only this node reaches the address.
+/// Returns the reason for refusing a request at the metrics address. Returns `None` if it is
+/// allowed. `is_loopback` is true if only this node can reach the address.
 pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     if !is_loopback {
         return Some(
@@ -24,7 +24,7 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     }
     let host = head.headers.get(header::HOST);
     let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
-    // A host in the request line overrides the header in HTTP/1.1.
+    // In HTTP/1.1, a host in the request line overrides the header.
     let host = head.uri.authority().map_or(host, |uri| uri.as_str());
     if !is_of_this_node(host) {
         return Some(
@@ -38,7 +38,7 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
 
 /// Reports whether a page of another origin requests an object. That page could not read the
 /// response, but the request would cause work on the node. A link to the daemon's page is allowed.
-/// Only browsers send [`SITE`].
+/// Only browsers send [`SITE`], so other clients are allowed.
 fn is_anothers(head: &Parts) -> bool {
     let site = head.headers.get(SITE).map(HeaderValue::as_bytes);
     head.uri.path().starts_with(super::PREFIX)
@@ -47,7 +47,7 @@ fn is_anothers(head: &Parts) -> bool {
 
 fn is_of_this_node(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
-        // The colon precedes the port and is not part of an IPv6 address.
+        // The last colon precedes the port and is not part of an IPv6 address.
         Some((name, port)) if !port.ends_with(']') => {
             if port.parse::<u16>().is_err() {
                 return false;

@@ -1,5 +1,5 @@
-//! Finds the Service ports that own addresses. In one turn, the loop checks a bounded number of
-//! Services and copies only matching ones.
+//! Finds the Service ports that own addresses. In one turn, the loop checks a limited number of
+//! Services, and copies only matching ones.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -9,23 +9,23 @@ use proxy::{Model, NamespacedName, Protocol, Service, ServicePort, ServicePortNa
 use service_counters::At;
 use service_counters::frontend_addresses::{FrontendAddress, addresses, places};
 
-/// Number of Services that one turn checks.
+/// Maximum number of Services that one turn checks.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 
-/// Requested addresses and names of Service ports.
+/// Addresses and names of the requested Service ports.
 #[derive(Debug, Default)]
 pub struct RequestedPorts {
-    /// Addresses of Service ports.
+    /// Addresses of the requested Service ports.
     pub(crate) at: HashSet<At>,
-    /// Ports of these addresses. Each may be a node port, because this module does not know the
+    /// Ports of these addresses. Each may be a NodePort, because this module does not know the
     /// node's addresses.
     pub(crate) ports: HashSet<(u16, Protocol)>,
-    /// Names of Service ports.
+    /// Names of the requested Service ports.
     pub(crate) names: HashSet<ServicePortName>,
 }
 
 impl RequestedPorts {
-    /// Requests these addresses and names.
+    /// Creates a request for these addresses and names.
     pub(crate) fn new(
         at: impl IntoIterator<Item = At>,
         names: impl IntoIterator<Item = ServicePortName>,
@@ -43,7 +43,7 @@ impl RequestedPorts {
             FrontendAddress::At(at) => self.at.contains(&at),
             FrontendAddress::NodePort(number, protocol) => self.ports.contains(&(number, protocol)),
         };
-        // Ports are compared first, because they exclude most Services quickly.
+        // Compares ports first, because they exclude most Services quickly.
         let may_be = port.node_port.is_some() || self.ports.contains(&(port.port, port.protocol));
         (may_be && places(service, port).any(is_wanted))
             || (!self.names.is_empty() && self.names.contains(&name(service, port)))
@@ -56,7 +56,7 @@ pub(crate) struct Owner {
     pub(crate) name: ServicePortName,
     pub(crate) port: u16,
     pub(crate) node_port: Option<u16>,
-    /// Addresses of the Service, without the node's addresses.
+    /// Addresses of the Service, without the node's addresses for NodePorts.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
@@ -67,7 +67,7 @@ pub struct Owners {
     pub(crate) is_last: bool,
 }
 
-/// Searches as many Services as one turn allows, from index `from` on.
+/// Searches the Services from index `from` on, as many as one turn allows.
 pub fn owners(model: &Model, wanted: &RequestedPorts, from: usize) -> Owners {
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
     let mut found = Vec::new();

@@ -19,7 +19,7 @@ const RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_secs(5)
 };
 
-/// A server on the socket. Dropping it ends the server.
+/// Server on the socket. Dropping it ends the server.
 #[derive(Debug)]
 pub struct Server(JoinHandle<()>);
 
@@ -72,11 +72,11 @@ fn listen(places: &SocketLocations) -> io::Result<Local> {
     })
 }
 
-/// The bound local socket.
+/// Local socket that the server has bound.
 #[derive(Debug)]
 struct Local {
-    /// Socket file. It is removed before the listener closes, so that no daemon finds a file
-    /// without a listener.
+    /// Socket file. `None`: the socket has an abstract name. The file is removed before the
+    /// listener closes, so that no daemon finds a file without a listener.
     _file: Option<OwnFile>,
     listener: UnixListener,
     /// User of the daemon.
@@ -88,8 +88,8 @@ impl Listen for Local {
 
     async fn accept(&self) -> io::Result<AcceptedConnection<UnixStream>> {
         let (stream, _) = self.listener.accept().await?;
-        // The kernel recorded the user when the client connected. A client without a record is
-        // refused.
+        // Reads the user that the kernel recorded when the client connected. A client without a
+        // record is refused.
         let user = stream.peer_cred().map(|credentials| credentials.uid());
         Ok(accepted(stream, user.ok(), self.own))
     }
@@ -107,7 +107,7 @@ fn accepted(stream: UnixStream, user: Option<u32>, own: u32) -> AcceptedConnecti
     }
 }
 
-/// Returns the reason for refusing a user, or `None` if the user is allowed.
+/// Returns the reason for refusing a user. Returns `None` if the user is allowed.
 fn refusal(user: Option<u32>, own: u32) -> Option<String> {
     match user {
         Some(user) if user == 0 || user == own => None,

@@ -17,7 +17,7 @@ use super::facts::{Facts, FamilyFacts};
 use super::parts::{features, limits, switched_off};
 use super::{About, Inspect, RequestRefusal, rendered};
 
-/// Largest number of errors, conflicts and drains in the response, over all families.
+/// Largest number of errors, of conflicts, and of drains in the response, over all families.
 const LISTED: usize = 100;
 
 impl Inspect {
@@ -49,11 +49,11 @@ impl Inspect {
     }
 }
 
-/// Facts for the response that the loop does not know.
+/// Facts for the response that do not come from the loop.
 struct ExternalFacts {
     about: About,
     source: String,
-    /// Descriptions of the source's errors.
+    /// Errors of the source, in words.
     troubles: Vec<String>,
     /// Conditions that must hold before the daemon is ready.
     awaiting: Vec<String>,
@@ -136,7 +136,7 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
     status.draining.truncate(LISTED);
 }
 
-/// Adds the forms that families use now. Names the family if families differ.
+/// Adds the forms that families use now. If the families differ, names them.
 fn add_forms(forms: &mut Vec<String>, families: &[FamilyFacts]) {
     let all = families.iter().filter_map(|of| Some((of.family, of.form?)));
     let all: Vec<(IpFamily, &str)> = all.collect();
@@ -247,7 +247,7 @@ fn state(standing: &Standing, is_served: bool, has_failures: bool) -> SyncState 
     }
 }
 
-/// Describes an error of the source and its duration.
+/// Describes an error of the source, with its duration.
 fn told(trouble: &Trouble, is_serving: bool, now: Instant) -> String {
     let seconds = now.saturating_duration_since(trouble.since).as_secs();
     let served = if is_serving {
@@ -263,7 +263,7 @@ fn told(trouble: &Trouble, is_serving: bool, now: Instant) -> String {
 
 fn ago(since: Instant, now: Instant) -> f64 {
     let ago = now.saturating_duration_since(since);
-    // A precision of milliseconds suffices.
+    // Rounds down to milliseconds.
     Duration::from_millis(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
 }
 

@@ -1,4 +1,4 @@
-//! Kubernetes events, tested with the API server fixture, and with servers that reject events or
+//! Tests of Kubernetes events with the API server fixture, and with servers that reject events or
 //! are unreachable.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
@@ -52,7 +52,7 @@ fn model() -> Model {
     model
 }
 
-/// Returns the event of a conflict at `port` of 192.0.2.20.
+/// Returns the event about a conflict at `port` of 192.0.2.20.
 fn conflict(port: usize) -> Event {
     let name = |name| ServicePortName {
         service: NamespacedName::new("shop", name),
@@ -75,7 +75,7 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for the Node's event, which follows all earlier events. Returns the earlier events.
+/// Waits for the event about the Node, which follows all other events. Returns the other events.
 async fn others(server: &Server, recorder: &Recorder) -> Vec<Value> {
     let is_nodes = |event: &Value| event["regarding"]["kind"] == "Node";
     recorder.record(Event::starting("node1", "ipvs"));
@@ -253,7 +253,7 @@ impl Log {
     }
 }
 
-/// Runs a test scenario and returns its log lines at level INFO and above.
+/// Runs a test and returns its log lines at level INFO and above.
 async fn logged(story: impl Future<Output = ()>) -> Log {
     let log = Log::default();
     let writer = log.clone();
@@ -261,7 +261,7 @@ async fn logged(story: impl Future<Output = ()>) -> Log {
         .with_ansi(false)
         .with_writer(move || writer.clone())
         .finish();
-    // The task that the scenario spawns runs on the same thread.
+    // The task that the test spawns runs on the same thread.
     let guard = tracing::subscriber::set_default(subscriber);
     story.with_current_subscriber().await;
     drop(guard);

@@ -1,4 +1,4 @@
-//! Kernel state as data, for a kernel that does not exist, or existed earlier.
+//! Kernel state as data, for a kernel of the past or for one that does not exist.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -12,12 +12,12 @@ use crate::packet::Interface;
 
 const NO_ROUTE: &str = "no route to there";
 
-/// Answers to all queries. An object that is missing here does not exist.
+/// Responses to all queries. An object that is missing here does not exist.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// Addresses of the node, each with its interface and network prefix.
     pub addresses: Vec<(Interface, IpNet)>,
-    /// Routes to other hosts: destination, interface, next hop.
+    /// Routes to other hosts: destination, interface, and next hop (`None`: directly reachable).
     pub routes: Vec<(IpNet, Interface, Option<IpAddr>)>,
     /// Names of bridges.
     pub bridges: HashSet<String>,
@@ -38,7 +38,7 @@ impl Snapshot {
         address.is_loopback() || self.addresses.iter().any(|(_, net)| net.addr() == address)
     }
 
-    /// Returns the member of a set that matches a key, and its options.
+    /// Returns the member of a set that matches a key, with its options.
     fn find(&self, set: &str, key: &SetKey) -> Option<(&str, &str)> {
         let (type_name, members) = self.sets.get(set)?;
         let mut members = members

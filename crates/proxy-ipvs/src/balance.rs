@@ -13,7 +13,7 @@ use crate::slow_start::Ramp;
 pub struct ServiceSchedulers {
     /// Scheduler of the Service.
     pub own: Arc<str>,
-    /// Scheduler that chooses by the client's address, or `None` if the kernel may lack it.
+    /// Scheduler that chooses by the client's address. `None`: the kernel may lack it.
     pub by_source: Option<Arc<str>>,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct Balance<'a> {
     flags: u32,
     max_connections: u16,
     weights: Option<Weights>,
-    /// Slow start of new endpoints.
+    /// Slow start of new endpoints. `None`: they get their full weight at once.
     pub(crate) ramp: Option<Ramp>,
 }
 
@@ -40,7 +40,7 @@ impl<'a> Balance<'a> {
                 let set = |is_set, flag| if is_set { flag } else { 0 };
                 set(flags.port, Properties::HASH_PORT) | set(flags.fallback, Properties::FALLBACK)
             }
-            // Unless the Service sets flags, `mh` also hashes the client's port, as in upstream.
+            // Without flags of the Service, `mh` also hashes the client's port, as in upstream.
             None if &**scheduler == "mh" => Properties::HASH_PORT,
             None => 0,
         };

@@ -1,5 +1,5 @@
-//! Compiles changed Services and updates their claims. Also recompiles Services that the change
-//! makes lose or win an address and port.
+//! Compiles changed Services and updates their claims. Also recompiles other Services that lose or
+//! win an address and port because of the change.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set};
 
 impl Ipvs {
-    /// Recomputes which addresses serve NodePorts. Returns true if they changed.
+    /// Updates the addresses that serve NodePorts. Returns true if they changed.
     pub(crate) fn refresh_node_ports(&mut self, state: &mut State) -> bool {
         let bound = self.tables.addresses.iter_actual();
         let bound = bound.map(|(address, ())| *address);
@@ -33,8 +33,8 @@ impl Ipvs {
         has_changed
     }
 
-    /// Returns node addresses where the kernel already serves NodePorts. They are used until the
-    /// wanted addresses are known.
+    /// Returns node addresses where the kernel already serves NodePorts. The proxier uses them
+    /// until the wanted addresses are known.
     fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
         let is_node_port = |at: &ServiceAddress| {
             let members = self.tables.members(Set::node_port(at.protocol));
@@ -48,8 +48,8 @@ impl Ipvs {
         found.into_iter().collect()
     }
 
-    /// Compiles these Services, and the Services that thereby lose or win an address and port.
-    /// Returns the former virtual servers of these other Services.
+    /// Compiles these Services, and the other Services that lose or win an address and port because
+    /// of them. Returns the former virtual servers of the other Services.
     pub(crate) fn compute(
         &mut self,
         state: &mut State,
@@ -60,7 +60,7 @@ impl Ipvs {
             self.update_service(state, model, name);
         }
         let mut had = Vec::new();
-        // Claiming again cannot start a new dispute, because the virtual servers are the same.
+        // Ends: a repeated claim has the same virtual servers, so it cannot start a new dispute.
         while let Some(name) = self.claims.next_disputed() {
             had.extend(self.claims.servers_of(slice::from_ref(&name), &self.tables));
             self.update_service(state, model, &name);
@@ -81,7 +81,7 @@ impl Ipvs {
             schedulers.want_by_source();
         }
         for fragment in &mut fragments {
-            // The API server's Service and DNS need not wait for the whole range.
+            // The API server's Service and DNS do not wait for the whole range.
             if fragment.owner.rank == Rank::Other {
                 let addresses = &mut fragment.addresses;
                 addresses.retain(|address| !self.ranges.contains(address));

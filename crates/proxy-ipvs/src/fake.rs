@@ -1,8 +1,8 @@
 //! A strict fake kernel for tests. It refuses the same writes as the kernel, and a refused write
 //! changes nothing.
 //!
-//! The fake also counts costs: processes, and netlink messages. One message holds many members of
-//! one set. It handles no packets; the lab tests IPVS with real ones.
+//! The fake kernel also counts costs: processes and netlink messages. One message can contain many
+//! members of one set. It handles no packets; the tests in the lab check IPVS with real packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,11 +23,11 @@ use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// Handle on a fake kernel. Clones share the kernel.
+/// Handle of a fake kernel. Clones share the kernel.
 #[derive(Debug)]
 pub struct FakeKernel {
     state: Arc<Mutex<State>>,
-    /// True once this handle has reported the sets of the former shim.
+    /// True once this handle has returned the sets of the former shim.
     has_told_former: bool,
 }
 
@@ -70,7 +70,7 @@ impl FakeKernel {
         }
     }
 
-    /// Returns the state, for tests to inspect or damage.
+    /// Returns the state, which tests may inspect or damage.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

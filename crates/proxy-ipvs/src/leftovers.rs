@@ -10,21 +10,21 @@ use footprint::{Finder, ReferencedChain};
 
 use crate::footprint::FOOTPRINT;
 
-/// Place of leftovers, from another mode or from a run with the other iptables backend.
+/// Place of leftovers of another mode, or of a run with the other iptables backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LeftoverPlace {
-    /// Leftovers in the iptables backend that also has the shim.
+    /// The iptables backend that also has the shim.
     Beside(Backend),
-    /// Leftovers in the iptables backend that this mode does not use.
+    /// The iptables backend that this mode does not use.
     Other(Backend),
-    /// Whole nftables tables. [`Leftovers`] is then empty.
+    /// Whole nftables tables of other modes. [`Leftovers`] is then empty.
     Nftables,
     /// Nftables tables of modes that serve packets only while their process runs.
     Ended,
     /// The nftables table of this mode's shim, after the shim moved elsewhere.
     OwnTable,
-    /// Ipsets of this mode, after the shim moved to nftables. The rules that match them are removed
-    /// first.
+    /// Ipsets of this mode, after the shim moved to nftables. The rules that match these sets are
+    /// removed first.
     Ipsets,
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for LeftoverPlace {
 }
 
 /// Returns other modes' leftovers in the output of `iptables-save`, except chains that the shim
-/// uses. Leftovers serve until the shim is installed.
+/// also uses. These leftovers serve until the shim is installed.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(
         Finder::beside(&FOOTPRINT, modes, ReferencedChain::Keep),

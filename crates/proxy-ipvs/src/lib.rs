@@ -7,10 +7,10 @@
 //!                          dump of a part ─ observe ┘    └ booking ◀─ Outcomes ◀─ a lane┘
 //! ```
 //!
-//! [`Ipvs`] holds the tables and implements [`Scheme`](engine::Scheme). An
-//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. Everything up
-//! to the plan is pure. The two implementations of [`Kernel`] are netlink, on its own thread, and
-//! the tests' strict fake.
+//! [`Ipvs`] contains the tables and implements [`Scheme`](engine::Scheme). An
+//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. All code up
+//! to the plan is pure. [`Kernel`] has two implementations: netlink, on worker threads, and the
+//! tests' strict fake.
 
 mod access;
 mod balance;

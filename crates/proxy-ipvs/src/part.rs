@@ -1,4 +1,5 @@
-//! Kernel parts that are read separately, and the lanes (kernel threads) that read and write them.
+//! Parts of the kernel that are read separately, and the lanes (worker threads) that read and write
+//! them.
 
 engine::parts! {
     lanes {
@@ -18,9 +19,9 @@ engine::parts! {
         Servers on Services: "the virtual servers",
         /// The sets with their members.
         Sets on Services: "the sets",
-        /// The link, its service addresses, and the node's other addresses.
+        /// The link `kube-ipvs0`, its service addresses, and the node's other addresses.
         Addresses on Addresses: "the addresses of this node",
-        /// The shim, and leftovers of other modes.
+        /// The rules of the shim, and leftovers of other modes.
         Rules on Rules: "the rules beside IPVS",
     }
 }

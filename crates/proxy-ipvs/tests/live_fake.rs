@@ -1,5 +1,5 @@
-//! Compares the strict fake with the kernel. Equal writes must have equal outcomes and leave equal
-//! states.
+//! Compares the strict fake with the kernel. Equal writes must have equal outcomes and result in
+//! equal states.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,9 +15,9 @@ use proxy_ipvs::{
     VirtualServer, VirtualServerKey,
 };
 
-/// Number of consecutive writes of each family.
+/// Number of consecutive writes in each family.
 const WRITES: u64 = 2_000;
-/// Capacity of each set.
+/// Capacity of each set, in members.
 const ROOM: u32 = 8;
 
 const SETS: [Set; 4] = [
@@ -27,13 +27,13 @@ const SETS: [Set; 4] = [
     Set::LoopBack,
 ];
 
-/// Generates random writes.
+/// Generator of random writes.
 struct Writes {
     family: IpFamily,
     chance: Chance,
 }
 
-/// Returns one of the few numbered addresses of a family.
+/// Returns one of a few numbered addresses of a family.
 fn numbered(family: IpFamily, number: u8) -> IpAddr {
     match family {
         IpFamily::V4 => [10, 96, 0, number].into(),
@@ -97,7 +97,7 @@ impl Writes {
     }
 
     fn member(&mut self, set: Set) -> Member {
-        // Sometimes the member has another type.
+        // Sometimes gives the member another type than the set.
         let set = if self.chance.small(12) == 0 {
             self.set()
         } else {
@@ -193,8 +193,8 @@ fn compare(family: IpFamily) {
         let op = writes.op();
         let (pretended, real) = (told(&mut fake, &op), told(&mut kernel, &op));
         refused += usize::from(real.is_err());
-        // The kernel counts a hash set's members per lock, so it sometimes accepts one more than
-        // the capacity.
+        // Accepts this difference: the kernel counts a hash set's members per lock, so it sometimes
+        // accepts one more than the capacity.
         if let Op::AddMember(set, member) = &op
             && (pretended, real) == (Err(Some(Fault::Belief)), Ok(()))
             && let Some(members) = fake.state().snapshot.sets.get_mut(set)

@@ -8,11 +8,11 @@ pub enum StartError {
     /// The folder of manifests cannot be watched.
     #[error("cannot watch manifests in {}: {source}; {advice}", folder.display())]
     Manifests {
-        /// The folder of manifests.
+        /// Folder of manifests.
         folder: PathBuf,
-        /// The advice to the operator.
+        /// Advice to the operator.
         advice: &'static str,
-        /// The I/O error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The settings name no usable API server.
@@ -20,9 +20,9 @@ pub enum StartError {
     Api {
         /// Setting or file with the error.
         what: String,
-        /// The error in the setting or file.
+        /// Reason of the error.
         reason: String,
-        /// The advice to the operator.
+        /// Advice to the operator.
         advice: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! The API server through HTTP, HTTPS and SOCKS 5 proxies.
+//! Tests of the API source through HTTP, HTTPS and SOCKS 5 proxies.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -13,11 +13,11 @@ use common::{Folder, Log, ReceivedState, until_said};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-/// A secret that must be percent-encoded in a URL.
+/// Password that must be percent-encoded in a URL.
 const PASSWORD: &str = "p@ss:w/rd";
 const ENCODED: &str = "p%40ss%3Aw%2Frd";
 
-/// An API server with TLS, its authority, and a folder with a kubeconfig.
+/// An API server with TLS, the authority of its certificate, and a folder with a kubeconfig.
 struct World {
     authority: Authority,
     server: Server,
@@ -50,7 +50,7 @@ impl World {
         }
     }
 
-    /// Returns the model that a source reads through this proxy.
+    /// Returns the state that a source receives through this proxy.
     async fn told(&self, proxy_url: &str) -> ReceivedState {
         self.told_of(&self.server.url(), json!({"proxy-url": proxy_url}))
             .await
@@ -76,7 +76,7 @@ impl World {
             targets.iter().all(|target| *target == wanted),
             "{targets:?}"
         );
-        // A connection that was opened but not needed may still be open.
+        // An opened but unneeded connection may still be open.
         let are_all_there = async {
             while proxy.targets().len() != self.server.connections() {
                 sleep(Duration::from_millis(5)).await;
@@ -106,13 +106,13 @@ fn socks() -> ProxyOptions {
     }
 }
 
-/// Returns an address without a listener.
+/// Returns an address on which no process listens.
 fn unused_address() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
 }
 
-/// Returns the log of a source whose server cannot be reached.
+/// Returns the log line of a source whose server cannot be reached.
 async fn complaint(told: &mut ReceivedState, log: &Log) -> String {
     let line = until_said(told, log, "cannot be reached").await;
     assert!(
@@ -171,7 +171,7 @@ async fn a_socks_proxy_works_with_and_without_a_password() {
                 ..socks()
             };
             let proxy = Proxy::start(options).await.unwrap();
-            // A proxy that wants no password gets no password, as from Go.
+            // A proxy that requires no password gets none, as from a Go program.
             let user = has.map_or(String::new(), |_| format!("me:{ENCODED}@"));
             let url = format!("{scheme}://{user}{}", proxy.address());
             world.is_served(&proxy, &url).await;
@@ -190,7 +190,7 @@ async fn a_socks_proxy_works_over_ipv6() {
     world.is_served(&proxy, &url).await;
 }
 
-/// Checks a name that no resolver knows.
+/// No resolver knows the server's name.
 #[tokio::test]
 async fn the_proxy_resolves_the_servers_name() {
     for (scheme, speaks) in [
@@ -239,7 +239,7 @@ async fn a_proxys_certificate_is_checked_with_the_kubeconfigs_authorities() {
     ] {
         assert!(line.contains(part), "{line}");
     }
-    // The proxy's authority is added to the cluster's.
+    // Adds the authority of the proxy to that of the cluster.
     let both = world.authority.certificate() + &other.certificate();
     world.folder.write("ca.crt", &both);
     told.until_services(&["web"]).await;
@@ -352,7 +352,7 @@ async fn a_failing_socks_proxy_is_logged_with_the_next_step() {
 async fn a_silent_proxy_is_logged_by_name() {
     let world = World::new().await;
     let (log, _guard) = Log::start();
-    // The HTTP proxy waits for a request line, and the client waits for a SOCKS reply.
+    // The HTTP proxy waits for a request line while the client waits for a SOCKS reply.
     let proxy = Proxy::start(ProxyOptions::default()).await.unwrap();
     let mut told = world.told(&format!("socks5://{}", proxy.address())).await;
     let line = complaint(&mut told, &log).await;

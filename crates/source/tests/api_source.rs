@@ -1,4 +1,4 @@
-//! The API source against the API server fixture, and against servers with wrong responses.
+//! Tests of the API source with the API server fixture, and with servers that send wrong responses.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -103,7 +103,7 @@ async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
             .is_some_and(|view| view.slices().count() == 0)
     })
     .await;
-    // The Service stops matching the selector, without a deletion.
+    // The Service no longer matches the selector. It was not deleted.
     let mut web = service("web", "10.96.0.10");
     web["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "cilium"});
     server.apply(web).unwrap();
@@ -122,7 +122,7 @@ async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
     );
 }
 
-/// Follows a server twice. The requested content type is protobuf first, then JSON.
+/// Follows a server twice. The requested content type is protobuf the first time, then JSON.
 async fn follows_servers(lists: Lists, options: fn() -> Options, asked: &[&str]) {
     for content_type in [ContentType::Protobuf, ContentType::Json] {
         let settings = Api {
@@ -229,7 +229,7 @@ async fn a_restart_of_the_api_server_loses_no_object() {
         "the watch goes on where it was"
     );
 
-    // When the server's history is lost, the source lists all objects again.
+    // The server has lost its history, so the source lists all objects again.
     let cluster = again.cluster().clone();
     again.stop().await;
     cluster
@@ -268,7 +268,7 @@ async fn an_api_server_that_starts_later_is_found() {
     told.until_services(&["web"]).await;
 }
 
-/// Checks that no event precedes the address of its connection, even if the server has a name.
+/// No event precedes the address of its connection, even if the URL of the server has a name.
 #[tokio::test]
 async fn an_api_servers_address_is_reported_before_its_objects() {
     let server = Server::start(Options::default()).await.unwrap();
@@ -295,7 +295,7 @@ async fn an_api_servers_address_is_reported_before_its_objects() {
     assert_eq!(of_name.from, "localhost resolves to it");
 }
 
-/// Responds with a list of these Services of the requested kind. A following watch stays silent.
+/// Responds with a list of these Services of the requested kind. A watch that follows stays silent.
 fn lists(target: &str, services: &[Value]) -> (u16, String) {
     let (kind, items) = if target.contains("/services") {
         ("ServiceList", services)
@@ -336,7 +336,8 @@ async fn an_invalid_object_keeps_its_last_known_state() {
         if target.contains("watch=true") && !target.contains("sendInitialEvents") {
             let gone = json!({"kind": "Status", "code": 410, "message": "too old"});
             return match turns.load(Ordering::SeqCst) {
-                // An update that does not decode, then the end of the server's history.
+                // Sends an update that cannot be decoded, and then reports the loss of the server's
+                // history.
                 1 => (
                     200,
                     event("MODIFIED", &undecodable("a")) + &event("ERROR", &gone),
@@ -401,8 +402,8 @@ fn streams(target: &str, services: &[Value]) -> (u16, String) {
     (200, added.chain([event("BOOKMARK", &end)]).collect())
 }
 
-/// Returns the remaining Services and the number of list requests within a moment. The server has
-/// lost its history, and replies to all lists with `answer`.
+/// Returns the remaining Services, and the number of list requests within a short time. The server
+/// has lost its history, and replies to all lists with `answer`.
 async fn keeps_what_it_knew(
     is_streamed: bool,
     nonsense: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
@@ -472,7 +473,7 @@ async fn invalid_lists_remove_no_object_and_are_requested_rarely() {
 
 #[tokio::test]
 async fn a_truncated_streamed_list_removes_no_object() {
-    // The server sends streamed objects without the end of the list.
+    // The server sends streamed objects, but never the end of the list.
     let count = Arc::new(AtomicUsize::new(0));
     let turns = Arc::clone(&count);
     let server = Scripted::new(move |target| {
@@ -500,7 +501,8 @@ async fn a_truncated_streamed_list_removes_no_object() {
     told.until_services(&["b"]).await;
 }
 
-/// Checks versions that storage cannot read. Servers before 1.38 reply 500, later servers 400.
+/// Servers before 1.38 refuse a version that storage cannot read with status 500, later servers
+/// with 400.
 #[tokio::test]
 async fn a_version_that_storage_cannot_read_causes_a_new_list() {
     for code in [500, 400] {

@@ -1,4 +1,5 @@
-//! The API server over HTTPS: trust, client certificates, and rotation of certificates and tokens.
+//! Tests of the API source over HTTPS: trust, client certificates, and rotation of certificates and
+//! tokens.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 use source::StartError;
 use source::api::Server as Source;
 
-/// The names in the fixture's certificates.
+/// Names in the fixture's certificates.
 const NAMES: [&str; 3] = ["127.0.0.1", "::1", "kubernetes"];
 
 fn write_pair(folder: &Folder, identity: &Identity) {
@@ -73,7 +74,7 @@ async fn the_kubeadm_kubeconfig_with_a_rotating_token_works() {
     let server = serve(Options { tokens, ..options }).await;
     folder.write("ca.crt", &authority.certificate());
     folder.write("token", "first\n");
-    // Relative paths start at the kubeconfig's folder.
+    // Relative paths begin at the kubeconfig's folder.
     let cluster = json!({"certificate-authority": "ca.crt"});
     let user = json!({"tokenFile": folder.0.join("token")});
     let (log, _guard) = Log::start();
@@ -118,7 +119,8 @@ async fn authorities_and_client_certificates_work_inline_and_from_files() {
     for (cluster, user) in [(&named, &data), (&written, &files)] {
         is_served(&folder.kubeconfig(&server.url(), cluster.clone(), user)).await;
     }
-    // The server refuses clients without a certificate, or with another authority's certificate.
+    // The server refuses clients without a certificate, and those with another authority's
+    // certificate.
     let (log, _guard) = Log::start();
     let nobody = folder.kubeconfig(&server.url(), named.clone(), &json!({}));
     let mut unknown = told(&nobody).await;
@@ -164,7 +166,7 @@ async fn the_tls_server_name_can_be_overridden_or_unchecked() {
 #[tokio::test]
 async fn an_untrusted_api_server_is_logged_and_retried() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
-    // Authorities of the same name with another key, and one authority with another name.
+    // Tries an authority of the same name with another key, and an authority of another name.
     for name in ["kubernetes", "another"] {
         let other = Authority::new(name).unwrap();
         let server = serve(with(&authority)).await;
@@ -226,7 +228,7 @@ async fn a_rotated_certificate_authority_is_used() {
     let mut told = told(&folder.kubeconfig(&server.url(), cluster, &json!({}))).await;
     told.until_services(&["web"]).await;
     told.until_watched(&server).await;
-    // While the file is not a certificate, the source logs this and keeps the last certificate.
+    // While the file is not a certificate, the source logs an error and keeps the last certificate.
     folder.write("ca.crt", "half of a certif");
     server.faults().cut();
     until_said(&mut told, &log, "cannot be used").await;
@@ -264,7 +266,7 @@ async fn a_rotated_client_certificate_is_used_for_new_connections() {
     let server = serve_again(objects, address, taking(&new)).await;
     server.apply(service("new")).unwrap();
     until_said(&mut told, &log, "this client's certificate").await;
-    // The files change one after the other, with an attempt in between.
+    // The test replaces the files one after the other, and waits for an attempt in between.
     let next = new.client("node").unwrap();
     folder.write("crt", &next.certificate);
     until_said(&mut told, &log, "cannot be used").await;

@@ -6,7 +6,7 @@ use super::senders::{from_end, neighbour_of};
 use super::*;
 use crate::objects::OwnNode;
 
-/// A node with 172.35.0.100/24 on eth0, a default route through 172.35.0.9, and pods in
+/// A node with 172.35.0.100/24 on eth0, a default route through 172.35.0.9, and pods of
 /// 10.244.1.0/24 on cbr0.
 struct Node;
 
@@ -210,7 +210,7 @@ fn a_sender_with_a_service_address_comes_from_outside() {
     assert!(planned.sender.has_service_address && !planned.sender.is_here);
 }
 
-/// The rules do not treat this sender as a pod, and the Service has externalTrafficPolicy: Local.
+/// The rules do not detect this sender as a pod, and the Service has externalTrafficPolicy: Local.
 #[test]
 fn an_undetected_pod_is_reported_with_the_flag_to_set() {
     let stranger = |mode: &str, detector: LocalDetector| {

@@ -1,4 +1,4 @@
-//! The result of `kube-proxy check`, and its output formats.
+//! Result of `kube-proxy check`, and its output formats.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use super::foresee::StartForecast;
 use super::migration::Migration;
 use crate::config::question::Output;
 
-/// The result of the check. As an object it has these fields:
+/// Result of the check. As an object it has these fields:
 ///
 /// - `preflight`: the findings, always;
 /// - `wouldChange`, `whole`, `warnings`, `writes` (by `node`, `IPv4` and `IPv6`) and `changes`: the
@@ -23,7 +23,7 @@ use crate::config::question::Output;
 pub(super) struct CheckResult {
     #[serde(flatten)]
     pub(super) foreseen: Option<StartForecast>,
-    /// Reason why the forecast is missing.
+    /// Reason why the forecast is missing. `None`: there is a forecast.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
     pub(super) preflight: Vec<Finding>,

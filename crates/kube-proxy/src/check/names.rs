@@ -1,5 +1,5 @@
-//! Finds the Service of a kernel entry by the names and addresses in the entry's text. The tables
-//! record no Service for two kinds of entries: rules, and entries that no Service needs any more.
+//! Finds the Service of a kernel entry by the names and addresses in the entry's text. Two kinds of
+//! entries have no Service in the tables: rules, and entries that no Service needs any more.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ use proxy::{Model, Protocol};
 use service_counters::At;
 use service_counters::frontend_addresses::{FrontendAddress, addresses, places};
 
-/// Services, indexed by the names and addresses that entries contain.
+/// Services, indexed by the names and addresses that entries may contain.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// Service ports, by the address and port where they are served.
@@ -54,7 +54,8 @@ impl Names {
         found.next().map(String::as_str)
     }
 
-    /// Returns the Service named in an entry's text, or `None` if the text names no known Service.
+    /// Returns the Service that an entry's text names. Returns `None` if the text names no known
+    /// Service.
     pub(super) fn find(&self, text: &str) -> Option<&str> {
         let words = || {
             text.split([' ', '"', '{', '}'])
@@ -65,8 +66,8 @@ impl Names {
         named.or_else(at)
     }
 
-    /// Looks up a name from an entry's text. A comment of a rule is the name itself. The name of an
-    /// nftables chain contains more parts: `service-ULMVA6XW-default/web/tcp/http`.
+    /// Looks up a name from an entry's text. A rule's comment is the name itself. The name of an
+    /// nftables chain has more parts: `service-ULMVA6XW-default/web/tcp/http`.
     fn named(&self, word: &str) -> Option<&str> {
         let known = |name: &str| self.known.get(name).map(String::as_str);
         if let Some(found) = known(word) {

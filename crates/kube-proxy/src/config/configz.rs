@@ -1,9 +1,9 @@
 //! The configuration in effect for `/configz`: the equivalent file, as JSON.
 //!
-//! Upstream 1.36 serves `v1alpha1` (k/k#136044). Earlier versions served the internal type with
+//! Upstream 1.36 returns `v1alpha1` (k/k#136044). Earlier versions returned the internal type with
 //! Go's field names. Upstream converts from its internal type, which has only the sync periods of
 //! the chosen mode (`pkg/proxy/apis/config/v1alpha1/conversion.go`). So upstream shows 0 for the
-//! periods of every other mode, and so does this page.
+//! periods of all other modes, and so does this page.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{Configuration, Period};
 
-/// Body of the page. `set` replaces it when the configuration changes.
+/// Body of the page `/configz`. `set` replaces it when the configuration changes.
 #[derive(Debug, Clone, Default)]
 pub struct Configz(Arc<Mutex<String>>);
 

@@ -1,8 +1,8 @@
-//! Counts requests to the API server under client-go's metric names.
+//! Counts requests to the API server, under client-go's metric names.
 //!
 //! A watch is counted without duration and size, because it has no natural end. This client has no
-//! rate limiter. Its metric is present and zero, because dashboards add its time to the requests'
-//! duration.
+//! rate limiter. Its metric still exists, and is always zero, because dashboards add its time to
+//! the requests' duration.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use tower::{Layer, Service};
 
 use super::{Metrics, VerbLabels};
 
-/// client-go's code for a request without a response.
+/// Value of `code` that client-go uses for a request without a response.
 const NO_ANSWER: &str = "<error>";
 
-/// Middleware around a client's transport, which counts requests.
+/// Middleware around a client's transport that counts requests.
 #[derive(Debug, Clone)]
 pub(crate) struct CountRequests<S = ()> {
     inner: S,
     metrics: Metrics,
-    /// Host of the API server. Requests do not contain it at this layer.
+    /// Host and port of the API server. At this layer, requests do not contain them.
     host: Arc<str>,
 }
 
@@ -124,7 +124,7 @@ fn measured(mut size: Option<Size>) -> OnFrame {
     })
 }
 
-/// Size of a body. It is recorded when the body was read or is dropped.
+/// Size of a body in bytes. It is recorded when the body was read or is dropped.
 struct Size {
     metrics: Metrics,
     of: VerbLabels,

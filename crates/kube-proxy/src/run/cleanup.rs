@@ -12,16 +12,16 @@ use crate::node::kernel_settings;
 
 /// Removes the entries of all modes from the kernel, in both IP families. Prints removed entries to
 /// standard output, and remaining ones with the next step to standard error. The exit status is 1
-/// if entries remain. As in upstream, kernel settings stay. Settings that decide which packets the
-/// node accepts are listed.
+/// if entries remain. Kernel settings stay, as in upstream. The output lists the settings that
+/// decide which packets the node accepts.
 ///
 /// # Errors
 ///
 /// The cleanup thread has panicked. A remaining entry is not an error.
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.modes.shared.exclude_cidrs.clone();
-    // The cleanup blocks while it waits for the kernel and iptables. The process has no other work
-    // meanwhile.
+    // Uses a blocking thread, because the cleanup waits for the kernel and iptables. The process
+    // has no other work meanwhile.
     let cleanup =
         tokio::task::spawn_blocking(move || ::cleanup::clean_up(footprints::ALL, &excluded))
             .await?;

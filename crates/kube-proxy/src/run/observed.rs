@@ -1,4 +1,4 @@
-//! The state that the daemon shows over HTTP, and the servers that show it.
+//! State that the daemon shows over HTTP, and the servers that show it.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -30,10 +30,10 @@ pub(super) struct Observed {
     pub(super) health: Arc<Health>,
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
-    /// Counters of the current mode, read on a thread of their own.
+    /// Counters of the current mode. A separate thread reads them.
     pub(super) counters: SeparateReaders,
     pub(super) inspect: Arc<Inspect>,
-    /// Requests from the servers to the loop.
+    /// Queue of requests from the servers to the loop.
     pub(super) questions: mpsc::Receiver<Question>,
     /// Thread that runs the servers.
     pub(super) http: HttpThread,

@@ -11,19 +11,19 @@ use super::run::{Effect, Run};
 use crate::branch::{Counters, End, Step};
 use crate::packet::SourceNat;
 
-/// Returns `table ip kube-proxy, chain services`.
+/// Returns the place of a chain, such as `table ip kube-proxy, chain services`.
 pub(super) fn place(chain: &ObjectId) -> String {
     let table = table(chain);
     format!("{table}, chain {}", chain.name)
 }
 
-/// Returns `table ip kube-proxy`.
+/// Returns the place of a table, such as `table ip kube-proxy`.
 pub(super) fn table(of: &ObjectId) -> String {
     let family = of.family.name();
     format!("table {family} {}", of.table)
 }
 
-/// Describes the effect of a rule, or returns `None` for a rule without effect.
+/// Describes the effect of a rule. Returns `None` for a rule without effect.
 pub(super) fn step(
     chain: &ObjectId,
     found: &KernelRule,
@@ -166,7 +166,7 @@ pub(super) fn too_many(chain: &ObjectId, rule: &Rule) -> String {
     format!("{rule}: up to here there are too many ways and rules to follow them further")
 }
 
-/// Describes jumps deeper than the kernel accepts.
+/// Describes jumps that are nested deeper than the kernel accepts.
 pub(super) fn too_deep(to: &ObjectId) -> String {
     format!("{}: jumps lead deeper than the kernel allows", place(to))
 }

@@ -1,4 +1,4 @@
-//! Tables in memory, from a dump or a test. They answer as the kernel does, and count the queries.
+//! Tables in memory, from a dump or a test. They respond as the kernel does, and count the queries.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,11 +20,11 @@ pub struct InMemoryTables {
     sets: HashMap<ObjectId, (KernelSet, Contents)>,
     /// Number of queries.
     pub asked: usize,
-    /// Number of changes still to come. One happens after each query of the generation.
+    /// Number of further changes. One happens after each query of the generation.
     pub changes: usize,
 }
 
-/// Elements of a set, in a form for lookups.
+/// Elements of a set, in a form for look-ups.
 #[derive(Debug, Clone)]
 enum Contents {
     Single(BTreeMap<Vec<u8>, Element>),
@@ -79,7 +79,7 @@ impl InMemoryTables {
             .insert(at(family, table, &set.name), (found, contents));
     }
 
-    /// Adds a table dump.
+    /// Adds a table from a dump.
     pub fn add(&mut self, whole: TableDump) {
         let Some(table) = whole.table else { return };
         let (family, name) = (table.family, Name::clone(&table.name));
@@ -141,7 +141,7 @@ impl Reader for InMemoryTables {
         Ok(match contents {
             Contents::Single(all) => {
                 let found = all.get(key);
-                // The catch-all element has an empty key.
+                // Returns the catch-all element, whose key is empty.
                 found.or_else(|| all.get([].as_slice())).cloned()
             }
             Contents::Ranges(all) => sets::find(all, key).cloned(),

@@ -30,7 +30,7 @@ const HARMLESS: [&str; 17] = [
 ];
 /// Target that iptables prints for an nft rule that it cannot express.
 pub(super) const WORDLESS: &str = "[nft]";
-/// Unsupported targets of the kernel. All other names are chains.
+/// Unsupported targets of the kernel. All other target names are chains.
 const UNKNOWN: [&str; 14] = [
     WORDLESS,
     "BALANCE",
@@ -70,7 +70,7 @@ pub(super) fn read(name: &str, words: &mut RemainingWords<'_>) -> Target {
         "MASQUERADE" => Some(Target::Masquerade),
         "NOTRACK" => Some(Target::NoTrack),
         "CT" if options.iter().any(|option| option == "--notrack") => Some(Target::NoTrack),
-        // The rule sets a helper, a zone or a timeout.
+        // Ignores the rule's effect: it sets a helper, a zone or a timeout.
         "CT" => None,
         "REJECT" => {
             let with = value("--reject-with").unwrap_or("icmp-port-unreachable");

@@ -18,7 +18,7 @@ use packet_path::{
 pub(crate) const NODE: &str = "192.168.99.10";
 pub(crate) const NODE6: &str = "fd00:99::10";
 
-/// Runs `story` on a separate thread, in a new network namespace with this ruleset.
+/// Runs a test on a separate thread, in a new network namespace with this ruleset.
 pub(crate) fn with_rules<T: Send>(rules: &str, story: impl FnOnce(&mut Nftables) -> T + Send) -> T {
     in_namespace(|| {
         nft(&["-f", "-"], rules);
@@ -41,8 +41,8 @@ pub(crate) fn nft(arguments: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A node with the two addresses above and localhost. Its pods are in 10.244.1.0/24 and
-/// fd00:244:1::/64, behind one interface each. All other addresses are behind `eth0`.
+/// A node with the two addresses above and localhost. Its pods have addresses of 10.244.1.0/24 and
+/// fd00:244:1::/64, on one interface for each family. Routes to all other addresses use `eth0`.
 pub(crate) struct Node;
 
 fn is_local(address: IpAddr) -> bool {
@@ -119,7 +119,7 @@ impl Kernel for Node {
     }
 }
 
-/// Creates a client's packet. If the address is the node's, the packet comes from the node itself.
+/// Creates a client's packet. A packet from an address of the node comes from the node itself.
 pub(crate) fn packet(protocol: u8, from: &str, to: &str) -> Packet {
     let to: SocketAddr = to.parse().unwrap();
     let from: IpAddr = from.parse().unwrap();
@@ -160,7 +160,7 @@ pub(crate) fn at<R: Reader>(nft: &Nft<R>, hook: Hook, packet: Packet) -> Vec<Bra
     branches
 }
 
-/// Describes the outcomes of a packet, likeliest first, such as `10.244.1.5:8080 masq 50%`.
+/// Describes the outcomes of a packet, the likeliest first, such as `10.244.1.5:8080 masq 50%`.
 pub(crate) fn outcomes(walks: &[Walk]) -> Vec<String> {
     let mut all: Vec<(String, f64)> = Vec::new();
     for walk in walks {

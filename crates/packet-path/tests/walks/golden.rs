@@ -10,7 +10,8 @@ const HOST: &str = "192.168.99.77";
 const LOCAL: &str = "10.244.1.5:8080";
 const REMOTE: [&str; 2] = ["10.244.2.5:8080", "10.244.3.5:8080"];
 
-/// Returns all three endpoints with the treatment of the source for local and remote endpoints.
+/// Returns all three endpoints. `local` and `remote` describe the source that local and remote
+/// endpoints see.
 fn all(local: &str, remote: &str) -> Vec<String> {
     let [first, second] = REMOTE;
     vec![
@@ -57,7 +58,7 @@ fn a_local_policy_node_port_is_explained_in_ipvs_mode() {
         let found = world.comes_to(from, "192.168.99.10:30080");
         assert_eq!(found, [format!("{LOCAL} kept")], "{from}");
     }
-    // The node sends to its own address, so the packet has this address as its source.
+    // The node sends to its own address, so this address is also the packet's source.
     let found = world.comes_to("node", "192.168.99.10:30080");
     assert_eq!(found, [format!("{LOCAL} vip")]);
 }
@@ -149,7 +150,7 @@ fn ipv6_and_udp_are_explained_in_ipvs_mode() {
             format!("[fd00:244:2::5]:8080 {there}"),
         ]
     };
-    // The pod is in the cluster CIDR of these cases, fd00:244::/56. The endpoints are outside.
+    // The pod is in the cluster CIDR of these cases, fd00:244::/56, and the endpoints are outside.
     let pod = "fd00:244::7";
     assert_eq!(
         world.comes_to(pod, "[fd00:96::10]:80"),
@@ -184,8 +185,8 @@ fn a_destination_of_weight_0_gets_no_new_connection() {
     );
 }
 
-/// Marked packets to any port. A destination without a port receives them at their own port. With
-/// persistence, every destination does.
+/// The virtual server matches marked packets to any port. A destination without a port receives
+/// them at their own port. With persistence, every destination does.
 #[test]
 fn marked_packets_reach_the_virtual_server_of_their_mark() {
     let mark =
@@ -290,7 +291,7 @@ fn affinity_in_iptables_mode_assumes_a_new_client() {
     assert_eq!(noted("--rcheck"), 1);
 }
 
-/// Every case has a known outcome from every sender, and every rule of upstream's is supported.
+/// Every case has a known outcome from every sender, and every rule of upstream is supported.
 #[test]
 fn each_upstream_case_has_a_known_outcome() {
     let cases = concat!(

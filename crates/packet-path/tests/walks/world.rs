@@ -1,5 +1,6 @@
 //! A node built from dumps of kube-proxy 1.36.2 (integration/golden/cases). It is node1 with
-//! 192.168.99.10 on eth0 and its pods behind cni0. Pods of other nodes are behind 192.168.99.2.
+//! 192.168.99.10 on eth0, and its pods are on cni0. The route to pods of other nodes is
+//! 192.168.99.2.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -30,7 +31,7 @@ pub(crate) fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Describes one walk, such as `10.244.1.5:8080 kept` or `refused`.
+/// Describes one walk: `10.244.1.5:8080 kept` or `refused`.
 pub(crate) fn short(walk: &Walk) -> String {
     let source = match walk.source {
         Source::Kept => "kept".to_owned(),
@@ -92,7 +93,7 @@ impl World {
         }
     }
 
-    /// Loads one of the cases for a family.
+    /// Loads one of the golden cases for a family.
     pub(crate) fn golden(mode: &str, case: &str, is_ipv6: bool) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../integration/golden/cases")
@@ -132,7 +133,7 @@ impl World {
         let words: Vec<&str> = line.split(' ').collect();
         let sets = &mut self.snapshot.sets;
         match *words.as_slice() {
-            // Dumps are sorted, so members come before their sets.
+            // Dumps are sorted, so members precede their sets.
             ["create", name, kind, ..] => {
                 let (type_name, _) = sets.entry(name.to_owned()).or_default();
                 kind.clone_into(type_name);
@@ -221,7 +222,7 @@ impl World {
         self.ask_by(Protocol::Tcp, from, to)
     }
 
-    /// Walks a packet. `from` is `node` or an address.
+    /// Walks a packet. `from` is `node` or the sender's address.
     pub(crate) fn ask_by(&self, protocol: Protocol, from: &str, to: &str) -> Vec<Walk> {
         let from = match from {
             "node" => Sender::Node(None),
@@ -237,7 +238,7 @@ impl World {
         packet_path::walk(&question, &rulesets, &self.snapshot)
     }
 
-    /// Returns all possible outcomes, sorted.
+    /// Returns all possible outcomes of a packet, sorted.
     pub(crate) fn comes_to(&self, from: &str, to: &str) -> Vec<String> {
         let walks = self.ask(from, to);
         let sum: f64 = walks.iter().map(|walk| walk.chance).sum();

@@ -27,7 +27,7 @@ const NAMES: [(i32, &str); 19] = [
     (libc::ENOBUFS, "ENOBUFS"),
 ];
 
-/// Returns the outcome of a refusal for which the kernel or this node is at fault.
+/// Returns the outcome of a refusal that the kernel or this node caused.
 pub(super) fn refused(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -35,7 +35,7 @@ pub(super) fn refused(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal for which the entry is at fault: it is invalid, or this kernel
+/// Returns the outcome of a refusal that the entry caused: the entry is invalid, or this kernel
 /// does not support it.
 pub(super) fn wrong(reason: String) -> Outcome {
     Outcome::Refused {
@@ -44,8 +44,8 @@ pub(super) fn wrong(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal that contradicts the tables: the kernel's state is not the
-/// recorded one.
+/// Returns the outcome of a refusal that contradicts the tables: they do not match the kernel's
+/// state.
 pub(super) fn surprise(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -53,8 +53,8 @@ pub(super) fn surprise(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal. Blames the entry if the error is about its values or
-/// unsupported features. Blames the node for all other errors.
+/// Returns the outcome of a refusal. The cause is the entry if the error is about its values or
+/// unsupported features. For all other errors, the cause is the node.
 pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     let said = said(refusal, next);
     match refusal.errno {
@@ -67,8 +67,8 @@ pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     }
 }
 
-/// Formats the kernel's error with its name and the next step. Errors about rights or memory have
-/// their own next step; all others have `next`.
+/// Formats the kernel's error with its name and the next step. Errors about permissions or memory
+/// have their own next step. All others have `next`.
 pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     let next = match refusal.errno {
         libc::EPERM => "CAP_NET_ADMIN is needed: run as root, or grant it",

@@ -17,14 +17,14 @@ use crate::plan::{Op, Outcome};
 use crate::server::{Properties, RealServer, VirtualServer, VirtualServerKey};
 use write::Writing;
 
-/// The virtual servers of one family.
+/// Access to the virtual servers of one family.
 #[derive(Debug)]
 pub(super) struct Servers {
     ipvs: Ipvs,
     family: IpFamily,
     /// True if the kernel accepts the flag [`Properties::OWNED`], as all known kernels do.
     takes_notes: bool,
-    /// Counter of virtual servers. The kernel has one only for IPv4.
+    /// Counter of virtual servers. `None` for IPv6, for which the kernel has no counter.
     counter: Option<ServiceCounter>,
 }
 
@@ -41,7 +41,8 @@ impl Servers {
         })
     }
 
-    /// Returns the number of virtual servers, or whether `one` exists.
+    /// Returns the number of virtual servers. If the kernel does not count them, reports whether
+    /// `one` exists.
     pub(super) fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Error> {
         if let Some(counter) = &self.counter
             && let Ok(count) = counter.count()
@@ -56,7 +57,8 @@ impl Servers {
         self.ipvs.sent()
     }
 
-    /// Reads all virtual servers of this family. Skips protocols that Services cannot have.
+    /// Reads all virtual servers of this family. Skips those with protocols that Services cannot
+    /// have.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Error> {
         self.ipvs = Ipvs::open()?;
         let mut schedulers: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -71,7 +73,8 @@ impl Servers {
             };
             let mut destinations: Vec<_> = destinations.iter().map(real_server).collect();
             destinations.sort_unstable();
-            // If the list changes during the read, it may contain a destination twice.
+            // Removes duplicates: if the list changes during the read, it may contain a destination
+            // twice.
             destinations.dedup_by_key(|real| real.target);
             let name = service.scheduler.as_str();
             let scheduler = schedulers.get(name).cloned().unwrap_or_else(|| name.into());
@@ -85,7 +88,7 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Returns the number of connections, active and inactive, without persistence templates.
+    /// Returns the number of active and inactive connections, without persistence templates.
     /// Upstream's drain waits for the same number to become 0.
     pub(super) fn connections(
         &mut self,
@@ -124,15 +127,15 @@ impl Servers {
         })
     }
 
-    /// Writes virtual servers and destinations. Sends as often as necessary.
+    /// Writes virtual servers and destinations, in as many messages as necessary.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let (family, ipvs) = (self.ipvs.family(), &mut self.ipvs);
         let execute = |batch: &Batch| ipvs.execute(batch);
         Writing::new(family, execute, &mut self.takes_notes).run(run)
     }
 
-    /// Returns the destinations of a virtual server, or `None` if it does not exist. The kernel's
-    /// dump is empty in both cases, so a second query tells them apart.
+    /// Returns the destinations of a virtual server. Returns `None` if it does not exist. The
+    /// kernel's dump is empty in both cases, so a second query distinguishes them.
     fn destinations(&mut self, key: &ServiceKey) -> Result<Option<Vec<DestinationEntry>>, Error> {
         let destinations = self.ipvs.destinations(key)?;
         if destinations.is_empty() && self.ipvs.service(key)?.is_none() {

@@ -82,8 +82,8 @@ impl Shim {
         chain
     }
 
-    /// Accepts packets to external IPs in two cases: the destination is local, or the packet comes
-    /// neither from a pod behind a bridge nor from the node.
+    /// Returns rules that accept packets to external IPs in two cases: the destination is local, or
+    /// the packet comes neither from a bridged pod nor from the node.
     fn accept_external(&self, set: Set) -> [Rule; 2] {
         let to_set = || {
             let comment = Match::comment(set.comment());
@@ -168,8 +168,8 @@ impl Shim {
         chain
     }
 
-    /// Renders the filter chain KUBE-IPVS-OUT-FILTER. With exact semantics, the source ranges
-    /// themselves decide, before IPVS.
+    /// Renders the filter chain KUBE-IPVS-OUT-FILTER. With exact semantics it is empty, because
+    /// source ranges are checked before IPVS.
     pub(super) fn out_filter(&self, config: &Config) -> Vec<Rule> {
         if config.semantics.is_exact() {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Tests virtual servers of other programs that have the keys of wanted ones.
+//! Tests of other programs' virtual servers that have the keys of wanted ones.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use proxy::{Mode as _, Protocol, Service, Target};
 
 const TAKEN: &str = "192.0.2.10:80";
 
-/// Returns a virtual server as keepalived creates it for two of its servers.
+/// Returns a virtual server as keepalived creates it for two servers.
 fn of_keepalived() -> VirtualServer {
     let real = |at: &str| RealServer {
         target: Target {
@@ -48,7 +48,8 @@ fn external() -> Service {
     }
 }
 
-/// Returns a daemon on a node where keepalived has created this virtual server.
+/// Returns a daemon on a node where keepalived has created a virtual server with a key of this
+/// Service.
 fn started(kernel: FakeKernel, of: Service) -> World {
     let mut world = World::with(Config::default(), kernel).listed();
     world.service(of);
@@ -103,8 +104,8 @@ fn a_foreign_virtual_server_stays_unchanged_and_is_reported() {
     assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
 }
 
-/// A node is healthy if other programs have all missing virtual servers. It is not healthy if the
-/// kernel refuses the remaining ones.
+/// A node is healthy if other programs have virtual servers with the keys of all missing ones. It is
+/// not healthy if the kernel refuses any other virtual server.
 #[test]
 fn foreign_virtual_servers_do_not_make_the_node_unhealthy() {
     let only = "10.96.0.10:80";
@@ -134,8 +135,7 @@ fn foreign_virtual_servers_do_not_make_the_node_unhealthy() {
     assert_eq!(world.proxier.standing().stuck_since, None);
 }
 
-/// The refusal of all destinations does not make the node unhealthy either. The virtual server
-/// refuses connections.
+/// A virtual server without destinations refuses connections, but the node stays healthy.
 #[test]
 fn refused_destinations_do_not_make_the_node_unhealthy() {
     let kernel = kernel();
@@ -247,7 +247,7 @@ fn a_virtual_server_of_kube_proxy_is_adopted_by_its_endpoints() {
     assert!(touched.is_empty(), "{touched:?}");
 }
 
-/// No set contains a mark. Only the flag shows the owner of its virtual server.
+/// No set contains a mark, so only the flag shows the owner of its virtual server.
 #[test]
 fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
     let kernel = kernel();
@@ -290,7 +290,7 @@ fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
     }
     let (work, _) = world.kernel.take_work();
     assert_eq!((work.glances, work.dumps), (5, 0));
-    // A check finds a virtual server that another program has created in the meantime.
+    // Another program has created a virtual server meanwhile. A check finds it.
     let mut state = world.kernel.state();
     state.snapshot.servers.insert(of(9), ours());
     drop(state);

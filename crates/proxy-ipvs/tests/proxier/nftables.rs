@@ -1,4 +1,5 @@
-//! Tests the shim in nftables: it starts no processes, and other shims can replace it.
+//! Tests of the shim in nftables. It starts no processes, and replaces other shims or is replaced
+//! by them.
 
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ fn the_nftables_shim_starts_no_program() {
     assert_eq!(world.work(), (expected, Vec::new()));
 }
 
-/// Lists all look-ups for a packet to a cluster IP.
+/// The test lists all look-ups for a packet to a cluster IP.
 #[test]
 fn the_nftables_shim_has_few_rules_for_a_cluster_ip() {
     let world = web();
@@ -104,7 +105,7 @@ fn the_nftables_shim_has_few_rules_for_a_cluster_ip() {
     );
 }
 
-/// A prefix length has a rule while source ranges use it.
+/// A prefix length has a rule as long as source ranges use it.
 #[test]
 fn each_prefix_length_of_source_ranges_has_one_rule() {
     let mut world = web();
@@ -139,8 +140,8 @@ fn each_prefix_length_of_source_ranges_has_one_rule() {
     assert!(!lines(&world).iter().any(|line| line.contains("SOURCE")));
 }
 
-/// Sets and rules of iptables serve until those of nftables do. Members of the ipsets count as
-/// evidence.
+/// Sets and rules of iptables serve until those of nftables serve. Members of the ipsets count as
+/// evidence of ownership.
 #[test]
 fn the_iptables_shim_is_removed_once_the_nftables_shim_serves() {
     let kernel = kernel();
@@ -195,7 +196,8 @@ fn the_iptables_shim_is_removed_once_the_nftables_shim_serves() {
     assert!(state.snapshot.leftovers.as_ref().unwrap().is_empty());
 }
 
-/// The shim prevents translation, so the lower-priority table no longer serves packets.
+/// The shim prevents translation by the table of the nftables mode, so that table no longer serves
+/// packets.
 #[test]
 fn the_nftables_mode_is_removed_after_the_nftables_shim_serves() {
     let kernel = kernel();
@@ -210,7 +212,7 @@ fn the_nftables_mode_is_removed_after_the_nftables_shim_serves() {
     assert!(rules < position(&order, "remove the nftables mode's table"));
 }
 
-/// Evidence of ownership stays while the virtual servers cannot be read.
+/// Evidence of ownership must stay while the virtual servers cannot be read.
 #[test]
 fn ipsets_stay_while_the_virtual_servers_are_unknown() {
     let kernel = kernel();
@@ -266,7 +268,7 @@ fn the_nftables_shim_is_removed_once_the_iptables_shim_serves() {
     assert!(position(&order, "remove virtual server 10.96.0.66:80") < table);
 }
 
-/// Another program runs `nft flush ruleset`.
+/// Another program has run `nft flush ruleset`.
 #[test]
 fn a_deleted_table_is_created_again() {
     let mut world = web();

@@ -1,4 +1,4 @@
-//! Tests a node that another mode has programmed. The other mode's rules serve until all entries
+//! Tests of a node that another mode has programmed. The other mode's rules serve until all entries
 //! are written. Then the proxier removes them.
 
 use std::sync::Arc;
@@ -144,8 +144,8 @@ fn unreachable_leftovers_do_not_delay_the_rules() {
     );
 }
 
-/// The table of the nftables mode precedes IPVS. It gets the packets of Services that IPVS does not
-/// serve yet.
+/// The table of the nftables mode precedes IPVS. It takes the packets of Services that IPVS does
+/// not serve yet.
 #[test]
 fn the_nftables_mode_is_removed_after_the_first_sync() {
     let addresses = proxy_ipvs::Part::Addresses.name();
@@ -178,7 +178,7 @@ fn the_nftables_mode_is_removed_after_the_first_sync() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             let has_gone = is_gone(&world.kernel);
-            // Releases the threads, which would otherwise never end.
+            // Releases the worker threads, which would otherwise never end.
             held.lock().unwrap().clear();
             assert!(!has_gone, "no address is bound");
         }
@@ -231,7 +231,7 @@ fn the_other_vip_mode_serves_until_the_addresses_are_bound() {
     assert_eq!((world.sync().written, world.written().len()), (0, 0));
 }
 
-/// The kernel sends notifications of addresses, not of routes.
+/// The kernel sends notifications about addresses, but not about routes.
 #[test]
 fn an_address_lost_after_a_change_of_vip_mode_returns() {
     let mut world = bound_otherwise().listed();

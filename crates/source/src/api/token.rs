@@ -1,6 +1,7 @@
-//! The token of a service account, from the file that the kubelet rotates.
+//! Adds the token of a service account to requests. The token comes from a file that the kubelet
+//! rotates.
 //!
-//! The file is read for each request, because requests are few: a watch lasts for minutes. So a new
+//! The file is read for each request. Requests are few, because a watch lasts for minutes. So a new
 //! token is used at once, also after the server refused the old one (401), and no cache can be
 //! stale. As in client-go, the file has precedence over a token in the kubeconfig.
 
@@ -31,8 +32,8 @@ struct TokenError {
 }
 
 impl FromFile {
-    /// Takes the token file out of the user's settings. Also takes the inline token, which is for
-    /// programs that read no file.
+    /// Removes the token file from the user's settings, and returns the layer for it. Also removes
+    /// the inline token, which is for programs that read no file.
     pub(super) fn take(user: &mut AuthInfo) -> Self {
         let file = user.token_file.take();
         if file.is_some() {
@@ -87,7 +88,7 @@ where
 }
 
 fn bearer(file: &Path) -> Result<HeaderValue, String> {
-    // Reading a few hundred bytes from memory is not worth a separate thread.
+    // Reads without a separate thread: a few hundred bytes from memory take no time.
     let token = fs::read_to_string(file).map_err(|error: io::Error| error.to_string())?;
     let token = token.trim();
     if token.is_empty() {

@@ -9,7 +9,7 @@ use rustls::{AlertDescription, CertificateError};
 #[error("{why}")]
 pub(super) struct Untrusted {
     pub(super) why: String,
-    /// The next step for the operator.
+    /// Next step for the operator.
     pub(super) advice: String,
 }
 
@@ -18,7 +18,7 @@ pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'
     if let Some(error) = error.downcast_ref() {
         return Some(error);
     }
-    // The `source` of an I/O error skips the error inside it, so the inner error comes first.
+    // Checks the inner error of an I/O error first, because its `source` skips that error.
     let within = error.downcast_ref::<std::io::Error>();
     let within = within.and_then(std::io::Error::get_ref);
     tls(match within {
@@ -27,18 +27,18 @@ pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'
     })
 }
 
-/// The authorities for checking certificates.
+/// Authorities against which a certificate is checked.
 #[derive(Debug, Clone)]
 pub(super) enum Authorities {
-    /// The certificates in this file.
+    /// Certificates in this file.
     Of(PathBuf),
-    /// The certificates within the kubeconfig.
+    /// Certificates in the kubeconfig.
     Inline,
-    /// The certificates of the system.
+    /// Certificates of the system.
     System,
 }
 
-/// Side that presented the certificate.
+/// Peer that presented the certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
     Server,

@@ -1,16 +1,16 @@
 //! Parses IP addresses and networks as upstream's components do.
 //!
 //! Kubernetes parses addresses by Go's old rules: octets may have leading zeros, and an IPv4-mapped
-//! IPv6 address counts as IPv4. Old stored objects may still have such spellings.
+//! IPv6 address counts as IPv4. Stored objects may still have such old spellings.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// Number of bits before the IPv4 address in an IPv4-mapped address.
+/// Number of bits before the IPv4 address in an IPv4-mapped IPv6 address.
 const MAPPED: u8 = 96;
 
-/// Parses an address, or returns `None` if the text is not an address.
+/// Parses an address. Returns `None` if the text is not an address.
 pub fn ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(address.to_canonical()),
@@ -18,7 +18,8 @@ pub fn ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Parses an IPv4 address with leading zeros, or an IPv6 address that ends with one.
+/// Parses an IPv4 address with leading zeros, or an IPv6 address that ends with such an IPv4
+/// address.
 fn sloppy(text: &str) -> Option<IpAddr> {
     let Some((start, end)) = text.rsplit_once(':') else {
         return with_leading_zeros(text).map(IpAddr::V4);
@@ -48,7 +49,7 @@ pub fn net(text: &str) -> Option<IpNet> {
     Some(IpNet::new(address, prefix).ok()?.trunc())
 }
 
-/// Returns why no remote host can have this address, or `None` if one can.
+/// Returns the reason why no remote host can have this address. Returns `None` if a host can.
 pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
     if ip.is_unspecified() {
         Some("an unspecified address")
@@ -61,7 +62,7 @@ pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Returns why the API allows no pod to have this address, or `None` if it does.
+/// Returns the reason why the API allows no pod to have this address. Returns `None` if it does.
 pub(crate) fn not_of_an_endpoint(ip: IpAddr) -> Option<&'static str> {
     let is_link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),

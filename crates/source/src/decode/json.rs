@@ -13,7 +13,7 @@ use super::status::Status;
 use super::watch_event::WatchEvent;
 use super::wire;
 
-/// An event of a watch.
+/// Event of a watch.
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(borrow, rename = "type")]
@@ -22,8 +22,8 @@ struct Event<'a> {
     object: &'a RawValue,
 }
 
-/// Decodes a watch event about this kind. An error of the object is inside the result; the outer
-/// error concerns the event.
+/// Decodes a watch event about this kind. The outer error concerns the event. An error of the
+/// object is inside the event.
 pub(crate) fn event(kind: Kind, event: &[u8]) -> Result<WatchEvent, String> {
     // Checks the encoding of the whole event here, because the parser does not check text that it
     // skips.
@@ -50,8 +50,8 @@ pub(crate) fn status(json: &[u8]) -> Option<Status> {
     serde_json::from_slice(json).ok()
 }
 
-/// Decodes an added or modified object and its event in one pass, because nearly all events are
-/// such. Returns `None` for other events, and if any part cannot be decoded.
+/// Decodes an added or modified object together with its event in one pass, because nearly all
+/// events are of this type. Returns `None` for other events, and if any part cannot be decoded.
 pub(super) fn applied(kind: Kind, event: &str) -> Option<Result<DecodedObject, MissingName>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "UPPERCASE")]
@@ -75,7 +75,7 @@ pub(super) fn applied(kind: Kind, event: &str) -> Option<Result<DecodedObject, M
     with_wire!(kind, read(event))
 }
 
-/// Decodes one object. If only its name can be read, the object is `Unusable`.
+/// Decodes one object. If only its name is readable, the object is `Unusable`.
 pub(crate) fn object(kind: Kind, json: &str) -> Result<DecodedObject, MissingName> {
     fn read<'a, W: Wire<'a>>(
         json: &'a str,
@@ -97,8 +97,8 @@ fn headed(kind: Kind, json: &str) -> Result<Findings, MissingName> {
     Findings::new(kind, &headed.metadata.unwrap_or_default())
 }
 
-/// Returns the text just before an error. Line and column help little, because an object is often
-/// one long line.
+/// Returns the text just before an error. It helps more than line and column, because an object is
+/// often one long line.
 fn before<'a>(json: &'a str, error: &serde_json::Error) -> &'a str {
     const LENGTH: usize = 40;
     let line_start: usize = json

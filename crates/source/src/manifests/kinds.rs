@@ -1,9 +1,9 @@
-//! Finds kinds that look like a misspelt `Service` or another kind that is read.
+//! Finds kinds that look like a misspelt `Service` or another kind that the proxy reads.
 //!
-//! A folder may contain manifests of any kind, and other kinds are silently ignored. A misspelt
-//! kind is reported, because its author expects the object to be served.
+//! A folder may contain manifests of any kind, and the proxy silently ignores other kinds. But it
+//! reports a misspelt kind, because its author expects the proxy to serve the object.
 
-/// Kinds that are read, each with its `apiVersion`.
+/// Kinds that the proxy reads, each with its `apiVersion`.
 const PROXIED: [(&str, &str); 9] = [
     ("v1", "Service"),
     ("discovery.k8s.io/v1", "EndpointSlice"),
@@ -15,13 +15,13 @@ const PROXIED: [(&str, &str); 9] = [
     ("v1", "NodeList"),
     ("networking.k8s.io/v1", "ServiceCIDRList"),
 ];
-/// Number of letters by which a misspelt name may differ. In a short name, one.
+/// Number of letters in which a misspelt name may differ. In a name of up to `SHORT` letters: one.
 const TYPING_ERRORS: usize = 2;
 const SHORT: usize = 5;
-/// Maximum length of names that are compared.
+/// Maximum length of compared names, in letters.
 const LONGEST: usize = 24;
 
-/// Returns why a document is ignored, if its kind looks like a misspelt one.
+/// Returns the reason why a document is ignored, if its kind looks like a misspelt one.
 pub(super) fn complaint(api_version: Option<&str>, kind: Option<&str>) -> Option<String> {
     let (version, kind) = match (api_version, kind) {
         (Some(version), Some(kind)) => (version, kind),
@@ -55,7 +55,7 @@ pub(super) fn complaint(api_version: Option<&str>, kind: Option<&str>) -> Option
     Some(format!("{ignored}: did you mean {meant}?"))
 }
 
-/// Returns the API group: `discovery.k8s.io` for `discovery.k8s.io/v1`, empty for `v1`.
+/// Returns the API group: `discovery.k8s.io` for `discovery.k8s.io/v1`, and an empty text for `v1`.
 fn group_of(version: &str) -> &str {
     version.split_once('/').map_or("", |(group, _)| group)
 }
@@ -67,7 +67,7 @@ fn is_near(given: &str, known: &str) -> bool {
         TYPING_ERRORS
     };
     let (given, known) = (given.to_ascii_lowercase(), known.to_ascii_lowercase());
-    // A PodList must not be mistaken for a misspelt NodeList.
+    // Compares the first letters, so that a PodList does not count as a misspelt NodeList.
     let is_begun_alike = given.chars().next() == known.chars().next();
     given.len() <= LONGEST && is_begun_alike && distance(&given, &known) <= allowed
 }

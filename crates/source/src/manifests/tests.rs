@@ -11,7 +11,7 @@ use proxy::{Event, Kind};
 use super::folder::{ChangedFiles, Folder, FolderUpdate};
 use super::stream;
 
-/// A folder that is deleted at the end of the test.
+/// Folder that is deleted at the end of the test.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -47,7 +47,7 @@ fn service(name: &str, ip: &str) -> String {
     )
 }
 
-/// Describes events in a few words.
+/// Describes events, each in a few words.
 fn words(events: &[Event]) -> Vec<String> {
     events
         .iter()
@@ -74,7 +74,7 @@ fn words(events: &[Event]) -> Vec<String> {
         .collect()
 }
 
-/// Returns the events of a first read, without the ends of lists.
+/// Returns the events of a first read without the ends of lists, and true if all lists are whole.
 fn listed(events: &[Event]) -> (Vec<String>, bool) {
     let mut all = words(events);
     let of_all = |what| Kind::ALL.map(|kind| format!("{kind:?} {what}"));
@@ -86,8 +86,8 @@ fn listed(events: &[Event]) -> (Vec<String>, bool) {
     (all, is_whole)
 }
 
-/// Reads the folder as if all files had changed. Two writes within one tick of the file system's
-/// clock are thus noticed.
+/// Reads the folder as if all files had changed. So it also detects two writes within one tick of
+/// the file system's clock.
 fn look(folder: &mut Folder) -> FolderUpdate {
     let touched = ChangedFiles {
         is_all: true,
@@ -333,7 +333,7 @@ fn a_manifest_folder_that_cannot_be_watched_is_an_error() {
     }
 }
 
-/// The stream of a folder, with a timeout for each event.
+/// Stream of a folder, with a timeout for each event.
 struct Watched(BoxStream<'static, Event>);
 
 impl Watched {
@@ -377,8 +377,8 @@ async fn changes_of_manifests_are_noticed() {
     assert!(watched.is_quiet().await);
 }
 
-/// Replaces 3,000 Services of one file with 3,000 others. All events arrive together, so no reader
-/// sees a part of the change.
+/// Replaces 3,000 Services of one file with 3,000 others. All events arrive together, so no
+/// consumer sees a part of the change.
 #[tokio::test]
 async fn all_events_of_a_manifest_change_arrive_together() {
     let folder = Temporary::new();
@@ -449,7 +449,7 @@ async fn a_removed_manifest_folder_keeps_its_objects_until_recreated() {
     fs::rename(outer.0.join("x"), outer.0.join("y")).unwrap();
     tokio::time::sleep(Duration::from_millis(1300)).await;
     assert!(watched.is_quiet().await);
-    // The folder is created again and filled slowly. The empty folder in between must not count.
+    // The folder is created again and filled slowly. The empty folder meanwhile must not count.
     fs::create_dir_all(&dir).unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     fs::write(dir.join("a.yaml"), service("a", "10.96.0.2")).unwrap();

@@ -1,4 +1,4 @@
-//! Lists listening sockets, from `/proc/net/tcp` and its siblings, and their processes.
+//! Lists listening sockets from `/proc/net/tcp` and similar files, and their processes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,12 +13,13 @@ use proxy::Protocol;
 pub(super) struct Listener {
     pub(super) at: SocketAddr,
     pub(super) protocol: Protocol,
-    /// Inode of the socket, by which its process is found.
+    /// Inode of the socket, which identifies its process.
     pub(super) inode: u64,
 }
 
-/// `TCP_LISTEN` and `TCP_CLOSE` of linux/net/tcp_states.h. The second is the state of an
-/// unconnected UDP socket.
+/// Files of `/proc/net`, each with the state of listening sockets and the protocol. The states are
+/// `TCP_LISTEN` and `TCP_CLOSE` of linux/net/tcp_states.h. An unconnected UDP socket has the
+/// second.
 const LISTENING: [(&str, &str, Protocol); 4] = [
     ("tcp", "0A", Protocol::Tcp),
     ("tcp6", "0A", Protocol::Tcp),
@@ -36,8 +37,8 @@ pub(super) fn read(root: &Path, unread: &mut Vec<String>) -> Vec<Listener> {
     LISTENING.into_iter().flat_map(of).collect()
 }
 
-/// Reads a file of `/proc/net`. Treats a missing file as empty, because the kernel then lacks the
-/// file's IP family.
+/// Reads a file of `/proc/net`. Returns an empty text for a missing file, because the kernel then
+/// lacks the file's IP family.
 pub(super) fn read_net_file(folder: &Path, file: &str, unread: &mut Vec<String>) -> String {
     match fs::read_to_string(folder.join(file)) {
         Ok(text) => text,
@@ -64,7 +65,7 @@ fn parse(text: &str, wanted: &str, protocol: Protocol) -> Vec<Listener> {
     text.lines().skip(1).filter_map(listener).collect()
 }
 
-/// Parses `0100007F:2710`: groups of four bytes in the host's byte order.
+/// Parses `0100007F:2710`: groups of four bytes in the host's byte order, and a port.
 fn socket(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -125,7 +126,7 @@ pub(super) fn read_text(text: &str) {
 mod tests {
     use super::*;
 
-    /// The text is the output of `cat /proc/net/tcp /proc/net/tcp6` on an amd64 machine.
+    /// The text has the format of `cat /proc/net/tcp /proc/net/tcp6` on an amd64 machine.
     #[test]
     fn listening_sockets_are_parsed() {
         let text = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\

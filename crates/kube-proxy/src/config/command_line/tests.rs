@@ -207,7 +207,7 @@ const UPSTREAM: [(&str, &str); 61] = [
     ("version", ""),
     ("vmodule", ""),
     ("write-config-to", ""),
-    // Flags that only this program has.
+    // Only this program has the following flags.
     ("manifests", ""),
     ("iptables-backend", "auto"),
 ];
@@ -410,7 +410,7 @@ fn a_deprecated_feature_gate_causes_upstreams_warning() {
     );
 }
 
-/// From 1.40, upstream needs the gate for IPVS mode. The start also succeeds with `AllAlpha` and
+/// From 1.40 on, upstream needs the gate for IPVS mode. The start also succeeds with `AllAlpha` and
 /// `AllBeta`.
 #[test]
 fn feature_gates_of_later_releases_do_not_stop_the_start() {
@@ -442,7 +442,7 @@ fn feature_gates_of_later_releases_do_not_stop_the_start() {
     assert_eq!(other.said.warnings_beside_mode(), Vec::<String>::new());
 }
 
-/// Table with a row for each flag: several spellings of the flag, and the expected option.
+/// Each row has a flag in several spellings, and the expected option.
 #[test]
 fn each_flag_sets_its_option() {
     type Check = fn(&Options) -> bool;
@@ -1091,7 +1091,8 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
     }
 }
 
-/// Upstream's log lines, from `kube-proxy -v=4` of 1.30.5, for flags in several spellings.
+/// The expected lines are upstream's log of `kube-proxy -v=4` of 1.30.5, for flags in several
+/// spellings.
 #[test]
 fn flags_are_logged_like_upstream() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
@@ -1191,7 +1192,7 @@ fn the_man_page_contains_commands_and_flags() {
     }
 }
 
-/// Help names the mode if a flag has an effect in only one mode.
+/// The help of a flag names its mode if the flag has an effect in only one mode.
 #[test]
 fn help_names_the_mode_of_mode_specific_flags() {
     let command = Flags::command();
@@ -1213,7 +1214,7 @@ fn help_names_the_mode_of_mode_specific_flags() {
     }
 }
 
-/// The version is one line, such as `Kubernetes v1.37.0`. Scripts parse its second word, or the
+/// The version is one line, such as `Kubernetes v1.37.0`. Scripts parse its second word, or all
 /// text after the first word.
 #[test]
 fn the_version_has_upstreams_format() {

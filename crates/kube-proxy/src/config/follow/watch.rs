@@ -1,7 +1,7 @@
 //! Watches the configuration file.
 //!
 //! The watch covers the whole folder, because the file itself may be replaced. A mounted ConfigMap
-//! changes through a symbolic link beside the file, and editors rename files.
+//! changes by a symbolic link beside the file, and editors rename files.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -15,14 +15,14 @@ use tracing::{info, warn};
 use crate::config::Configuration;
 use crate::config::options::Options;
 
-/// Delay between a change and reading the file, because one save causes several notifications.
+/// Delay between a change and the read of the file, because one save causes several notifications.
 const SETTLE_TIME: Duration = Duration::from_millis(200);
 
 /// Waits until `file` differs from `used`, and returns the new content. If the file is unreadable
 /// or invalid, logs a warning and keeps `used`. If the file cannot be watched, logs a warning and
 /// never returns.
 ///
-/// `reread` must read the file exactly as `used` was read.
+/// `reread` must read the file in the same way in which `used` was read.
 pub async fn changed<E: Display>(
     file: &Path,
     used: &Configuration,
@@ -34,7 +34,8 @@ pub async fn changed<E: Display>(
         warn!(file = %file.display(), %error, "the configuration file cannot be watched; restart after changing it");
         return std::future::pending().await;
     }
-    // The file may have changed after it was first read and before the watch began.
+    // Reads the file once more, because it may have changed after the first read and before the
+    // watch began.
     changes.notify_one();
     let mut complaint = String::new();
     loop {
@@ -60,7 +61,7 @@ fn watch(file: &Path, changes: Arc<Notify>) -> notify::Result<notify::Recommende
         .parent()
         .map_or_else(|| PathBuf::from("/"), Path::to_path_buf);
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Ignores events of type access, which reading the file also causes.
+        // Ignores access events, which a read of the file also causes.
         if !event.is_ok_and(|event| event.kind.is_access() && !is_written(event.kind)) {
             changes.notify_one();
         }
@@ -70,7 +71,7 @@ fn watch(file: &Path, changes: Arc<Notify>) -> notify::Result<notify::Recommende
     Ok(watcher)
 }
 
-/// Reports whether the event says that a file open for writing was closed.
+/// Reports whether the event is the close of a file that was open for writing.
 fn is_written(kind: notify::EventKind) -> bool {
     use notify::event::{AccessKind, AccessMode, EventKind};
     kind == EventKind::Access(AccessKind::Close(AccessMode::Write))

@@ -17,24 +17,24 @@ pub struct Process {
     pub node_name: String,
     /// True if the process exits after its privileged work (`--init-only`).
     pub init_only: bool,
-    /// Value for `/proc/self/oom_score_adj`, -1000 to 1000.
+    /// Value for `/proc/self/oom_score_adj`: -1000 to 1000.
     pub oom_score_adj: i16,
-    /// Shortest pause between the end of one sync and the start of the next. At most the longest
+    /// Shortest pause between the end of one sync and the start of the next. Never longer than the
     /// sync period.
     pub min_sync_period: Duration,
     /// Feature gates with their given values.
     pub gates: Gates,
-    /// Networks that must contain external and load-balancer addresses of Services, or `None` for
-    /// any network.
+    /// Networks that must contain external and load-balancer addresses of Services. `None`: any
+    /// network.
     pub allowed_external: Option<Vec<IpNet>>,
-    /// Configuration file to follow (`--config`).
+    /// Configuration file to follow (`--config`). `None`: flags only.
     pub configuration_file: Option<PathBuf>,
     /// File that stores the configuration for which this pod was prepared (`--prepared-config`).
     pub prepared_configuration: Option<PathBuf>,
 }
 
 impl Process {
-    /// Reads the flags. `min_sync_period` belongs to the chosen mode.
+    /// Reads the flags. `min_sync_period` is the setting of the chosen mode.
     pub(super) fn read(
         flags: &Flags,
         gates: Gates,

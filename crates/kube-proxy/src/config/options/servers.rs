@@ -11,9 +11,9 @@ use crate::metrics;
 /// Options of the servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Address of the health server, or `None` for no server.
+    /// Address of the health server. `None`: no server.
     pub healthz_address: Option<SocketAddr>,
-    /// Address of the metrics server, or `None` for no server.
+    /// Address of the metrics server. `None`: no server.
     pub metrics_address: Option<SocketAddr>,
     /// Reaction of a server to an address that another process has bound.
     pub when_taken: ConflictPolicy,

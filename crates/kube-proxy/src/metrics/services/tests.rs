@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    /// Lets the node serve NodePorts on the addresses that end in these bytes.
+    /// Sets the addresses on which the node serves NodePorts, by their last bytes.
     fn serves_node_ports(&self, last: &[u8]) {
         let addresses = last.iter().map(|last| [192, 0, 2, *last].into());
         let node_ports = NodePorts {
@@ -137,7 +137,7 @@ impl World {
 
     fn holds(&self, servers: &[(At, u64)]) {
         self.kernel.0.lock().unwrap().servers = servers.to_vec();
-        // More than a second passes, so the next scrape reads again.
+        // Simulates that more than a second has passed, so that the next scrape reads again.
         lock(&self.services.0.read).at = None;
     }
 
@@ -169,7 +169,7 @@ fn a_ports_counter_is_the_sum_over_its_addresses() {
         (node_ports[0], 2),
         (node_ports[1], 1),
         (foreign[0], 9),
-        // This address does not serve NodePorts.
+        // The node does not serve NodePorts on this address.
         (foreign[1], 9),
     ]);
     let told = world.told();
@@ -280,7 +280,7 @@ fn a_failed_read_does_not_change_the_counters() {
         assert!(told.contains(&of_endpoint), "{of_endpoint} in {told}");
     };
     let one = at([10, 96, 0, 1], 80);
-    // The kernel entry is created again between two reads.
+    // The kernel entry is created again between two reads, so its counter begins at 0.
     for (connections, sum) in [(500, 500), (3, 503), (400, 900)] {
         world.holds(&[(one, connections)]);
         is_told(&world, sum);
@@ -324,7 +324,8 @@ fn a_port_that_returns_to_the_busiest_keeps_its_sum() {
     assert!(read.ports.is_empty() && read.endpoints.is_empty());
 }
 
-/// Fake relay with the listening ports of one Service port, each with its number of connections.
+/// Fake relay with the listening ports of one Service port. Each has a number and a count of
+/// connections.
 struct Relay(Vec<(u64, u64)>);
 
 impl ReadCounters for Relay {
@@ -361,7 +362,8 @@ fn counters_of_listening_ports_are_summed_in_any_order() {
         (vec![(cluster, 10), (local, 1_000)], 1_010),
         // One listening port was closed. Its count stays in the sum.
         (vec![(cluster, 12)], 1_012),
-        // The listening port is open again, and its counter is above its former value.
+        // The port is open again as another listening port, whose counter is higher than the
+        // former one.
         (vec![(cluster, 12), (local_again, 1_001)], 2_013),
     ] {
         world.services.0.counters.set(Box::new(Relay(listeners)));

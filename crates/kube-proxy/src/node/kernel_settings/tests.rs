@@ -11,7 +11,7 @@ use modes::sysctl::settings::Conntrack;
 use super::*;
 use crate::tests::options;
 
-/// Inputs that determine the settings.
+/// Facts from which the wanted settings are computed.
 struct Facts {
     kernel: (u32, u32),
     cpus: u64,
@@ -33,13 +33,13 @@ impl Facts {
     }
 }
 
-/// Returns all settings.
+/// Returns the rows of all settings.
 fn rows() -> Vec<&'static SysctlRow> {
     let all = wanted(&options(&[]), Machine::this()).into_iter();
     all.map(|wanted| wanted.row).collect()
 }
 
-/// Returns a fake kernel in which every setting is 0, and facts that keep the settings of
+/// Returns a fake kernel whose settings are all 0. Also returns facts that keep the settings of
 /// connection tracking unchanged.
 fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
     let root = std::env::temp_dir().join(format!("sysctl-{}-{name}", std::process::id()));
@@ -59,7 +59,7 @@ fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
     (root, facts)
 }
 
-/// Applies the settings. Returns the names of the written ones, and panics if one cannot be
+/// Applies the settings, and returns the names of the written ones. Panics if one cannot be
 /// written.
 fn written(root: &Path, facts: &Facts) -> Vec<String> {
     let settled = apply(root, &facts.wanted(), &mut Origins::new());
@@ -125,7 +125,7 @@ fn conntrack_settings_follow_the_flags() {
         assert_eq!(read(name), value, "{name}");
     }
     assert_eq!(fs::read_to_string(&hash_size).unwrap(), "32768");
-    // A table larger than needed stays, no matter who made it so large.
+    // A table that is larger than needed stays, no matter which program enlarged it.
     facts.conntrack.min = 0;
     assert_eq!(written(&root, &facts), Vec::<String>::new());
     fs::write(netfilter.join("nf_conntrack_max"), "2000000\n").unwrap();
@@ -164,7 +164,7 @@ fn own_kernel_settings_are_restored_and_foreign_changes_reported() {
     assert_eq!(found(), ["0", "0"]);
     assert_eq!(settle(false), (0, Vec::new()), "once");
 
-    // The setting had a value before the start. After this process wrote it, another program
+    // The setting had a value before the start. This process writes it, and then another program
     // changes it.
     fs::write(root.join(ARP[0]), "1\n").unwrap();
     settle(true);
@@ -177,7 +177,7 @@ fn own_kernel_settings_are_restored_and_foreign_changes_reported() {
         "{left:?}"
     );
     assert_eq!(found(), ["1\n", "3\n"]);
-    // A change back restores the value from before strict ARP.
+    // A change back restores the value that preceded strict ARP.
     settle(true);
     assert_eq!(settle(false).0, 1);
     assert_eq!(found(), ["1\n", "3"]);
@@ -203,7 +203,7 @@ fn a_failed_required_kernel_setting_ends_the_start() {
     fs::write(links.join("dev"), text).unwrap();
     assert!(ProxyMode::Ipvs.definition().has_served(&root));
 
-    // A folder in place of the setting's file makes writing fail.
+    // Replaces the setting's file with a folder, so that writing fails.
     for row in rows() {
         fs::remove_file(root.join(row.path)).unwrap();
         fs::create_dir(root.join(row.path)).unwrap();
@@ -225,7 +225,7 @@ fn a_failed_required_kernel_setting_ends_the_start() {
     (facts.mode, facts.serves_localhost) = (ProxyMode::Iptables, true);
     facts.conntrack.tcp_be_liberal = true;
     assert_eq!(needs(&facts), ["net.ipv4.conf.all.route_localnet"]);
-    // Failures with the same cause are listed together.
+    // The error lists failures with the same cause together.
     let failures = apply(&root, &facts.wanted(), &mut Origins::new()).failures;
     let text = SysctlErrors(failures).to_string();
     assert_eq!(text.matches("rollout restart").count(), 1, "{text}");
@@ -245,7 +245,7 @@ fn a_kernel_setting_error_names_the_setting_and_next_step() {
         }
     };
     facts.conntrack.max_per_core = 1;
-    // A folder in place of the setting's file makes writing fail.
+    // Replaces the setting's file with a folder, so that writing fails.
     let max = "proc/sys/net/netfilter/nf_conntrack_max";
     fs::remove_file(root.join(max)).unwrap();
     fs::create_dir(root.join(max)).unwrap();

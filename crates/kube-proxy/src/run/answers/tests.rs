@@ -14,7 +14,7 @@ use crate::tests::scripted::Scripted;
 use std::sync::Arc;
 
 /// Returns a daemon with `services` Services, each with `endpoints` endpoints. Also returns the
-/// server that sends requests to its loop.
+/// server that queries its loop.
 fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
     let (mode, _) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&[]), vec![mode]);
@@ -62,14 +62,14 @@ fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
     (daemon, inspect)
 }
 
-/// Returns the CPU time of this thread, which other load on the machine does not affect.
+/// Returns the CPU time of this thread. Other load on the machine does not affect it.
 fn worked() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap()
 }
 
-/// Replies to requests as the loop does, until `asking` is complete. Also returns the number of
-/// replies and the CPU time of the longest.
+/// Replies to requests as the loop does, until `asking` is complete. Also returns the CPU time of
+/// the longest reply, and the number of replies.
 async fn serve<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration, usize) {
     let (mut longest, mut count) = (Duration::ZERO, 0);
     tokio::pin!(asking);
@@ -134,7 +134,7 @@ async fn a_change_delayed_by_the_sync_period_is_pending() {
         apply(&mut daemon, name);
         daemon.turn(now).await.unwrap();
     }
-    // The second change still waits for --min-sync-period, which began with the first change.
+    // The second change still waits: --min-sync-period began with the first change.
     assert_eq!(script.updates(), 1);
     daemon.heard = now.checked_sub(Duration::from_secs(5));
     daemon.turn(now).await.unwrap();
@@ -185,10 +185,10 @@ async fn the_api_lists_services_in_pages_and_individually() {
     }
 }
 
-/// Each turn handles a bounded number of objects. The test prints the time of the longest turn
+/// Each turn handles a limited number of objects. The test prints the time of the longest turn
 /// (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib no_api_request -- --nocapture`).
-/// The longest of 710 requests takes 1.3 to 1.6 ms, and all 50,000 Services take 0.7 s, on a busy
-/// machine with 2 cores. The asserted limit is much higher, because the test also runs without
+/// On a busy machine with 2 cores, the longest of 710 requests takes 1.3 to 1.6 ms, and all 50,000
+/// Services take 0.7 s. The asserted limit is much higher, because the test also runs without
 /// optimization.
 #[tokio::test]
 async fn no_api_request_blocks_the_loop() {
@@ -239,7 +239,7 @@ async fn services_with_many_endpoints_are_returned_in_small_batches() {
     );
 }
 
-/// The test prints the time. The asserted limit is much higher.
+/// The test prints the time. The asserted limit is much higher than the usual time.
 #[tokio::test]
 async fn address_lookups_do_not_block_the_loop() {
     let (mut daemon, inspect) = daemon(50_000, 1);

@@ -22,7 +22,7 @@ macro_rules! vector {
     };
 }
 
-/// Pairs of equal lists in JSON and protobuf, with their kind.
+/// Pairs of equal lists in JSON and protobuf, each with its kind.
 const SAME: [(Kind, &[u8], &[u8]); 4] = [
     (
         Kind::Service,
@@ -103,7 +103,7 @@ fn json_and_protobuf_lists_of_upstream_decode_equally() {
     assert!(wrong.problems.len() > 5, "{wrong:?}");
 }
 
-/// Reads the events of a watch until one is incomplete.
+/// Reads the events of a watch up to the first incomplete one.
 fn watched(
     kind: Kind,
     format: Format,
@@ -155,7 +155,7 @@ fn json_and_protobuf_watches_of_upstream_decode_equally() {
     }
 }
 
-/// Checks that each flushed event can be read before the next one is sent.
+/// The reader can decode each flushed event before the server sends the next one.
 #[test]
 fn a_compressed_watch_is_decoded_event_by_event() {
     for (format, event) in [
@@ -190,7 +190,7 @@ fn a_compressed_watch_is_decoded_event_by_event() {
 fn a_truncated_list_is_rejected() {
     for (kind, json, protobuf) in SAME {
         for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
-            // JSON ends with a line feed, the envelope with fields that the reader skips.
+            // JSON ends with a line feed. The envelope ends with fields that the reader skips.
             let least = if format == Format::Json { 2 } else { 5 };
             for end in 0..body.len() - least {
                 assert!(
@@ -225,7 +225,7 @@ fn a_list_of_another_kind_is_rejected() {
     }
 }
 
-/// Checks that a claimed length of 4 GB allocates no memory.
+/// The reader allocates no memory for a claimed length of 4 GB.
 #[test]
 fn a_wrong_protobuf_length_allocates_no_memory() {
     let mut list = vector!("empty.pb")[..4].to_vec();
@@ -308,7 +308,7 @@ fn an_empty_list_needs_a_kind() {
     assert!(json(Kind::Service, r#"{"items":[]}"#).is_err());
 }
 
-/// Mixes long and short objects, and cuts the text at any byte.
+/// The test mixes long and short objects, and cuts the text at any byte.
 #[test]
 fn objects_of_any_length_are_decoded() {
     let long = |name: &str, length: usize| {

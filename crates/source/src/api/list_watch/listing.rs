@@ -1,4 +1,4 @@
-//! Lists: streamed as part of a watch, or separate, in one response or in pages.
+//! Lists objects: in a stream as part of a watch, or separately, in one response or in pages.
 
 use proxy::Event;
 use tokio::time::Instant;
@@ -13,7 +13,7 @@ use crate::api::request::{Age, Paging};
 use crate::settings::Lists;
 
 impl ListWatch {
-    /// Reports whether the next list is streamed.
+    /// Reports whether the next list is requested as a stream.
     pub(super) fn streams(&self) -> bool {
         let is_refused = |since: Instant| since.elapsed() < UNSTREAMED;
         self.lists == Lists::Streamed && !self.unstreamed.is_some_and(is_refused)
@@ -23,8 +23,8 @@ impl ListWatch {
     pub(super) async fn list_streamed(&mut self) -> Result<(), End> {
         let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
         let answer = match self.ask(&target).await {
-            // A server that does not know the option replies Invalid, but a proxy in front may
-            // reply any status. The excluded statuses would also affect a plain list.
+            // A server that does not know the option replies Invalid, but a proxy in front of the
+            // server may reply any status. The excluded statuses would affect a plain list as well.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
             {
@@ -84,18 +84,18 @@ impl ListWatch {
         }
     }
 
-    /// Begins a list. Its version may be known before its objects.
+    /// Begins a list. The version of a list may be known before its objects.
     async fn begin(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         self.is_no_step_back(age, version)?;
-        // If this list breaks off, the next one must not be older.
+        // If this list breaks off, requires that the next one is not older.
         if let (Age::Any, Some(version)) = (age, version) {
             self.next_list = Age::NotOlderThan(version.to_owned());
         }
         self.send(Event::ListStarted(self.resource.kind)).await
     }
 
-    /// Checks that a list is as new as requested. If the server ignored the request, the next list
-    /// asks for the newest version.
+    /// Checks that a list is as new as requested. If the server ignored the requested version, the
+    /// next list requests the newest version.
     fn is_no_step_back(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         if !is_older(age, version) {
             return Ok(());
@@ -118,7 +118,7 @@ impl ListWatch {
     }
 }
 
-/// State of a list that is being sent to the reader.
+/// State of a list while its objects are sent to the receiver.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) is_whole: bool,

@@ -1,4 +1,4 @@
-//! Checks that JSON and protobuf decode to equal objects, and that decoding ends for any bytes.
+//! Tests that JSON and protobuf decode to equal objects, and that decoding ends for any bytes.
 
 use proptest::prelude::*;
 use prost::encoding::{WireType, encode_key, encode_varint};
@@ -12,7 +12,7 @@ enum Shape {
     Text,
     Number,
     Flag,
-    /// Time by RFC 3339, in whole seconds.
+    /// Time in the format of RFC 3339, in whole seconds.
     Time,
     /// A map of texts.
     Map,
@@ -21,7 +21,8 @@ enum Shape {
     Messages(Schema),
 }
 
-/// Fields of a message: number, name, type, and whether Go writes an empty value.
+/// Fields of a message, each with its number, name, and type. The presence states whether Go writes
+/// an empty value.
 type Schema = &'static [(u32, &'static str, Presence, Shape)];
 
 #[derive(PartialEq)]
@@ -33,7 +34,7 @@ enum Presence {
 use Presence::{Always, IfGiven};
 use Shape::{Flag, Message as One, Messages as Many, Number, Text as Words, Texts, Time};
 
-/// The fields of `metadata`, including fields that the decoder ignores.
+/// Fields of `metadata`, including fields that the decoder ignores.
 const METADATA: Schema = &[
     (1, "name", Always, Words),
     (2, "generateName", Always, Words),
@@ -267,7 +268,7 @@ fn encoded(schema: Schema, object: &Value) -> Vec<u8> {
     out
 }
 
-/// Generates a text that is mostly valid for its field.
+/// Generates a text that is usually valid for its field.
 fn any_words() -> impl Strategy<Value = Value> {
     prop::sample::select(vec![
         "",
@@ -495,7 +496,7 @@ fn an_invalid_protobuf_message_affects_only_its_own_object() {
         let decoded = item(Kind::Service, &service).unwrap();
         assert!(decoded.problems[0].advice.starts_with(why), "{decoded:?}");
     }
-    // An object whose name is unreadable cannot be reported by name.
+    // An object with an unreadable name cannot be reported by name.
     assert!(item(Kind::Service, &service[1..]).is_err());
 }
 
