@@ -62,7 +62,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     let query = asked.query(from);
     let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}"), timeout) {
         Err(Failure::NoDaemon) => without_daemon(&asked, program.modes)?,
-        // Exit status 1 is reserved for a packet that fails.
+        // Returns another error, because exit status 1 is reserved for a packet that fails.
         Err(Failure::NotFound(why)) => {
             let why = match &asked.to {
                 TraceDestination::Service(service, _) if !to.contains('/') => {
@@ -88,7 +88,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     Ok((text, exit_status(&explanation)))
 }
 
-/// Traces packets to an address from the kernel's state alone, without a daemon.
+/// Traces packets to an address without a daemon, from the kernel's state alone.
 fn without_daemon(asked: &TraceRequest, modes: Footprints) -> Result<Explanation, Failure> {
     if let TraceDestination::Service(..) = asked.to {
         return Err(Failure::NoDaemon);

@@ -1,4 +1,4 @@
-//! Parses names of Services as kubectl users type them.
+//! Parses names of Services in the forms that kubectl users type.
 
 use std::time::Duration;
 
@@ -6,12 +6,13 @@ use view::{ServiceList, ServiceName};
 
 use super::{Failure, socket};
 
-/// Words for the kind before a name, as in `svc/web`.
+/// Words for the kind that may precede a name, as in `svc/web`.
 const KINDS: [&str; 3] = ["svc", "service", "services"];
 /// Largest number of Services that a search for a name reads.
 const SEARCH_LIMIT: usize = 500;
 
-/// Removes the kind before a name: `svc/web` becomes `web`, `svc/shop/web` becomes `shop/web`.
+/// Removes the kind that precedes a name: `svc/web` becomes `web`, and `svc/shop/web` becomes
+/// `shop/web`.
 pub(super) fn without_kind(text: &str) -> &str {
     match text.split_once('/') {
         Some((kind, name)) if KINDS.contains(&kind) => name,
@@ -24,7 +25,7 @@ pub(super) fn encoded(text: &str) -> String {
     form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
-/// Returns the error for a missing Service, with the command that the user probably meant.
+/// Returns the error about a missing Service, with the command that the user probably meant.
 pub(super) fn not_found(why: &str, name: &str, timeout: Duration) -> Failure {
     let list = |query: String| {
         let path = format!("/api/v1/services?endpoints=false&counters=false&{query}");

@@ -6,7 +6,7 @@ use view::{Address, Endpoint, Port, Service, ServiceName};
 use super::*;
 use crate::journeys::{Hop, Routing};
 
-/// A fake kernel in which every packet has this number of paths, each to a different endpoint.
+/// Fake kernel in which every packet has this number of paths, each to a different endpoint.
 struct Fake(u16);
 
 impl Routing for Fake {
@@ -128,7 +128,7 @@ fn the_size_of_an_explanation_is_limited() {
         "{:?}",
         wide.notes[0]
     );
-    // The sentence counts all paths, including paths that are not listed.
+    // The sentence counts all paths, including those that are not listed.
     assert!(wide.journeys[0].verdict.contains("one in 5000 each"));
 }
 

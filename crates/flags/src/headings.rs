@@ -4,8 +4,8 @@ use clap::{Command, CommandFactory as _};
 
 use super::Flags;
 
-/// Groups of `--help`, each with the names of its flags. The flags of a group stay in the order of
-/// their fields.
+/// Groups of `--help`, each with the names of its flags. The flags of a group are printed in the
+/// order of their fields.
 const HEADINGS: &[(&str, &[&str])] = &[
     (
         "Actions",
@@ -143,7 +143,7 @@ const SHORT: &[&str] = &[
     "version",
 ];
 
-/// Largest width of the help in columns, also on a wider terminal.
+/// Largest width of the help, in columns. It applies to wider terminals, too.
 pub const HELP_COLUMNS: usize = 100;
 
 /// Returns the command line of the daemon, with its flags in groups.

@@ -1,7 +1,7 @@
-//! Flags that earlier releases of kube-proxy had. Upstream reports them as unknown. The error of
-//! this program names the replacement.
+//! Flags that earlier releases of kube-proxy had. Upstream reports them as unknown. This program's
+//! error names the replacement.
 
-/// Removed flags, without their dashes, each group with its advice.
+/// Removed flags without their dashes. Each group has its advice.
 const REMOVED: &[(&[&str], &str)] = &[
     (&["cleanup-ipvs", "cleanup-iptables"], "use --cleanup"),
     (

@@ -6,7 +6,7 @@
 pub struct UnusableFlag {
     /// Name of the flag, without its dashes.
     pub flag: &'static str,
-    /// The invalid value.
+    /// Invalid value of the flag.
     pub value: String,
     /// Description of the error, and the allowed values.
     pub advice: String,

@@ -1,4 +1,4 @@
-//! Formats errors of command lines as one line each, in the same words for the daemon and the
+//! Formats errors of command lines as one line each, with the same wording for the daemon and the
 //! subcommands.
 
 use std::error::Error as _;

@@ -1,8 +1,8 @@
-//! Parses flags whose values are a few fixed words.
+//! Parses flags that accept a few fixed words.
 
 use super::unusable_flag::UnusableFlag;
 
-/// Returns the value that `words` lists for the word `given`.
+/// Returns the value of the word `given` in the list `words`.
 ///
 /// # Errors
 ///

@@ -2,7 +2,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// The health of a daemon that is starting.
+/// Health of a daemon that is starting.
 struct Starting;
 
 impl Health for Starting {
@@ -36,7 +36,7 @@ fn starting() -> (Arc<Inspect>, mpsc::Receiver<Question>) {
     Inspect::new(about, Arc::new(Starting), &SeparateReaders::default())
 }
 
-/// Returns the status and the object of a response.
+/// Returns the status and the body of a response.
 async fn asked(inspect: &Arc<Inspect>, method: &str, path: &str) -> (u16, Value) {
     use http_body_util::BodyExt as _;
     let request = http::Request::builder().method(method).uri(path);

@@ -1,5 +1,5 @@
 //! Entry points for the fuzzer: each parser of untrusted bytes, as a function of bytes. Other code
-//! must not use them.
+//! must not use these functions.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -44,7 +44,7 @@ pub fn networks(bytes: &[u8]) {
     let _ = nets("nodeport-addresses", &lists);
 }
 
-/// Parses requests to the inspect socket and the pages. A line is a path with a query, or one of
+/// Parses requests to the local socket and to the pages. A line is a path with a query, or one of
 /// the three arguments of `explain`.
 pub fn questions(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);

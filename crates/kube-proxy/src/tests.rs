@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use crate::config::command_line::{Command, parse};
 use crate::config::options::Options;
 
-/// Returns the options of `node1` in IPVS mode with further flags.
+/// Returns the options of `node1` in IPVS mode with additional flags.
 pub(crate) fn options(arguments: &[&str]) -> Options {
     let start = [
         "kube-proxy",

@@ -1,11 +1,11 @@
-//! Tests the streams and formats of the program's log.
+//! Tests of the streams and formats of the program's log.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::process::Command;
 
-/// Runs the program, which logs informational lines and a warning and then fails. Returns standard
-/// output and standard error.
+/// Runs the program, which logs informational lines and a warning, and then fails. Returns its
+/// standard output and its standard error.
 fn said(flags: &[&str]) -> (String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_kube-proxy"))
         .args(["--manifests=/nonexistent/manifests", "-v=1"])

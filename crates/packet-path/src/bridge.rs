@@ -1,9 +1,9 @@
-//! Bridges, whose frames netfilter may see as packets (`br_netfilter`).
+//! Bridges. Netfilter may see their frames as packets (`br_netfilter`).
 
 use crate::kernel::{Kernel, ReadFailure};
 use crate::packet::Packet;
 
-/// Returns true if netfilter sees the packet enter on a port of a bridge.
+/// Returns true if the packet enters through a port of a bridge and netfilter sees it there.
 pub(crate) fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, ReadFailure> {
     let Some(iif) = &packet.iif else {
         return Ok(false);

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of foreign bytes as a function of bytes. No other code
-//! may use them.
+//! Entry points for the fuzzer: each parser of foreign bytes, as a function of bytes. No other code
+//! may use these functions.
 
 /// Parses rules as `iptables-save` prints them.
 pub fn rules(bytes: &[u8]) {

@@ -1,7 +1,7 @@
-//! Tests with the running kernel, each in a separate network namespace, that the crate reads the
-//! kernel's state.
+//! Tests with the running kernel that this crate reads the kernel's state. Each test has its own
+//! network namespace.
 //!
-//! Needs root, `ip`, `ipset`, `iptables` and `ipvsadm`, and a kernel with IPVS.
+//! The tests need root, `ip`, `ipset`, `iptables` and `ipvsadm`, and a kernel with IPVS.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::process::Command;
@@ -186,7 +186,7 @@ fn virtual_servers_are_read_by_key() {
         let refused = ask(from, "10.96.0.10:81");
         assert_eq!(refused[0].fate, Fate::Refused);
     }
-    // The virtual server gets marked packets to any port. One destination has a port of its own.
+    // The virtual server matches marked packets to any port. One destination has its own port.
     iptables("-t mangle -A PREROUTING -d 192.168.99.10 -p tcp -j MARK --set-mark 77");
     run("ipvsadm -A -f 77 -s rr");
     run("ipvsadm -a -f 77 -r 10.244.1.5:8080 -m");

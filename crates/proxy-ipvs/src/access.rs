@@ -22,7 +22,7 @@ impl<K: Kernel> KernelAccess<K> for Ipvs {
     }
 
     fn write(kernel: &mut K, plan: &Plan) -> PlanResult {
-        // Measures only plans with many writes: reading the clock can be a system call, which costs
+        // Measures only plans with many writes. Reading the clock can be a system call, which costs
         // as much as one message.
         let tells = Budget::tells(plan.ops.len()) && plan.lane() == Some(Lane::Services);
         let began = tells.then(|| kernel.clock());

@@ -11,8 +11,8 @@ use crate::proxier::Ipvs;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 
 impl Ipvs {
-    /// Returns the entry that a write changes, or `None` if it changes many. The write must not be
-    /// booked yet.
+    /// Returns the entry that a write changes. Returns `None` if it changes many entries. The write
+    /// must not be booked yet.
     pub fn entry(&self, family: proxy::IpFamily, op: &Op) -> Option<EntryChange> {
         let none = String::new;
         let (entry, before, after) = match op {
@@ -77,7 +77,7 @@ impl Ipvs {
         })
     }
 
-    /// Returns the Service port that wants the entry of a write.
+    /// Returns the Service port that wants the entry of a write, if any.
     fn owner(&self, op: &Op) -> Option<&ServicePortName> {
         let owner = match op {
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {

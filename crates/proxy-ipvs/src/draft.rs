@@ -1,4 +1,4 @@
-//! A virtual server whose writes are being booked.
+//! A virtual server while its writes are being booked.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use proxy::Target;
 use crate::plan::Op;
 use crate::server::{Properties, RealServer, VirtualServer};
 
-/// Largest number of writes for which a sorted list beats a map.
+/// Largest number of writes for which a sorted list is faster than a map.
 const FEW: usize = 32;
 
 /// A virtual server during the booking of its writes.
@@ -41,7 +41,7 @@ impl Draft {
         }
     }
 
-    /// Applies one of `writes` successful writes. After the removal of the virtual server, `draft` is
+    /// Applies one of `writes` successful writes. After a removal of the virtual server, `draft` is
     /// `None`.
     pub(crate) fn apply(draft: &mut Option<Self>, op: &Op, writes: usize) {
         match (op, draft.as_mut()) {

@@ -1,5 +1,5 @@
-//! Drains virtual servers by mark that no Service wants any more. The cause is a changed traffic
-//! policy, or a changed `--ipvs-semantics`.
+//! Drains virtual servers by mark that no Service wants any more, after a change of a traffic
+//! policy or of `--ipvs-semantics`.
 //!
 //! Once packets no longer get the mark, new connections use the virtual server at their address.
 //! The virtual server by mark keeps its open TCP connections at weight 0, like a removed endpoint.
@@ -16,7 +16,7 @@ use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
 impl Claims {
-    /// Claims unwanted virtual servers by mark at weight 0 until their connections have ended.
+    /// Claims unwanted virtual servers by mark with weight 0 until their connections have ended.
     pub(crate) fn drain_former_marks(&mut self, tables: &mut Tables) {
         if !self.may_delete {
             return;

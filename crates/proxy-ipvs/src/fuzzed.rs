@@ -1,5 +1,5 @@
 //! Entry points for the fuzzer: every parser of external bytes, as a function of bytes. No other
-//! code uses them.
+//! code uses these functions.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -13,7 +13,7 @@ use crate::native::{Content, HeldChain, forbidden_of, is_of, member};
 use crate::rules::Rules;
 use crate::shim::native::names;
 
-/// Parses the output of `iptables-save`: the shim, and other modes' leftovers beside it.
+/// Parses the output of `iptables-save`: the shim, and other modes' leftovers.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let rules = Rules::parse(&text);

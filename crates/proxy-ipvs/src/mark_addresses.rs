@@ -1,4 +1,4 @@
-//! An address for each mark, shared between the writer of virtual servers and readers of counters.
+//! Address of each mark. The writer of virtual servers shares it with readers of counters.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,13 +7,13 @@ use proxy::{IpFamily, ServiceAddress};
 
 type Addresses = HashMap<(IpFamily, u32), ServiceAddress>;
 
-/// Service address for each mark. Connections with the mark belong to the Service at that address.
+/// Service address of each mark. Connections with the mark belong to the Service at that address.
 /// Clones share the content.
 #[derive(Debug, Clone, Default)]
 pub struct MarkAddresses(Arc<Mutex<Addresses>>);
 
 impl MarkAddresses {
-    /// Returns the address for a mark, or `None` for another program's mark.
+    /// Returns the address of a mark. Returns `None` for another program's mark.
     pub fn get(&self, family: IpFamily, mark: u32) -> Option<ServiceAddress> {
         self.lock().get(&(family, mark)).copied()
     }
@@ -29,12 +29,12 @@ impl MarkAddresses {
         marks.map(|(mark, _)| *mark).collect()
     }
 
-    /// Sets the address for a mark.
+    /// Sets the address of a mark.
     pub fn set(&self, family: IpFamily, mark: u32, at: ServiceAddress) {
         self.lock().insert((family, mark), at);
     }
 
-    /// Removes a mark that no Service has any more. Another program may use it next.
+    /// Removes a mark that no Service has any more. Another program may use the mark next.
     pub(crate) fn remove(&self, family: IpFamily, mark: u32) {
         self.lock().remove(&(family, mark));
     }

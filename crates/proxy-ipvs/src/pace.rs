@@ -1,11 +1,11 @@
-//! Limits how often kernel events cause a complete comparison.
+//! Limits the frequency of complete comparisons that kernel events cause.
 
 use std::time::{Duration, Instant};
 
 /// Shortest time between two comparisons that events cause.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Time of the last comparison, and whether events arrived after it.
+/// Time of the last comparison, and true if events arrived after it.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<Instant>,
@@ -14,14 +14,14 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Records an event. Returns true to compare now, or false if a later comparison will cover the
-    /// event.
+    /// Records an event. Returns true if a comparison must begin now. Returns false if a later
+    /// comparison will include the event.
     pub(crate) fn hears(&mut self, now: Instant) -> bool {
         self.is_behind = true;
         self.is_due(now)
     }
 
-    /// Returns true once when the comparison for earlier events is due.
+    /// Returns true once, when the comparison for earlier events must begin.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.is_behind && self.next().is_none_or(|next| next <= now);
         if is_due {
@@ -30,7 +30,7 @@ impl Pace {
         is_due
     }
 
-    /// Returns the time of the next comparison.
+    /// Returns the time of the next comparison, if one is needed.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.next().filter(|_| self.is_behind)
     }
@@ -53,7 +53,7 @@ mod tests {
         assert_eq!((pace.is_due(at(5_000)), pace.next_due()), (false, None));
         assert!(pace.hears(at(6_000)));
         assert!(!pace.hears(at(6_001)) && !pace.hears(at(7_999)));
-        // The comparison comes late enough to include the last event.
+        // The comparison begins late enough to include the last event.
         assert_eq!(pace.next_due(), Some(at(8_000)));
         assert!(!pace.is_due(at(7_999)) && pace.is_due(at(8_000)));
         assert!(!pace.is_due(at(9_000)) && pace.next_due().is_none());

@@ -1,4 +1,4 @@
-//! Follows the networks that become local by one route each (`--ipvs-vip-mode=range`).
+//! Follows the networks of which each becomes local by one route (`--ipvs-vip-mode=range`).
 
 use std::net::SocketAddr;
 
@@ -11,10 +11,11 @@ use crate::proxier::Ipvs;
 use crate::ranges::{Networks, RangeGround, RangeSource, Ranges, SkippedRange};
 
 impl Ipvs {
-    /// Follows the ServiceCIDRs, the node's networks and the API servers. Returns true if every
-    /// Service must be compiled again. Without a change it costs O(ServiceCIDRs and API servers).
+    /// Updates the ranges from the ServiceCIDRs, the node's networks and the API servers. Returns
+    /// true if every Service must be compiled again. Costs O(ServiceCIDRs and API servers) if
+    /// nothing changed.
     pub(crate) fn follow_ranges(&mut self, state: &State, model: &Model) -> bool {
-        // No range is certain until the node's networks are known.
+        // Waits for the node's networks, because no range is certain without them.
         if state.config.vip_mode != VipMode::Range || !state.node.has_addresses {
             return false;
         }
@@ -54,7 +55,7 @@ impl Ipvs {
         match &ground.service_cidrs {
             Some(nets) if !nets.is_empty() => Ranges::new(nets.iter().copied(), &others),
             None if by_flag.is_empty() => {
-                // Until the ServiceCIDRs are known, the kernel's ranges stay.
+                // Keeps the kernel's ranges until the ServiceCIDRs are known.
                 let there = self.tables.ranges.iter_actual().map(|(net, _)| *net);
                 Ranges::new(there, &others)
             }

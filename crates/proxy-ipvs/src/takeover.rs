@@ -1,4 +1,4 @@
-//! Ownership of virtual servers that existed before this process wrote.
+//! Ownership of virtual servers that existed before the first write of this process.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::sets::{Member, Set};
 #[derive(Default)]
 pub(crate) struct TakeOver {
     evidence: Snapshot,
-    /// Marks of addresses in the sets of the former shim.
+    /// Marks of addresses, from the sets of the former shim.
     former_marks: BTreeSet<Member>,
 }
 
@@ -32,7 +32,7 @@ impl TakeOver {
         }
     }
 
-    /// Returns the marks that another shim gave. Its successor keeps them, so that no virtual server
+    /// Returns the marks that another shim assigned. This run keeps them, so that no virtual server
     /// changes.
     pub(crate) fn former_marks(&self) -> BTreeSet<Member> {
         self.former_marks.clone()

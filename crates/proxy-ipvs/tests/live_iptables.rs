@@ -1,9 +1,9 @@
-//! Tests iptables on the running kernel, in a network namespace per test: the choice of the
-//! backend, and rules that read back unchanged. The kernel decides which backends work. In Debian's
-//! User Mode Linux, nft does not work.
+//! Tests of iptables on the running kernel, each in its own network namespace: the choice of the
+//! backend, and rules that are read back unchanged. The kernel determines the backends that work.
+//! In Debian's User Mode Linux, nft does not work.
 //!
-//! Needs root, `iptables` and `ipset`, but no IPVS. So `live.rs` tests the rule that matches IPVS
-//! connections.
+//! The tests need root, `iptables` and `ipset`, but not IPVS. So `live.rs` tests the rule that
+//! matches IPVS connections.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use proxy::{IpFamily, LocalDetector};
 use proxy_ipvs::{
     Backend, Config, Iptables, MarkBits, Rules, Semantics, Set, SetKind, Shim, check_marks,
 };
-/// Runs a command with `input`. Returns its output, or an error if it failed.
+/// Runs a command with `input`. Returns its output. Returns an error if the command failed.
 fn run(command: &str, input: &str) -> Result<String, String> {
     let words: Vec<&str> = command.split(' ').collect();
     let (program, arguments) = words.split_first().unwrap();
@@ -53,7 +53,7 @@ fn works(backend: Backend) -> bool {
 #[test]
 fn kubelet_hints_then_chains_then_rules_choose_the_iptables_backend() {
     in_namespace(|| {
-        // A preview names the backend that the daemon will choose.
+        // A preview reports the backend that the daemon will choose.
         let chosen = || {
             let looked_at = Iptables::look(None).unwrap().backend();
             let chosen = Iptables::choose(None).unwrap().backend();
@@ -153,7 +153,7 @@ fn written_rules_read_back_unchanged_with_each_iptables_backend() {
                 ];
                 let exact = Semantics::Exact(MarkBits::DEFAULT);
                 let all = detectors.iter().flat_map(|detector| {
-                    // Leaving exact semantics removes its chains.
+                    // Leaving exact semantics removes the chains of exact semantics.
                     [exact, Semantics::Upstream].map(|semantics| (detector, semantics))
                 });
                 for (detector, semantics) in all {

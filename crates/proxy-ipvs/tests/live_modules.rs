@@ -1,6 +1,6 @@
-//! Tests messages on a real kernel that lacks modules. The test unloads modules and disables
-//! loading, so it needs a kernel that is discarded afterwards: lane A (a test virtual machine) of
-//! the lab.
+//! Tests of messages on a real kernel that lacks modules. The test unloads modules and disables
+//! loading. So it needs a kernel that is discarded afterwards: lane A of the lab (a test virtual
+//! machine).
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -18,7 +18,7 @@ use support::{DumpableKernel as _, ip};
 
 const LOADER: &str = "/proc/sys/kernel/modprobe";
 
-/// Prevents the kernel from loading modules until it is dropped.
+/// Guard that prevents the kernel from loading modules until it is dropped.
 struct NoLoading(String);
 
 impl NoLoading {
@@ -117,7 +117,7 @@ fn errors_name_the_missing_kernel_modules() {
     };
     let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
     let ops = [Op::CreateLink, Op::AddServer(at.into(), properties)];
-    // Writes that depend on a refused write are refused, too.
+    // The kernel also refuses writes that depend on a refused write.
     let dependents = [
         Op::AddMember(Set::ClusterIp, at.into()),
         Op::BindAddress(at.address),

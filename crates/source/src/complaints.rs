@@ -5,11 +5,12 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use crate::decode::{Key, Problem};
 
-/// Problems that the log already has, by object. Each is logged once and not with every update.
+/// Problems that the log has reported, by object. Each problem is logged once, not with every
+/// update.
 #[derive(Debug, Default)]
 pub(crate) struct Complaints(HashMap<Key, ProblemDigest>);
 
-/// Digest of an object's problems, which may be thousands.
+/// Digest of an object's problems, of which there may be thousands.
 #[derive(Debug, PartialEq, Eq)]
 struct ProblemDigest {
     problems: usize,
@@ -28,10 +29,10 @@ impl ProblemDigest {
 }
 
 impl Complaints {
-    /// Returns the lines about problems of an object that the log does not have.
+    /// Returns the lines about problems of an object that the log has not reported.
     pub(crate) fn of(&mut self, key: &Key, problems: &[Problem]) -> Vec<String> {
         /// Largest number of log lines about one object. A slice with a thousand invalid endpoints
-        /// is one mistake.
+        /// has a single mistake.
         const MOST: usize = 5;
         if problems.is_empty() {
             self.0.remove(key);

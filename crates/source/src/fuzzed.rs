@@ -1,17 +1,17 @@
-//! Entry points for the fuzzer: parsers of outside bytes. No other code uses them.
+//! Entry points for the fuzzer: parsers of bytes from outside. No other code uses these functions.
 
 use proxy::Kind;
 
 use crate::{address, api, decode, manifests};
 
-/// Splits bytes into a kind, encoded in the first byte, and the rest.
+/// Splits bytes into a kind, which the first byte encodes, and the rest.
 fn kind(bytes: &[u8]) -> Option<(Kind, &[u8])> {
     let (first, rest) = bytes.split_first()?;
     let kind = Kind::ALL.get(usize::from(*first) % Kind::ALL.len())?;
     Some((*kind, rest))
 }
 
-/// Decodes a kind's byte, followed by a watch event in JSON.
+/// Decodes a watch event in JSON. The first byte encodes its kind.
 pub fn json_event(bytes: &[u8]) {
     if let Some((kind, bytes)) = kind(bytes) {
         let _ = decode::json::event(kind, bytes);
@@ -22,7 +22,7 @@ pub fn json_event(bytes: &[u8]) {
     }
 }
 
-/// Decodes a kind's byte, followed by a watch event in protobuf.
+/// Decodes a watch event in protobuf. The first byte encodes its kind.
 pub fn protobuf_event(bytes: &[u8]) {
     if let Some((kind, bytes)) = kind(bytes) {
         let _ = decode::protobuf::event(kind, bytes);
@@ -31,7 +31,7 @@ pub fn protobuf_event(bytes: &[u8]) {
     }
 }
 
-/// Reads a kind's byte, followed by a list and a watch, in both formats and in pieces.
+/// Reads a list and a watch, in both formats and in pieces. The first byte encodes their kind.
 pub fn answer(bytes: &[u8]) {
     if let Some((kind, bytes)) = kind(bytes) {
         api::read_as_anything(kind, bytes);

@@ -1,4 +1,4 @@
-//! ServiceCIDRs from servers with and without them.
+//! Tests of ServiceCIDRs, with servers that have and do not have this kind.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -73,7 +73,7 @@ async fn service_cidrs_are_followed_on_request() {
             ..asking()
         };
         let mut told = ReceivedState::with(server.url(), "node1", settings).await;
-        // The fixture has a ServiceCIDR from the beginning, like a new cluster.
+        // The fixture has a ServiceCIDR from the beginning, as a new cluster has.
         told.until("the first", |model| are(model, &["10.96.0.0/12"]))
             .await;
         let of_ipv6 = nets(&told.model, IpFamily::V6).unwrap();
@@ -139,7 +139,7 @@ async fn an_api_server_without_service_cidrs_delays_no_list() {
     }
 }
 
-/// Checks the responses to unknown paths: servers send text, from 1.37 on a Status.
+/// The responses to unknown paths differ: servers send text, and from 1.37 on a Status.
 #[tokio::test]
 async fn unknown_paths_are_recognised_in_text_and_status_responses() {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",
@@ -183,7 +183,7 @@ async fn unknown_paths_are_recognised_in_text_and_status_responses() {
 
 #[tokio::test(start_paused = true)]
 async fn service_cidrs_stay_known_after_permission_is_lost() {
-    // The log is captured before its first line.
+    // Captures the log before its first line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
     let mut told = ReceivedState::with(server.url(), "node1", asking()).await;
@@ -201,10 +201,10 @@ async fn service_cidrs_stay_known_after_permission_is_lost() {
     .await;
 }
 
-/// Simulates an upgrade of the server, which also closes the other connections.
+/// The test simulates an upgrade of the server, which also closes the other connections.
 #[tokio::test(start_paused = true)]
 async fn service_cidrs_are_requested_at_once_after_the_servers_return() {
-    // The log is captured before its first line.
+    // Captures the log before its first line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
     server.faults().add(refuse(404));

@@ -1,8 +1,8 @@
-//! The objects of `/api/v1/...`, which the subcommands print and the page shows. docs/api.md
+//! Objects of `/api/v1/...`. The subcommands print them and the page `/ui/` shows them. docs/api.md
 //! documents them.
 //!
-//! Both people and programs read these objects. So the fields use the words of Kubernetes and
-//! contain no internal numbers. New fields may be added, but no field is removed.
+//! People and programs read these objects. So the fields use the words of Kubernetes and contain no
+//! internal numbers. New fields may be added, but no field is removed.
 
 mod explanation;
 mod services;

@@ -1,7 +1,7 @@
-//! Makes texts safe to print on a terminal.
+//! Makes text safe to print on a terminal.
 
-/// Replaces characters that control a terminal, forge lines or reorder text. An attacker may have
-/// chosen names, reasons and kernel entries.
+/// Replaces characters that control a terminal, imitate line breaks or reorder text. An attacker
+/// may have chosen the names, reasons and kernel entries.
 pub fn shown(text: &str) -> String {
     let steers = |letter: char| {
         letter.is_control()

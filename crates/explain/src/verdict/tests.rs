@@ -160,7 +160,7 @@ fn a_failure_verdict_says_where_and_why() {
             objects("Cluster", Some("default/older"), vec![]),
             "10.96.0.9:80 is served for default/older instead, which is older",
         ),
-        // The objects say that the address is served.
+        // According to the objects, the address is served.
         (
             objects("Cluster", None, vec![endpoint(true, false)]),
             "it comes from clusterIP of default/web",

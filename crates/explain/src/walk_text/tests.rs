@@ -9,7 +9,7 @@ use crate::MODES;
 use crate::journeys::{Hop, PacketOrigin, Routing, Sender};
 use crate::objects::Objects;
 
-/// A node whose pods have addresses in 10.244.1.0/24.
+/// A node whose pods have addresses of 10.244.1.0/24.
 struct Node;
 
 impl Routing for Node {
@@ -150,7 +150,7 @@ fn the_source_address_seen_by_the_endpoint_is_reported() {
 
 #[test]
 fn lost_replies_are_reported() {
-    // From a service address, to an endpoint on this node and to an endpoint on another node.
+    // The sender has a service address. One endpoint is on this node, and one on another node.
     let objects = |kind| Objects {
         services: vec![Service {
             ports: vec![Port {
@@ -186,7 +186,7 @@ fn lost_replies_are_reported() {
     assert!(there.unanswered.unwrap().contains("do not reach this node"));
     let node_port = made(AddressKind::NodePort, "10.244.2.5:80");
     assert_eq!((&*node_port.source, node_port.unanswered), ("kept", None));
-    // The packet of a pod is sent to the same pod.
+    // A pod sends the packet to itself.
     let mut itself = packet("10.244.1.5", "10.244.1.5:80");
     let lost = walk(&itself, Found::Delivered, from_pod("10.244.1.5"));
     assert!(lost.unanswered.unwrap().contains("answers itself"));

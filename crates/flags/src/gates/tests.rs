@@ -8,8 +8,8 @@ fn gates(given: &str) -> Gates {
     }))
 }
 
-/// Returns the stages of a gate as the documentation writes them: `1.34 alpha, off; 1.36 beta, on;
-/// 1.38 gone`.
+/// Returns the stages of a gate in the format of the documentation: `1.34 alpha, off; 1.36 beta,
+/// on; 1.38 gone`.
 fn history(known: &KnownGate) -> String {
     let mut runs: Vec<String> = Vec::new();
     let mut before = None;
@@ -50,7 +50,7 @@ fn each_line_of_the_list_is_a_feature_gate() {
     }
 }
 
-/// The list of 1.36.2 itself has 241 gates.
+/// Kubernetes' own list for 1.36.2 also has 241 gates.
 #[test]
 fn each_kubernetes_release_has_its_own_feature_gates() {
     let count = |at: usize| {
@@ -90,7 +90,7 @@ fn each_feature_gate_in_use_is_known() {
     }
 }
 
-/// The table for operators contains the gates that kube-proxy reads, with the stages of each gate.
+/// The table for operators contains the gates that kube-proxy reads, each with its stages.
 #[test]
 fn the_documentation_lists_each_feature_gate_in_use() {
     let text = include_str!("../../../../docs/flags.md");
@@ -118,7 +118,7 @@ fn the_documentation_lists_each_feature_gate_in_use() {
     assert!(intro.contains(&all), "{all}");
 }
 
-/// docs/versions.md states this number.
+/// docs/versions.md also states this number.
 #[test]
 fn one_feature_gate_in_use_has_another_default_in_1_38() {
     let read = KNOWN.iter().filter(|gate| is_of_kube_proxy(gate.name));
@@ -155,12 +155,12 @@ fn a_stage_switch_does_not_affect_explicitly_set_gates() {
     let of = |given: &str, name: &str| gates(given).is_on(name);
     assert!(!of("AllBeta=false", FLAGZ));
     assert!(of("AllBeta=false,ComponentFlagz=true", FLAGZ));
-    // The gate has a stage that neither `AllAlpha` nor `AllBeta` sets.
+    // Neither `AllAlpha` nor `AllBeta` affects a gate of this stage.
     assert!(of("AllBeta=false,AllAlpha=false", EXTERNAL_IPS));
     assert!(!of("AllBeta=false", "AllAlpha"));
     assert!(of("AllAlpha=true", "ClientsAllowCBOR"));
     assert!(of("AllAlpha=true", LOCALHOST_NODE_PORTS));
-    // IPVS mode's gate has a stage that neither `AllAlpha` nor `AllBeta` sets.
+    // The same is true of the gate for IPVS mode.
     assert!(of("AllAlpha=false,AllBeta=false", IPVS_MODE));
     // A locked gate keeps its default.
     assert!(of(
@@ -169,7 +169,7 @@ fn a_stage_switch_does_not_affect_explicitly_set_gates() {
     ));
 }
 
-/// An upstream kube-proxy of some release rejects each of these gates.
+/// An upstream kube-proxy of at least one release rejects each of these gates.
 #[test]
 fn foreign_unknown_and_locked_feature_gates_cause_warnings() {
     assert_eq!(gates("AllAlpha=true,AllBeta=true").warnings(), [""; 0]);

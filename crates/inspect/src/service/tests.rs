@@ -130,7 +130,7 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
         let endpoint = "10.244.1.1:8080".parse().unwrap();
         counted.endpoints.insert((at(text), endpoint), of);
     }
-    // Another pod on the node's network has the same address, with another port.
+    // Another pod on the node's network has the same address and another port.
     let list = r#"{"items": [
         {"metadata": {"name": "web"}, "ports": [{"name": "http", "port": 8080}],
          "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-0"}}]},
@@ -155,7 +155,7 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
         addresses,
         [
             (AddressKind::ClusterIp, "10.96.0.1:80"),
-            // The IPv6 address is not served on this node.
+            // This node does not serve the IPv6 address.
             (AddressKind::ExternalIp, "192.0.2.20:80"),
             (AddressKind::NodePort, "172.35.0.100:30080"),
             (AddressKind::NodePort, "127.0.0.1:30080"),

@@ -11,7 +11,7 @@ use http_server::text;
 
 use super::*;
 
-/// Socket addresses that no other test uses. Dropping the value removes the folder.
+/// Socket addresses that no other test uses. Dropping the value removes their folder.
 struct Own {
     root: PathBuf,
     places: SocketLocations,
@@ -26,7 +26,7 @@ impl Own {
         Self { root, places }
     }
 
-    /// Returns addresses whose folder cannot be created, so that only the abstract name remains.
+    /// Returns addresses whose folder cannot be created. Only the abstract name remains.
     fn abstract_only(of: &str) -> Self {
         let mut own = Self::new(of);
         fs::write(own.root.join("file"), "").unwrap();
@@ -91,7 +91,7 @@ async fn a_symlinked_socket_folder_is_replaced_by_the_abstract_socket() {
 async fn without_a_socket_folder_the_abstract_socket_is_used() {
     let own = Own::abstract_only("abstract");
     let _server = start(own.places.clone(), echo);
-    // The client must run the same program as the server.
+    // A client of the abstract name requires that the server runs the client's program.
     let places = SocketLocations::of(&own.root.join("none"), &own.name());
     let answer = ask(&places, "/a").await.unwrap();
     assert!(answer.ends_with("\r\n\r\n/a"), "{answer}");
@@ -102,7 +102,7 @@ async fn a_foreign_program_at_the_abstract_socket_is_named() {
     let own = Own::abstract_only("impostor");
     let address = std_unix::SocketAddr::from_abstract_name(own.name()).unwrap();
     let listener = std_unix::UnixListener::bind_addr(&address).unwrap();
-    // The kernel reports the credentials of the last process that called `listen`.
+    // The kernel reports the credentials of the last process that called `listen` on the socket.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
     let listen = "open(my $s, '+<&=', $ARGV[0]); listen($s, 1); $| = 1; print qq(\\n); sleep 60";
     let fd = std::os::fd::AsRawFd::as_raw_fd(&listener).to_string();
@@ -119,9 +119,9 @@ async fn a_foreign_program_at_the_abstract_socket_is_named() {
         .unwrap();
     let places = SocketLocations::of(&own.root.join("none"), &own.name());
     let refused = places.connect().unwrap_err().to_string();
-    // A daemon that finds the name taken must not report another kube-proxy either.
+    // If the name is taken, a daemon must not report that process as another kube-proxy either.
     let taken = listen_words(&own.places);
-    // The daemon uses its folder, so a process with the abstract name has no effect.
+    // The daemon uses its folder, so the process with the abstract name has no effect.
     let with_folder = SocketLocations::of(&own.root.join("inspect"), &own.name());
     let server = start(with_folder.clone(), echo);
     let answer = ask(&with_folder, "/a").await;
@@ -153,7 +153,7 @@ async fn a_world_writable_socket_folder_is_rejected() {
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
     let error = own.places.connect().unwrap_err().to_string();
     assert!(error.contains("others may write"), "{error}");
-    // A daemon takes an existing folder over, as with a volume of its pod.
+    // A daemon also uses an existing folder, as in a volume of its pod.
     let file = own.places.file().unwrap();
     fs::remove_file(&file).unwrap();
     let _other = start(own.places.clone(), echo);

@@ -12,7 +12,7 @@ use super::samples::SampleStore;
 use super::*;
 use crate::owners::{LOOKED_AT_A_TURN, owners};
 
-/// A fake reader whose counters the test sets.
+/// Fake reader whose counters the test sets.
 #[derive(Clone, Default)]
 struct Fake(Arc<Mutex<HashMap<At, u64>>>);
 
@@ -87,7 +87,8 @@ fn model(services: &[(&str, &str, Option<u16>)]) -> Model {
     model
 }
 
-/// Returns the response about two samples, two seconds apart. `between` runs between the samples.
+/// Returns the response from two samples, taken two seconds apart. `between` runs between the
+/// samples.
 fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> view::Top {
     let (counters, looks) = (fake.counters(), SampleStore::new(|| {}));
     let began = Instant::now();
@@ -119,7 +120,7 @@ fn the_busiest_port_is_first_with_counts_of_all_addresses() {
     ] {
         fake.set(at, 1_000);
     }
-    // A virtual server of another program, at an address that serves no NodePorts.
+    // This virtual server belongs to another program. Its address serves no NodePorts.
     fake.set("192.0.2.9:30080", 7_000);
     let model = model(&[
         ("quiet", "10.96.0.1", None),
@@ -148,7 +149,7 @@ fn the_busiest_port_is_first_with_counts_of_all_addresses() {
     assert_eq!(top.ports[0].counters.active, Some(6));
     assert_eq!(top.seconds, 2.0);
     assert_eq!((top.total.connections, top.total.bytes_in), (35.0, 3_500.0));
-    // Traffic without a Service is part of the total, but is not listed.
+    // Traffic without a Service is part of the total, but the list omits it.
     assert_eq!(top.endpoints.len(), 2);
     assert_eq!(top.endpoints[0].service.to_string(), "default/busy");
 }
@@ -287,12 +288,12 @@ fn clients_that_list_different_ports_see_the_same_rates() {
     assert_eq!(look(&both, 2_000), (is_told(190, "1.9"), is_told(200, "2")));
     set(1_400);
     assert_eq!(look(&both, 4_000), (is_told(210, "2.1"), is_told(200, "2")));
-    // Samples of addresses that no client lists any more are dropped.
+    // The store drops samples of addresses that no client lists any more.
     look(&both[..1], 70_000);
     assert_eq!(look(&both, 71_500).1, None);
 }
 
-/// A fake reader whose read lasts until the test ends it.
+/// Fake reader whose read lasts until the test ends it.
 struct Waits(mpsc::Sender<()>, mpsc::Receiver<()>);
 
 impl ReadCounters for Waits {

@@ -1,4 +1,4 @@
-//! `kube-proxy plan`: the writes of a start in their order, and their number.
+//! `kube-proxy plan`: the writes of a start in their order, with their number.
 
 use std::fmt::Write as _;
 

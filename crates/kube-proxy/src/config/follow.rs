@@ -68,7 +68,7 @@ pub async fn follow(
 /// Changes that were reported and still need a restart.
 struct PendingRestart {
     told: Vec<Waiting>,
-    /// Channel that delivers the daemon's event recorder.
+    /// Channel that delivers the daemon's event recorder once.
     recording: Option<oneshot::Receiver<Recorder>>,
     recorder: Recorder,
 }
@@ -82,7 +82,7 @@ impl PendingRestart {
         }
     }
 
-    /// Reports each change that needs a restart once, and reports when no such change is left.
+    /// Reports each change that needs a restart once. Also reports when no such change remains.
     async fn tell(&mut self, file: &Path, waiting: &[Waiting], node: &str) {
         if self.told == waiting {
             return;
@@ -111,8 +111,8 @@ impl PendingRestart {
     }
 }
 
-/// Returns the file that stores the prepared configuration, if this process follows a configuration
-/// file.
+/// Returns the file that stores the prepared configuration. Returns `None` if this process follows
+/// no configuration file.
 pub fn keeps_prepared(options: &Options) -> Option<&Path> {
     options.process.configuration_file.as_ref()?;
     options.process.prepared_configuration.as_deref()

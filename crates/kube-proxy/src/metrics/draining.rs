@@ -1,5 +1,5 @@
-//! Metrics of draining endpoints: their number, and how long the oldest has drained at the time of
-//! the scrape.
+//! Metrics of draining endpoints: their number, and the age of the oldest drain at the time of the
+//! scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,8 @@
-//! Converts the registry's OpenMetrics to Prometheus' own text format, which every scraper reads.
+//! Converts the registry's OpenMetrics text to Prometheus' own text format, which every scraper
+//! reads.
 //!
 //! In that format, the name of a counter's family ends in `_total`. Units and the end mark are
-//! missing. The bounds of buckets are labels, which dashboards use, so they look as in Go:
+//! missing. The bounds of buckets are labels that dashboards use, so they have Go's format:
 //! `le="1"`, not `le="1.0"`. A family without samples is omitted.
 
 use prometheus_client::registry::Registry;
@@ -13,7 +14,7 @@ pub(super) fn openmetrics(registry: &Registry) -> String {
     let _ = prometheus_client::encoding::text::encode(&mut encoded, registry);
     let mut text = String::with_capacity(encoded.len());
     for line in encoded.lines() {
-        // The registry appends a full stop to every help text.
+        // Removes the full stop that the registry appends to every help text.
         let is_help = line.starts_with("# HELP ");
         let bare = line.strip_suffix('.').filter(|_| is_help);
         text.extend([bare.unwrap_or(line), "\n"]);

@@ -63,9 +63,9 @@ pub(crate) struct StabilityLabels {
     pub(crate) stability_level: &'static str,
 }
 
-/// Labels of `kubernetes_build_info`: the Kubernetes version that this program matches. Tools read
-/// it to compare the versions in a cluster, so this program's own version has a separate metric,
-/// [`OwnBuild`].
+/// Labels of `kubernetes_build_info`: the Kubernetes version that this program matches. Tools
+/// compare the versions in a cluster by this metric, so this program's own version has a separate
+/// one, [`OwnBuild`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 #[allow(clippy::struct_field_names, reason = "the label is upstream's")]
 pub(crate) struct Build {
@@ -80,7 +80,7 @@ pub(crate) struct Build {
     pub(crate) platform: String,
 }
 
-/// Labels of `kubeproxy_ipvs_build_info`.
+/// Labels of `kubeproxy_ipvs_build_info`: this program's own version.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OwnBuild {
     pub(crate) version: &'static str,
@@ -108,7 +108,7 @@ impl Build {
     }
 }
 
-/// Labels of a metric that counts writes: kind of entry, and outcome.
+/// Labels of a metric that counts writes by kind of entry and outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct WriteLabels {
     pub(crate) ip_family: &'static str,

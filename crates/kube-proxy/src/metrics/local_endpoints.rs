@@ -1,6 +1,6 @@
-//! Counts Services with a Local traffic policy that have endpoints on other nodes only.
+//! Counts Services with a Local traffic policy that have endpoints only on other nodes.
 //!
-//! As in upstream's IPVS mode, a Service counts if any of its ports has no endpoint on this node.
+//! A Service counts if any of its ports has no endpoint on this node, as in upstream's IPVS mode.
 //! It counts once under each of its Local policies, for any number of ports.
 
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use proxy::{
 
 use super::Metrics;
 
-/// Services of one family that need an endpoint on this node and have none.
+/// Services of one family that need an endpoint on this node but have none.
 #[derive(Debug)]
 pub(crate) struct NoLocalEndpoints {
     node: NodeFacts,
@@ -56,7 +56,7 @@ impl NoLocalEndpoints {
         }
     }
 
-    /// Sets the metric of a family to the current counts.
+    /// Sets the metrics of a family to the current counts.
     pub(crate) fn tell(&self, metrics: &Metrics) {
         metrics.no_local_endpoints(self.node.family, self.internal.len(), self.external.len());
     }

@@ -1,5 +1,5 @@
-//! Metrics of each family's progress, with the numbers of `kube-proxy status`. Ages are computed at
-//! each scrape.
+//! Metrics of each family's progress, with the same numbers as `kube-proxy status`. Ages are
+//! computed at each scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use proxy::{IpFamily, Standing};
 
 use modes::metrics::{FamilyLabels, of};
 
-/// Last progress by family. Clones share it.
+/// Last reported progress by family. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings(Arc<Mutex<BTreeMap<&'static str, Standing>>>);
 
@@ -25,7 +25,7 @@ impl Standings {
     }
 }
 
-/// A metric: its name, its help, and the function that computes its value.
+/// A metric: its name, its help text, and the function that computes its value.
 type Row = (&'static str, &'static str, fn(&Standing) -> f64);
 
 const ROWS: [Row; 4] = [
@@ -62,7 +62,7 @@ fn age(since: Option<Instant>) -> f64 {
 
 impl Collector for Standings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // The lock is released before rendering, because the loop waits for it.
+        // Releases the lock before rendering, because the loop may wait for it.
         let all = self
             .0
             .lock()

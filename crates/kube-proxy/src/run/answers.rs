@@ -15,7 +15,7 @@ use crate::family::Family;
 const TOLD_MAX: usize = 100;
 
 impl Daemon {
-    /// Replies to a request within about 2 ms. Ignores a dropped receiver.
+    /// Replies to a request within about 2 ms. Ignores a dropped receiver of the reply.
     pub(super) fn answer(&mut self, question: Question) {
         match question {
             Question::Facts(answer) => drop(answer.send(self.facts(Instant::now()))),
@@ -88,7 +88,7 @@ fn names(model: &Model, from: usize) -> Names {
     }
 }
 
-/// Returns the first of the requested Services, as many as one turn allows.
+/// Returns copies of the first requested Services, as many as one turn allows.
 fn services(model: &Model, asked: &[NamespacedName]) -> Vec<Option<ServiceCopy>> {
     let mut endpoints = 0;
     let mut told = Vec::with_capacity(asked.len().min(SERVICES_A_TURN));

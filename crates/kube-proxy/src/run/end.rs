@@ -11,13 +11,14 @@ use tracing::{info, warn};
 use super::daemon::{Daemon, poll_finished};
 use crate::family::Family;
 
-/// Longest time that the ending daemon waits for kernel work in progress. iptables waits for its
-/// lock for a shorter time.
+/// Longest time that the ending daemon waits for kernel work in progress. iptables waits less long
+/// for its lock.
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(6);
 
 impl Daemon {
-    /// Lets kernel threads finish their current work, for a limited time. Otherwise a program could
-    /// still write rules while the next kube-proxy already runs. A program that hangs is abandoned.
+    /// Waits for the current jobs of the worker threads (kernel I/O), for a limited time. Otherwise
+    /// an iptables program could still write rules while the next kube-proxy already runs. Abandons
+    /// a program that hangs.
     pub(super) async fn end(mut self) {
         let finish = async {
             while !self.families.iter().all(Family::is_idle) {
@@ -36,7 +37,7 @@ impl Daemon {
         }
         if finished.is_err() {
             warn!("the process ends while kernel work is in progress");
-            // Dropping a kernel thread would wait for its work, so it is leaked.
+            // Leaks the daemon, because dropping a worker thread would wait for its job.
             mem::forget(self);
         }
     }

@@ -1,4 +1,4 @@
-//! The log's first line: the program, its mode, its source of objects and its node. Messages about
+//! First line of the log: the program, its mode, its source of objects and its node. Messages about
 //! flags follow it.
 
 use std::fmt::Write as _;
@@ -25,7 +25,7 @@ fn line(options: &Options, from: Option<&str>, uses: Option<&Uses>) -> String {
     let (program, by) = (version::program(), &options.said.mode_from);
     let mut line = format!("{program}, as Kubernetes {kubernetes}: {mode} mode ({by})");
     if let Some(uses) = uses {
-        // A later line names the iptables backend and why it was chosen.
+        // Omits the iptables backend: a later line names it, with the reason for the choice.
         let forms = uses
             .forms
             .iter()

@@ -19,8 +19,9 @@ use crate::process::memory;
 
 impl Daemon {
     /// Applies the Node's pod networks if they define local traffic
-    /// (`--detect-local-mode=NodeCIDR`). They may arrive after the start, or change later. Upstream
-    /// exits when they change. A missing Node, or one without pod networks, changes nothing.
+    /// (`--detect-local-mode=NodeCIDR`). These networks may arrive after the start, or change
+    /// later. Upstream exits when they change. A missing Node, or a Node without pod networks,
+    /// changes nothing.
     pub(super) fn follow_pod_networks(&mut self) {
         let options = self.renewal.wanted().unwrap_or(&self.options);
         let networks = match (&options.modes.shared.detect_local, self.model.node()) {
@@ -36,7 +37,7 @@ impl Daemon {
     }
 
     /// Applies prepared options. If they affect the modes, new modes replace the current ones. New
-    /// modes adopt the entries in the kernel and write only differences. The model and its watches
+    /// modes adopt the entries in the kernel, and write only differences. The model and its watches
     /// stay.
     pub(super) fn renew(&mut self, prepared: Result<Prepared>) {
         let now = Instant::now();
@@ -73,7 +74,7 @@ impl Daemon {
         }
     }
 
-    /// Puts options into effect.
+    /// Makes the daemon use these options.
     fn follow(&mut self, options: Options, now: Instant) {
         if options.process.oom_score_adj != self.options.process.oom_score_adj {
             memory::set_oom_score(options.process.oom_score_adj);

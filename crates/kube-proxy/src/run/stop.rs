@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Subscription to SIGTERM and SIGINT. Signals between subscribing and waiting are kept.
+/// Subscription to SIGTERM and SIGINT. A signal that arrives before the wait is not lost.
 #[derive(Debug)]
 pub struct Stop {
     terminate: Signal,
@@ -15,7 +15,7 @@ impl Stop {
     ///
     /// # Errors
     ///
-    /// The system rejects the subscription.
+    /// The operating system rejects the subscription.
     pub fn subscribe() -> Result<Self> {
         let subscribe = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self {

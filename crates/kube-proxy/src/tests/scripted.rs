@@ -1,4 +1,4 @@
-//! A mode for tests: it follows a script and records calls.
+//! A mode for tests. It follows a script and records calls.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -11,22 +11,23 @@ use proxy::{Changes, IpFamily, Mode, Model, NodePorts, Notice, Report, Standing}
 /// A mode that follows a [`Script`].
 pub(crate) struct Scripted(Arc<Script>);
 
-/// Script of a mode, with the recorded calls.
+/// Script of a mode, and the recorded calls.
 pub(crate) struct Script {
     family: IpFamily,
     state: Mutex<State>,
 }
 
-/// Reports to return, and recorded calls.
+/// Reports that the mode returns, and recorded calls.
 pub(crate) struct State {
     pub(crate) is_ready: bool,
     pub(crate) is_idle: bool,
     pub(crate) standing: Standing,
     pub(crate) finished: VecDeque<Report>,
     pub(crate) updates: Vec<Changes>,
-    /// Time that an update takes.
+    /// Duration of an update.
     pub(crate) computes_for: Duration,
-    /// Time that the next write takes. The call that starts the write returns after its end.
+    /// Duration of the next write. The call that starts the write returns after the write has
+    /// ended.
     pub(crate) writes_for: Option<Duration>,
     has_written: bool,
     pub(crate) proceeds: usize,
@@ -73,7 +74,7 @@ impl Script {
         self.state().is_idle = is_idle;
     }
 
-    /// Adds finished work of a kernel thread.
+    /// Adds a finished job of a worker thread (kernel I/O).
     pub(crate) fn finish(&self, report: Report) {
         self.state().finished.push_back(report);
     }

@@ -1,8 +1,8 @@
-//! Lookups in anonymous sets.
+//! Look-ups in anonymous sets.
 
 use nftables_netlink::{AnonymousSet, DataType, Element};
 
-/// Returns the element that contains a key.
+/// Returns the element that contains a key, if any.
 pub(super) fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
     let mut elements = set.elements.iter();
     if !set.intervals {
@@ -13,12 +13,12 @@ pub(super) fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element>
         return elements.find(|element| is_within(element, key, &parts));
     }
     let before = elements.filter(|element| element.key[..] <= *key);
-    // At an address where one range ends and another begins, the beginning counts.
+    // If one range ends where another one begins, the beginning counts.
     let last = before.max_by_key(|element| (&element.key, !element.ends_interval));
     last.filter(|element| !element.ends_interval)
 }
 
-/// Returns the position of each part of a key.
+/// Returns the byte positions of each part of a key.
 fn parts(types: &[DataType]) -> Vec<std::ops::Range<usize>> {
     let mut at = 0;
     let range = |part: &DataType| {

@@ -15,7 +15,7 @@ use crate::packet::{Interface, Packet};
 
 const TABLE: &str = "t";
 
-/// A kernel without any state.
+/// Fake kernel without any state.
 struct EmptyKernel;
 
 fn unread() -> ReadFailure {
@@ -178,11 +178,11 @@ fn a_service_is_found_among_many_by_lookup() {
         ["services 10.96.0.7 . tcp . 80 : goto service-7"]
     );
     assert_eq!(steps[1].place, "table ip t, chain service-7");
-    // The reader is queried for two chains, the set, and the element.
+    // Counts four queries: for two chains, for the set, and for the element.
     assert_eq!(held.asked, 4);
 }
 
-/// Returns `meta skuid 5`, which is unknown for a packet that was not sent yet.
+/// Returns `meta skuid 5`, whose result is unknown for a packet that was not sent yet.
 fn unknown() -> Vec<Expression> {
     vec![
         Expression::Meta {
@@ -233,7 +233,7 @@ fn both_outcomes_of_an_unknown_match_are_followed_if_relevant() {
 
 #[test]
 fn the_number_of_followed_paths_is_limited() {
-    // Each of 40 rules may mark the packet or not.
+    // Each of 40 rules may mark the packet or not, which gives 2^40 paths.
     let mark = |bit: u32| {
         let mut expressions = unknown();
         expressions.push(Expression::Immediate {
@@ -251,7 +251,7 @@ fn the_number_of_followed_paths_is_limited() {
     assert!(branches.iter().any(is_unknown));
     assert!(branches.len() < 2 * evaluate::BUDGET, "{}", branches.len());
 
-    // Two rules of the chain lead to the chain itself. The kernel would refuse this.
+    // Two rules of the chain jump to the chain itself. The kernel would refuse this.
     let jump = || rule(vec![Expression::Verdict(Verdict::Jump("input".into()))]);
     let branches = walk(&mut held(vec![jump(), jump()]));
     assert!(branches.iter().all(is_unknown));

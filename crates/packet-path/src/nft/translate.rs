@@ -30,7 +30,7 @@ impl Run {
         match did {
             Some(did) => {
                 self.did.push(did);
-                // A translation ends the chain like the verdict accept.
+                // Ends the chain after a translation, as the verdict accept does.
                 ExpressionResult::Ended((self.branch.end.is_none()).then_some(Verdict::Accept))
             }
             None => ExpressionResult::Lost,
@@ -59,7 +59,8 @@ impl Run {
             Some(iif) => evaluation.kernel.address_of(iif, packet.source).ok()?,
         };
         if address.is_none() {
-            // The kernel drops the packet if the interface has no address for the redirection.
+            // Drops the packet, as the kernel does if the interface has no address for the
+            // redirection.
             self.branch.end = Some(End::Dropped);
         } else {
             packet.translate(address, port);
@@ -68,7 +69,7 @@ impl Run {
         Some(Effect::Redirected(address, self.branch.packet.port))
     }
 
-    /// Returns the port in a register, or `Some(None)` without a register. Returns `None` if the
+    /// Returns the port in a register. Returns `Some(None)` without a register, and `None` if the
     /// port is unknown.
     #[allow(
         clippy::option_option,

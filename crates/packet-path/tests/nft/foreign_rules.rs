@@ -1,4 +1,4 @@
-//! Tests rulesets of other programs in addition to the mode's table.
+//! Tests of other programs' rulesets in addition to the mode's table.
 
 use packet_path::nft::{Nft, consistently};
 
@@ -81,7 +81,7 @@ fn rules_of_a_foreign_firewall_are_supported() {
         let vxlan = packet(17, OUTSIDE, "192.168.99.10:4789");
         let told = crate::node::ask(nftables, &vxlan);
         assert_eq!(told, ["192.168.99.10:4789 kept"]);
-        // The client's port may be 53. Both paths are followed, and each one names the doubt.
+        // The client's port may be 53. The walk follows both paths, and each one names the doubt.
         let both = tcp(nftables, OUTSIDE, "192.168.99.10:80");
         assert_eq!(both.len(), 2, "{both:?}");
         assert!(

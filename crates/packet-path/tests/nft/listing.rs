@@ -1,4 +1,4 @@
-//! Tests that rules and elements are rendered as `nft` lists them.
+//! Tests that rules and elements have the same text as in `nft`'s listing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,7 +41,7 @@ fn ours(nftables: &mut Nftables) -> BTreeSet<String> {
 fn compare(name: &str, ruleset: &str) {
     node::with_rules(ruleset, |nftables| {
         let theirs = rules(&node::nft(&["-y", "list", "ruleset"], ""));
-        // Our text omits elements of long maps, so long lines are not compared.
+        // Skips long lines, because our text omits elements of long maps.
         let theirs: BTreeSet<_> = theirs.iter().filter(|of| of.len() < 400).collect();
         let ours = ours(nftables);
         let missing: Vec<_> = theirs

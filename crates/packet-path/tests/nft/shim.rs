@@ -1,5 +1,5 @@
-//! Walks packets through the nf_tables shim of IPVS mode, without IPVS. In reality, IPVS receives
-//! the packets that the rules mark or leave unchanged.
+//! Walks packets through the nf_tables shim of IPVS mode, without IPVS. On a real node, IPVS
+//! receives the packets that the rules mark or leave unchanged.
 
 use packet_path::nft::Nft;
 use packet_path::{End, Hook, Packet, Tracking};
@@ -81,7 +81,7 @@ fn the_shim_masquerades_marked_packets() {
         for (from, to, mark, is_masqueraded) in [
             ("198.51.100.1", "10.244.1.9:8080", 0x4000, true),
             ("198.51.100.1", "10.244.1.9:8080", 0, false),
-            // The pod connects to itself.
+            // A pod that connects to itself.
             ("10.244.1.9", "10.244.1.9:8080", 0, true),
         ] {
             let packet = Packet {
@@ -92,11 +92,11 @@ fn the_shim_masquerades_marked_packets() {
             assert_eq!(branches[0].packet.source_nat.is_some(), is_masqueraded);
             assert_eq!(branches[0].packet.mark, 0);
         }
-        // The node may not use a load balancer whose source ranges exclude it.
+        // The node must not connect to a load balancer whose source ranges exclude it.
         let own = new(6, "10.96.0.10", "10.96.0.10:80");
         let branches = at(&nft, Hook::Output, own);
         assert_eq!(branches[0].end, Some(End::Dropped));
-        // A packet to a NodePort is not marked.
+        // A packet to a NodePort gets no mark.
         let to_node = new(6, "198.51.100.1", &format!("{NODE}:30000"));
         let branches = at(&nft, Hook::Prerouting, to_node);
         assert_eq!(branches[0].packet.mark, 0);

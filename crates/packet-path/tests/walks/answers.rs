@@ -1,4 +1,4 @@
-//! Tests replies of endpoints, through upstream's rules and those of other programs.
+//! Tests of endpoints' replies, through upstream's rules and those of other programs.
 
 use packet_path::Xtables;
 
@@ -8,7 +8,7 @@ const POD: &str = "10.244.1.7";
 const HOST: &str = "192.168.99.77";
 const IP: &str = "10.96.10.10:80";
 
-/// Returns one of upstream's cases with a rule of another program first.
+/// Returns one of upstream's cases, in which a rule of another program comes first.
 fn world(mode: &str, table: &str, rule: &str) -> World {
     let mut world = World::golden(mode, "clusterip-tcp", false);
     let file = format!(
@@ -70,7 +70,7 @@ fn replies_pass_foreign_rules() {
         let by_port = "-A FORWARD -p tcp -m tcp --sport 8080 -m conntrack --ctdir REPLY -j DROP";
         assert_eq!(drops(by_port, POD), ["dropped by filter FORWARD"], "{mode}");
         assert_eq!(drops(by_port, "node"), ["local"], "{mode}");
-        // No client has one of these ports as its source port.
+        // No client has such a port as its source port, so these rules do not match.
         for port in ["22", "6443", "30000:32767"] {
             let by_client = format!(
                 "-A FORWARD -p tcp -m tcp --dport {port} -m conntrack --ctdir REPLY -j DROP"

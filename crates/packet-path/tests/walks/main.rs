@@ -1,4 +1,4 @@
-//! Walks packets through whole rulesets.
+//! Tests that walk packets through whole rulesets.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 

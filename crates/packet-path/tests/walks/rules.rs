@@ -1,4 +1,4 @@
-//! Tests rules of other programs, and unsupported rules.
+//! Tests of rules of other programs, and of unsupported rules.
 
 use crate::world::{World, interface, net, short};
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use inet::Protocol;
 use packet_path::{Branch, Fate, Hook, Packet, Question, Ruleset, Sender, Xtables};
 use proptest::prelude::*;
 
-/// Builds a table with these rules.
+/// Builds a world whose filter table has these rules.
 fn filter(rules: &str) -> World {
     World::bare(&format!(
         "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:X - \
@@ -39,7 +39,7 @@ fn packets_for_other_hosts_need_ip_forwarding() {
     );
 }
 
-/// Compares the kernel's source check (`fib_validate_source`) with a missing route.
+/// The kernel's source check (`fib_validate_source`) and a missing route have different results.
 #[test]
 fn own_source_addresses_and_missing_routes_are_distinguished() {
     let mut world = World::bare("");
@@ -115,7 +115,7 @@ fn unsupported_rules_are_reported_only_if_relevant() {
         "{}",
         both[0].why
     );
-    // The rule's protocol does not match, so the unsupported part of the rule has no effect.
+    // The rule does not match because of its protocol, so its unsupported part has no effect.
     let other = filter("-A FORWARD -p udp -m time --timestart 08:00 -j DROP\n");
     assert_eq!(other.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
 }
@@ -148,7 +148,7 @@ fn the_mark_of_a_set_member_selects_the_virtual_server() {
     assert_eq!(step.says, "its mark becomes 0x4d, that of the member");
 }
 
-/// The matches and target of such a rule are unknown, and a step notes it.
+/// The matches and the target of such a rule are unknown, which a step notes.
 #[test]
 fn a_native_nft_rule_in_iptables_is_skipped_and_noted() {
     let world = filter("-A FORWARD [nft] -j [nft]\n-A FORWARD -j ACCEPT\n");
@@ -211,7 +211,7 @@ fn a_thousand_endpoints_are_a_thousand_paths() {
     assert!(walks.iter().all(|walk| (walk.chance - 0.001).abs() < 1e-6));
 }
 
-/// Rules in the style of flannel, Calico, the kubelet and Docker.
+/// The rules are in the style of flannel, Calico, the kubelet and Docker.
 #[test]
 fn rules_of_foreign_programs_are_supported() {
     let rules = "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\

@@ -1,4 +1,5 @@
-//! The shim's nftables table in the fake kernel. A transaction is applied as a whole or refused.
+//! The shim's nftables table in the fake kernel, which applies a transaction as a whole or refuses
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +11,10 @@ use crate::native::{
 };
 use crate::sets::{Member, Set};
 
-/// The shim's nftables table with its sets, as the kernel holds it.
+/// The shim's nftables table with its sets, as the kernel stores it.
 #[derive(Debug)]
 pub struct NativeTable {
-    /// The table's name.
+    /// Name of the table.
     pub name: &'static str,
     /// Sets with their elements.
     pub sets: Vec<(nftables_netlink::Set, Vec<Element>)>,
@@ -22,7 +23,7 @@ pub struct NativeTable {
 }
 
 impl NativeTable {
-    /// Builds the table of a shim whose sets hold these members.
+    /// Builds the table of a shim whose sets contain these members.
     pub(super) fn of(
         content: &Content,
         sets: &BTreeMap<Set, BTreeSet<Member>>,
@@ -62,7 +63,7 @@ impl NativeTable {
     }
 }
 
-/// Applies a transaction. Returns the table after it.
+/// Applies a transaction to the table, and returns the new content.
 pub(super) fn apply(
     there: &Content,
     changes: &[Change],

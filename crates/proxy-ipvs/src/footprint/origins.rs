@@ -9,7 +9,7 @@ use crate::native::TABLE;
 use crate::rules::{BEFORE_IPVS, OUT_BEFORE_IPVS};
 use crate::sets::Set;
 
-/// The shim's table in nf\_tables.
+/// Table of the shim in nf\_tables.
 const SHIM: Space<'static> = Space::Nftables(TABLE);
 const LOAD_BALANCERS: &str = "Services: status.loadBalancer.ingress";
 const OUTSIDE: &str = "Services: externalTrafficPolicy and internalTrafficPolicy: Local";
@@ -17,7 +17,7 @@ const UNEXPOSED: &str = "kube-proxy: ports that no Service exposes (kubernetes/k
 const NODE_RANGES: &str =
     "Services: spec.loadBalancerSourceRanges that hold no address of this node";
 
-/// Origins of chains. [`of_set`] returns the origins of sets.
+/// Origins of the entries in chains. For entries in sets, see [`of_set`].
 pub(super) const ORIGINS: [Origin; 26] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-POSTROUTING", MASQUERADE),

@@ -1,8 +1,9 @@
-//! Carrier of the shim (the rules and sets next to IPVS): iptables with ipset, or nftables.
+//! Carrier of the shim, which consists of the rules and sets beside IPVS: iptables with ipset, or
+//! nftables.
 
 use iptables::Iptables;
 
-/// Kernel interface that holds the shim's sets and rules.
+/// Kernel interface for the shim's sets and rules.
 #[derive(Debug, Clone)]
 pub enum Carrier {
     /// ipset and iptables.

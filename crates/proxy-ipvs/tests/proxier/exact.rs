@@ -1,4 +1,4 @@
-//! Tests `--ipvs-semantics=exact`: packets from outside get the local endpoints by a mark.
+//! Tests of `--ipvs-semantics=exact`: packets from outside reach the local endpoints by a mark.
 
 use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VirtualServerKey};
 
@@ -61,7 +61,7 @@ pub(super) fn marks(world: &World) -> Vec<Member> {
     of.into_iter().flatten().copied().collect()
 }
 
-/// Returns the number of destinations at the load balancer's address, and by the mark.
+/// Returns the numbers of destinations: at the load balancer's address, and by the mark.
 fn destinations(world: &World) -> [Option<usize>; 2] {
     let family = IpFamily::V4;
     let state = world.kernel.state();
@@ -207,7 +207,8 @@ fn a_change_to_upstreams_semantics_removes_the_sets_of_exact() {
     assert!(sets.clone().count() + 3 == before && !sets.any(|set| set.is_of_exact()));
 }
 
-/// Returns the scheduler, the flags without the note, and the timeout of the virtual server by mark.
+/// Returns the scheduler, the flags without [`Properties::OWNED`], and the timeout of the virtual
+/// server by mark.
 fn balancing(world: &World) -> (String, u32, u32) {
     let family = IpFamily::V4;
     let key = VirtualServerKey::Mark { family, mark: 1 };
@@ -244,7 +245,7 @@ fn affinity_by_mark_uses_sh_only_if_the_kernel_has_it() {
     }
 }
 
-/// Sets the number of open connections of the local endpoint by the mark.
+/// Sets the number of open connections to the local endpoint at the virtual server by mark.
 fn open_by_mark(world: &World, count: u32) {
     let family = IpFamily::V4;
     let by_mark = VirtualServerKey::Mark { family, mark: 1 };
@@ -256,7 +257,7 @@ fn open_by_mark(world: &World, count: u32) {
     state.connections.insert((by_mark, target), count);
 }
 
-/// Fails unless the writes contain these, by their beginning, in this order.
+/// Panics unless the writes contain these beginnings in this order.
 fn assert_order(writes: &[String], wanted: &[&str]) {
     let at = |begin: &&str| {
         let found = writes.iter().position(|op| op.starts_with(*begin));
@@ -302,7 +303,8 @@ fn a_changed_policy_keeps_the_connections_by_mark() {
     synced(&mut world);
     assert_eq!(destinations(&world), [Some(2), Some(1)]);
     world.work();
-    // The Service gets its mark back, with the connections. Clients outside must not meet weight 0.
+    // The Service gets its mark again, with the open connections. Clients outside must never find
+    // an endpoint with weight 0.
     world.service(exposed("default/web", 10, true));
     synced(&mut world);
     assert_order(

@@ -1,4 +1,5 @@
-//! Tests `--ipvs-semantics=exact` with each shim: sets and rules of iptables, or an nftables table.
+//! Tests of `--ipvs-semantics=exact` with each shim: sets and rules of iptables, or an nftables
+//! table.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ fn web(shim: ShimStyle) -> World {
     with_web(World::with(config(shim), kernel))
 }
 
-/// Lists the Services of [`web`], and syncs them.
+/// Adds the Services of [`web`] to the lists, and syncs them.
 fn with_web(mut world: World) -> World {
     world.service(exposed("default/web", 10, true));
     world.slice(slice("default/web", &PAIR));
@@ -81,7 +82,7 @@ fn a_foreign_mark_is_replaced_by_the_services_mark() {
 fn rules_before_ipvs_exist_only_while_a_set_needs_them() {
     for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
         let mut world = web(shim);
-        // One rule marks, and one skips the node itself.
+        // One rule sets marks, and one skips the node itself.
         assert_eq!(early_rules(&world), 2);
         let order = world.written();
         let at = |begin: &str| order.iter().position(|op| op.starts_with(begin)).unwrap();
@@ -89,7 +90,7 @@ fn rules_before_ipvs_exist_only_while_a_set_needs_them() {
         assert!(
             at("add 192.0.2.10,tcp:80,0x1 to set") < rules.unwrap() || rules == Some(at("write "))
         );
-        // Without an endpoint here, packets from outside are dropped.
+        // Without an endpoint on this node, rules drop the packets from outside.
         world.slice(slice("default/web", &["10.244.2.5@node2"]));
         synced(&mut world);
         assert_eq!(early_rules(&world), 3);
@@ -148,8 +149,7 @@ fn upstreams_semantics_remove_the_rules_and_marks() {
     }
 }
 
-/// Checks the order of the writes. The former shim marks packets from outside until its rules are
-/// removed.
+/// The former shim marks packets from outside until its rules are removed.
 #[test]
 fn a_former_shims_rules_are_removed_after_unwanted_endpoints_and_before_drains() {
     for (from, to, places, removal) in [

@@ -1,5 +1,5 @@
 //! Measures turns of the daemon's loop with the largest Service that the limits allow. A change of
-//! another Service waits for at most one turn and one plan.
+//! another Service waits at most for one turn and one plan.
 
 use std::sync::Arc;
 use std::thread;
@@ -37,7 +37,7 @@ fn largest() -> Service {
     }
 }
 
-/// Returns the Service's endpoints, with another last one in each `turn`.
+/// Returns the Service's endpoints. In each `turn`, the last one differs.
 fn endpoints(turn: u8) -> EndpointSlice {
     let hosts = (1..ENDPOINTS).chain([100 + turn]);
     let all: Vec<String> = hosts.map(|host| format!("10.244.2.{host}@node2")).collect();
@@ -53,7 +53,7 @@ fn endpoints(turn: u8) -> EndpointSlice {
     }
 }
 
-/// Runs until no write is pending, and returns the longest turn.
+/// Runs until no write is pending, and returns the duration of the longest turn.
 fn longest_turn(world: &mut World<Slow>) -> Duration {
     let mut longest = Duration::ZERO;
     loop {

@@ -1,4 +1,4 @@
-//! Tests `--ipvs-vip-mode=range`: one local route for each network of service addresses.
+//! Tests of `--ipvs-vip-mode=range`: one local route for each network of service addresses.
 
 use ipnet::IpNet;
 use proxy::ServiceCidr;
@@ -19,7 +19,7 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Lists one ServiceCIDR.
+/// Lists these ServiceCIDRs.
 fn list_cidrs(world: &mut World, nets: &[&str]) {
     let kind = Kind::ServiceCidr;
     world.model.apply(Event::ListStarted(kind));
@@ -33,7 +33,7 @@ fn list_cidrs(world: &mut World, nets: &[&str]) {
     });
 }
 
-/// Creates a node with two Services in the range and a load balancer's address.
+/// Creates a node with two Services in the range, and with a load balancer's address.
 fn world_on(kernel: FakeKernel) -> World {
     with_services(World::with(config(), kernel))
 }
@@ -108,7 +108,7 @@ fn a_restart_without_known_service_cidrs_writes_nothing() {
     let mut world = with_services(world.restarted(config()));
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
-    // The ServiceCIDRs cause no write either, once they are known.
+    // The ServiceCIDRs cause no write once they are known.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
@@ -125,7 +125,7 @@ fn a_removed_range_stays_until_its_addresses_are_local() {
     for address in ["10.96.0.10", "10.100.0.11"] {
         assert!(position(&written, &format!("bind {address}")) < removed);
     }
-    // The opposite change: the addresses stay until the range is local.
+    // After the opposite change, the addresses stay until the range is local.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     let written = world.written();
@@ -158,7 +158,7 @@ fn a_change_of_mode_keeps_each_address_local() {
         world.written()
     };
     {
-        // The other mode has bound addresses.
+        // A run with the other `--ipvs-vip-mode` has bound addresses.
         let mut state = world.kernel.state();
         let there = &mut state.snapshot;
         std::mem::swap(&mut there.bound, &mut there.bound_otherwise);
@@ -236,7 +236,7 @@ fn a_network_of_the_node_splits_the_range() {
     ];
     assert_eq!(ranges(&world), around);
     assert_eq!(bound(&world), ["10.100.0.11", "192.0.2.20"]);
-    // The next check finds that the route is gone.
+    // The next check finds that the route no longer exists.
     world.work();
     world.kernel.state().snapshot.networks.routed.clear();
     world.check();

@@ -1,4 +1,4 @@
-//! The root cause of an error.
+//! Root cause of an error.
 
 /// Returns the text of the innermost error, without the errors that wrap it.
 pub(super) fn root_cause(error: &dyn std::error::Error) -> String {

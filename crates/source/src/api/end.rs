@@ -7,13 +7,13 @@ use super::connection;
 use super::outage::Failure;
 use crate::decode::Status;
 
-/// Number of characters of the server's message in errors.
+/// Largest number of characters of the server's message in errors.
 const LONGEST_MESSAGE: usize = 200;
 
 /// Reason why a request or a watch ended early.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The reader of the events was dropped, so no event is needed any more.
+    /// The receiver of the events was dropped, so no event is needed any more.
     Closed,
     /// The resource version is too old.
     Expired,

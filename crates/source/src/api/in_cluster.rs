@@ -1,15 +1,16 @@
 //! Address of the API server for a Pod, from the Pod's environment, with the CA and token that the
-//! kubelet mounts. The result has the form of a kubeconfig, so that one code path handles both.
+//! kubelet mounts. The result is a kubeconfig, so that the same code handles both.
 
 use std::path::Path;
 
 use kube::config::Kubeconfig;
 use serde_json::json;
 
-/// The kubelet's mount of a Pod's service account credentials.
+/// Folder in which the kubelet mounts a Pod's service account credentials.
 pub(super) const FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Builds the kubeconfig. `variable` reads the environment. The error names the missing variable.
+/// Builds the kubeconfig. `variable` returns the value of an environment variable. The error names
+/// the missing variable.
 pub(super) fn kubeconfig(
     folder: &Path,
     variable: impl Fn(&str) -> Option<String>,

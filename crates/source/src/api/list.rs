@@ -1,5 +1,4 @@
-//! Reads a list object by object while it arrives, because a whole list may have hundreds of
-//! megabytes.
+//! Reads a list object by object while it arrives. A whole list may have hundreds of megabytes.
 //!
 //! An object that cannot be decoded does not affect other objects.
 
@@ -18,7 +17,7 @@ use json::JsonList;
 pub(super) use meta::Meta;
 use protobuf::ProtobufList;
 
-/// A list that is being read.
+/// Reader of a list.
 pub(super) struct List(Form);
 
 enum Form {
@@ -36,8 +35,8 @@ impl List {
         })
     }
 
-    /// Returns the next object, or `None` at the end. An error of a single object is inside the
-    /// result; the outer error concerns the whole list.
+    /// Returns the next object. Returns `None` at the end. The outer error concerns the whole list.
+    /// An error of a single object is inside the result.
     pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         match &mut self.0 {
             Form::Json(list) => list.next().await,

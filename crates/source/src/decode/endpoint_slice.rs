@@ -92,7 +92,7 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<DecodedObj
     Ok(findings.proxied(Object::EndpointSlice(slice)))
 }
 
-/// Placements by the node, its zone, and the nodes and zones in the hints.
+/// Placements, each by the node, its zone, and the nodes and zones in the hints.
 type Placements<'a> = HashMap<PlacementKey<'a>, Arc<Placement>>;
 
 type PlacementKey<'a> = (&'a str, &'a str, &'a [Named<'a>], &'a [Named<'a>]);
@@ -136,7 +136,8 @@ fn endpoint<'a>(
         None => Default::default(),
     };
     let node = wire.node_name.as_deref().unwrap_or_default();
-    // A node's zone is a label, and a label's value has at most 63 characters.
+    // Ignores a longer zone: a node's zone is a label, and a label's value has at most 63
+    // characters.
     let zone = wire.zone.as_deref().filter(|zone| zone.len() <= 63);
     let zone = zone.unwrap_or_default();
     let placement = if for_nodes.is_empty() && for_zones.is_empty() {
@@ -174,8 +175,8 @@ fn placement(
 }
 
 /// Returns the placement of an endpoint on this node, without hints. Slices repeat the same few
-/// thousand placements, so each is allocated once. Separate allocations would take a third of the
-/// time of decoding a list.
+/// thousand placements, so each one is allocated only once. Separate allocations would take a third
+/// of the time for decoding a list.
 fn on_node(node: &str, zone: &str) -> Arc<Placement> {
     /// Number of placements at which the cache is cleared. Kubernetes supports fewer nodes.
     const MOST: usize = 8192;
@@ -183,7 +184,7 @@ fn on_node(node: &str, zone: &str) -> Arc<Placement> {
         static KNOWN: RefCell<HashMap<Box<str>, Arc<Placement>>> = RefCell::default();
     }
     KNOWN.with_borrow_mut(|known| {
-        // A node is in one zone.
+        // Looks the placement up by node, and compares the zone: a node is in only one zone.
         let is_in_zone =
             |known: &&Arc<Placement>| known.zone.as_deref().unwrap_or_default() == zone;
         if let Some(placement) = known.get(node).filter(is_in_zone) {

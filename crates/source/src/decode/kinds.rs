@@ -10,7 +10,7 @@ use super::service::service;
 use super::service_cidr::service_cidr;
 use super::wire;
 
-/// The wire type of an object.
+/// Wire type of an object.
 pub(crate) trait Wire<'a>: Deserialize<'a> + Message<'a> {
     /// Converts the object to its compact form.
     fn decode(self) -> Result<DecodedObject, MissingName>;

@@ -7,7 +7,7 @@ use super::decoded::{DecodedObject, MissingName, Object};
 use super::findings::Findings;
 use super::{address, wire};
 
-/// Taint of a node that the cluster autoscaler will soon delete.
+/// Name of the taint of a node that the cluster autoscaler will soon delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// Decodes a Node.

@@ -1,6 +1,6 @@
-//! The field numbers of the protobuf messages, from the `generated.proto` of `k8s.io/api/core/v1`,
+//! Field numbers of the protobuf messages, from the `generated.proto` of `k8s.io/api/core/v1`,
 //! `k8s.io/api/discovery/v1`, and `k8s.io/apimachinery/pkg/{apis/meta/v1,runtime}`. Unused fields
-//! are not listed.
+//! are omitted.
 
 use proxy::options;
 use serde::de::IgnoredAny;
@@ -14,8 +14,8 @@ use super::wire::{
     ServiceSpec, ServiceStatus, Taint, Time,
 };
 
-/// Declares messages: `message SHAPE { NUMBER => store the field; … }`. `m` is the message and `v`
-/// the field's value.
+/// Declares the decoding of messages: `message SHAPE { NUMBER => store the field; … }`. `m` is the
+/// message, and `v` is the field's value.
 macro_rules! numbers {
     ($($shape:ident $(<$life:lifetime>)? |$m:ident, $v:ident| { $($number:literal => $take:expr;)+ })+) => {$(
         impl<'a> Message<'a> for $shape $(<$life>)? {
@@ -203,14 +203,14 @@ struct Entry<'a> {
     value: &'a [u8],
 }
 
-/// `meta/v1` Time. Its nanoseconds are always 0.
+/// Time (`meta/v1` Time). Its nanoseconds are always 0.
 #[derive(Debug, Default)]
 struct WireTime {
-    /// Seconds since 1970.
+    /// Number of seconds since 1970.
     seconds: i64,
 }
 
-/// Decodes a time. Go writes "no time" as a message without fields.
+/// Decodes a time. Go writes a missing time as a message without fields.
 fn time<'a>(bytes: &[u8]) -> Result<Option<Time<'a>>, Malformed> {
     if bytes.is_empty() {
         return Ok(None);

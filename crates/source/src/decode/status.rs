@@ -1,12 +1,12 @@
-//! Decodes a `Status`, the reason of a refusal.
+//! Decodes a `Status`, which contains the reason of a refusal.
 
 use serde::Deserialize;
 
-/// The status of a refusal (`meta/v1` Status).
+/// Status of a refusal (`meta/v1` Status).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Status {
-    /// The HTTP status code.
+    /// HTTP status code.
     pub(crate) code: u16,
     pub(crate) message: String,
     pub(crate) details: Option<Details>,
@@ -26,7 +26,7 @@ pub(crate) struct Cause {
 
 impl Status {
     /// Reports whether the requested resource version is in the future. Status 504 alone does not
-    /// show this. Since Kubernetes 1.19 the reason is in a cause, before it was in the message.
+    /// show this. Since Kubernetes 1.19, the reason is in a cause. Before, it was in the message.
     pub(crate) fn is_ahead(&self) -> bool {
         let causes = self.details.iter().flat_map(|details| &details.causes);
         self.code == 504

@@ -178,7 +178,7 @@ fn option_annotations_are_parsed_and_unrelated_annotations_ignored() {
         (options.scheduler, &*options.wrong[0].value),
         (None, "best")
     );
-    // A text with an escape cannot be borrowed from JSON and is copied.
+    // A text with an escape cannot be borrowed from JSON, so it is copied.
     let escaped = r#"{"metadata":{"name":"web","annotations":{"kube-proxy-ipvs\u002fscheduler":"s\u0068"}},"spec":{"clusterIP":"10.96.0.10"}}"#;
     let options = of(from_json(Kind::Service, escaped).unwrap().content).options;
     assert_eq!(options.unwrap().scheduler.unwrap().name(), "sh");
@@ -249,7 +249,7 @@ fn a_source_range_of_all_addresses_opens_only_its_ip_family() {
         ("fd00::/8".into(), both.clone())
     );
     assert_eq!(ranges(json!(["10.0.0.0/8"])), ("10.0.0.0/8".into(), both));
-    // An invalid range admits no client. If no other range is left, the address is not served.
+    // An invalid range admits no client. If no other range remains, the address is not served.
     assert_eq!(
         ranges(json!(["10.0.0.0/8", "web"])),
         ("10.0.0.0/8".into(), "192.0.2.1".into())
@@ -260,7 +260,7 @@ fn a_source_range_of_all_addresses_opens_only_its_ip_family() {
     );
 }
 
-/// Checks that each invalid field affects only itself and is reported with its value.
+/// Each invalid field affects only itself, and is reported with its value.
 #[test]
 fn an_invalid_field_of_a_service_is_ignored_and_reported() {
     for (spec, named, check) in [
@@ -357,8 +357,8 @@ fn an_invalid_field_of_a_service_is_ignored_and_reported() {
     }
 }
 
-/// Stored objects may be older than the validation that now requires one spelling of addresses, and
-/// a letter first in names.
+/// Stored objects may be older than the present validation. It now requires a single spelling of
+/// addresses, and names that begin with a letter.
 #[test]
 fn old_spellings_in_stored_objects_are_normalized() {
     let spec = |ips: &[&str], external: &str, range: &str, names: [&str; 2]| {
@@ -703,7 +703,7 @@ fn a_node_leaves_on_deletion_or_on_the_autoscalers_taint() {
     ));
 }
 
-/// Generates JSON with the names of fields in use, so that the converters are reached.
+/// Generates JSON with the names of used fields, so that most inputs reach the converters.
 #[test]
 fn a_usual_event_is_decoded_together_with_its_object() {
     let object = |port: Value| json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]}});

@@ -5,13 +5,14 @@ use super::findings::Findings;
 use super::status::Status;
 use super::wire::MetadataOnly;
 
-/// An event of a watch.
+/// Event of a watch.
 #[derive(Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub(crate) enum WatchEvent {
     /// An object was added or modified.
     Applied(Result<DecodedObject, MissingName>),
-    /// An object was deleted, or no longer matches the selector. Contains its resource version.
+    /// An object was deleted, or no longer matches the selector. The value contains its resource
+    /// version.
     Deleted(Result<(Key, Option<Box<str>>), MissingName>),
     /// The server has sent all changes up to a resource version.
     Bookmark {

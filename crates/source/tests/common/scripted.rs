@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A response: its status and body. A watch's body stays open after it was written.
+/// A response: status and body. The body of a watch stays open after it was written.
 pub(crate) type Answer = (u16, String);
 
 /// An HTTP server with a scripted response for each path and query.
 pub(crate) struct Scripted {
     pub(crate) address: SocketAddr,
-    /// The paths and queries of the requests so far.
+    /// Paths and queries of the requests so far.
     pub(crate) requests: Arc<Mutex<Vec<String>>>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -32,7 +32,7 @@ impl Scripted {
             while let Ok((connection, _)) = listener.accept().await {
                 let (answer, log) = (Arc::clone(&answer), Arc::clone(&log));
                 connections.spawn(async move {
-                    // A client that disconnects does not fail the test.
+                    // Ignores the error of a client that disconnects.
                     let _ = serve(connection, &*answer, &log).await;
                 });
             }
@@ -75,7 +75,8 @@ async fn serve(
         }
         header.clear();
     }
-    // Unread bytes at the time of closing may cost the client the response.
+    // Reads the request's body. If a connection is closed with unread bytes, the client may lose
+    // the response.
     connection.read_exact(&mut vec![0; length]).await?;
     let target = request.split(' ').nth(1).unwrap_or_default().to_owned();
     log.lock().unwrap().push(target.clone());

@@ -1,4 +1,4 @@
-//! Finds conflicts between the addresses of Services, the node's own addresses, and its routes.
+//! Finds conflicts of Services' addresses with the node's own addresses and with its routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ pub(super) fn api_server(guarded: &[String]) -> Option<Finding> {
 }
 
 /// Returns findings about conflicting addresses. `own` are the node's addresses, each with its
-/// link. `own` omits the link of IPVS mode.
+/// link, but without those on the link of IPVS mode.
 pub(super) fn judge(
     model: &Model,
     own: &BTreeMap<IpAddr, String>,

@@ -8,7 +8,7 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "other proxies";
 
-/// Links of programs that serve Services, or may serve them, each with a message for the operator.
+/// Links of programs that serve or may serve Services, each with a message for the operator.
 const KNOWN: [(&str, &str); 4] = [
     (
         "cilium_host",
@@ -39,12 +39,12 @@ const KNOWN: [(&str, &str); 4] = [
 pub(super) struct UnownedServer {
     /// Service address, port and protocol, such as `192.0.2.1:80/TCP`.
     pub(super) name: String,
-    /// Service port that needs this address and port.
+    /// Service port that needs this address and port, if any.
     pub(super) wanted_by: Option<String>,
 }
 
-/// Returns findings about other proxies. `foreign` are other programs' virtual servers. `unread` is
-/// unreadable state, which may contain more of them.
+/// Returns findings about other proxies. `foreign` are other programs' virtual servers. `unread`
+/// are the unreadable parts of the state, which may contain more of them.
 pub(super) fn judge(
     links: &BTreeSet<String>,
     foreign: &[UnownedServer],
@@ -54,7 +54,8 @@ pub(super) fn judge(
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let known = KNOWN.iter().filter(|(link, _)| links.contains(*link));
-    // In other modes, NodeLocal DNSCache can take over the address of the DNS Service.
+    // Reports NodeLocal DNSCache only in IPVS mode. In other modes, it can take over the address of
+    // the DNS Service.
     let known = known.filter(|(link, _)| *link != "nodelocaldns" || mode == "ipvs");
     findings.extend(known.map(|(_, message)| Finding::warn(NAME, *message)));
     let taken = foreign

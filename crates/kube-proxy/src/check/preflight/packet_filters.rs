@@ -1,4 +1,4 @@
-//! Checks the two backends of iptables: the chosen one, and rules in the other backend.
+//! Checks both backends of iptables: the chosen one, and the other one if it has rules.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::check::finding::{Finding, some};
 const NAME: &str = "iptables";
 
 /// Returns findings about the iptables backends. `chosen` is the backend that the mode would use,
-/// or the error of choosing one. `chosen` is `None` if the mode does not use iptables.
+/// or the error of choosing one. `None`: the mode does not use iptables.
 pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -> Vec<Finding> {
     let mut ours: BTreeMap<Backend, usize> = BTreeMap::new();
     let mut kubelets: Vec<Backend> = Vec::new();
@@ -23,8 +23,8 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
         if chain == "KUBE-KUBELET-CANARY" {
             kubelets.push(*backend);
         } else if is_kubelets(chain) {
-            // kube-proxy also fills a chain of kubelet's, so the chain's prefix does not show its
-            // creator.
+            // Skips this chain: kube-proxy also fills a chain of the kubelet, so the prefix does
+            // not show the creator.
         } else if chain.starts_with("KUBE-") {
             *ours.entry(*backend).or_default() += 1;
         }
@@ -65,7 +65,7 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
     findings
 }
 
-/// Reports nftables entries inside the tables that this mode writes with iptables.
+/// Reports nftables entries in the tables that this mode writes by means of iptables.
 pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
     let mut findings = Vec::new();
     for family in IpFamily::ALL {
@@ -115,14 +115,14 @@ pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
     findings
 }
 
-/// Reports whether one of the modes owns this chain.
+/// Reports whether a mode of kube-proxy owns this chain.
 fn is_of_a_mode(taken: &TakenChain) -> bool {
     let table = taken.table.rsplit(' ').next().and_then(Table::find);
     let mut modes = footprints::ALL.iter();
     table.is_some_and(|table| modes.any(|mode| mode.has_chain(table, &taken.chain)))
 }
 
-/// Reports a dormant table: the kernel skips its rules. A dormant nat table stops every Service.
+/// Reports a dormant table, whose rules the kernel skips. A dormant nat table stops every Service.
 fn switched_off(table: DormantTable) -> Option<Finding> {
     let message = table.to_string();
     match table.name {

@@ -16,7 +16,7 @@ const NAME: &str = "ports";
 /// A server of this process and its address.
 #[derive(Debug)]
 pub(super) struct Server {
-    /// Server's purpose, such as `metrics`.
+    /// Purpose of the server, such as `metrics`.
     pub(super) of: &'static str,
     pub(super) at: SocketAddr,
 }
@@ -48,7 +48,7 @@ impl NodePorts {
     }
 }
 
-/// Returns the sockets that occupy a port that the Services need.
+/// Returns the sockets that occupy a port that this process's servers or the Services need.
 pub(super) fn concerned<'a>(
     listeners: &'a [Listener],
     servers: &[Server],
@@ -70,7 +70,8 @@ fn is_in_the_way(listener: &Listener, of: SocketAddr) -> bool {
     listener.protocol == Protocol::Tcp && listener.at.port() == of.port() && overlap
 }
 
-/// Returns findings about occupied ports. `owners` are the known processes of the sockets.
+/// Returns findings about occupied ports. `owners` are the sockets' processes, as far as they are
+/// known.
 pub(super) fn judge(
     concerned: &[&Listener],
     owners: &BTreeMap<u64, String>,
@@ -114,8 +115,8 @@ pub(super) fn judge(
     for listener in concerned {
         let (port, protocol) = (listener.at.port(), listener.protocol);
         let who = owner(listener);
-        // A running kube-proxy itself occupies the health-check ports and the listening ports of
-        // userspace mode.
+        // Skips health-check ports and listening ports of userspace mode that a running kube-proxy
+        // itself occupies.
         if who.is_some_and(is_kube_proxy) {
             continue;
         }

@@ -1,4 +1,5 @@
-//! Checks each kernel setting: its value, the value that the mode needs, and the right to write it.
+//! Checks each kernel setting: its value, the value that the mode needs, and the permission to
+//! write it.
 
 use modes::sysctl::row::Need;
 use modes::sysctl::setting::Setting;
@@ -12,12 +13,13 @@ const NAME: &str = "settings";
 pub(super) struct PendingSetting {
     pub(super) setting: Setting,
     pub(super) need: Need,
-    /// True if this process has the right to write the setting.
+    /// True if this process may write the setting.
     pub(super) is_writable: bool,
 }
 
 /// Returns findings about kernel settings. `has_served` is true if this mode has already served on
-/// this node. Wrong settings then cause warnings only, because the mode would serve anyway.
+/// this node. In that case, wrong settings cause only warnings, because the mode would serve
+/// anyway.
 pub(super) fn judge(pending: &[PendingSetting], has_served: bool) -> Vec<Finding> {
     if pending.is_empty() {
         return vec![Finding::ok(NAME, "all are as they are to be")];

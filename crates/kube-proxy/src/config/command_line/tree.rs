@@ -17,7 +17,7 @@ pub(super) const VERSION: &str = "version";
 /// Name of the argument of `completion`.
 const SHELL: &str = "shell";
 
-/// Shells with completions, by their names.
+/// Shells with a completion script, by name.
 const SHELLS: [(&str, Shell); 3] = [
     ("bash", Shell::Bash),
     ("zsh", Shell::Zsh),

@@ -1,4 +1,4 @@
-//! Formats a command line as Go would print it, for the log and for `/flagz`.
+//! Formats a command line as Go prints it, for the log and for `/flagz`.
 
 use std::ffi::{OsStr, OsString};
 
@@ -8,7 +8,7 @@ use flags::{Flags, go};
 use super::arguments::{normalised, take_question};
 use crate::config::Period;
 
-/// Returns the flags of a valid command line, sorted, with their values. The format is the one of
+/// Returns the flags of a valid command line with their values, sorted. The format is that of
 /// upstream's log: `--v="2"`.
 pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<String> {
     values(arguments)
@@ -17,8 +17,8 @@ pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Ve
         .collect()
 }
 
-/// Returns the flags of a valid command line, sorted and without dashes. Values look as Go prints
-/// them.
+/// Returns the flags of a valid command line with their values, sorted and without dashes. Values
+/// have the format in which Go prints them.
 pub fn values<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<(String, String)> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let mut command = Flags::command();

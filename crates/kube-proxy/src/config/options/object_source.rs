@@ -1,4 +1,4 @@
-//! The source of Services.
+//! Options of the source of Services.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ pub(crate) enum OwnNode {
 }
 
 impl OwnNode {
-    /// Returns the requirement of a source. A folder of manifests need not contain a Node.
+    /// Returns the requirement of a source. A folder of manifests does not have to contain a Node.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
             Settings::Manifests(_) => Self::Optional,
@@ -32,7 +32,7 @@ impl OwnNode {
 pub(crate) enum SideKinds {
     /// The mode needs no optional objects.
     Nothing,
-    /// The mode needs ServiceCIDRs. A start waits until they are listed.
+    /// The mode needs ServiceCIDRs. A start waits for their list.
     ServiceCidrs,
 }
 

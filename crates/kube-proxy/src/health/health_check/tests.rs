@@ -23,8 +23,8 @@ fn free_port() -> u16 {
     any.local_addr().unwrap().port()
 }
 
-/// Test fixture: the node `node1` and the Service `default/web`, which has a health-check node port
-/// and two endpoints on the node.
+/// Test fixture: the node `node1`, and the Service `default/web`. The Service has a health-check
+/// node port and two endpoints on the node.
 struct World {
     port: u16,
     model: Model,
@@ -111,7 +111,7 @@ impl World {
             .await;
     }
 
-    /// Returns the response to a request, or an error if the port is closed.
+    /// Returns the response to a request. Returns an error if the port is closed.
     async fn get(&self, address: &str, request: &str) -> Result<String, io::ErrorKind> {
         let stream = TcpStream::connect((address, self.port)).await;
         let mut stream = stream.map_err(|error| error.kind())?;
@@ -124,7 +124,8 @@ impl World {
         Ok(format!("{before}{after}").replace('\r', ""))
     }
 
-    /// Returns status and weight of the response as text, such as `200 ×2`, or `closed`.
+    /// Returns the status and the weight of the response as text, such as `200 ×2`. Returns
+    /// `closed` if the port is closed.
     async fn told(&self) -> String {
         let Ok(answer) = self.get("127.0.0.1", "GET /").await else {
             return "closed".into();
@@ -138,7 +139,7 @@ impl World {
     }
 }
 
-/// Compares the response with upstream 1.36.2, except for the order of headers and the header
+/// The response equals that of upstream 1.36.2, except for the order of headers and the header
 /// `Connection`.
 #[tokio::test]
 async fn the_health_check_response_equals_upstreams() {
@@ -217,7 +218,7 @@ async fn the_health_check_port_closes_with_its_service() {
     assert!(world.checks.servers.is_empty() && world.checks.unbound.is_empty());
 }
 
-/// Closing a server also closes idle connections of load balancers.
+/// A server that closes also closes idle connections of load balancers.
 #[tokio::test]
 async fn a_closed_health_check_server_closes_its_connections() {
     let mut world = World::new("").await;

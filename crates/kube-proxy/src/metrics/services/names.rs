@@ -1,4 +1,5 @@
-//! Finds the Service port at an address. Built only if the metrics report single Services.
+//! Finds the Service port at an address. The index exists only if the metrics report single
+//! Services.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,12 +16,12 @@ use service_counters::frontend_addresses::{FrontendAddress, is_of_node, places};
 pub(crate) struct Names {
     at: HashMap<FrontendAddress, Claims>,
     services: HashMap<NamespacedName, Vec<(FrontendAddress, Arc<Owner>)>>,
-    /// Node addresses that serve NodePorts, for each family with known addresses.
+    /// Node addresses that serve NodePorts, for each family whose addresses are known.
     node: HashMap<IpFamily, NodePorts>,
 }
 
-/// Service ports that claim one address and port, usually only one. The first by age and name owns
-/// the address.
+/// Service ports that claim one address and port, usually only one. The first one, ordered by age
+/// and name, owns the address.
 type Claims = Vec<Arc<Owner>>;
 
 impl Names {
@@ -48,7 +49,8 @@ impl Names {
         self.node.insert(family, node_ports.clone());
     }
 
-    /// Returns the Service port at an address, or `None` for a virtual server of another program.
+    /// Returns the Service port at an address. Returns `None` for a virtual server of another
+    /// program.
     pub(crate) fn find(&self, at: &At) -> Option<&ServicePortName> {
         let on_node = || {
             let place = FrontendAddress::NodePort(at.port, at.protocol);

@@ -172,7 +172,7 @@ fn risky_external_addresses_are_reported_with_service_and_field() {
         assert!(has(&parts), "{parts:?}: {told:?}");
     }
     assert_eq!(from_fn(|| recorded.try_recv().ok()).count(), 4);
-    // The user corrects the Service.
+    // The user has corrected the Service.
     model.apply(ModelEvent::ServiceApplied(Service {
         external_ips: ips(&["192.0.2.20"]),
         ..Service::at(name("nginx"), [[10, 96, 0, 1].into()])
@@ -195,7 +195,7 @@ fn many_refused_addresses_are_all_reported_over_time() {
             ..service
         }));
     };
-    // The flood's names sort before all other names.
+    // The names of the flooding Services sort before all other names.
     for number in 0..60 {
         let many = (0..100).map(|host| Ipv4Addr::new(198, 51, number, host).into());
         give("a", &format!("a-{number}"), many.collect());
@@ -221,12 +221,12 @@ fn many_refused_addresses_are_all_reported_over_time() {
         now += WINDOW;
         all += told(now).0;
     }
-    // The other namespace has its own share, beyond that of the flooding namespace.
+    // The other namespace has a share of its own, in addition to that of the flooding namespace.
     assert_eq!(all, KNOWN_OF_NAMESPACE + 2);
     let is_other = |one: &Contested| one.is_refused() && one.service.namespace() == "z";
     assert!(addresses.known.keys().any(is_other));
 
-    // A new mode has not read the node's addresses yet. This removes no finding.
+    // A new mode has not read the node's addresses yet. Meanwhile no finding is removed.
     addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
     assert!(addresses.known.keys().any(|one| !one.is_refused()));
     assert_eq!(addresses.untold, 0);

@@ -4,11 +4,11 @@ use tokio::time::advance;
 
 use super::*;
 
-/// Test fixture: a resolver that returns the test's addresses, and hooks that record the cleared
-/// ones.
+/// Test fixture: a resolver that returns the test's addresses, and hooks that record the addresses
+/// for which the node was prepared.
 #[derive(Clone, Default)]
 struct World {
-    /// Addresses that the resolver returns, or `None` to make it fail.
+    /// Addresses that the resolver returns. `None`: the resolver fails.
     answer: Arc<Mutex<Option<Vec<IpAddr>>>>,
     cleared: Arc<Mutex<Vec<SocketAddr>>>,
 }
@@ -75,7 +75,7 @@ async fn resolved_api_server_addresses_outlive_a_failing_resolver() {
     assert_eq!(last(&mut known).unwrap(), both);
     assert_eq!(addresses.shown()[0].from, "api.example resolves to it");
 
-    // The resolver fails, but the source forgets no address.
+    // The resolver fails, but the source keeps all addresses.
     world.answers(None);
     for _ in 0..2 * KEPT.as_secs() / RESOLVE_PERIOD.as_secs() {
         advance(2 * RESOLVE_PERIOD).await;
@@ -85,7 +85,7 @@ async fn resolved_api_server_addresses_outlive_a_failing_resolver() {
     let dialled = addresses.resolve("api.example").await.unwrap();
     assert_eq!(dialled.len(), 2);
 
-    // An address that the name has lost stays for a while, then it is removed.
+    // An address that the name has lost stays for [`KEPT`], and is then removed.
     world.answers(Some(&["172.35.0.10"]));
     advance(2 * RESOLVE_PERIOD).await;
     tokio::task::yield_now().await;
@@ -104,14 +104,14 @@ async fn a_server_address_is_reported_before_its_connection() {
     let world = World::default();
     world.answers(Some(&["127.0.0.1"]));
     let url = format!("http://api.example:{}", at.port());
-    // The proxy has another name than the server.
+    // The host name of the proxy differs from that of the server.
     let addresses = world.addresses(&["https://server.example:6443", &url]);
     let mut known = addresses.subscribe();
     let dial = Dial::new(&addresses, |_| {});
     let dialled = dial.oneshot(url.parse().unwrap()).await.unwrap();
     assert_eq!(*world.cleared.lock().unwrap(), [at]);
     assert_eq!(last(&mut known).unwrap(), [at.to_string()]);
-    // The name now has another address, while the connection to the old one is open.
+    // The name now has another address, but the connection to the old address is still open.
     addresses.change(Instant::now(), |entries| {
         entries.get_mut(&at).unwrap().resolved = None;
     });

@@ -1,4 +1,4 @@
-//! Bytes of a list. A slow list is valid as long as bytes keep arriving.
+//! Bytes of a list, as they arrive. A slow list is valid as long as bytes keep arriving.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -13,10 +13,10 @@ use super::super::end::End;
 
 /// Longest pause between two bytes of a response.
 const STILL: Duration = Duration::from_mins(1);
-/// Longest time for the whole list. A server forgets a list's position after five minutes.
+/// Longest time for the whole list. After five minutes, a server forgets the position in a list.
 const WHOLE: Duration = Duration::from_mins(5);
 
-/// The body of a response, and the start of reading.
+/// Body of a response, with the time at which reading began.
 pub(super) struct Input {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     began: Instant,
@@ -31,7 +31,7 @@ impl Input {
     }
 
     /// Returns the bytes that have arrived and are not consumed, at least one. Waits for them if
-    /// necessary. Returns an empty slice at the end.
+    /// necessary. Returns an empty slice at the end of the body.
     pub(super) async fn held(&mut self) -> Result<&[u8], End> {
         let filled = {
             let mut filling = pin!(self.body.fill_buf());
@@ -45,7 +45,7 @@ impl Input {
                 }
             }
         };
-        // A reader returns an error once, and then the end.
+        // Returns the error here, because a reader returns it only once and then the end.
         filled.map_err(|error: io::Error| End::unreachable(&error))?;
         // The bytes have arrived, so this returns at once.
         let held = self.body.fill_buf().await;

@@ -1,21 +1,21 @@
-//! The metadata of a list.
+//! Metadata of a list.
 
 use proxy::Kind;
 
 use super::super::end::End;
 use crate::decode::kind_name;
 
-/// The metadata that has arrived so far.
+/// Metadata that has arrived so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in super::super) struct Meta {
-    /// The list's version (`metadata.resourceVersion`), or `None` if empty.
+    /// Version of the list (`metadata.resourceVersion`). `None`: empty or not received yet.
     pub(in super::super) version: Option<String>,
-    /// The token of the next page (`metadata.continue`), or `None` on the last page.
+    /// Token of the next page (`metadata.continue`). `None`: this page is the last one.
     pub(in super::super) continue_token: Option<String>,
 }
 
-/// Checks that a list has the expected `kind`. An empty list of another kind would otherwise delete
-/// all objects.
+/// Checks that a list has the expected `kind`. Otherwise, an empty list of another kind would
+/// delete all objects.
 pub(super) fn is_list_of(kind: Kind, said: &str) -> Result<(), End> {
     let wanted = kind_name(kind);
     if said.strip_suffix("List") == Some(wanted) {

@@ -1,5 +1,5 @@
-//! Runs the small mode of the engine's tests through every observer: it is shown, compared,
-//! explained and cleaned up. No observer has code for a particular mode.
+//! Runs the small mode of the engine's tests through every observer: the status, the comparison,
+//! the explanation and the cleanup. No observer has code for a particular mode.
 
 #[path = "../../../../../engine/tests/small/mode.rs"]
 mod mode;
@@ -19,8 +19,8 @@ use super::*;
 use crate::check;
 use mode::{Kernel, NoFlags, Plan, Userspace};
 
-/// Footprint of the small mode. If the mode crashes, it leaves a table that redirects packets to
-/// its sockets.
+/// Footprint of the small mode. If the mode crashes, it leaves a table whose rules redirect packets
+/// to its sockets.
 const FOOTPRINT: Footprint = Footprint {
     nft_tables: &["small"],
     served_by: ServedBy::Process,
@@ -60,7 +60,7 @@ fn fill(model: &mut Model) {
     }
 }
 
-/// Returns the output of `kube-proxy diff` about the mode.
+/// Returns the output of `kube-proxy diff` in this mode.
 async fn diff(kernel: &Kernel) -> String {
     let (options, mut model) = (options(&[]), Model::new());
     fill(&mut model);

@@ -1,4 +1,5 @@
-//! Limits on the cost of requests for the loop's thread, the memory, and other clients.
+//! Tests that limit the cost of requests for the loop's thread, for the memory, and for other
+//! clients.
 
 use std::sync::Mutex;
 use std::sync::mpsc;
@@ -8,12 +9,12 @@ use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters}
 
 use super::*;
 
-/// Fake kernel with counters at this number of addresses. A read reports that it has begun, then
-/// waits for the test.
+/// Fake kernel with counters at this number of addresses. A read reports that it has begun, and
+/// then waits for the test.
 struct Kernel {
     addresses: u32,
     gate: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
-    /// One entry per read: the number of addresses requested singly, or `None` for a full read.
+    /// One entry per read: the number of addresses that were requested singly. `None`: a full read.
     looks: Arc<Mutex<Vec<Option<usize>>>>,
 }
 
@@ -44,7 +45,7 @@ impl ReadCounters for Kernel {
         take: &mut dyn FnMut(CounterSample<'_>),
     ) -> Result<()> {
         if let Some((began, goes_on)) = &self.gate {
-            // Ignores a dropped receiver: the waiting test may have ended.
+            // Ignores a dropped receiver: the test that waited may have ended.
             let _ = began.send(());
             let _ = goes_on.recv();
         }
@@ -73,8 +74,8 @@ impl ReadCounters for Kernel {
     }
 }
 
-/// Replies to requests as the loop does, until `asking` is complete. Also returns the CPU time that
-/// this thread spent outside the replies.
+/// Replies to requests as the loop does, until `asking` is complete. Also returns the CPU time of
+/// this thread outside of the replies.
 async fn beside<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration) {
     let (began, mut answering) = (worked(), Duration::ZERO);
     tokio::pin!(asking);
@@ -92,7 +93,7 @@ async fn beside<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, 
     }
 }
 
-/// Returns only the status code, because other tests check the body.
+/// Returns only the status code of a response. Other tests check the body.
 async fn code(inspect: &Arc<Inspect>, path: &str) -> u16 {
     let request = http::Request::get(path).body(()).unwrap();
     let (head, ()) = request.into_parts();
