@@ -1,4 +1,4 @@
-//! The engine's state for a mode.
+//! State that the engine keeps for a mode.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use reconcile::{ReadSchedule, Removals};
 use crate::kinds::{Config as _, Kinds, Part as _, number};
 use crate::news::ReportDraft;
 
-/// Shortest pause between two reads of a part with unexpected content.
+/// Shortest pause between two reads of a part whose content was unexpected.
 const REREAD_PAUSE: Duration = Duration::from_millis(100);
 
 /// The engine's knowledge of one part of the kernel's state.
@@ -21,27 +21,28 @@ struct Knowledge {
     written: Option<Instant>,
 }
 
-/// The engine's state for a mode.
+/// State that the engine keeps for a mode.
 pub struct State<K: Kinds> {
     /// The mode's settings.
     pub config: Arc<K::Config>,
-    /// The current time.
+    /// Time at which the engine was last called.
     pub now: Instant,
     /// Facts about this node.
     pub node: NodeFacts,
-    /// Addresses that the kernel has announced as new. An address stays until the next read.
+    /// New addresses that the kernel has reported since the last read of the node's addresses.
     pub(crate) arriving: HashSet<IpAddr>,
-    /// The addresses that serve NodePorts, for readers outside the engine.
+    /// Addresses that serve NodePorts, for readers outside the engine.
     pub serving: NodePorts,
-    /// The next report.
+    /// The next report, under construction.
     pub report: Report,
     /// Changed Services and drift for later reports.
     pub news: ReportDraft,
-    /// The parts in the order of [`Part::ALL`](crate::Part::ALL).
+    /// Knowledge of each part, in the order of [`Part::ALL`](crate::Part::ALL).
     parts: Vec<Knowledge>,
-    /// The plans that lanes are writing.
+    /// Plans that lanes are writing.
     pub(crate) in_flight: Vec<(K::Lane, Arc<K::Plan>)>,
-    /// True once the wanted entries are known. Until then, the engine writes and deletes no entry.
+    /// True once the wanted entries are known. Until then, the engine neither writes nor deletes
+    /// entries.
     pub(crate) has_claims: bool,
     pub(crate) may_delete: bool,
 }
@@ -72,13 +73,14 @@ impl<K: Kinds> State<K> {
         }
     }
 
-    /// Reports whether unwanted entries may be deleted. Requires complete sources, and knowledge of
-    /// which entries are ours.
+    /// Reports whether the engine may delete unwanted entries. All objects must be known, and also
+    /// which entries belong to this program.
     pub fn may_delete(&self) -> bool {
         self.may_delete
     }
 
-    /// Returns the removal setting for tables. A forbidden removal does not count as late.
+    /// Returns the treatment of unwanted entries in tables. If their deletion is forbidden, they do
+    /// not count as late.
     pub fn removals(&self) -> Removals {
         if self.may_delete {
             Removals::Late
@@ -113,35 +115,35 @@ impl<K: Kinds> State<K> {
         &mut self.part_mut(part).look
     }
 
-    /// Requests to read a part as soon as possible.
+    /// Requests a read of a part as soon as possible.
     pub fn ask(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask(now);
     }
 
-    /// Requests a read of a part whose content was unexpected. Keeps a minimum pause after the last
-    /// read.
+    /// Requests a read of a part whose content was unexpected. Waits for the shortest pause after
+    /// the last read.
     pub fn doubt(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask_apart(now, REREAD_PAUSE);
     }
 
-    /// Records a write to a part.
+    /// Records a successful write to a part.
     pub fn wrote(&mut self, part: K::Part) {
         self.part_mut(part).written = Some(self.now);
     }
 
-    /// Returns the time of the last write to a part.
+    /// Returns the time of the last successful write to a part.
     pub(crate) fn last_written(&self, part: K::Part) -> Option<Instant> {
         self.part(part).written
     }
 
-    /// Records in the report that the source `name` is readable again.
+    /// Records in the report that the part `name` is readable again.
     pub fn tell_readable(&mut self, name: &'static str) {
         self.report.readable.push(name);
     }
 
-    /// Records in the report that a part of the kernel is unreadable.
+    /// Records in the report that a part of the kernel's state is unreadable.
     pub fn tell_unreadable(&mut self, unreadable: Unreadable) {
         self.report.unreadable.push(unreadable);
     }
@@ -150,7 +152,7 @@ impl<K: Kinds> State<K> {
         self.parts.iter().all(|part| part.look.is_tried())
     }
 
-    /// Starts the lane's pending reads, and returns their parts.
+    /// Marks the lane's pending reads as started, and returns their parts.
     pub(crate) fn begin_reading(&mut self, lane: K::Lane) -> Vec<K::Part> {
         let now = self.now;
         let all = K::Part::ALL.iter().copied();
@@ -190,7 +192,7 @@ impl<K: Kinds> State<K> {
         self.in_flight.iter().any(|(of, _)| *of == lane)
     }
 
-    /// Removes and returns the plan that a lane has finished writing.
+    /// Removes and returns the plan that the lane has written.
     pub(crate) fn landed(&mut self, lane: K::Lane) -> Option<Arc<K::Plan>> {
         let at = self.in_flight.iter().position(|(of, _)| *of == lane)?;
         Some(self.in_flight.swap_remove(at).1)
@@ -198,9 +200,9 @@ impl<K: Kinds> State<K> {
 
     // ---- the node ----
 
-    /// Applies the Node object, and returns true if the node's facts changed. A Node without
-    /// addresses, such as a new Node before its cloud provider has initialised it, removes no
-    /// address.
+    /// Applies the Node object. Returns true if the facts about the node have changed. A Node
+    /// without addresses removes no address: it may be new, and its cloud provider may not have set
+    /// addresses yet.
     pub(crate) fn learn_node(&mut self, object: Option<&Node>) -> bool {
         let family = self.node.family;
         let addresses = object.map(|node| node.addresses.as_slice());
@@ -215,15 +217,15 @@ impl<K: Kinds> State<K> {
         has_changed
     }
 
-    /// Reports whether the kernel has announced this address since the last read of the node's
-    /// addresses.
+    /// Reports whether the kernel has reported this address as new since the last read of the
+    /// node's addresses.
     pub fn is_arriving(&self, address: &IpAddr) -> bool {
         self.arriving.contains(address)
     }
 
     // ---- reports ----
 
-    /// Reports whether a report is ready although no lane has finished.
+    /// Reports whether a report is ready although no lane has finished work.
     pub(crate) fn has_news(&self) -> bool {
         let report = &self.report;
         !report.settled.is_empty()
