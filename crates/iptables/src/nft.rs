@@ -1,7 +1,7 @@
-//! Queries nftables over netlink, without a program: the existing tables, their changes, and
-//! whether the kernel would accept iptables rules.
+//! Queries nftables over netlink, without running a program: existing tables, their changes, and
+//! the kernel's support for iptables rules.
 //!
-//! The queries write nothing. As for `nft --check`, they send a transaction without its end. The
+//! The queries write nothing. Like `nft --check`, they send a transaction without its end. The
 //! kernel checks each message, loads the modules that it needs, and rolls back.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nf_tables_compat.h`,
@@ -32,8 +32,9 @@ const NFT_MSG_DELRULE: u16 = message(8);
 const NFT_MSG_GETGEN: u16 = message(16);
 /// Message type of a query for a match or target: `NFNL_SUBSYS_NFT_COMPAT`, `NFNL_MSG_COMPAT_GET`.
 const NFNL_MSG_COMPAT_GET: u16 = 11 << 8;
-/// The first attribute of each kind: `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`,
-/// `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and the name of an expression, a match or a target.
+/// Number of the first attribute of a message: `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`,
+/// `NFTA_RULE_TABLE`, `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and the name of an expression, a match or a
+/// target.
 const FIRST: u16 = 1;
 const NFTA_TABLE_FLAGS: u16 = 2;
 const NFT_TABLE_F_DORMANT: u32 = 1;
@@ -51,11 +52,11 @@ const REVISION: u16 = 2;
 /// Attribute of an extension's data: `NFTA_MATCH_INFO`, `NFTA_TARGET_INFO`.
 const INFO: u16 = 3;
 
-/// The tables of iptables.
+/// Names of the iptables tables.
 const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-/// Modules for rules of iptables.
+/// Kernel modules that iptables rules in nftables need.
 const MODULES: [&str; 2] = ["nft_compat", "nft_chain_nat"];
-/// Table and chain of the unfinished transaction.
+/// Table and chain in the transaction that is never completed.
 const PROBE: &str = "kube-proxy-probe";
 const CHAIN: &str = "prerouting";
 
@@ -63,8 +64,8 @@ const fn message(command: u16) -> u16 {
     (NFNL_SUBSYS_NFTABLES as u16) << 8 | command
 }
 
-/// Returns the state of a family's iptables tables, or `None` if it is unknown. The query loads
-/// `nf_tables`, as `iptables-nft-save` does.
+/// Returns the state of a family's iptables tables, or `None` if the query fails. The query makes
+/// the kernel load `nf_tables`, as `iptables-nft-save` does.
 pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     let mut connection = match Connection::open(Protocol::Netfilter) {
         Ok(connection) => connection,
@@ -81,7 +82,7 @@ pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     }
 }
 
-/// Returns the dormant iptables tables, whose base chains get no packets.
+/// Returns the dormant iptables tables, whose base chains receive no packets.
 pub(crate) fn dormant_tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
     let mut connection = match Connection::open(Protocol::Netfilter) {
         Ok(connection) => connection,
@@ -116,12 +117,12 @@ fn iptables_tables(dump: &Dump) -> Result<Vec<(&'static str, u32)>, Error> {
     Ok(tables)
 }
 
-/// Reads the existing iptables tables, and the number of the ruleset's last change.
+/// Reads the existing iptables tables, and the generation of the ruleset.
 fn read(
     connection: &mut Connection,
     family: IpFamily,
 ) -> Result<(Vec<&'static str>, Option<u32>), Error> {
-    // Asks before reading the tables, so that a later change has another generation.
+    // Queries the generation first, so that a later change of the tables has another generation.
     let answer = connection.request(NFT_MSG_GETGEN, 0, |w| w.bytes(&[0; 4]))?;
     let mut generation = None;
     for (_, payload) in answer.iter() {
@@ -137,7 +138,7 @@ fn read(
     Ok((tables.map(|(table, _)| table).collect(), generation))
 }
 
-/// Returns the chains of the iptables tables, or `None` if they are unknown.
+/// Returns the chains of the iptables tables, or `None` if the query fails.
 pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     let chains = Connection::open(Protocol::Netfilter).and_then(|mut connection| {
         let answer = connection.dump(NFT_MSG_GETCHAIN, 0, |w| header(w, family))?;
@@ -162,8 +163,8 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     }
 }
 
-/// Reports whether the kernel cannot hold iptables rules of a family. It lacks nf_tables, the
-/// family, or the matches that every mode has.
+/// Reports whether the kernel cannot hold iptables rules of a family: it lacks nf_tables, the
+/// family, or the matches that rules of every mode use.
 pub(crate) fn is_absent(family: IpFamily) -> bool {
     let has_no_matches = || {
         let refused = has_match(family, "addrtype", 1);
@@ -172,7 +173,7 @@ pub(crate) fn is_absent(family: IpFamily) -> bool {
     probe(family) == RuleSupport::Never || has_no_matches()
 }
 
-/// Reports whether the kernel lacks the match, or the means to query it.
+/// Reports whether the error means that the kernel lacks the match, or lacks the means to query it.
 pub(crate) fn is_unknown(error: &Error) -> bool {
     let is_no = |errno| matches!(errno, libc::ENOENT | libc::EINVAL | libc::EPROTONOSUPPORT);
     match error {
@@ -182,8 +183,8 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
     }
 }
 
-/// If nf_tables exists, loads the further modules that iptables rules need, and the `needed`
-/// modules.
+/// Loads the other modules that iptables rules need, and the `needed` modules. Does nothing if the
+/// kernel lacks nf_tables.
 pub(crate) fn load_modules(needed: &[&str]) {
     let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == RuleSupport::Works;
     if modules::is_loadable(MODULES[0]) && Connection::open(Protocol::Netfilter).is_ok_and(works) {
@@ -191,7 +192,7 @@ pub(crate) fn load_modules(needed: &[&str]) {
     }
 }
 
-/// Checks that the kernel would accept a NAT chain, and a match and target of iptables.
+/// Checks that the kernel would accept a NAT chain, and an iptables match and target.
 pub(crate) fn probe(family: IpFamily) -> RuleSupport {
     match Connection::open(Protocol::Netfilter) {
         Ok(mut connection) => match probe_table(&mut connection, family) {
@@ -203,20 +204,20 @@ pub(crate) fn probe(family: IpFamily) -> RuleSupport {
     }
 }
 
-/// Checks that the kernel has this revision of an iptables match, for rules in nftables.
+/// Checks that the kernel has this revision of an iptables match for rules in nftables.
 pub(crate) fn has_match(family: IpFamily, name: &str, revision: u8) -> Result<(), Error> {
     let mut connection = Connection::open(Protocol::Netfilter)?;
     let answer = connection.request(NFNL_MSG_COMPAT_GET, 0, |w| {
         header(w, family);
         w.attr_str(FIRST, name);
         w.attr_be32(REVISION, revision.into());
-        // `NFTA_COMPAT_TYPE`: a match.
+        // `NFTA_COMPAT_TYPE`: 0 is a match.
         w.attr_be32(INFO, 0);
     });
     answer.map(drop)
 }
 
-/// Checks that nftables knows the family.
+/// Checks that nftables supports the family.
 fn probe_table(connection: &mut Connection, family: IpFamily) -> RuleSupport {
     dry_run(connection, &begin(family))
 }
@@ -260,8 +261,8 @@ fn extension(w: &mut Writer<'_>, kind: &str, name: &str, revision: u32, info: &[
     });
 }
 
-/// Returns the beginning of a transaction with a dormant table, which sets no hook even for a
-/// moment.
+/// Returns the first messages of a transaction. Its table is dormant, so that the kernel never
+/// registers a hook.
 fn begin(family: IpFamily) -> Batch {
     let mut batch = Batch::new();
     batch.push(NFNL_MSG_BATCH_BEGIN, 0, of_batch);
@@ -273,7 +274,7 @@ fn begin(family: IpFamily) -> Batch {
     batch
 }
 
-/// Writes the body of the messages that begin and end a transaction: `struct nfgenmsg`.
+/// Writes the body of the first and last message of a transaction: `struct nfgenmsg`.
 fn of_batch(w: &mut Writer<'_>) {
     w.bytes(&[0, 0, 0, NFNL_SUBSYS_NFTABLES]);
 }
@@ -284,12 +285,13 @@ fn dry_run(connection: &mut Connection, batch: &Batch) -> RuleSupport {
             RuleSupport::Works
         }
         Ok(replies) => {
-            // Without nf_tables, the first message fails. Without the family, the table fails.
+            // Without nf_tables, the kernel refuses the first message. Without the family, it
+            // refuses the table.
             let mut first = replies.iter().take(2).filter_map(Reply::errno);
             if first.any(|errno| errno == libc::EOPNOTSUPP || errno == libc::EAFNOSUPPORT) {
                 RuleSupport::Never
             } else if replies.iter().any(|of| of.errno() == Some(libc::ENOENT)) {
-                // The kernel lacks the type of chain, the match or the target.
+                // The kernel lacks the chain type, the match or the target.
                 RuleSupport::Lacks
             } else {
                 RuleSupport::Unknown
@@ -299,7 +301,8 @@ fn dry_run(connection: &mut Connection, batch: &Batch) -> RuleSupport {
     }
 }
 
-/// Reports whether the kernel lacks nfnetlink, nf_tables, or a module for it.
+/// Reports whether the error means that the kernel lacks nfnetlink, nf_tables or a module that it
+/// needs.
 fn is_missing(error: &Error) -> bool {
     match error {
         Error::Open { source, .. } => source.raw_os_error() == Some(libc::EPROTONOSUPPORT),

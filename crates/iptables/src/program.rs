@@ -1,4 +1,4 @@
-//! Runs a program with a time limit and without a shell.
+//! Runs a program without a shell, and with a time limit.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,10 +14,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// Folders of system programs, searched after `PATH`.
+/// Folders of system programs. They are searched after those in `PATH`.
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 
-/// Size of the buffers for input and output.
+/// Size of each buffer for input or output, in bytes.
 const CHUNK: usize = 64 * 1024;
 
 /// A function that writes a program's standard input.
@@ -29,19 +29,19 @@ pub type Output<'a> = &'a mut (dyn FnMut(&mut dyn BufRead) + Send);
 #[derive(Debug, Clone)]
 pub struct Program(PathBuf);
 
-/// The results of a program that has ended.
+/// Result of a program that has exited.
 #[derive(Debug)]
 pub struct ProgramExit {
     /// Exit status.
     pub status: ExitStatus,
-    /// Standard output. Empty if it was streamed.
+    /// Standard output. Empty if the caller read it as a stream.
     pub stdout: String,
     /// Standard error.
     pub stderr: String,
 }
 
 impl Program {
-    /// Finds a program in `PATH` or in the folders of system programs.
+    /// Finds a program in the folders of `PATH`, and then in those of system programs.
     pub fn find(name: &str) -> Option<Self> {
         std::env::split_paths(&search_path())
             .map(|dir| dir.join(name))
@@ -59,26 +59,26 @@ impl Program {
         &self.0
     }
 
-    /// Returns the program's name, without the folder.
+    /// Returns the file name of the program.
     pub(crate) fn name(&self) -> String {
         let name = self.0.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// Runs the program in the caller's network namespace, with `PATH` as its only variable, and
-    /// waits. After `limit`, kills the program with its children, and returns
-    /// [`io::ErrorKind::TimedOut`].
+    /// Runs the program in the network namespace of the caller, and waits for its exit. `PATH` is
+    /// its only environment variable. After `limit`, kills the program with its children and
+    /// returns [`io::ErrorKind::TimedOut`].
     ///
     /// # Errors
     ///
-    /// The program cannot be started or waited for, or the limit has passed.
+    /// The program cannot be started or waited for, or exceeds the limit.
     pub fn run(&self, arguments: &[&str], input: &str, limit: Duration) -> io::Result<ProgramExit> {
         let mut stdout = Vec::new();
         let mut write = |sink: &mut dyn Write| sink.write_all(input.as_bytes());
         let mut finished = self.stream(
             arguments,
             (!input.is_empty()).then_some(&mut write),
-            // The output before a read error counts.
+            // Keeps the output before a read error.
             &mut |source| drop(source.read_to_end(&mut stdout)),
             limit,
         )?;
@@ -86,8 +86,8 @@ impl Program {
         Ok(finished)
     }
 
-    /// Runs the program like [`run`](Self::run), but writes its input and reads its output piece by
-    /// piece. Only an input needs a thread.
+    /// Runs the program like [`run`](Self::run), but lets the caller write input and read output as
+    /// streams. Starts a thread only if the program has input.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Program {
     ) -> io::Result<ProgramExit> {
         let limit = limit.into();
         let deadline = Instant::now() + limit.whole;
-        // A file in memory takes all messages, even if nobody reads them yet.
+        // A memory file accepts all error messages, even if no thread reads them yet.
         let mut stderr = File::from(memfd_create("stderr", MemfdFlags::CLOEXEC)?);
         let stdin = match input {
             Some(_) => Stdio::piped(),
@@ -119,7 +119,8 @@ impl Program {
         let in_time = thread::scope(|scope| {
             let mut fed = Ok(());
             if let (Some(stdin), Some(input)) = (child.stdin.take(), input) {
-                // Ignores a write error: a program that stops reading early says why on stderr.
+                // Ignores a write error: a program that stops reading its input reports the reason
+                // on stderr.
                 let feed = move || {
                     let mut sink = BufWriter::with_capacity(CHUNK, stdin);
                     input(&mut sink).and_then(|()| sink.flush())
@@ -137,8 +138,8 @@ impl Program {
                     };
                     let mut source = BufReader::with_capacity(CHUNK, until);
                     output(&mut source);
-                    // Reads to the end, which comes once the program and its children have closed
-                    // the output. A read error shows in the exit status.
+                    // Reads until the program and its children have closed the output. A read error
+                    // also shows in the exit status.
                     let _ = io::copy(&mut source, &mut io::sink());
                     !source.get_ref().is_late
                 })
@@ -163,24 +164,24 @@ impl Program {
     }
 }
 
-/// The time limits of a program.
+/// Time limits of a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
-    /// Total time.
+    /// Longest total time.
     pub whole: Duration,
-    /// Limit of time without output.
+    /// Longest time without output.
     pub silence: Duration,
 }
 
 impl From<Duration> for Limit {
-    /// Allows this time in total. The program may be silent for as long.
+    /// Returns limits with this total time, and no separate limit for silence.
     fn from(whole: Duration) -> Self {
         let silence = whole;
         Self { whole, silence }
     }
 }
 
-/// A program's output, readable until its deadline.
+/// Output of a program, readable until the deadline.
 struct TimedOutput {
     stdout: ChildStdout,
     deadline: Instant,
@@ -189,7 +190,7 @@ struct TimedOutput {
 }
 
 impl Read for TimedOutput {
-    /// Fails with [`io::ErrorKind::TimedOut`] after the deadline.
+    /// Reads output. Returns [`io::ErrorKind::TimedOut`] after the deadline.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
@@ -227,8 +228,8 @@ fn lossy(bytes: Vec<u8>) -> String {
 }
 
 fn kill(child: &mut Child) {
-    // The child leads a process group, so that its own children (modprobe) are killed with it.
-    // Otherwise they would keep the pipes open.
+    // The child leads a process group, so the signal also kills its own children (modprobe). They
+    // would otherwise keep the pipes open.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);
     }

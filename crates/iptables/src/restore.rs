@@ -1,13 +1,13 @@
 //! The input of `iptables-restore --noflush`, which changes only the named chains.
 //!
-//! Rules are lines that begin with `-A CHAIN`, as rendered and read.
+//! Rules are lines that begin with `-A CHAIN`, as this crate renders and reads them.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 
 use crate::table::Table;
 
-/// A writer of commands, table by table. iptables applies each table whole or not at all.
+/// A writer of commands, table by table. iptables applies either all commands of a table or none.
 pub struct Restore<'a> {
     sink: &'a mut dyn Write,
 }
@@ -22,16 +22,16 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink fails.
+    /// The sink returns an error.
     pub fn begin(&mut self, table: Table) -> io::Result<()> {
         writeln!(self.sink, "*{table}")
     }
 
-    /// Creates or empties a chain. The same transaction may fill the chain again.
+    /// Creates a chain, or empties it if it exists. Later commands for the same table may fill it.
     ///
     /// # Errors
     ///
-    /// The sink fails.
+    /// The sink returns an error.
     pub fn declare(&mut self, chain: impl Display) -> io::Result<()> {
         writeln!(self.sink, ":{chain} - [0:0]")
     }
@@ -40,16 +40,16 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink fails.
+    /// The sink returns an error.
     pub fn append(&mut self, rule: &str) -> io::Result<()> {
         writeln!(self.sink, "{rule}")
     }
 
-    /// Appends rules, each with a line feed, to their chain.
+    /// Appends several rules to their chain. Each rule ends with a line feed.
     ///
     /// # Errors
     ///
-    /// The sink fails.
+    /// The sink returns an error.
     pub fn append_lines(&mut self, rules: &str) -> io::Result<()> {
         self.sink.write_all(rules.as_bytes())
     }
@@ -58,43 +58,43 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink fails.
+    /// The sink returns an error.
     pub fn insert(&mut self, rule: &str) -> io::Result<()> {
         writeln!(self.sink, "-I{}", behind_verb(rule))
     }
 
-    /// Deletes the first equal rule.
+    /// Deletes the first rule that equals this one.
     ///
     /// # Errors
     ///
-    /// The sink fails.
+    /// The sink returns an error.
     pub fn delete(&mut self, rule: &str) -> io::Result<()> {
         writeln!(self.sink, "-D{}", behind_verb(rule))
     }
 
-    /// Empties a chain that this text has already declared and filled.
+    /// Empties a chain that this text has created and filled before.
     ///
     /// # Errors
     ///
-    /// The sink fails.
+    /// The sink returns an error.
     pub fn flush(&mut self, chain: impl Display) -> io::Result<()> {
         writeln!(self.sink, "-F {chain}")
     }
 
-    /// Removes an empty chain to which no rule leads.
+    /// Removes a chain that has no rules and is the target of no rule.
     ///
     /// # Errors
     ///
-    /// The sink fails.
+    /// The sink returns an error.
     pub fn remove(&mut self, chain: impl Display) -> io::Result<()> {
         writeln!(self.sink, "-X {chain}")
     }
 
-    /// Ends and applies the table.
+    /// Ends the commands of a table, which makes iptables apply them.
     ///
     /// # Errors
     ///
-    /// The sink fails.
+    /// The sink returns an error.
     pub fn commit(&mut self) -> io::Result<()> {
         writeln!(self.sink, "COMMIT")
     }
@@ -107,7 +107,7 @@ fn behind_verb(rule: &str) -> &str {
 /// Returns the text that `write` writes.
 pub fn restore_text(write: impl FnOnce(&mut Restore<'_>) -> io::Result<()>) -> String {
     let mut text = Vec::new();
-    // Writing to a Vec cannot fail.
+    // Writing to a `Vec` cannot fail.
     let _ = write(&mut Restore::new(&mut text));
     String::from_utf8(text).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! The only parser of `iptables-save`, line by line. It stores no text, and copies only words with
-//! an escaped character.
+//! The parser of `iptables-save`, line by line. It stores no text, and copies only words with an
+//! escaped character.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ pub enum Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Parses a line without its line feed. Returns `None` for comments and other lines.
+    /// Parses a line without its line feed. Returns `None` for comments and unknown lines.
     pub fn parse(line: &'a str) -> Option<Self> {
         if let Some(text) = line.strip_prefix("-A ") {
             let chain = first(text);
@@ -35,7 +35,8 @@ impl<'a> Line<'a> {
         (line == "COMMIT").then_some(Self::Commit)
     }
 
-    /// Returns the chain of a rule, with or without counters, or `None` for other lines.
+    /// Returns the chain of a line with a rule, with or without counters. Returns `None` for other
+    /// lines.
     pub(crate) fn chain_of_rule(line: &'a str) -> Option<&'a str> {
         let rule = match line.strip_prefix('[') {
             Some(counted) => counted.split_once("] ")?.1,
@@ -48,7 +49,7 @@ impl<'a> Line<'a> {
 /// A rule with its counters, as `iptables-save -c` prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CountedRule<'a> {
-    /// Number of matched packets. In table nat it is the number of connections, because only the
+    /// Number of matched packets. In table nat, this is the number of connections, because only the
     /// first packet of a connection passes the table.
     pub packets: u64,
     /// The rule.
@@ -56,7 +57,7 @@ pub struct CountedRule<'a> {
 }
 
 impl<'a> CountedRule<'a> {
-    /// Parses a line without its line feed, or returns `None` for other lines.
+    /// Parses a line without its line feed. Returns `None` if it is not a rule with counters.
     pub fn parse(line: &'a str) -> Option<Self> {
         let (counts, rule) = line.strip_prefix('[')?.split_once("] ")?;
         let (packets, _) = counts.split_once(':')?;
@@ -71,7 +72,7 @@ fn first(words: &str) -> &str {
     words.split(' ').next().unwrap_or_default()
 }
 
-/// A printed rule.
+/// A rule in the output of `iptables-save`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleLine<'a> {
     /// The whole line, from `-A` on.
@@ -81,7 +82,7 @@ pub struct RuleLine<'a> {
 }
 
 impl<'a> RuleLine<'a> {
-    /// Parses a line, or returns `None` for other lines.
+    /// Parses a line without its line feed. Returns `None` if it is not a rule.
     pub fn parse(line: &'a str) -> Option<Self> {
         match Line::parse(line) {
             Some(Line::Rule(rule)) => Some(rule),
@@ -89,7 +90,7 @@ impl<'a> RuleLine<'a> {
         }
     }
 
-    /// Returns the options without the text of comments, which may look like an option.
+    /// Returns the words of the rule without the texts of comments, which may look like options.
     pub fn options(&self) -> impl Iterator<Item = Cow<'a, str>> {
         let mut words = self.words();
         std::iter::from_fn(move || {
@@ -101,7 +102,7 @@ impl<'a> RuleLine<'a> {
         })
     }
 
-    /// Returns the target: a chain, or an action of the kernel.
+    /// Returns the target: another chain, or an action of the kernel.
     pub fn target(&self) -> Option<Cow<'a, str>> {
         let mut options = self.options();
         options.find(|word| word == "-j" || word == "-g")?;
@@ -115,7 +116,7 @@ impl<'a> RuleLine<'a> {
         words.next()
     }
 
-    /// Reports whether the rule looks a packet up in this ipset.
+    /// Reports whether the rule matches packets against this ipset.
     pub fn asks_set(&self, name: &str) -> bool {
         let mut options = self.options();
         while options.any(|word| word == "--match-set" || word == "--map-set") {
@@ -126,7 +127,7 @@ impl<'a> RuleLine<'a> {
         false
     }
 
-    /// Returns the words as `iptables-restore` splits them, including `-A` and the chain.
+    /// Returns all words, including `-A` and the chain, as `iptables-restore` splits the line.
     pub fn words(&self) -> Words<'a> {
         Words { rest: self.text }
     }
@@ -134,10 +135,11 @@ impl<'a> RuleLine<'a> {
 
 const COMMENT: &str = "--comment";
 
-/// The word that stands for a part that iptables cannot express.
+/// Word that replaces the part of a rule that iptables cannot express.
 pub(crate) const NATIVE: &str = "[nft]";
 
-/// The words of a line. `"` groups, and `\` escapes the next character.
+/// Words of a line. Quotation marks group characters into a word, and `\` escapes the next
+/// character.
 #[derive(Debug, Clone)]
 pub struct Words<'a> {
     rest: &'a str,
@@ -151,7 +153,7 @@ impl<'a> Iterator for Words<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        // Searches bytes, because none of these can be part of a longer character.
+        // A search by bytes is sufficient: none of these bytes can be part of a longer character.
         let is_special = |byte: u8| matches!(byte, b' ' | b'"' | b'\\');
         let special = self.rest.bytes().position(is_special);
         let (word, after) = self.rest.split_at(special.unwrap_or(self.rest.len()));
@@ -159,7 +161,7 @@ impl<'a> Iterator for Words<'a> {
             self.rest = after;
             return Some(Cow::Borrowed(word));
         }
-        // A quoted word without a special character.
+        // Fast path for a quoted word without a special character.
         if let Some(quoted) = self.rest.strip_prefix('"')
             && let Some((word, after)) = quoted.split_once('"')
             && !word.contains('\\')
@@ -187,23 +189,24 @@ impl<'a> Iterator for Words<'a> {
     }
 }
 
-/// A reader that adds the current table to each line.
+/// A reader that knows the current table, and adds it to each entry.
 #[derive(Debug, Clone, Default)]
 pub struct Reader {
     table: Option<Table>,
 }
 
-/// An entry of a table.
+/// A chain or a rule of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry<'a> {
-    /// A chain of this name.
+    /// A chain with this name.
     Chain(&'a str),
     /// A rule of a chain.
     Rule(RuleLine<'a>),
 }
 
 impl Reader {
-    /// Reads a line without its line feed. Ignores tables that no kube-proxy writes to.
+    /// Reads a line without its line feed. Returns `None` for tables to which no kube-proxy writes,
+    /// and for lines that are not entries.
     pub fn read<'a>(&mut self, line: &'a str) -> Option<(Table, Entry<'a>)> {
         let entry = match Line::parse(line)? {
             Line::Table(name) => {
@@ -221,7 +224,7 @@ impl Reader {
     }
 }
 
-/// Returns the chains of a text with rules that only nft can list, each with its table.
+/// Returns the chains in a text that have rules which only nft can list, each with its table.
 pub fn native_chains(saved: &str) -> BTreeSet<(&str, &str)> {
     let (mut chains, mut table) = (BTreeSet::new(), "");
     for line in saved.lines() {
@@ -238,7 +241,7 @@ pub fn native_chains(saved: &str) -> BTreeSet<(&str, &str)> {
     chains
 }
 
-/// Returns all entries of a text.
+/// Returns all chains and rules in the output of `iptables-save`, each with its table.
 pub fn entries(saved: &str) -> impl Iterator<Item = (Table, Entry<'_>)> {
     let mut reader = Reader::default();
     saved.lines().filter_map(move |line| reader.read(line))

@@ -1,7 +1,7 @@
-//! Reads the chains of an iptables table and their rules from the kernel.
+//! Reads the chains of an iptables table, with their rules, from the kernel.
 //!
-//! Rules that kube-proxies add to built-in chains are rendered as `iptables-save` prints them. Of
-//! any other rule, only the target is rendered, after [`NATIVE`].
+//! If a rule has the form that kube-proxies add to built-in chains, its text equals that of
+//! `iptables-save`. For any other rule, the text contains only [`NATIVE`] and the target.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/xt_conntrack.h`,
 //! `linux/netfilter/xt_addrtype.h`, `linux/netfilter/xt_comment.h`.
@@ -25,14 +25,14 @@ const NFTA_IMMEDIATE_DATA: u16 = 2;
 const NFTA_DATA_VERDICT: u16 = 2;
 const NFTA_VERDICT_CODE: u16 = 1;
 const NFTA_VERDICT_CHAIN: u16 = 2;
-/// Verdicts: `NF_DROP`, `NF_ACCEPT`, `NFT_JUMP`, `NFT_GOTO`, `NFT_RETURN`.
+/// Codes of verdicts: `NF_DROP`, `NF_ACCEPT`, `NFT_JUMP`, `NFT_GOTO`, `NFT_RETURN`.
 const DROP: u32 = 0;
 const ACCEPT: u32 = 1;
 const JUMP: u32 = (-3_i32).cast_unsigned();
 const GOTO: u32 = (-4_i32).cast_unsigned();
 const RETURN: u32 = (-5_i32).cast_unsigned();
 
-/// A connection to nf_tables that reads the tables of one family.
+/// A connection to nf_tables for reads of one family's tables.
 pub(crate) struct KernelReader {
     connection: Connection,
     family: IpFamily,
@@ -42,16 +42,16 @@ pub(crate) struct KernelReader {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KernelChain {
     pub(crate) name: String,
-    /// The hook of a base chain.
+    /// Hook of a base chain. `None` for a regular chain.
     pub(crate) hook: Option<Hook>,
 }
 
-/// The hook where packets enter a base chain.
+/// Hook at which packets enter a base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hook {
     pub(crate) number: u32,
     pub(crate) priority: i32,
-    /// The chain's type: `filter`, `nat` or `route`.
+    /// Type of the chain: `filter`, `nat` or `route`.
     pub(crate) kind: String,
     pub(crate) drops: bool,
 }
@@ -59,13 +59,13 @@ pub(crate) struct Hook {
 /// A rule of a chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ListedRule {
-    /// The rule's text, as `iptables-save` prints it, or with [`NATIVE`] in it.
+    /// Text of the rule, in the form of `iptables-save` or with [`NATIVE`] in it.
     pub(crate) text: String,
-    /// Packets and bytes that the rule has counted.
+    /// Numbers of packets and bytes that the rule has counted.
     pub(crate) counted: (u64, u64),
-    /// The kernel's number of the rule.
+    /// Handle of the rule in the kernel.
     pub(crate) handle: u64,
-    /// True if `iptables-nft` itself writes all these expressions.
+    /// True if `iptables-nft` itself could have written all expressions of the rule.
     pub(crate) looks_compatible: bool,
 }
 
@@ -77,7 +77,7 @@ impl ListedRule {
 }
 
 impl KernelReader {
-    /// Opens a connection, or returns `None` if the kernel has no nf_tables.
+    /// Opens a connection. Returns `None` if the kernel lacks nf_tables.
     pub(crate) fn open(family: IpFamily) -> Result<Option<Self>, Error> {
         match Connection::open(Protocol::Netfilter) {
             Ok(connection) => Ok(Some(Self { connection, family })),
@@ -86,7 +86,7 @@ impl KernelReader {
         }
     }
 
-    /// Returns the names of the existing iptables tables, and the number of the last change.
+    /// Returns the names of the existing iptables tables, and the generation of the ruleset.
     pub(crate) fn tables(&mut self) -> Result<(Vec<&'static str>, Option<u32>), Error> {
         match read(&mut self.connection, self.family) {
             Err(error) if is_missing(&error) => Ok((Vec::new(), None)),
@@ -109,7 +109,7 @@ impl KernelReader {
         Ok(chains)
     }
 
-    /// Deletes rules in one transaction. Each rule is given by its table, chain and handle.
+    /// Deletes rules in one transaction. Each entry is the table, chain and handle of a rule.
     pub(crate) fn delete_rules(&mut self, rules: &[(&str, String, u64)]) -> Result<(), Error> {
         let family = self.family;
         let mut batch = Batch::new();
@@ -141,7 +141,7 @@ impl KernelReader {
         })?;
         let mut rules = Vec::new();
         for (_, payload) in answer.iter() {
-            // Some kernels ignore the filter and return other rules, too.
+            // Some kernels ignore the filter in the request, and also return other rules.
             if let Some(rule) = rule(payload, table, chain)? {
                 rules.push(rule);
             }
@@ -209,7 +209,7 @@ fn rule(payload: &[u8], table: &str, chain: &str) -> Result<Option<ListedRule>, 
 #[derive(Debug, Default)]
 struct RuleParts {
     matches: Vec<Match>,
-    /// The target with its option and a leading blank, such as ` -j CHAIN`.
+    /// The target with its option and a leading space, such as ` -j CHAIN`.
     target: String,
     counted: (u64, u64),
     handle: u64,
@@ -238,8 +238,8 @@ impl RuleParts {
                 }
                 Ok(())
             }
-            // iptables can express these too, but no rule of a kube-proxy in a built-in chain uses
-            // them.
+            // iptables can express these expressions, too. But no kube-proxy uses them in rules of
+            // built-in chains.
             "target" | "payload" | "meta" | "cmp" | "bitwise" | "log" | "limit" => {
                 self.is_native = true;
                 Ok(())
@@ -307,7 +307,7 @@ impl RuleParts {
             Rule::without_target(self.matches).line(chain)
         };
         if self.is_native && self.target.is_empty() {
-            // iptables cannot express the target of this rule either.
+            // iptables cannot express the target either.
             text.push_str(" -j ");
             text.push_str(NATIVE);
         }
@@ -321,7 +321,8 @@ impl RuleParts {
     }
 }
 
-/// Returns a match that kube-proxies' rules in built-in chains have, or `None` for any other match.
+/// Returns a match, if kube-proxies use it in rules of built-in chains. Returns `None` for any
+/// other match.
 fn known_match(data: &[u8]) -> Result<Option<Match>, Malformed> {
     let (mut name, mut revision, mut info) = ("", 0, &[][..]);
     for attribute in Attributes::new(data) {
@@ -348,7 +349,7 @@ fn known_match(data: &[u8]) -> Result<Option<Match>, Malformed> {
 
 /// Reports whether a `struct xt_conntrack_mtinfo3` matches exactly the state `NEW`.
 fn first_packets(info: &[u8]) -> bool {
-    /// The flag `XT_CONNTRACK_STATE`, and the bit of `IP_CT_NEW`.
+    /// The flag `XT_CONNTRACK_STATE` and, as state, the bit of `IP_CT_NEW`.
     const WANTED: [u16; 3] = [1, 0, 1 << 3];
     let field = |at: usize| {
         let bytes = info.get(at..at + 2)?.try_into().ok()?;
