@@ -1,7 +1,7 @@
-//! The modes of this build, and the choice between them.
+//! The modes of this build, and the choice of one of them.
 //!
-//! Each mode is a module of this crate that implements [`Definition`]. It also has a row in this
-//! registry and a part of [`Settings`]. No other code in the daemon distinguishes modes.
+//! Each mode is a module of this crate that implements [`Definition`]. It also has an entry in
+//! [`ProxyMode`] and a part of [`Settings`]. No other code of the daemon distinguishes modes.
 
 pub mod definition;
 pub mod detect_local;
@@ -34,7 +34,7 @@ use settings::{ProxyMode, Settings};
 use shared::Shared;
 
 impl ProxyMode {
-    /// All modes, with the default first.
+    /// All modes. The default mode is the first.
     pub const ALL: [Self; 4] = [Self::Iptables, Self::Ipvs, Self::Nftables, Self::Userspace];
 
     /// Returns the definition of the mode.
@@ -52,7 +52,7 @@ impl ProxyMode {
         self.definition().name()
     }
 
-    /// Returns the mode that the flags choose.
+    /// Returns the mode that the flags name, or else the default mode.
     ///
     /// # Errors
     ///
@@ -70,11 +70,11 @@ impl ProxyMode {
             })
     }
 
-    /// Fails if the feature gate of the mode is off.
+    /// Returns an error if the feature gate of the mode is off.
     ///
     /// # Errors
     ///
-    /// The gate is set to false.
+    /// The gate is false.
     pub fn check_gate(self, gates: &Gates) -> Result<(), UnusableFlag> {
         let gate = self.definition().gate();
         let Some(gate) = gate.filter(|gate| gates.given(gate) == Some(false)) else {
@@ -98,7 +98,7 @@ impl ProxyMode {
     ///
     /// # Errors
     ///
-    /// The sync period is zero, or shorter than the shortest time between syncs.
+    /// The sync period is zero, or shorter than the shortest time between two syncs.
     pub fn periods(self, flags: &Flags) -> Result<Periods, UnusableFlag> {
         let periods = self.definition().periods(flags);
         let Periods { sync, min_sync } = periods;
@@ -124,11 +124,11 @@ impl ProxyMode {
 }
 
 impl Settings {
-    /// Reads the flags of all modes. `periods` belong to the chosen mode.
+    /// Reads the settings of all modes from flags. `periods` are those of the chosen mode.
     ///
     /// # Errors
     ///
-    /// A flag has an invalid value, even if it belongs to a mode that is not chosen.
+    /// A flag has an invalid value, even if it belongs to another mode.
     pub fn read(flags: &Flags, chosen: ProxyMode, periods: &Periods) -> Result<Self, UnusableFlag> {
         Ok(Self {
             chosen,
@@ -145,10 +145,10 @@ impl Settings {
     }
 }
 
-/// Lets the chosen mode copy flags into settings that are otherwise set only in a configuration
-/// file. Used only without a configuration file.
+/// Copies flags of the chosen mode into settings that are otherwise set only by a configuration
+/// file. The daemon calls this function only without a configuration file.
 pub fn take_flags(flags: &mut Flags) {
-    // Ignores an unknown mode, which another function rejects.
+    // Ignores an unknown mode: [`ProxyMode::read`] reports it.
     if let Ok(chosen) = ProxyMode::read(flags) {
         chosen.definition().take_flags(flags);
     }
@@ -166,8 +166,8 @@ impl PartialEq for Settings {
     }
 }
 
-/// Returns the kernel settings of all modes, in the order in which they are written. Only settings
-/// of the mode in `facts` have values.
+/// Returns the kernel settings of all modes, in writing order. Only settings of the mode in `facts`
+/// have values.
 pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<WantedSetting> {
     let of = |mode: ProxyMode| {
         let facts = facts.filter(|facts| facts.settings.chosen == mode);
@@ -176,7 +176,7 @@ pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<WantedSetting> {
     ProxyMode::ALL.into_iter().flat_map(of).collect()
 }
 
-/// Describes the origin of the mode: a flag, a file, or the default.
+/// Describes where the mode was set: by a flag, in a file, or by default.
 pub fn origin_of_mode(flags: &Flags) -> String {
     match (flags.proxy_mode.is_empty(), flags.config.is_empty()) {
         (true, _) => "the default".to_owned(),
@@ -185,10 +185,11 @@ pub fn origin_of_mode(flags: &Flags) -> String {
     }
 }
 
-/// Returns a warning if no mode is set. The warning names the flag or field that sets the mode.
+/// Returns a warning if neither a flag nor a file sets the mode. The warning names the flag or
+/// field that sets it.
 ///
-/// Upstream's default changes in 1.40. This program's default stays, because a new image must not
-/// change the data plane.
+/// Upstream's default changes in Kubernetes 1.40. This program keeps its default, because a new
+/// image must not change the data plane.
 pub fn warning_of_default(flags: &Flags) -> Option<String> {
     if !flags.proxy_mode.is_empty() {
         return None;
@@ -208,8 +209,8 @@ pub fn warning_of_default(flags: &Flags) -> Option<String> {
     ))
 }
 
-/// Returns a line for each flag that has no effect because it belongs to another mode. Skips flags
-/// that have a configuration file field.
+/// Returns a line for each flag that has no effect, because it belongs to another mode. Skips flags
+/// that also have a configuration file field.
 pub fn flags_without_effect(chosen: ProxyMode, flags: &Flags) -> Vec<String> {
     let defaults = Flags::defaults();
     let of = |mode: ProxyMode| {

@@ -8,50 +8,51 @@ use serde::Serialize;
 use super::definition::Start;
 use crate::sysctl::setting::Setting;
 
-/// Value of the family column for changes that belong to no family.
+/// Value of the family column for changes that affect the whole node.
 pub const NODE: &str = "node";
 
-/// Kind of the entries that other modes have left.
+/// Kind of the entries that another mode has left behind.
 pub const OTHER_MODES: &str = "other modes";
 
 /// The writes that a mode would make.
 #[derive(Debug, Default)]
 pub struct Preview {
-    /// Settings that are written once and do not depend on Services.
+    /// Kernel settings that a start writes once. They do not depend on Services.
     pub settings: Vec<Setting>,
     /// Changes, in the order in which the mode would make them.
     pub changes: Vec<Change>,
-    /// Number of writes, by family. Writes for the whole node are counted separately.
+    /// Number of writes for each family. `settings` are not included.
     pub writes: Vec<(String, usize)>,
     /// Number of entries that are up to date, by family and part.
     pub kept: Vec<CurrentEntryCount>,
-    /// Form of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
+    /// Form of each family's entries, such as `IPv4: layout flat`. Empty if the mode always uses
+    /// the same form.
     pub forms: Vec<String>,
     /// Warnings for the operator.
     pub warnings: Vec<String>,
-    /// Option values of Services that the kernel does not support.
+    /// Option values of Services that this node's kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
-    /// Foreign state that would make the kernel reject writes, with the next step for the operator.
+    /// State of other programs that would make the kernel reject writes.
     pub obstacles: Vec<Obstacle>,
 }
 
-/// Foreign state that makes the kernel reject writes at a start.
+/// State of another program that makes the kernel reject writes at a start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
     /// Kind of the state, such as `sets`.
     pub kind: &'static str,
-    /// Sentence with the finding, its consequence, and the next step.
+    /// Sentences with the finding, its consequence, and the next step for the operator.
     pub message: String,
 }
 
-/// Number of entries that are up to date, for one part of the kernel's state.
+/// Number of up-to-date entries in one part of the kernel's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CurrentEntryCount {
     /// Family of the entries: `IPv4` or `IPv6`.
     pub of: String,
     /// Part of the kernel's state, such as `the virtual servers`.
     pub part: &'static str,
-    /// Number of entries that a start keeps.
+    /// Number of entries that a start would keep.
     pub entries: usize,
 }
 
@@ -66,20 +67,20 @@ pub struct Change {
     pub action: Action,
     /// Description of the change.
     pub write: String,
-    /// Kernel thread that makes the change, or the step of a start.
+    /// Worker thread (lane) that makes the change, or the step of a start.
     pub lane: &'static str,
     /// Name of the changed entry.
     pub entry: String,
-    /// Current state of the entry, if it consists of more than a name.
+    /// Current state of the entry, or `None` if it consists of a name only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// State of the entry after the change, if it consists of more than a name.
+    /// State of the entry after the change, or `None` if it consists of a name only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Rules of a chain that is replaced. Removed rules begin with `- `, added rules with `+ `.
+    /// Differences of a replaced chain: removed rules begin with `- `, added rules with `+ `.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<String>,
-    /// Service port of the entry, if known, such as `default/web:http`.
+    /// Service port that wants the entry, such as `default/web:http`, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
 }
@@ -88,11 +89,11 @@ pub struct Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// The entry is added.
+    /// The change adds the entry.
     Add,
-    /// The entry is changed.
+    /// The change modifies the entry.
     Change,
-    /// The entry is removed.
+    /// The change removes the entry.
     Remove,
 }
 
@@ -126,7 +127,7 @@ impl Change {
             "remove" | "delete" => Action::Remove,
             _ => Action::Change,
         };
-        // The chain is flushed and filled again, so it counts as changed.
+        // A write flushes the chain and fills it again, so the chain counts as changed.
         let (entry, after) = match (action, verb) {
             (Action::Change, "flush") => (rest, Some("written anew".to_owned())),
             (Action::Change, _) => (&*line, None),
@@ -146,7 +147,7 @@ impl Change {
         }
     }
 
-    /// Returns the change of one entry of this kind.
+    /// Returns a change of one entry of this kind.
     pub(super) fn of_entry(
         of: IpFamily,
         lane: &'static str,
@@ -180,7 +181,7 @@ impl Change {
         }
     }
 
-    /// Returns the removal of an entry that another mode has left.
+    /// Returns the removal of an entry that another mode has left behind.
     pub fn left_by_another(line: &str) -> Self {
         Self {
             of: NODE.to_owned(),
@@ -200,17 +201,17 @@ impl Change {
 /// Type of the plan of a scheme.
 pub type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
-/// A plan as the preview shows it: the number of writes and the changes.
+/// Preview of a plan: the number of its writes, and its changes.
 pub struct PlanPreview {
-    /// Number of writes that reach the kernel.
+    /// Number of writes to the kernel.
     pub writes: usize,
     /// Changes of the plan.
     pub changes: Vec<Change>,
 }
 
 impl Preview {
-    /// Adds the writes that modes of a scheme would make after the changes `told`. `show` converts
-    /// each plan, given its family and the scheme's state before the plan.
+    /// Adds the writes that the modes of a scheme would make after the changes `told`. `show`
+    /// converts a plan into its preview, given the family and the scheme's state before the plan.
     ///
     /// # Errors
     ///
@@ -252,7 +253,7 @@ impl Preview {
     }
 }
 
-/// Returns the error for an unreadable part of the kernel's state.
+/// Returns a function that creates the error for an unreadable part of the kernel's state.
 fn unreadable(family: IpFamily) -> impl Fn(Unreadable) -> anyhow::Error {
     move |unreadable| anyhow::anyhow!("{family}: {unreadable}")
 }

@@ -1,36 +1,36 @@
-//! A kernel setting and its properties, without the wanted value.
+//! A kernel setting (sysctl) and its properties, without the wanted value.
 
 use std::fs;
 use std::path::Path;
 
-/// A kernel setting in /proc/sys or /sys.
+/// A kernel setting, as a file in /proc/sys or /sys.
 #[derive(Debug)]
 pub struct SysctlRow {
     /// Path of the setting's file, relative to the root directory.
     pub path: &'static str,
-    /// Rule that decides which values are good enough.
+    /// Rule for the values that need no write.
     pub enough: AcceptableValue,
-    /// Effect of a failed write if the file system is read-only.
+    /// Effect of a failed write on a read-only file system.
     pub on_read_only: OnReadOnly,
-    /// Flag and value that keep the setting unchanged, if a flag exists.
+    /// Flag and value with which the daemon leaves the setting unchanged, if such a flag exists.
     pub off: Option<&'static str>,
-    /// Work that fails or suffers if the setting is wrong.
+    /// Work that needs the setting.
     pub need: Need,
-    /// Treatment of the setting once it is no longer wanted.
+    /// Treatment of the setting when the mode no longer needs it.
     pub end: End,
 }
 
-/// Rule that decides which values of a setting are good enough.
+/// Rule for the values of a setting that need no write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AcceptableValue {
-    /// Only the wanted value is good enough.
+    /// Only the wanted value.
     Exactly,
-    /// The wanted value and every larger one are good enough.
+    /// The wanted value, and every larger one.
     AtLeast,
 }
 
-/// Effect of a failed write if the file system is read-only, as /sys is with some container
-/// engines.
+/// Effect of a failed write on a read-only file system. With some container engines, /sys is
+/// read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnReadOnly {
     /// The write counts as failed.
@@ -39,24 +39,24 @@ pub enum OnReadOnly {
     Warns,
 }
 
-/// Work that needs a setting, the most important kind first.
+/// Work that needs a setting. More important work comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// Serving correctly, without harm to other hosts. If the setting is wrong the start fails, and
-    /// another mode's entries keep serving. If this mode has already served here, the start goes
-    /// on, because it makes nothing worse.
+    /// Correct service without harm to other hosts. If the setting is wrong, the start fails, and
+    /// entries of another mode continue to serve. If this mode has served here before, the start
+    /// continues, because it makes nothing worse.
     Mode,
-    /// A feature, which is disabled without the setting.
+    /// A feature, which the daemon disables without the setting.
     Part {
         /// Consequence of the missing setting, for the operator.
         then: &'static str,
     },
-    /// The setting only improves the behaviour. Everything works without it.
+    /// Better behaviour. Without the setting, everything still works.
     Comfort,
 }
 
 impl Need {
-    /// Describes the consequence if settings with this need cannot be written.
+    /// Describes the consequence of settings with this need that cannot be written.
     pub fn then(self) -> &'static str {
         match self {
             Self::Mode => "this mode has served here before and continues unchanged",
@@ -66,18 +66,18 @@ impl Need {
     }
 }
 
-/// Treatment of a setting once it is no longer wanted.
+/// Treatment of a setting when the mode no longer needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// The setting stays, because open connections may rely on it.
     Stays,
-    /// The old value is restored.
+    /// The daemon restores the old value.
     IsSetBack {
-        /// Text about the wanted value, for the operator.
+        /// Description of the wanted value, for the operator.
         wanted: &'static str,
-        /// Flag or field that requires the setting.
+        /// Flag or configuration field that requires the setting.
         by: &'static str,
-        /// Kernel's default value.
+        /// The kernel's default value.
         default: u64,
     },
 }
@@ -87,14 +87,14 @@ pub enum End {
 pub struct WantedSetting {
     /// Row of the setting.
     pub row: &'static SysctlRow,
-    /// Wanted value, or `None` to keep the setting unchanged.
+    /// Wanted value, or `None` to leave the setting unchanged.
     pub value: Option<u64>,
 }
 
-/// Rows, each with a function that computes the wanted value from `C`.
+/// Rows of settings, each with a function that computes the wanted value from a context `C`.
 pub type Rows<C> = [(SysctlRow, fn(&C) -> Option<u64>)];
 
-/// Returns the settings of a table with the values wanted in `context`. Without a context, the
+/// Returns the settings of a table, with their wanted values in `context`. Without a context, the
 /// settings have no values.
 pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<WantedSetting> {
     let wanted = rows.iter().map(|(row, value)| WantedSetting {
@@ -105,7 +105,7 @@ pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<WantedSetti
 }
 
 impl SysctlRow {
-    /// Returns a setting that improves the behaviour but is not required.
+    /// Returns a row for a setting that improves the behaviour but is not necessary.
     pub const fn comfort(path: &'static str) -> Self {
         Self {
             path,
@@ -117,7 +117,7 @@ impl SysctlRow {
         }
     }
 
-    /// Returns a setting that a mode requires.
+    /// Returns a row for a setting that a mode needs.
     pub const fn needed(path: &'static str) -> Self {
         Self {
             need: Need::Mode,
@@ -125,7 +125,7 @@ impl SysctlRow {
         }
     }
 
-    /// Returns a setting that a flag sets or keeps unchanged.
+    /// Returns a row for a setting that the flag `off` leaves unchanged.
     pub const fn flagged(path: &'static str, off: &'static str) -> Self {
         Self {
             off: Some(off),
@@ -133,7 +133,7 @@ impl SysctlRow {
         }
     }
 
-    /// Returns the name of the setting in sysctl(8), or its file.
+    /// Returns the setting's name for sysctl(8), or its path if it has none.
     pub fn name(&self) -> String {
         match self.path.strip_prefix("proc/sys/") {
             Some(key) => key.replace('/', "."),
@@ -147,8 +147,8 @@ impl SysctlRow {
         })
     }
 
-    /// Describes how to undo the setting if it has kube-proxy's value. Returns `None` for any other
-    /// value, and for a setting with [`End::Stays`].
+    /// Returns advice to undo the setting, if it has kube-proxy's value. Returns `None` for any
+    /// other value, and for a setting with [`End::Stays`].
     pub fn stays(&self, root: &Path) -> Option<String> {
         let End::IsSetBack {
             wanted,
