@@ -1,5 +1,5 @@
-//! Encodes changes as messages. The messages equal those of `nft` 1.0.6 byte for byte, so every
-//! `nft` can list the result.
+//! Encodes changes as netlink messages. They equal those of `nft` 1.0.6 byte for byte, so every
+//! version of `nft` can list the result.
 
 mod expression;
 mod set;
@@ -23,34 +23,34 @@ pub(crate) use expression::nat_flags_implied;
 use set::Sets;
 pub(crate) use set::concatenation;
 
-/// Largest number of bytes of elements in one message. The length of an attribute is a `u16`. The
-/// largest element (key, verdict with a chain name, comment) takes about 700 bytes.
+/// Largest number of bytes of elements in one message, because the length of an attribute is a
+/// `u16`. The largest element (key, verdict with a chain name, comment) needs about 700 bytes.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
-/// Largest size of a first change that the kernel may echo, in bytes. It echoes one message per
-/// element.
+/// Largest size in bytes of a first change that requests an echo. The kernel echoes one message for
+/// each element.
 const TOLD_BYTES: usize = 4 * 1024;
 
-/// Transaction encoded as messages, ready for one send. It can be sent repeatedly. Each time, its
-/// anonymous sets have the same names, so the rules with the previous sets must be deleted first.
+/// A transaction encoded as messages, ready for one send. It can be sent again. Its anonymous sets
+/// have the same names each time, so the caller must first delete the rules with the earlier sets.
 #[derive(Debug, Clone)]
 pub struct PreparedTransaction {
     pub(crate) batch: Batch,
-    /// Index of each change's first message. Index 0 is the message that begins the batch.
+    /// Index of the first message of each change. Index 0 is the message that begins the batch.
     firsts: Vec<usize>,
-    /// Index of the last change's last message, or 0 without changes.
+    /// Index of the last message of the last change, or 0 without changes.
     last: usize,
     pub(crate) expected: Option<Generation>,
 }
 
 impl PreparedTransaction {
-    /// Encodes the messages. With `expected`, the kernel does nothing if the ruleset has another
-    /// generation.
+    /// Encodes the messages. If `expected` is set, the kernel commits them only while the ruleset
+    /// has this generation.
     pub fn new(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut prepared = Self::without_end(transaction, expected);
         if !prepared.is_empty() {
-            // The first change tells the kernel to report the new generation. The kernel then
-            // echoes this change too, which may exceed the socket buffer.
+            // A flag of the first change requests a report of the new generation. The kernel then
+            // also echoes this change, which may exceed the socket buffer.
             let first = prepared.batch.get(1);
             if first.is_some_and(|first| first.payload.len() <= TOLD_BYTES) {
                 prepared.batch.add_flags(1, NLM_F_ECHO);
@@ -61,7 +61,7 @@ impl PreparedTransaction {
     }
 
     /// Encodes the messages without the end of the batch. The kernel then checks each message and
-    /// rolls all of them back (`nfnetlink_rcv_batch`).
+    /// rolls back all of them (`nfnetlink_rcv_batch`).
     pub(crate) fn without_end(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut batch = Batch::new();
         batch.push(BATCH_BEGIN, 0, |w| {
@@ -83,7 +83,8 @@ impl PreparedTransaction {
         }
         let mut batch = encoder.batch;
         let last = batch.len().saturating_sub(1);
-        // Only newer kernels acknowledge the message that ends a batch.
+        // Only newer kernels acknowledge the message that ends a batch. So the last change requests
+        // an acknowledgement.
         if last > 0 {
             batch.acknowledge(last);
         }
@@ -95,12 +96,12 @@ impl PreparedTransaction {
         }
     }
 
-    /// Returns the bytes of all messages.
+    /// Returns the size of all messages in bytes.
     pub fn byte_len(&self) -> usize {
         self.batch.byte_len()
     }
 
-    /// Returns the number of messages, including the begin and the end of the batch.
+    /// Returns the number of messages, including those that begin and end the batch.
     pub fn messages(&self) -> usize {
         self.batch.len()
     }
@@ -115,8 +116,8 @@ impl PreparedTransaction {
         self.last
     }
 
-    /// Returns the change to which a message belongs, or `None` for the begin and the end of the
-    /// batch.
+    /// Returns the index of the change to which a message belongs. Returns `None` for the messages
+    /// that begin and end the batch.
     pub(crate) fn change_of(&self, index: usize) -> Option<usize> {
         if index > self.last() {
             return None;
@@ -137,7 +138,7 @@ pub(crate) fn header(w: &mut Writer<'_>, family: u8) {
     w.bytes(&[family, 0, 0, 0]);
 }
 
-/// Writes a request for the elements with these keys.
+/// Writes the body of a request for the elements with these keys.
 pub(crate) fn list_keys(
     w: &mut Writer<'_>,
     table: &str,
@@ -153,7 +154,8 @@ pub(crate) fn list_keys(
     });
 }
 
-/// Writes a request for the element that contains a key. Without a key, `flags` select the element.
+/// Writes the body of a request for the element that contains a key. Without a key, `flags` select
+/// the element.
 pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&[u8]>, flags: u32) {
     w.attr_str(elements::TABLE, table);
     w.attr_str(elements::SET, set);
@@ -169,8 +171,8 @@ pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&
     });
 }
 
-/// Set to which elements belong. The kernel finds a set of the same transaction directly by its
-/// number. To find a set by its name, the kernel searches all sets of the table.
+/// Reference to the set of an element. The kernel finds a set of the same transaction directly by
+/// its number. For a name, it searches all sets of the table.
 #[derive(Clone, Copy)]
 enum TargetSet<'a> {
     Named(&'a str),
@@ -298,11 +300,10 @@ impl Encoder<'_> {
         });
     }
 
-    /// Writes elements in as many messages as they need.
+    /// Writes elements, in as many messages as necessary.
     fn elements(&mut self, command: u16, flags: u16, name: TargetSet<'_>, mut all: &[Element]) {
         let table = self.table;
-        // Sends no message without elements, because the kernel reads such a message as a flush of
-        // the set.
+        // Writes no message without elements: the kernel would flush the set.
         while !all.is_empty() {
             self.push(command, flags, |w| {
                 w.attr_str(elements::TABLE, table);
@@ -312,7 +313,7 @@ impl Encoder<'_> {
                 }
                 w.nest(elements::ELEMENTS, |w| {
                     let end = w.len() + ELEMENT_BYTES;
-                    // `nft` numbers the elements.
+                    // The attributes of elements have increasing numbers, as `nft` writes them.
                     let mut number = LIST_ELEMENT;
                     while let [element, rest @ ..] = all
                         && w.len() < end
@@ -326,8 +327,8 @@ impl Encoder<'_> {
         }
     }
 
-    /// Writes a rule after its anonymous sets. `at` is the attribute of the rule's position, with a
-    /// handle.
+    /// Writes the anonymous sets of a rule, and then the rule. `at` is the attribute for the rule's
+    /// position, with the handle of another rule.
     fn rule(&mut self, flags: u16, chain: &str, at: Option<(u16, u64)>, new: &Rule) {
         let table = self.table;
         let mut id = self.sets.peek_id();

@@ -1,7 +1,7 @@
 //! Looks up single objects by name or by key.
 //!
-//! A packet uses only a dozen objects of a table. Reading the whole table is too expensive: it may
-//! have 50,000 Services.
+//! A packet uses only a dozen objects of a table. A read of the whole table would be too expensive,
+//! because the table may contain 50,000 Services.
 
 use netlink_batch::{Dump, Refusal};
 
@@ -14,8 +14,8 @@ use crate::value::{Bytes, Family};
 use crate::wire::{command, element, message, set};
 
 impl Nftables {
-    /// Returns the base chains of all tables, in all families that this crate supports. Regular
-    /// chains are skipped as they arrive, because a node may have 100,000 of them.
+    /// Returns the base chains of all tables, in all families that this crate supports. Discards
+    /// regular chains as they arrive, because a node may have 100,000 of them.
     ///
     /// # Errors
     ///
@@ -70,9 +70,9 @@ impl Nftables {
         })
     }
 
-    /// Returns the element that contains a key: the element with this key, or the range around it.
-    /// Returns `None` if no element contains the key, or if the set does not exist.
-    /// [`Nftables::catch_all`] returns the catch-all element (`*`).
+    /// Returns the element that matches a key: the element with this key, or the range that
+    /// contains it. Returns `None` if no element matches, or if the set does not exist. Does not
+    /// return the catch-all element (`*`): see [`Nftables::catch_all`].
     ///
     /// # Errors
     ///
@@ -88,8 +88,8 @@ impl Nftables {
     }
 
     /// Returns the marker that ends the range around a key, in a set of ranges of single values.
-    /// The marker's own key is outside the range. Returns `None` if the range extends to the last
-    /// value.
+    /// The key of the marker is the first one after the range. Returns `None` if the range extends
+    /// to the last value.
     ///
     /// # Errors
     ///
@@ -101,8 +101,8 @@ impl Nftables {
         set: &str,
         key: &[u8],
     ) -> Result<Option<Element>, Error> {
-        // Asks for the next key, as `nft` does. For a key that begins a range, Linux 6.1 would
-        // return the beginning.
+        // Requests the next key, as `nft` does. For a key that begins a range, Linux 6.1 would
+        // return the beginning instead of the end.
         let Some(next) = next(key) else {
             return Ok(None);
         };
@@ -111,7 +111,7 @@ impl Nftables {
         Ok(found
             .filter(|found| found.ends_interval || found.key == next)
             .map(|found| {
-                // If another range begins at the next key, this range ends there.
+                // If another range begins at the next key, this range ends before it.
                 Element {
                     key: found.key,
                     ends_interval: true,
@@ -121,8 +121,8 @@ impl Nftables {
     }
 
     /// Returns the catch-all element of a set (`*`, Linux 5.13), which matches every key that no
-    /// other element matches. Its key is empty. Returns `None` if the set has no catch-all element,
-    /// or the kernel does not support it.
+    /// other element matches. Its own key is empty. Returns `None` if the set has no catch-all
+    /// element, or if the kernel does not support it.
     ///
     /// # Errors
     ///
@@ -165,7 +165,7 @@ impl Nftables {
     }
 }
 
-/// Returns the next key in network order, or `None` after the last key.
+/// Returns the next higher key in network order, or `None` after the last key.
 fn next(key: &[u8]) -> Option<Bytes> {
     let mut next = Bytes::from_slice(key);
     for byte in next.iter_mut().rev() {

@@ -1,5 +1,5 @@
-//! Tests which features the kernel has, by a transaction that uses each feature. The kernel must
-//! refuse the last change, so nothing takes effect.
+//! Tests which features the kernel has. One transaction uses each feature. The kernel must refuse
+//! its last change, so it applies none.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::object::{
 use crate::transaction::{Change, Transaction};
 use crate::value::{Bytes, DataType, Family, Name, Register, Verdict};
 
-/// Name of the probe's table, which never exists.
+/// Name of the table in the test. No such table ever exists.
 const NAME: &str = "nftables-netlink-probe";
 
 /// A feature that a kernel may lack.
@@ -28,17 +28,17 @@ const NAME: &str = "nftables-netlink-probe";
 pub enum Feature {
     /// Tables of this family.
     Tables,
-    /// Base chains of kind `filter`.
+    /// Base chains of type `filter`.
     FilterChains,
-    /// Base chains of kind `nat`.
+    /// Base chains of type `nat`.
     NatChains,
     /// Sets of concatenated keys.
     Concatenations,
-    /// Maps whose values are an address and a port.
+    /// Maps from keys to an address and a port.
     NatMaps,
-    /// Sets to which rules add expiring elements.
+    /// Sets to which rules add elements that expire.
     DynamicSets,
-    /// Generation of random numbers.
+    /// Random numbers in rules.
     NumGen,
     /// Lookups in the routing tables.
     Fib,
@@ -46,9 +46,9 @@ pub enum Feature {
     Conntrack,
     /// Destination NAT.
     DestinationNat,
-    /// Source NAT to the outgoing interface's address.
+    /// Source NAT to the address of the outgoing interface.
     Masquerade,
-    /// Rejecting packets.
+    /// Rejection of packets.
     Reject,
 }
 
@@ -69,8 +69,8 @@ impl Feature {
         Self::Reject,
     ];
 
-    /// Returns the kernel modules that the feature needs, for IPv4 or IPv6. Each is loaded or built
-    /// in if the kernel has the feature.
+    /// Returns the kernel modules that the feature needs, for IPv4 or IPv6. If the kernel has the
+    /// feature, each of them is loaded or built in.
     pub const fn modules(self) -> &'static [&'static str] {
         match self {
             Self::Tables
@@ -87,7 +87,7 @@ impl Feature {
         }
     }
 
-    /// Returns the kernel's build option, as text for the user.
+    /// Returns the kernel's build option for the feature, as text for the user.
     fn option(self, family: Family) -> &'static str {
         let six = family == Family::Ip6;
         match self {
@@ -128,14 +128,14 @@ impl fmt::Display for Feature {
     }
 }
 
-/// Feature that the kernel lacks in a family.
+/// A feature that the kernel lacks in one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingFeature {
     /// Missing feature.
     pub feature: Feature,
     /// Table family that lacks the feature.
     pub family: Family,
-    /// Error of the kernel.
+    /// The kernel's error.
     pub refusal: Refusal,
 }
 
@@ -157,11 +157,11 @@ impl fmt::Display for MissingFeature {
 
 impl Nftables {
     /// Returns the features that the kernel lacks in tables of a family. The kernel may load
-    /// modules for the test. The ruleset and its generation stay the same.
+    /// modules for the test. The ruleset and its generation do not change.
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails, a privilege is missing, or the kernel lacks nf\_tables.
+    /// The socket fails, a privilege is missing, or the kernel lacks nf\_tables.
     pub fn probe(&mut self, family: Family) -> Result<Vec<MissingFeature>, Error> {
         let (features, changes): (Vec<_>, Vec<_>) = one_of_each(family).into_iter().unzip();
         let transaction = Transaction {
@@ -172,7 +172,7 @@ impl Nftables {
         let refused = match self.commit(&transaction, None) {
             Err(CommitError::Refused { refused, .. }) => refused,
             Err(CommitError::Error(error)) => return Err(error),
-            // The transaction's last change cannot succeed.
+            // The last change of the transaction cannot succeed.
             Ok(_) | Err(_) => return Err(Error::Netlink(netlink_batch::Error::LostReply)),
         };
         let mut missing: Vec<MissingFeature> = Vec::new();
@@ -180,8 +180,8 @@ impl Nftables {
             let Some(Some(feature)) = features.get(refused.change) else {
                 continue;
             };
-            // If a table, chain or set is refused, the kernel also refuses the objects that need
-            // it.
+            // If the kernel refuses a table, chain or set, it also refuses the objects that need
+            // it. These refusals reveal nothing.
             let of_another = |cause: &MissingFeature| match cause.feature {
                 Feature::Tables => true,
                 Feature::NatChains => {
@@ -201,8 +201,8 @@ impl Nftables {
     }
 }
 
-/// Returns the test's changes, each with the feature that it uses. The last two test nothing: the
-/// kernel must refuse them.
+/// Returns the changes of the test, each with the feature that it uses. The last two test no
+/// feature: the kernel must refuse them.
 fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
     const PORT: Option<Register> = Register::at(4);
     let (address, len) = match family {
@@ -337,7 +337,7 @@ fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
             Some(Feature::Reject),
             rule("plain", vec![Expression::Reject { kind: 0, code: 4 }]),
         ),
-        // The kernel refuses these changes, because no chain has this name.
+        // The kernel refuses these changes, because no chain with this name exists.
         (None, Change::DeleteChain(nowhere.clone())),
         (
             None,

@@ -1,7 +1,8 @@
 //! Numbers of the netlink protocol (`linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`),
-//! and of `nft`'s user data (`libnftnl/udata.h`), which the kernel only stores.
+//! and of the user data of `nft` (`libnftnl/udata.h`), which the kernel stores without reading it.
 
-/// Returns a command's netlink message type: the number of nfnetlink's subsystem, then the command.
+/// Returns the netlink message type of a command: nfnetlink's subsystem number in the high byte,
+/// and the command in the low byte.
 pub(crate) const fn message(command: u16) -> u16 {
     SUBSYSTEM << 8 | command
 }
@@ -12,14 +13,14 @@ pub(crate) const SUBSYSTEM: u16 = 10;
 pub(crate) const BATCH_BEGIN: u16 = 16;
 /// Message that ends a batch (`NFNL_MSG_BATCH_END`).
 pub(crate) const BATCH_END: u16 = 17;
-/// Attribute of the first message of a batch, with the expected generation (`NFNL_BATCH_GENID`).
+/// Attribute of a batch's first message that holds the expected generation (`NFNL_BATCH_GENID`).
 pub(crate) const BATCH_GENERATION: u16 = 1;
 /// Size of `struct nfgenmsg` in bytes.
 pub(crate) const FIXED_HEADER: usize = 4;
-/// Attribute of a list's entry (`NFTA_LIST_ELEM`).
+/// Attribute that holds one entry of a list (`NFTA_LIST_ELEM`).
 pub(crate) const LIST_ELEMENT: u16 = 1;
 
-/// Attribute with the table's name in messages about any object (`NFTA_TABLE_NAME`,
+/// Attribute that holds the name of an object's table, for objects of any kind (`NFTA_TABLE_NAME`,
 /// `NFTA_CHAIN_TABLE`, ...).
 pub(crate) const TABLE_OF_ANY: u16 = 1;
 
@@ -56,7 +57,7 @@ pub(crate) mod table {
     pub(crate) const DORMANT: u32 = 1;
 }
 
-/// Attributes of a chain (`NFTA_CHAIN_*`), and of its `HOOK` (`NFTA_HOOK_*`).
+/// Attributes of a chain (`NFTA_CHAIN_*`) and of its `HOOK` (`NFTA_HOOK_*`).
 pub(crate) mod chain {
     pub(crate) const TABLE: u16 = 1;
     pub(crate) const HANDLE: u16 = 2;
@@ -81,8 +82,8 @@ pub(crate) mod rule {
     pub(crate) const EXPRESSION_DATA: u16 = 2;
 }
 
-/// Attributes of a set (`NFTA_SET_*`), of its `DESCRIPTION` (`NFTA_SET_DESC_*`), and its flags
-/// (`NFT_SET_*`).
+/// Attributes of a set (`NFTA_SET_*`) and of its `DESCRIPTION` (`NFTA_SET_DESC_*`), and the flags
+/// of a set (`NFT_SET_*`).
 pub(crate) mod set {
     pub(crate) const TABLE: u16 = 1;
     pub(crate) const NAME: u16 = 2;
@@ -114,7 +115,7 @@ pub(crate) mod elements {
     pub(crate) const SET_ID: u16 = 4;
 }
 
-/// Attributes of an element (`NFTA_SET_ELEM_*`), and its flag `NFT_SET_ELEM_INTERVAL_END`.
+/// Attributes of an element (`NFTA_SET_ELEM_*`), and the flag `NFT_SET_ELEM_INTERVAL_END`.
 pub(crate) mod element {
     pub(crate) const KEY: u16 = 1;
     pub(crate) const DATA: u16 = 2;
@@ -127,7 +128,8 @@ pub(crate) mod element {
     pub(crate) const CATCH_ALL: u32 = 2;
 }
 
-/// Attributes of a named object (`NFTA_OBJ_*`), and the kind of a counter (`NFT_OBJECT_COUNTER`).
+/// Attributes of a named object (`NFTA_OBJ_*`), and the object type of a counter
+/// (`NFT_OBJECT_COUNTER`).
 pub(crate) mod object {
     pub(crate) const TABLE: u16 = 1;
     pub(crate) const NAME: u16 = 2;
@@ -160,7 +162,7 @@ pub(crate) mod generation {
     pub(crate) const PROCESS_NAME: u16 = 3;
 }
 
-/// Types of `nft`'s user data (`NFTNL_UDATA_*`).
+/// Types of entries in the user data of `nft` (`NFTNL_UDATA_*`).
 pub(crate) mod user_data {
     pub(crate) const TABLE_COMMENT: u8 = 0;
     pub(crate) const CHAIN_COMMENT: u8 = 0;
@@ -178,7 +180,7 @@ pub(crate) mod user_data {
     pub(crate) const TYPE_OF_DATA: u8 = 1;
 }
 
-/// Attributes of expressions, in modules named after the expression.
+/// Attributes of expressions, in one module for each expression.
 pub(crate) mod expression {
     /// Attributes of `payload` (`NFTA_PAYLOAD_*`).
     pub(crate) mod payload {
@@ -254,7 +256,7 @@ pub(crate) mod expression {
         pub(crate) const TYPE: u16 = 7;
         pub(crate) const JENKINS: u32 = 0;
     }
-    /// Attributes of `nat` (`NFTA_NAT_*`), and two flags that follow from other attributes.
+    /// Attributes of `nat` (`NFTA_NAT_*`), and the two flags that follow from other attributes.
     pub(crate) mod nat {
         pub(crate) const TYPE: u16 = 1;
         pub(crate) const FAMILY: u16 = 2;
@@ -327,7 +329,8 @@ pub(crate) mod expression {
         pub(crate) const TYPE: u16 = 1;
         pub(crate) const NAME: u16 = 2;
     }
-    /// Names in iptables expressions (`NFTA_MATCH_NAME`, `NFTA_TARGET_NAME`).
+    /// Attributes with the extension's name in iptables expressions (`NFTA_MATCH_NAME`,
+    /// `NFTA_TARGET_NAME`).
     pub(crate) mod xt {
         pub(crate) const NAME: u16 = 1;
     }
