@@ -1,5 +1,5 @@
-//! Objects of the table that do not depend on Services: the table itself, its sets and maps, and
-//! the chains that every packet passes.
+//! The base: objects of the table that do not depend on Services. These are the table itself, its
+//! shared sets and maps, and the chains that every packet passes.
 //!
 //! Source: docs/nftables-mode.md; upstream's `pkg/proxy/nftables/proxier.go` (`setupNFTables`).
 
@@ -37,20 +37,20 @@ const SERVICES_CHECK: &str = "service-endpoints-check";
 const FIREWALL_CHECK: &str = "firewall-check";
 const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
 
-/// Name of an object in the base: the objects that do not depend on Services.
+/// Key of an object in the base.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum BaseKey {
     Table,
     Set(&'static str),
     Chain(&'static str),
     Counter(&'static str),
-    /// A chooser chain of the layout `flat`. There is one for each number of endpoints in use.
+    /// A chooser chain of the layout `flat`. The base has one for each number of endpoints in use.
     Chooser(Chooser),
 }
 
 impl BaseKey {
-    /// Returns true for a chain that uses this set and may exist although it is unwanted. Such a
-    /// chain belongs to upstream's layout, or chooses among a number of endpoints that no Service
+    /// Returns true for a chain that uses this set and may exist although no layout wants it. Such
+    /// a chain belongs to upstream's layout, or chooses from a number of endpoints that no Service
     /// has. Other chains of an unwanted layout use only sets that are deleted with them.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
@@ -79,7 +79,7 @@ pub(crate) const SERVICES_CHAIN: BaseKey = BaseKey::Chain(SERVICES);
 /// A chain that only upstream's layout has.
 pub(crate) const UPSTREAM_ONLY: BaseKey = BaseKey::Chain(SERVICES_CHECK);
 
-/// The definition of an object, without its comment.
+/// Definition of an object, without its comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BaseValue {
     Table(Activity),
@@ -88,7 +88,7 @@ pub(crate) enum BaseValue {
     Chain(Option<BaseChain>, Content),
 }
 
-/// The definition of a set.
+/// Definition of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Definition {
     key: Vec<DataType>,
@@ -107,7 +107,7 @@ impl Definition {
     }
 }
 
-/// The wanted objects of the base, which do not depend on Services.
+/// Wanted objects of the base.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Base {
     family: IpFamily,
@@ -117,14 +117,14 @@ pub(crate) struct Base {
     chains: BTreeMap<BaseKey, (Chain, Vec<Rule>)>,
 }
 
-/// The objects that this mode leaves in the kernel.
+/// Objects that this mode leaves in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
     origins: &crate::origins::ORIGINS,
     ..footprint::NFTABLES
 };
 
-/// Returns the names of all chains, sets and maps of a family that do not depend on Services.
-/// Includes both layouts.
+/// Returns the names of all chains, sets and maps of a family that do not depend on Services, in
+/// both layouts.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let all_node_ports = [NodePortIps::All, NodePortIps::InSet];
     let layouts = [Layout::Upstream, Layout::Flat].into_iter();
@@ -146,7 +146,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// Inputs from which a layout computes the base.
+/// Settings from which a layout computes the base.
 struct LayoutInput<'a> {
     config: &'a Config,
     node_ports: NodePortIps,
@@ -192,7 +192,7 @@ impl Base {
         base
     }
 
-    /// Adds chains that choose an endpoint.
+    /// Adds the chooser chains.
     #[must_use]
     pub(crate) fn with_choosers(mut self, choosers: &BTreeSet<Chooser>) -> Self {
         for chooser in choosers {
@@ -213,7 +213,7 @@ impl Base {
         self.sets.insert(name, set);
     }
 
-    /// Returns the key types of a destination: address, protocol, port.
+    /// Returns the key types of a destination: address, protocol and port.
     fn destination(&self) -> [DataType; 3] {
         [
             address_type(self.family),
@@ -281,8 +281,8 @@ impl Base {
         let to = |chain: &'static str| vec![self.line().jump(chain).rule()];
         let mut services = to(SERVICES);
         if self.layout == Layout::Flat {
-            // The check comes after the jump to `services`. A packet that `services` translated
-            // does not return here. So the check sees only untranslated packets.
+            // The check follows the jump to `services`. Packets that `services` has translated do
+            // not return, so the check sees only untranslated packets.
             services.extend(to(CLUSTER_IPS_CHECK));
         }
         let (before, after) = (services.clone(), to(MASQUERADING));
@@ -315,7 +315,8 @@ impl Base {
         self.add_chain(MASQUERADING, masquerading);
     }
 
-    /// Adds rules that reject and count packets to NodePorts on localhost that no relay serves.
+    /// Adds rules for packets to NodePorts on localhost that no relay serves. They reject and count
+    /// the packets.
     fn add_localhost(&mut self, localhost: LocalhostNodePorts) {
         if localhost == LocalhostNodePorts::Off {
             return;
@@ -330,8 +331,8 @@ impl Base {
             let line = line
                 .in_set(PORT, Sense::Is, LOCALHOST_NODE_PORTS)
                 .count_in(counter);
-            // An ICMP error does not reach a socket that is still inside its send call. The
-            // connection would then wait a second for its next attempt. So TCP gets a reset.
+            // An ICMP error does not reach a socket that is still sending this packet. The client
+            // would send its next packet only after a second. So TCP gets a reset.
             let line = match protocol {
                 Protocol::Tcp => line.reset(),
                 Protocol::Udp | Protocol::Sctp => line.reject(),
@@ -341,8 +342,8 @@ impl Base {
         self.add_chain(LOCALHOST_CHECK, refuse.into());
     }
 
-    /// Returns the rule that checks the node's own packets to localhost. Returns `None` if no
-    /// NodePort is rejected there.
+    /// Returns the rule that leads the node's own packets to localhost through the check of
+    /// NodePorts. Returns `None` if the rules reject no NodePort on localhost.
     fn to_localhost_check(&self) -> Option<Rule> {
         let line = self.line();
         let is_there = !self.counters.is_empty();
@@ -353,7 +354,7 @@ impl Base {
         })
     }
 
-    /// Matches packets to the addresses at which the node serves NodePorts.
+    /// Matches packets to the addresses of the node that serve NodePorts.
     fn at_node(&self, line: Line, node_ports: NodePortIps) -> Line {
         let to = Side::Destination;
         match node_ports {
@@ -362,7 +363,7 @@ impl Base {
         }
     }
 
-    /// Returns the rule that dispatches to NodePorts.
+    /// Returns the rule that leads packets to the chains of NodePorts.
     fn by_node_port(&self, node_ports: NodePortIps) -> Rule {
         let line = match node_ports {
             NodePortIps::All => self.line().of_this_node(Side::Destination),
@@ -389,7 +390,7 @@ impl Base {
         self.add_any_chain(key, REJECT.into(), None, Some(comment), reject);
     }
 
-    /// Returns the objects as table entries.
+    /// Returns all objects of the base, each with its key.
     pub(crate) fn entries(&self) -> Vec<(BaseKey, BaseValue)> {
         let sets = self.sets.iter();
         let sets =
@@ -405,12 +406,12 @@ impl Base {
         all.chain(counters).collect()
     }
 
-    /// Returns the layout.
+    /// Returns the layout of the base.
     pub(crate) fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Returns the table.
+    /// Returns the definition of the table.
     pub(crate) fn table(&self) -> Table {
         Table {
             comment: Some("rules for kube-proxy".into()),
@@ -418,12 +419,12 @@ impl Base {
         }
     }
 
-    /// Returns a set by name.
+    /// Returns the set with this name.
     pub(crate) fn set(&self, name: &str) -> Option<&Set> {
         self.sets.get(name)
     }
 
-    /// Returns the rule for unallocated ClusterIPs, or `None` without such a rule.
+    /// Returns the rule that drops packets to unallocated ClusterIPs, if any.
     pub(crate) fn unallocated(&self) -> Option<&Rule> {
         let (_, rules) = self.chains.get(&BaseKey::Chain(CLUSTER_IPS_CHECK))?;
         rules
@@ -437,16 +438,17 @@ impl Base {
     }
 }
 
-/// Comment by which the rule for unallocated ClusterIPs is recognized.
+/// Comment that identifies the rule for unallocated ClusterIPs.
 const UNALLOCATED: &str = "Drop traffic to unallocated ClusterIPs";
 
-/// Returns the rule for unallocated ClusterIPs in these networks, or `None` without networks.
+/// Returns the rule that drops packets to unallocated ClusterIPs in these networks. Returns `None`
+/// without networks.
 pub(crate) fn unallocated(family: IpFamily, nets: &[IpNet]) -> Option<Rule> {
     let line = Line::new(family).in_nets(Side::Destination, Sense::Is, nets);
     (!nets.is_empty()).then(|| line.drop().comment(UNALLOCATED))
 }
 
-/// Returns true for the rule for unallocated ClusterIPs, with any networks.
+/// Returns true for the rule that drops packets to unallocated ClusterIPs, in any networks.
 pub(crate) fn is_unallocated(chain: &str, rule: &Rule) -> bool {
     chain == CLUSTER_IPS_CHECK && rule.comment.as_deref() == Some(UNALLOCATED)
 }

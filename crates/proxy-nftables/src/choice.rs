@@ -1,10 +1,10 @@
-//! Endpoints as elements of maps that all Services share, in the layout `flat`.
+//! Endpoints in maps that all Services share, in the layout `flat`.
 //!
 //! For a packet to an address and port, a rule draws a random number below the number of endpoints.
-//! A map then returns the endpoint for that number and destination. Services with one, two or three
-//! endpoints each have a map for that number, which a rule in the `services` chain looks up. All
-//! other Services share one map, which is looked up by a chooser chain for each number of
-//! endpoints.
+//! A map then returns the endpoint with this number for this destination. A Service with one, two
+//! or three endpoints is in a map for that number, which a rule in the chain `services` looks up.
+//! All other Services are in one shared map. A chooser chain for each number of endpoints looks up
+//! this map.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 use proxy::Protocol;
 
-/// Largest number of endpoints for which a separate map exists.
+/// Largest number of endpoints with a map of its own.
 pub(crate) const FEW: u32 = 3;
 
-/// Names of each protocol's maps: for more than three endpoints, and for one, two and three.
+/// Names of the maps of each protocol: for more than three endpoints, and for one, two and three.
 const MAPS: [(Protocol, [&str; 4]); 3] = [
     (
         Protocol::Tcp,
@@ -46,11 +46,11 @@ const MAPS: [(Protocol, [&str; 4]); 3] = [
     ),
 ];
 
-/// A map of endpoints.
+/// A map of endpoints that Services share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Map {
     pub(crate) protocol: Protocol,
-    /// Number of endpoints of each Service in this map, or 0 for more than three.
+    /// Number of endpoints of each Service in this map. 0 stands for more than three.
     pub(crate) count: u8,
 }
 
@@ -63,7 +63,7 @@ impl Map {
         })
     }
 
-    /// Returns the map's name, or `None` if `count` is not 0 to 3.
+    /// Returns the name of the map, or `None` if `count` is above 3.
     pub(crate) fn name(self) -> Option<&'static str> {
         Self::all().find_map(|(map, name)| (map == self).then_some(name))
     }
@@ -75,11 +75,11 @@ impl Map {
     }
 }
 
-/// Prefix of chooser names. It prevents confusion with chains of other programs, such as `tcp-443`.
+/// Prefix of chooser names. It prevents confusion with another program's chains, such as `tcp-443`.
 const CHOOSER: &str = "endpoints-of-";
 
-/// A chain that chooses one of `count` endpoints by a packet's destination, for more than three
-/// endpoints.
+/// A chain for Services with `count` endpoints, more than three. It chooses one of them by the
+/// packet's destination and a random number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Chooser {
     pub(crate) protocol: Protocol,
@@ -87,12 +87,12 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    /// Returns the chain's name.
+    /// Returns the name of the chain.
     pub(crate) fn name(self) -> String {
         format!("{CHOOSER}{}-{}", self.protocol.lower(), self.count)
     }
 
-    /// Returns the map that the chain looks up.
+    /// Returns the map that the chain uses.
     pub(crate) fn map(self) -> Map {
         Map {
             protocol: self.protocol,
@@ -115,21 +115,21 @@ impl Chooser {
     }
 }
 
-/// Position of an endpoint in the maps.
+/// Position of an endpoint in the shared maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointIndex {
-    /// Number of endpoints of each Service in the map, or 0 for more than three.
+    /// Number of endpoints of each Service in the map. 0 stands for more than three.
     pub map: u8,
-    /// Number of the endpoint, from 0.
+    /// Number of the endpoint, counted from 0.
     pub number: u32,
 }
 
-/// Endpoints of one address and port, sorted by position.
+/// Endpoints of one address and port, in the order of their positions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Choices(Option<Arc<Vec<(EndpointIndex, SocketAddr)>>>);
 
 impl Choices {
-    /// Numbers endpoints in the given order.
+    /// Gives the endpoints positions in the given order.
     pub(crate) fn new(endpoints: impl ExactSizeIterator<Item = SocketAddr>) -> Self {
         let count = endpoints.len();
         let few = u8::try_from(count).ok();
@@ -141,8 +141,8 @@ impl Choices {
         Self((!all.is_empty()).then(|| Arc::new(all)))
     }
 
-    /// Keeps endpoints in their previous positions, and fills free positions with new endpoints. An
-    /// added or removed endpoint thus moves at most one other endpoint.
+    /// Keeps endpoints in their previous positions, and fills free positions with new endpoints. So
+    /// an added or removed endpoint moves at most one other endpoint.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let (Some(all), Some(before)) = (&self.0, before) else {
@@ -169,7 +169,7 @@ impl Choices {
             .collect()
     }
 
-    /// Adds an endpoint read from the kernel.
+    /// Adds an endpoint that was read from the kernel.
     pub(crate) fn insert(&mut self, place: EndpointIndex, endpoint: SocketAddr) {
         let all = Arc::make_mut(self.0.get_or_insert_default());
         match all.binary_search_by_key(&place, |(at, _)| *at) {
@@ -192,7 +192,7 @@ impl Choices {
 }
 
 impl FromIterator<(EndpointIndex, SocketAddr)> for Choices {
-    /// Collects endpoints that are sorted by position.
+    /// Collects endpoints that are already sorted by position.
     fn from_iter<T: IntoIterator<Item = (EndpointIndex, SocketAddr)>>(all: T) -> Self {
         let all: Vec<(EndpointIndex, SocketAddr)> = all.into_iter().collect();
         Self((!all.is_empty()).then(|| Arc::new(all)))
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(hosts(arranged.clone()), hosts(of(&[1, 6, 3, 4, 5])));
         let arranged = of(&[0, 1, 3, 4, 5, 6, 7]).arranged(Some(&arranged));
         assert_eq!(hosts(arranged), hosts(of(&[1, 6, 3, 4, 5, 0, 7])));
-        // In a map of another size, the positions are different.
+        // Another map has other positions, so the endpoints get new ones.
         assert_eq!(of(&[2, 3]).arranged(Some(&before)), of(&[2, 3]));
         assert_eq!(of(&[]).arranged(Some(&before)), of(&[]));
     }
@@ -257,7 +257,7 @@ mod tests {
         };
         assert_eq!(maps(2), [(2, 0), (2, 1)]);
         assert_eq!(maps(4), [(0, 0), (0, 1), (0, 2), (0, 3)]);
-        // The result does not depend on the order in which endpoints are read.
+        // The result does not depend on the order in which the kernel returns endpoints.
         let mut found = Choices::default();
         let all: Vec<_> = endpoints(4).iter().collect();
         for (place, endpoint) in all.into_iter().rev() {

@@ -1,9 +1,9 @@
 //! Executes a plan, and reports the outcome of each unit.
 //!
 //! The whole plan is one transaction, which the kernel applies completely or not at all. If the
-//! kernel refuses the transaction, it usually names the changes at fault. The units of these
-//! changes are removed, and the rest is tried again. If the kernel names no change, halves of the
-//! transaction are tried until the unit at fault is isolated.
+//! kernel refuses the transaction, it usually names the changes at fault. The executor removes the
+//! units of these changes and tries the rest again. If the kernel names no change, the executor
+//! tries halves of the transaction until it has isolated the unit at fault.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::kernel::{Blame, Kernel, Refusal};
 use crate::name::TABLE;
 use crate::plan::{Outcomes, Plan, PlanUnit, Removal, StaleObject, Timeouts, UnitOutcome};
 
-/// Largest number of transactions for isolating the refused units of one plan.
+/// Largest number of transactions with which one plan isolates its refused units.
 const MAX_TRANSACTIONS: usize = 64;
 
 impl Plan {
@@ -50,7 +50,7 @@ struct Executor<'a> {
     plan: &'a Plan,
     edits: Edits,
     kernel: &'a mut dyn Kernel,
-    /// Number of transactions that are still allowed.
+    /// Number of transactions that the plan may still use.
     left: usize,
     outcomes: Outcomes,
 }
@@ -58,14 +58,14 @@ struct Executor<'a> {
 /// Result of one transaction.
 enum CommitResult {
     Done,
-    /// Refused: the units at fault, and the reason. The map is empty if the kernel named no change.
+    /// The kernel refused the transaction. The map contains the units at fault. It is empty if the
+    /// kernel named no change.
     Refused(BTreeMap<PlanUnit, Blame>, Arc<str>),
-    /// The transaction failed, and further attempts are useless.
+    /// The transaction failed, and further transactions would fail, too.
     Over,
 }
 
-/// Returns true if this is the error that the kernel reports for every change once the table is
-/// invalid.
+/// Returns true for the error that the kernel reports for every change after the first invalid one.
 fn is_of_validation(blame: &Blame) -> bool {
     let errno = blame.errno;
     matches!(
@@ -74,8 +74,8 @@ fn is_of_validation(blame: &Blame) -> bool {
     )
 }
 
-/// Keeps only the first of several validation errors. Returns true if there were several. Once a
-/// change makes the table invalid, the kernel refuses each further change as well, because it
+/// Keeps only the first of several validation errors. Returns true if there were several. After a
+/// change that makes the table invalid, the kernel refuses each further change, because it
 /// validates the whole table each time. So only the first change is certainly at fault.
 ///
 /// Source: Linux, `net/netfilter/nf_tables_api.c` (`NFT_VALIDATE_DO`).
@@ -98,8 +98,8 @@ impl Executor<'_> {
         self.outcomes.listeners = listeners.map(listen).collect();
     }
 
-    /// Activates the table. If the kernel refuses, it will also refuse the next transaction, which
-    /// then reports the reason.
+    /// Activates the table. Ignores a refusal: the kernel then also refuses the next transaction,
+    /// which reports the reason.
     fn switch_on(&mut self) {
         let transaction = Transaction {
             family: self.plan.family.into(),
@@ -118,7 +118,7 @@ impl Executor<'_> {
         let (mut stale, wanted): (Vec<PlanUnit>, Vec<PlanUnit>) =
             all.iter().partition(|of| is_stale(of));
         if !self.outcomes.partial.is_empty() {
-            // Stale objects wait: rules that are deleted with the last units may still use them.
+            // Stale objects wait, because rules that the last units delete may still use them.
             self.set_all(&stale, &UnitOutcome::Later);
             stale.clear();
         }
@@ -132,8 +132,8 @@ impl Executor<'_> {
             if blamed.is_empty() || wanted.is_empty() || !blamed.iter().all(is_in_use) {
                 return self.isolate([wanted, stale]);
             }
-            // This kernel still counts references from objects that the same transaction deletes.
-            // So the stale objects are deleted in a later transaction.
+            // This kernel keeps an object in use until the transaction that deletes its users ends.
+            // So a later transaction deletes the stale objects.
             self.outcomes.removal = Removal::After;
         }
         match self.commit(&wanted, Grouping::ByMap) {
@@ -143,12 +143,12 @@ impl Executor<'_> {
         }
     }
 
-    /// Tests once whether the kernel changed the timeout of an existing set.
+    /// Reads once whether the kernel has changed the timeout of an existing set.
     fn try_timeouts(&mut self) {
         if self.outcomes.timeouts != Timeouts::Unknown || self.outcomes.taken == 0 {
             return;
         }
-        // If a part was refused, its set is unchanged and shows nothing about the kernel.
+        // If a part was refused, its set is unchanged and reveals nothing about the kernel.
         if let Some((name, wanted)) = self.plan.changed_timeout(&self.outcomes.parts)
             && let Ok(Some(seconds)) = self.kernel.timeout(name)
         {
@@ -160,7 +160,7 @@ impl Executor<'_> {
         }
     }
 
-    /// Commits these groups in order. Isolates the refused units of each. Wanted units come before
+    /// Commits these groups in order, and isolates the refused units of each. Wanted units precede
     /// stale ones.
     fn isolate<const N: usize>(&mut self, groups: [Vec<PlanUnit>; N]) {
         let mut groups = VecDeque::from(groups);
@@ -180,7 +180,7 @@ impl Executor<'_> {
             };
             let is_cascade = believe_first_of_cascade(&mut blamed);
             if let Some(blame) = blamed.get(&PlanUnit::Base) {
-                // Without the base, no other unit can be written.
+                // Without the base, the kernel would refuse all other units.
                 self.set_all(&group, &UnitOutcome::Untried);
                 self.set(
                     PlanUnit::Base,
@@ -192,8 +192,8 @@ impl Executor<'_> {
                 }
                 group.retain(|unit| !blamed.contains_key(unit));
                 if is_cascade && has_cascaded && group.len() > 1 {
-                    // Several units are at fault, but each attempt finds only one. Halving lets the
-                    // valid ones through sooner.
+                    // Several units are at fault, but each attempt finds only one. With halves, the
+                    // valid units are written sooner.
                     let other = group.split_off(group.len().div_ceil(2));
                     groups.push_front(other);
                 }
@@ -202,7 +202,7 @@ impl Executor<'_> {
             } else if let [alone] = group[..] {
                 self.set(alone, UnitOutcome::Refused(reason));
             } else {
-                // The base is the first unit. The last attempt writes it alone.
+                // The base is the first unit, so the last attempt writes the base alone.
                 let other = group.split_off(group.len().div_ceil(2));
                 groups.push_front(other);
                 groups.push_front(group);
@@ -210,8 +210,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Defers objects that may still protect Services, such as chains of another layout, until
-    /// their replacements exist.
+    /// Defers objects that may still protect Services, such as chains of another layout. They stay
+    /// until their replacements exist.
     fn keep_guards(&mut self, group: &mut Vec<PlanUnit>) {
         if self.outcomes.has_all_wanted() {
             return;
@@ -275,7 +275,8 @@ impl Executor<'_> {
                     Some(Change::AddSet(set)) if set.timeout.is_some() => Some(&set.name),
                     _ => None,
                 });
-                // EEXIST can also mean a set of another kind, which shows nothing about timeouts.
+                // EEXIST can also mean that the set is of another kind. That reveals nothing about
+                // timeouts.
                 if let Some(set) = set
                     && let Ok(Some(_)) = self.kernel.timeout(set)
                 {

@@ -1,5 +1,5 @@
 //! A fake kernel for tests. It stores the same objects as nf\_tables. A transaction that nf\_tables
-//! would refuse changes nothing.
+//! would refuse fails and changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -22,7 +22,7 @@ use crate::plan::LocalhostPort;
 use crate::refusal::refusal_of;
 use crate::snapshot::seconds;
 
-/// A handle to a fake kernel. Clones share the kernel.
+/// A handle to a fake kernel. Clones share one kernel.
 #[derive(Debug, Clone)]
 pub struct FakeKernel {
     family: IpFamily,
@@ -38,39 +38,41 @@ pub struct FakeState {
     pub handles: Handles,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Texts of changes that the fake refuses, like a kernel that lacks a feature.
+    /// Parts of change descriptions that the fake refuses, like a kernel that lacks a feature.
     pub refused: Vec<String>,
-    /// Texts of changes that make the table invalid. The fake refuses these changes, and all later
-    /// rules and elements.
+    /// Descriptions of changes that make the table invalid. The fake refuses these changes, and all
+    /// rules and elements after them in the transaction.
     pub invalid: Vec<String>,
-    /// Texts of changes that the fake refuses without naming them.
+    /// Descriptions of changes for which the fake refuses the transaction without naming a change.
     pub refused_as_whole: Vec<String>,
-    /// Reason why every transaction fails, if set.
+    /// Reason for which every transaction fails, or `None`.
     pub held: Option<String>,
-    /// Largest number of changes in a transaction. Larger transactions cannot be sent.
+    /// Largest number of changes in a transaction that can be sent. `None`: no limit.
     pub room: Option<usize>,
-    /// Number of next replies that are lost after a successful commit.
+    /// Number of following commits that succeed but whose reply is lost.
     pub lost: usize,
-    /// Texts of changes for which memory is short. The fake then refuses the whole transaction.
+    /// Descriptions of changes for which the kernel lacks memory. The fake then refuses the whole
+    /// transaction.
     pub no_memory_for: Vec<String>,
-    /// Reason why the table cannot be read, if set.
+    /// Reason why the table cannot be read, or `None`.
     pub unreadable: Option<String>,
-    /// Duration of a read, with or without success.
+    /// Duration of each read, successful or not.
     pub reading: Duration,
-    /// True to behave like Linux before 6.2: until a transaction ends, elements that it deletes
-    /// from a map still use their chain. The timeout of a set cannot change.
+    /// True if the fake behaves like Linux before 6.2. An element that a transaction deletes from a
+    /// map keeps its chain in use until the transaction ends. The timeout of an existing set cannot
+    /// change.
     pub is_old: bool,
-    /// NodePorts served on localhost.
+    /// NodePorts that the relay serves on localhost.
     pub listening: BTreeMap<u16, Arc<PortBackends>>,
     /// Ports on localhost that another program uses.
     pub taken: BTreeSet<u16>,
-    /// Number of reads of the table.
+    /// Number of reads of the table so far.
     pub reads: usize,
-    /// Number of reads of addresses.
+    /// Number of reads of the addresses so far.
     pub address_reads: usize,
-    /// Texts of the committed transactions since the list was last emptied.
+    /// Committed transactions since a test last took them, each as a list of change descriptions.
     pub made: Vec<Vec<String>>,
-    /// Number of refused transactions.
+    /// Number of refused transactions so far.
     pub refusals: usize,
 }
 
@@ -87,7 +89,7 @@ pub struct Content {
     pub sets: BTreeMap<Name, (Set, BTreeMap<Bytes, Element>)>,
 }
 
-/// Handles of sets and chains, in order of creation.
+/// Handles of sets and chains, in the order of their creation.
 #[derive(Debug, Clone, Default)]
 pub struct Handles {
     last: u64,
@@ -100,8 +102,8 @@ impl Handles {
         numbered.get(name).copied().unwrap_or_default()
     }
 
-    /// Numbers sets before chains, as if versions of this program that gave sets of clients a size
-    /// had created them.
+    /// Numbers sets before chains. So the table looks like one of earlier versions of this program,
+    /// which gave sets of clients a size.
     pub fn sets_first(&mut self) {
         let numbered = self.sets.values_mut().chain(self.chains.values_mut());
         for (number, handle) in (1..).zip(numbered) {
@@ -137,7 +139,7 @@ impl Handles {
 }
 
 impl FakeKernel {
-    /// Creates a kernel without a table.
+    /// Creates a fake kernel without a table.
     pub fn new(family: IpFamily, addresses: &[&str]) -> Self {
         let addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
         Self {
@@ -155,7 +157,7 @@ impl FakeKernel {
     }
 }
 
-/// Result of a change, with the error number of a refusal.
+/// Result of a change. The error is the kernel's error number.
 type ChangeResult = Result<(), i32>;
 
 impl Content {
@@ -254,7 +256,7 @@ impl Content {
         Ok(())
     }
 
-    /// Refuses a rule that refers to a missing chain, set or counter.
+    /// Returns an error if a rule refers to a missing chain, set or counter.
     fn can_have(&self, rule: &Rule) -> ChangeResult {
         let has_all = targets(rule).all(|chain| self.chains.contains_key(chain))
             && sets(rule).all(|set| self.sets.contains_key(set))
@@ -262,7 +264,7 @@ impl Content {
         if has_all { Ok(()) } else { Err(libc::ENOENT) }
     }
 
-    /// Returns the position of the rule with this handle.
+    /// Returns the position of the rule with this handle in its chain.
     fn place(&self, chain: &Name, handle: u64) -> Result<usize, i32> {
         let (_, rules) = self.chains.get(chain).ok_or(libc::ENOENT)?;
         let mut handles = rules.iter().map(handle_of);
@@ -307,7 +309,7 @@ impl Content {
     }
 }
 
-/// Returns a rule's handle: its digest, because no chain has the same rule twice.
+/// Returns the handle of a rule: a digest of its content. No chain contains the same rule twice.
 fn handle_of(rule: &Rule) -> u64 {
     let mut hasher = DefaultHasher::new();
     rule.hash(&mut hasher);
@@ -368,7 +370,7 @@ fn sets(rule: &Rule) -> impl Iterator<Item = &Name> {
 }
 
 impl FakeState {
-    /// Returns true if the text of a set, an element or a chain contains `part`.
+    /// Returns true if the description of a set, an element or a chain contains `part`.
     pub fn holds(&self, part: &str) -> bool {
         let Some(table) = &self.table else {
             return false;

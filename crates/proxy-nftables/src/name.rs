@@ -1,4 +1,4 @@
-//! Names of chains and sets: fixed names, and names of Service ports with upstream's hashes.
+//! Names of chains, sets and maps: fixed names, and names of Service ports with upstream's hashes.
 //!
 //! Source: upstream's `pkg/proxy/nftables/proxier.go` (`hashAndTruncate`,
 //! `servicePortChainNameBase`, `servicePortEndpointChainNameBase`).
@@ -13,28 +13,28 @@ use ring::digest::{SHA256, digest};
 /// The name of the table, in the families `ip` and `ip6`.
 pub const TABLE: &str = "kube-proxy";
 
-/// Set of all ClusterIPs.
+/// Name of the set of all ClusterIPs.
 pub(crate) const CLUSTER_IPS: &str = "cluster-ips";
-/// Set of the node's addresses that serve NodePorts.
+/// Name of the set of the node's addresses that serve NodePorts.
 pub(crate) const NODE_PORT_IPS: &str = "nodeport-ips";
-/// Set of connections from an endpoint of this node to itself.
+/// Name of the set of connections from an endpoint on this node to itself.
 pub(crate) const HAIRPIN: &str = "hairpin-connections";
-/// Map from service addresses to chains.
+/// Name of the map from service addresses to chains.
 pub(crate) const SERVICE_IPS: &str = "service-ips";
-/// Map from NodePorts to chains.
+/// Name of the map from NodePorts to chains.
 pub(crate) const SERVICE_NODE_PORTS: &str = "service-nodeports";
-/// Map from addresses with source ranges to their firewall chains.
+/// Name of the map from load-balancer addresses with source ranges to firewall chains.
 pub(crate) const FIREWALL_IPS: &str = "firewall-ips";
-/// Map from service addresses without endpoints to verdicts.
+/// Name of the map from service addresses without endpoints to verdicts.
 pub(crate) const NO_ENDPOINT_SERVICES: &str = "no-endpoint-services";
-/// Map from NodePorts without endpoints to verdicts.
+/// Name of the map from NodePorts without endpoints to verdicts.
 pub(crate) const NO_ENDPOINT_NODE_PORTS: &str = "no-endpoint-nodeports";
-/// Set of NodePorts that are rejected on localhost.
+/// Name of the set of NodePorts that rules reject on localhost.
 pub(crate) const LOCALHOST_NODE_PORTS: &str = "localhost-nodeports";
-/// Chain that rejects and counts packets to NodePorts on localhost.
+/// Name of the chain that rejects and counts packets to NodePorts on localhost.
 pub(crate) const LOCALHOST_CHECK: &str = "localhost-nodeports-check";
 
-/// Returns upstream's name for the counter of packets rejected on localhost.
+/// Returns upstream's name for the counter of packets that rules reject on localhost.
 pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "localhost-nodeport-rejected-tcp",
@@ -43,22 +43,22 @@ pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     }
 }
 
-/// Returns the counter for localhost with this name.
+/// Returns the constant name of a counter for localhost, or `None` for any other name.
 pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(localhost_counter);
     all.into_iter().find(|known| *known == name)
 }
 
-/// Chain that rejects packets to Services without endpoints.
+/// Name of the chain that rejects packets to Services without endpoints.
 pub(crate) const REJECT: &str = "reject-chain";
 
-/// Longest name of a chain or set, without the prefix for its purpose.
+/// Largest length of a chain's or set's name in bytes, without the prefix for its purpose.
 const MAX_BASE: usize = 240;
 
-/// Purpose of a Service port's chain.
+/// Purpose of a chain of a Service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
-    /// Chooses an endpoint of the cluster.
+    /// Chooses any endpoint in the cluster.
     Cluster,
     /// Chooses an endpoint on this node.
     Local,
@@ -82,20 +82,20 @@ impl Purpose {
     }
 }
 
-/// Prefix of sets with an endpoint's clients.
+/// Prefix of the sets that contain the clients of one endpoint.
 pub(crate) const AFFINITY: &str = "affinity-";
 
-/// Returns true for the name of a Service port's chain, created by any kube-proxy.
+/// Returns true for the name of a Service port's chain, created by this or another kube-proxy.
 pub(crate) fn is_of_service(chain: &str) -> bool {
     chain.contains('/')
 }
 
-/// Returns true for the name of a set of clients, created by any kube-proxy.
+/// Returns true for the name of a set of clients, created by this or another kube-proxy.
 pub(crate) fn is_affinity(set: &str) -> bool {
     set.starts_with(AFFINITY)
 }
 
-/// Returns the set that an endpoint's chain fills.
+/// Returns the name of the set to which an endpoint's chain adds clients.
 pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
     let base = chain.strip_prefix(Purpose::Endpoint.prefix())?;
     Some([AFFINITY, base].concat().into())
@@ -106,18 +106,18 @@ pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
 pub(crate) struct NameBase(String);
 
 impl NameBase {
-    /// Returns the base of a Service port.
+    /// Returns the base of the names of a Service port.
     pub(crate) fn of_port(name: &ServicePortName) -> Self {
         Self::hashed(&plain(name))
     }
 
-    /// Returns the base of an endpoint of a Service port.
+    /// Returns the base of the names of an endpoint of a Service port.
     pub(crate) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
         let mut text = plain(name);
-        // Cannot fail: a String accepts every write.
+        // Cannot fail, because a `String` accepts every write.
         let _ = match endpoint.ip() {
             IpAddr::V4(ip) => write!(text, "__{ip}/{}", endpoint.port()),
-            // Replaces colons, which names may not contain.
+            // Replaces colons, which names of nf_tables may not contain.
             IpAddr::V6(ip) => {
                 let ip = ip.to_string().replace(':', ".");
                 write!(text, "__{ip}/{}", endpoint.port())
@@ -130,7 +130,7 @@ impl NameBase {
         /// Alphabet of base32 (RFC 4648).
         const ALPHABET: [u8; 32] = *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
         let digest = digest(&SHA256, name.as_bytes());
-        // Five bytes give eight characters.
+        // Five bytes become eight characters.
         let bytes = digest.as_ref().iter().take(5);
         let bits = bytes.fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
         let mut base = String::with_capacity(9 + name.len());
@@ -147,12 +147,12 @@ impl NameBase {
         Self(base)
     }
 
-    /// Returns the chain for a purpose.
+    /// Returns the name of the chain with this purpose.
     pub(crate) fn chain(&self, purpose: Purpose) -> Name {
         [purpose.prefix(), &self.0].concat().into()
     }
 
-    /// Returns true for a chain with this base.
+    /// Returns true for the name of a chain with this base.
     pub(crate) fn has(&self, chain: &str) -> bool {
         let all = [
             Purpose::Cluster,
@@ -165,13 +165,13 @@ impl NameBase {
         prefix.is_some_and(|prefix| all.iter().any(|purpose| purpose.prefix() == prefix))
     }
 
-    /// Returns the set of an endpoint's clients.
+    /// Returns the name of the set of an endpoint's clients.
     pub(crate) fn affinity(&self) -> Name {
         [AFFINITY, &self.0].concat().into()
     }
 }
 
-/// Returns `namespace/name/protocol/port`.
+/// Returns the Service port as `namespace/name/protocol/port`.
 fn plain(name: &ServicePortName) -> String {
     let (service, port) = (&name.service, &name.port);
     format!("{service}/{}/{port}", name.protocol.lower())
@@ -210,7 +210,7 @@ mod tests {
         let name = port(&"n".repeat(253), &"p".repeat(63));
         let base = NameBase::of_port(&name).0;
         assert_eq!((base.len(), base.ends_with("...")), (240, true));
-        // The API forbids such names, but a manifest may contain them.
+        // The API server rejects such names, but a manifest may contain them.
         let base = NameBase::of_port(&port(&"ä".repeat(200), "")).0;
         assert!(base.len() <= 240 && base.ends_with("..."));
     }

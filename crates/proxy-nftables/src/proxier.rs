@@ -62,7 +62,7 @@ pub struct Nftables {
     choosers: BTreeSet<Chooser>,
     /// True if the wanted base lacks some of these chooser chains.
     lacks_choosers: bool,
-    /// Rule that rejects packets to unallocated ClusterIPs, as last written.
+    /// Rule in the kernel that drops packets to unallocated ClusterIPs, if any.
     unallocated: Option<Rule>,
     /// Method of deleting unwanted chains that this kernel needs, as observed.
     removal: Removal,

@@ -1,7 +1,7 @@
-//! Wanted, actual and pending objects of this mode.
+//! Tables of this mode: wanted, actual and pending objects.
 //!
-//! The wanted objects may change while the kernel writes a plan. So the tables record outcomes for
-//! the values in the plan, not for the values wanted now.
+//! The wanted objects may change while a plan is being written. So the tables record each outcome
+//! for the value in the plan, which may differ from the value that is wanted now.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,10 +21,10 @@ use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
 use crate::plan::{Outcomes, Plan, PortChanges, StaleObject, Timeouts, UnitOutcome};
 use crate::port::{Member, Route, Slot};
 
-/// Set of addresses that serve NodePorts. It exists in either layout, unless all addresses serve.
+/// Set of addresses that serve NodePorts. Both layouts have it, unless all addresses serve.
 pub(crate) const NODE_PORTS: BaseKey = BaseKey::Set(NODE_PORT_IPS);
 
-/// Returns true for objects that both layouts have if NodePorts are rejected on localhost.
+/// Returns true for an object that both layouts have if the rules reject NodePorts on localhost.
 fn is_of_localhost(key: &BaseKey) -> bool {
     matches!(
         key,
@@ -32,19 +32,21 @@ fn is_of_localhost(key: &BaseKey) -> bool {
     )
 }
 
-/// Tables of one IP family.
+/// Tables of one IP family, one for each kind of object.
 #[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) base: Entries<BaseKey, BaseValue, ()>,
     /// Elements of the set of addresses that serve NodePorts.
     pub(crate) node_ports: Entries<IpAddr, (), ()>,
     pub(crate) slots: Entries<Slot, Route, Arc<Owner>>,
-    /// Elements of shared sets. If several Service ports want the same element, all of them own it.
+    /// Elements of shared sets. If several Service ports want the same element, each of them owns
+    /// it.
     pub(crate) members: Entries<Member, (), Arc<Owner>>,
     pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
-    /// NodePorts that a relay serves on localhost. Their actual state is always known, because they
-    /// belong to this process. None counts as late, because another program may use the port.
+    /// NodePorts that a relay serves on localhost. Their actual state is always known, because the
+    /// relay is part of this process. They never count as late, because another program may use the
+    /// port.
     pub(crate) listeners: Entries<u16, Arc<PortBackends>, Arc<Owner>>,
 }
 
@@ -59,7 +61,7 @@ impl Tables {
         tables
     }
 
-    /// Counts unwanted entries of Services as late, unless `removals` excuses them.
+    /// Sets whether unwanted entries of Services count as late.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.members.count_removals(removals);
@@ -67,15 +69,16 @@ impl Tables {
         self.affinity.count_removals(removals);
     }
 
-    /// Returns true if all objects that Services share exist.
+    /// Returns true if the kernel has all objects that Services share.
     pub(crate) fn has_base(&self) -> bool {
         let mut pending = self.base.pending();
-        // Leftovers of another layout have no effect on packets.
+        // Unwanted objects of another layout do not affect packets.
         pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
     }
 
-    /// Returns the layout of the kernel's table, or `None` if the table has no layout. Upstream's
-    /// kube-proxy leaves maps of the layout `flat`, so these maps alone do not prove this layout.
+    /// Returns the layout of the table in the kernel, or `None` if it has no layout. Upstream's
+    /// kube-proxy does not delete maps of the layout `flat`, so these maps alone do not prove this
+    /// layout.
     pub(crate) fn actual_layout(&self) -> Option<Layout> {
         if self.base.actual(&UPSTREAM_ONLY).is_some() {
             return Some(Layout::Upstream);
@@ -84,13 +87,13 @@ impl Tables {
         is_there.then_some(Layout::Flat)
     }
 
-    /// Returns true if objects of another layout exist.
+    /// Returns true if the kernel still has objects of another layout.
     pub(crate) fn has_other_layout(&self) -> bool {
         self.base.pending().any(|key| self.is_of_other_layout(key))
     }
 
-    /// Returns true for an object that the wanted layout does not use. A chooser returns false,
-    /// because an unneeded chooser may belong to the wanted layout.
+    /// Returns true for an object that the wanted layout does not use. Returns false for a chooser
+    /// chain, because even an unneeded one may belong to the wanted layout.
     fn is_of_other_layout(&self, key: &BaseKey) -> bool {
         self.base.wanted(key).is_none()
             && !matches!(key, BaseKey::Table | BaseKey::Chooser(_))
@@ -98,7 +101,7 @@ impl Tables {
             && !is_of_localhost(key)
     }
 
-    /// Returns true if all objects of an owner exist.
+    /// Returns true if the kernel has all objects of an owner.
     pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
         fn has<K, V>(entries: &Entries<K, V, Arc<Owner>>, owner: &Arc<Owner>) -> bool
         where
@@ -114,7 +117,7 @@ impl Tables {
             && has(&self.affinity, owner)
     }
 
-    /// Keeps endpoints in the positions that they have in the kernel, because their order has no
+    /// Gives endpoints the positions that they have in the kernel. The order of endpoints has no
     /// effect.
     pub(crate) fn keep_places(&mut self) {
         let slots = self.slots.pending().filter_map(|slot| {
@@ -130,7 +133,7 @@ impl Tables {
 
     // ---- outcome of a plan ----
 
-    /// Records the outcome of each object in a plan, and reports refusals.
+    /// Records the outcome of each object in a plan, and adds refusals to the report.
     pub(crate) fn settle(
         &mut self,
         plan: &Plan,
@@ -174,7 +177,7 @@ impl Tables {
         if outcomes.base == UnitOutcome::Done
             && plan.base_changes.contains_key(&BaseKey::Set(NODE_PORT_IPS))
         {
-            // The set is new, so it contains only elements from this plan.
+            // The set is new, so it has no elements except those of this plan.
             self.node_ports.observe([]);
         }
         for (address, is_wanted) in &plan.node_ports {
@@ -188,7 +191,8 @@ impl Tables {
             }
             self.settle_part(part, outcome, &outcomes.partial, now);
             for (set, clients) in &part.affinity {
-                // The kernel reported success but kept the old timeout. The set must be replaced.
+                // The kernel reported success, but the set has its old timeout. So the set must be
+                // replaced.
                 if *outcome == UnitOutcome::Done
                     && is_kept
                     && clients.is_change()
@@ -200,8 +204,8 @@ impl Tables {
             }
         }
         for (stale, outcome) in plan.stale.iter().zip(&outcomes.stale) {
-            // Does not report the first refusal, because the chain of a deleted rule may still be
-            // in use for a moment.
+            // Does not report the first refusal: a deleted rule may keep the chain in use for a
+            // moment.
             let is_first = match stale {
                 StaleObject::Chain(name) => !self.chains.is_failing(name),
                 StaleObject::Set(name) => !self.affinity.is_failing(name),
@@ -237,7 +241,8 @@ impl Tables {
         }
     }
 
-    /// Records the outcomes of NodePorts on localhost. Reports failures and returns their number.
+    /// Records the outcomes of NodePorts on localhost. Adds failures to the report, and returns
+    /// their number.
     pub(crate) fn settle_listeners(
         &mut self,
         plan: &Plan,
@@ -277,7 +282,7 @@ impl Tables {
         let booking = Booking {
             outcome,
             now,
-            // The unit was refused alone, so the unit itself is at fault.
+            // The kernel refused this unit alone, so the unit is at fault.
             lateness: Lateness::Excused,
         };
         for (chain, written) in &part.chains {
@@ -286,7 +291,7 @@ impl Tables {
             booking.book(&mut self.chains, chain, Some(content));
         }
         for chain in &part.emptied {
-            // No object needs the content of this unwanted chain any more.
+            // No rule or element needs the content of this unwanted chain any more.
             if *outcome == UnitOutcome::Done {
                 self.chains.set_actual(chain, Some(Content::default()));
             }
@@ -303,14 +308,14 @@ impl Tables {
     }
 }
 
-/// Effect of a refusal on the age of pending entries.
+/// Effect of a refusal on the lateness of its entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lateness {
     Late,
     Excused,
 }
 
-/// An outcome to record for several entries.
+/// Outcome to record for several entries.
 struct Booking<'a> {
     outcome: &'a UnitOutcome,
     now: Instant,

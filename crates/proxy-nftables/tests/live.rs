@@ -1,4 +1,4 @@
-//! Tests the nftables mode on the real nf\_tables, each test in a separate network namespace.
+//! Tests nftables mode on the real nf\_tables. Each test has its own network namespace.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ use proxy_nftables::{
     Proxier, Refusal, TABLE, probe,
 };
 
-/// The real kernel, with measurements of its calls.
+/// The real kernel, which measures the duration of its calls.
 struct TimedKernel(NetlinkKernel, Arc<AtomicU64>);
 
 /// Duration of the longest kernel call, in microseconds.
@@ -73,7 +73,7 @@ impl Kernel for TimedKernel {
 }
 
 struct World {
-    /// Time spent on reads and writes, in microseconds.
+    /// Time that reads and writes of the kernel took, in microseconds.
     kernel: Arc<AtomicU64>,
     proxier: Proxier<TimedKernel>,
     model: Model,
@@ -105,7 +105,7 @@ impl World {
         Self::of(IpFamily::V4, layout)
     }
 
-    /// Restarts the daemon with the same objects.
+    /// Restarts the daemon with the same objects, in this layout.
     fn again(self, layout: Layout) -> Self {
         let mut again = Self::of(self.family, layout);
         again.model = self.model;
@@ -132,8 +132,8 @@ impl World {
         }
     }
 
-    /// Runs the daemon's loop until no work is due within `within`. Returns the number of written
-    /// changes, and the failures.
+    /// Runs the daemon's loop until no work is due within `within`. Returns the number of changes
+    /// that were written, and the failures.
     fn settle(&mut self, within: Duration) -> (usize, Vec<String>) {
         let (mut written, mut failures) = (0, Vec::new());
         let end = self.now + within;
@@ -223,7 +223,7 @@ fn generation() -> Generation {
     Nftables::open().unwrap().generation().unwrap()
 }
 
-/// Returns the table without handles and generation.
+/// Returns the content of the table, without handles and generation.
 fn content(whole: &TableDump) -> Vec<String> {
     let chains = whole.chains.iter().map(|chain| format!("{chain:?}"));
     let rules = whole
@@ -286,10 +286,10 @@ fn a_change_is_one_transaction_and_a_restart_writes_none() {
         assert_eq!(generation(), before.next());
         world.service(7, None, &[1, 3]);
         let before = generation();
-        // The chain is flushed and gets its only rule.
+        // The transaction flushes the chain and adds its only rule.
         assert_eq!(world.sync(), 2);
         assert_eq!(generation(), before.next());
-        // A restart adopts the table unchanged.
+        // The restarted daemon adopts the table unchanged.
         let before = (generation(), content(&whole()));
         let mut other = world.again(Layout::Upstream);
         other.sync();
@@ -388,15 +388,15 @@ fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_supports_that() {
         let sets = affinity();
         assert_eq!(sets.len(), 4);
         assert!(sets.iter().all(|(found, _)| found.set.timeout == wanted));
-        // A read of the table does not include the clients.
+        // A read of the table omits the clients in its sets.
         let has_clients = |name: &str| {
             let found = Nftables::open().unwrap().elements(Family::Ip, TABLE, name);
             !found.unwrap().is_empty()
         };
         let names = sets.iter().map(|(found, _)| &found.set.name);
         let kept = names.filter(|name| has_clients(name)).count();
-        // If the kernel can change a set's timeout (Linux 6.5, and current 6.1), all clients stay.
-        // Otherwise, an empty set replaces the old set.
+        // If the kernel can change the timeout of a set (Linux 6.5, and current 6.1), all clients
+        // stay. Otherwise, the proxier replaces the set by an empty one.
         let expected = if changes_timeouts() { 4 } else { 0 };
         println!("clients stayed in {kept} of 4 sets");
         assert_eq!(kept, expected);
@@ -407,7 +407,7 @@ fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_supports_that() {
     });
 }
 
-/// Returns the kernel memory in use, in megabytes.
+/// Returns the kernel's memory in use, in megabytes.
 fn kernel_memory() -> f64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
     let kilobytes = |name: &str| -> f64 {
@@ -428,7 +428,7 @@ fn a_thousand_endpoints_with_affinity_need_at_most_ten_megabytes() {
                 let mut world = World::new(layout);
                 world.service(11, Some(300), &[1]);
                 world.sync();
-                // The kernel removes the namespaces of earlier tests with some delay.
+                // The kernel removes the namespaces of earlier tests only after some time.
                 thread::sleep(Duration::from_millis(300));
                 let before = kernel_memory();
                 for number in 1..=10 {
@@ -439,7 +439,7 @@ fn a_thousand_endpoints_with_affinity_need_at_most_ten_megabytes() {
             });
             took
         };
-        // Other programs also allocate and release memory, so the test uses the median.
+        // Other programs allocate and release memory, too. So the test uses the median.
         let mut took = [(); 3].map(|()| measured());
         took.sort_by(f64::total_cmp);
         let [_, took, _] = took;
@@ -448,7 +448,7 @@ fn a_thousand_endpoints_with_affinity_need_at_most_ten_megabytes() {
     }
 }
 
-/// Builds the table of a version that gave sets of clients a size.
+/// Builds a table like that of a version that gave sets of clients a size.
 fn make_with_sizes(whole: &TableDump) {
     let named = |set: &nftables_netlink::Set| nftables_netlink::Set {
         size: set.dynamic.then_some(65_535).or(set.size),
@@ -493,11 +493,11 @@ fn old_sized_affinity_sets_free_memory_and_keep_clients() {
         again.sync();
         assert_eq!(generation(), before.next());
         assert_eq!(content(&whole()), as_wanted);
-        // The sets take about 100 MB. Other programs and the removal of earlier namespaces change
-        // the machine's memory by tens of megabytes. So the test only checks that more than 50 MB
-        // are freed.
+        // The sets need about 100 MB. Other programs and the removal of earlier namespaces change
+        // the memory in use by tens of megabytes. So the test only checks that the kernel frees
+        // more than 50 MB.
         let most = 50.0;
-        // A kernel thread shrinks the sets some time later.
+        // A kernel thread (kworker) shrinks the sets after some time.
         let freed = || with_sizes - kernel_memory();
         let is_freed = (0..50).any(|_| {
             thread::sleep(Duration::from_millis(100));
@@ -557,8 +557,8 @@ fn a_refused_object_does_not_affect_other_objects() {
         for number in 1..=50 {
             world.service(number, None, &[1]);
         }
-        // A Service whose name is too long for a chain counts as missing. The kernel refuses a jump
-        // to a Service's chain that another program has replaced with a base chain.
+        // Another program deletes the table, and creates a base chain with the name of one
+        // Service's chain. The kernel refuses a jump to a base chain.
         world.sync();
         let chains = whole().chains.into_iter();
         let own = chains.filter(|chain| chain.name.contains("/web-7/"));
@@ -624,7 +624,7 @@ fn nft_lists_and_restores_the_flat_layout() {
                 .map(str::to_owned)
                 .collect();
             let mut before: Vec<String> = listed.lines().map(str::to_owned).collect();
-            // The order of elements has no meaning.
+            // The order of elements is not significant.
             let sorted = |lines: &mut Vec<String>| {
                 for line in lines.iter_mut() {
                     *line = line
@@ -641,7 +641,7 @@ fn nft_lists_and_restores_the_flat_layout() {
                 words
             };
             assert_eq!(sorted(&mut again), sorted(&mut before));
-            // The proxier also adopts the table that nft has written, unchanged.
+            // The proxier adopts a table that nft has written, without a change.
             let at = generation();
             assert_eq!(world.again(Layout::Flat).sync(), 0);
             assert_eq!(generation(), at);
@@ -654,8 +654,8 @@ fn ip(arguments: &str) {
     assert!(done.unwrap().success(), "ip {arguments}");
 }
 
-/// Packets without an endpoint are rejected before a conntrack entry exists. So the flow continues
-/// once the element exists again.
+/// The rules reject packets without an endpoint before the kernel creates a conntrack entry. So the
+/// flow reaches the endpoint once the map has its element again.
 #[test]
 #[ignore = "needs nf_tables, and ip"]
 fn a_flow_rejected_without_endpoint_is_translated_once_one_exists() {
@@ -694,7 +694,7 @@ fn a_flow_rejected_without_endpoint_is_translated_once_one_exists() {
             world.proxier.notice(&Notice::Ruleset, world.now);
             let (_, failures) = world.settle(Duration::from_secs(2));
             assert_eq!(failures, [""; 0]);
-            // The first call may return the ICMP error of the rejected packet.
+            // The first call may return the ICMP error for an earlier packet.
             assert!((0..2).any(|_| client.send(b"found").is_ok()));
             let has_come = |server: &UdpSocket| {
                 server.set_nonblocking(true).unwrap();
@@ -725,7 +725,8 @@ fn flat_layout_changes_are_one_transaction_and_restarts_write_none() {
             assert_eq!(generation(), before.next());
         }
         assert!(whole().chains.iter().all(|chain| !chain.name.contains('/')));
-        // The chooser chain for four endpoints is deleted, because no Service needs it.
+        // The restarted proxier deletes the chooser chain for four endpoints, because no Service
+        // needs it.
         let mut other = world.again(Layout::Flat);
         assert_eq!(other.sync(), 2);
         let before = (generation(), content(&whole()));
@@ -763,11 +764,12 @@ fn layouts_switch_both_ways_with_few_transactions() {
     });
 }
 
-/// In both layouts, the rules of a chain that chooses among many endpoints are written one by one.
+/// In both layouts, a changed endpoint changes only some rules of the chain that chooses among many
+/// endpoints.
 #[test]
 #[ignore = "needs nf_tables"]
 fn one_changed_endpoint_with_affinity_costs_few_changes() {
-    /// Returns the rules of the chain in order.
+    /// Returns the rules of the chain that chooses an endpoint, in order.
     fn rules_of(family: IpFamily) -> Vec<Rule> {
         let whole = Nftables::open().unwrap().read(family.into(), TABLE);
         let rules = whole.unwrap().rules.into_iter();
@@ -818,8 +820,8 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
     }
 }
 
-/// Measures cold start and endpoint change of one Service with affinity, and the kernel's part of
-/// both: `ENDPOINTS=5000 LAYOUT=flat`.
+/// Measures the cold start and an endpoint change of one Service with affinity, and the kernel's
+/// share of both times. Usage: `ENDPOINTS=5000 LAYOUT=flat`.
 #[test]
 #[ignore = "takes long"]
 fn measure_affinity() {
@@ -861,8 +863,8 @@ fn measure_affinity() {
     });
 }
 
-/// Measures cold start, restart and endpoint change, and the kernel's part of each: `SERVICES=10000
-/// ENDPOINTS=2 LAYOUT=flat`.
+/// Measures a cold start, a restart and an endpoint change, and the kernel's share of each time.
+/// Usage: `SERVICES=10000 ENDPOINTS=2 LAYOUT=flat`.
 #[test]
 #[ignore = "takes long"]
 fn measure() {
