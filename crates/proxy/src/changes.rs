@@ -9,27 +9,28 @@ use crate::event::Kind;
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::Service;
 
-/// Changes since [`Model::take_changes`](crate::Model::take_changes) was last called.
+/// Changes of the model since the last call of [`Model::take_changes`](crate::Model::take_changes).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Services that were changed or deleted, or whose endpoints changed.
+    /// Services that were changed or deleted, or whose endpoints have changed.
     pub services: HashSet<NamespacedName>,
-    /// Former addresses and node ports of Services that may have lost some of them.
+    /// Former addresses and node ports of deleted Services, and of changed Services that may have
+    /// lost some.
     pub left: HashMap<NamespacedName, FormerPlaces>,
-    /// Families of the changed cluster IPs and endpoints.
+    /// Families of the cluster IPs and endpoints that have changed.
     pub families: FamilySet,
-    /// True if the own Node changed.
+    /// True if this node's Node has changed.
     pub node: bool,
-    /// True if the networks of ClusterIPs changed.
+    /// True if the networks of ClusterIPs have changed.
     pub service_cidrs: bool,
     /// Number of Service changes.
     pub service_changes: usize,
     /// Number of EndpointSlice changes.
     pub slice_changes: usize,
-    /// Triggers of slice changes. A deleted slice has none, because its trigger belongs to its
-    /// previous change.
+    /// Trigger times of changed slices. A deleted slice has none, because the time in its
+    /// annotation belongs to an earlier change.
     pub triggers: Vec<Trigger>,
-    /// Objects missing from new lists, one entry for each list.
+    /// Objects that new lists lacked, one entry for each such list.
     pub vanished: Vec<MissingObjects>,
 }
 
@@ -61,35 +62,35 @@ impl Extend<IpFamily> for FamilySet {
     }
 }
 
-/// A changed EndpointSlice, with the time of the event that triggered the change.
+/// A changed EndpointSlice, with the time of the event that caused the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trigger {
-    /// The Service of the slice.
+    /// Service of the slice.
     pub service: NamespacedName,
-    /// The slice's family.
+    /// Family of the slice.
     pub family: IpFamily,
-    /// Time of the trigger, by
-    /// [`EndpointSlice::change_trigger`](crate::EndpointSlice::change_trigger).
+    /// Time of the event, from the slice's annotation
+    /// ([`EndpointSlice::change_trigger`](crate::EndpointSlice::change_trigger)).
     pub at: SystemTime,
 }
 
-/// Known objects that a new list lacks, although no event reported their deletion. A few are normal
-/// after an outage of the source. Many mean that the source has lost them.
+/// Known objects that a new list lacks although no event reported their deletion. A few are normal
+/// after an outage of the source. Many suggest that the API server has lost them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingObjects {
     /// Kind of the list.
     pub kind: Kind,
     /// Number of missing objects.
     pub count: usize,
-    /// Number of known objects, including the missing ones.
+    /// Number of objects known before, including the missing ones.
     pub known: usize,
-    /// The first missing objects by name, at most [`MissingObjects::NAMED`]. A Node's name has no
-    /// namespace.
+    /// The first missing objects by name, at most [`MissingObjects::NAMED`]. The namespace of a
+    /// Node is empty.
     pub first: Vec<NamespacedName>,
 }
 
 impl MissingObjects {
-    /// Limit of named objects.
+    /// Largest number of missing objects that are named.
     pub const NAMED: usize = 5;
 
     /// Returns the objects that the list lacks, or `None` if it lacks none.
@@ -115,20 +116,20 @@ impl Changes {
         self.services.is_empty() && !self.node && !self.service_cidrs && self.vanished.is_empty()
     }
 
-    /// Reports whether a change may affect a family in the kernel.
+    /// Reports whether the changes may affect the kernel entries of a family.
     pub fn concerns(&self, family: IpFamily) -> bool {
         self.node || self.service_cidrs || self.families.contains(family)
     }
 
-    /// Records a changed Service. Called for its old state and for its new state.
+    /// Records a changed Service. Call this function for its old state and for its new state.
     pub(crate) fn note_service(&mut self, service: &Service) {
         let ips = service.cluster_ips.iter();
         self.families.extend(ips.map(|ip| IpFamily::of(*ip)));
         self.services.insert(service.name.clone());
     }
 
-    /// Records a Service's former addresses and node ports, if its replacement `by` lacks some of
-    /// them.
+    /// Records the former addresses and node ports of a Service, unless its replacement `by` has
+    /// the same ones.
     pub(crate) fn note_left(&mut self, service: &Service, by: Option<&Service>) {
         if let Some(left) = FormerPlaces::of(service, by) {
             self.leave(service.name.clone(), left);
@@ -139,7 +140,7 @@ impl Changes {
         self.left.entry(name).or_default().extend(left);
     }
 
-    /// Merges later changes into these changes.
+    /// Adds later changes to these changes.
     pub fn extend(&mut self, later: Self) {
         let Self {
             services,
@@ -173,7 +174,8 @@ impl Changes {
     }
 }
 
-/// Former addresses and node ports of a changed Service, and the estimated work of computing them.
+/// Former addresses and node ports of a changed Service, and the estimated work of its former
+/// state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FormerPlaces {
     pub(crate) places: HashSet<ServicePlace>,
@@ -181,8 +183,8 @@ pub struct FormerPlaces {
 }
 
 impl FormerPlaces {
-    /// Returns a Service's addresses and node ports, or `None` if its replacement `by` has all of
-    /// them.
+    /// Returns the addresses and node ports of a Service, or `None` if its replacement `by` has the
+    /// same ones.
     pub(crate) fn of(service: &Service, by: Option<&Service>) -> Option<Self> {
         let has_all = |by: &Service| {
             by.ports == service.ports
@@ -197,14 +199,14 @@ impl FormerPlaces {
         })
     }
 
-    /// Merges an earlier state.
+    /// Adds the places of an earlier state.
     pub(crate) fn extend(&mut self, other: Self) {
         self.places.extend(other.places);
         self.work = self.work.max(other.work);
     }
 }
 
-/// Address or node port that may pass from one Service to another.
+/// An address or node port that may move from one Service to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ServicePlace {
     Address(IpAddr),
@@ -225,7 +227,7 @@ pub(crate) fn places(service: &Service) -> impl Iterator<Item = ServicePlace> + 
 }
 
 /// Estimates the work of compiling a Service with this number of endpoints: ports × addresses ×
-/// endpoints, plus ports × addresses × source ranges. The node's addresses count as one.
+/// endpoints, plus ports × addresses × source ranges. All addresses of the node count as one.
 pub(crate) fn work(service: &Service, endpoints: usize) -> usize {
     let ingress = service.ingress_ips.len();
     let addresses = service.cluster_ips.len() + ingress + service.external_ips.len() + 1;

@@ -1,4 +1,4 @@
-//! Events of a source. The API watch and a folder of manifests send the same events.
+//! Events of a source: the API watch, or a folder of manifests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::names::NamespacedName;
 use crate::object::{EndpointSlice, Node, Service, ServiceCidr};
 
-/// The kinds of objects that a source watches.
+/// Kinds of objects that a source watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Services (v1).
@@ -20,7 +20,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds. The kinds that every mode needs come first.
+    /// All kinds. Those that every mode needs are first.
     pub const ALL: [Self; 4] = [
         Self::Service,
         Self::EndpointSlice,
@@ -34,47 +34,47 @@ impl Kind {
     }
 }
 
-/// An event of a source. A list consists of a `ListStarted`, its objects as `…Applied` or
-/// `Unreadable`, and a `ListComplete`. The end of a whole list deletes all objects that are missing
-/// from the list. After an interrupted list, another `ListStarted` follows. Until a list is
-/// complete, no object is deleted.
+/// An event of a source. A list consists of `ListStarted`, its objects as `…Applied` or
+/// `Unreadable`, and `ListComplete`. The end of a whole list deletes all objects that the list
+/// lacks. After an interrupted list, the source sends `ListStarted` again. No list deletes an
+/// object before its end.
 ///
-/// A list may be complete but not whole: it has every readable object, but an unreadable source,
-/// such as a broken manifest file, may have more. Known objects that the list lacks then stay. Once
-/// every source is readable, a whole `ListComplete` follows without a `ListStarted`. If a server
-/// does not serve an optional kind (ServiceCIDRs), the source sends a `ListComplete` that is not
-/// whole, also without a `ListStarted`.
+/// A complete list may not be whole: it has every readable object, but an unreadable file, such as
+/// a broken manifest, may contain more. Known objects that the list lacks then stay. Once every
+/// file is readable, the source sends a `ListComplete` that is whole, without a `ListStarted`. If a
+/// server does not serve an optional kind (ServiceCIDRs), the source sends a `ListComplete` that is
+/// not whole, also without a `ListStarted`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A list of this kind begins.
     ListStarted(Kind),
-    /// All objects of the list were sent.
+    /// The source has sent all objects of the list.
     ListComplete {
         /// Kind of the list.
         kind: Kind,
-        /// True if the list names every existing object.
+        /// True if the list contains every existing object.
         is_whole: bool,
     },
-    /// An object exists but cannot be decoded. Its last known state stays in use. If there is none,
-    /// kernel entries that may belong to the object stay.
+    /// An object exists, but the source cannot decode it. Its last known state stays in use. If no
+    /// state is known, kernel entries that may belong to the object stay.
     Unreadable(Kind, NamespacedName),
     /// A Service was added or changed.
     ServiceApplied(Service),
-    /// A Service was deleted, or no longer belongs to this proxy.
+    /// A Service was deleted, or is no longer this proxy's to serve.
     ServiceDeleted(NamespacedName),
     /// A slice was added or changed.
     SliceApplied(EndpointSlice),
-    /// A slice was deleted, or no longer belongs to this proxy. The name is the slice's own.
+    /// A slice was deleted, or is no longer this proxy's to serve. The name is that of the slice.
     SliceDeleted(NamespacedName),
-    /// The own Node was added or changed.
+    /// This node's Node was added or changed.
     NodeApplied(Node),
-    /// The own Node was deleted.
+    /// This node's Node was deleted.
     NodeDeleted(Arc<str>),
     /// A ServiceCIDR was added or changed.
     ServiceCidrApplied(ServiceCidr),
     /// A ServiceCIDR was deleted.
     ServiceCidrDeleted(Arc<str>),
-    /// All addresses and ports at which the source reaches its API server. No Service may take one.
-    /// A source sends this event before any event that it reads over a connection to a new address.
+    /// All addresses and ports at which the source reaches its API server. No Service may redirect
+    /// them. Before a source reads events over a connection to a new address, it sends this event.
     ApiServerAt(Vec<SocketAddr>),
 }

@@ -1,15 +1,15 @@
 //! Limits on the kernel entries of one Service.
 //!
-//! A Service of 90 KB can name 5,000 external IPs and 100 ports, which are 500,000 virtual servers
-//! in IPVS mode, on every node. Each mode writes ports × addresses entries for a Service. IPVS mode
-//! also writes the endpoints for each of these entries. So both products have a limit, for each IP
-//! family. Other modes write the endpoints only once, but have the same limits, so that every mode
-//! serves the same part.
+//! A Service of 90 KB can name 5,000 external IPs and 100 ports. In IPVS mode, these are 500,000
+//! virtual servers on every node. Each mode writes ports × addresses entries for a Service, and
+//! IPVS mode writes the endpoints for each of these entries. So both products have a limit, for
+//! each IP family. Other modes write the endpoints only once. They have the same limits, so that
+//! every mode serves the same part of a Service.
 //!
-//! Within the limits, the cluster IP comes first, then NodePorts, load-balancer addresses and
-//! external IPs, each in the object's order. Ports and EndpointSlices are cut only if the cluster
-//! IP and NodePorts alone exceed a limit. The result depends only on the objects, so it is the same
-//! in every mode and on every node.
+//! Within the limits, the order is: the cluster IP, NodePorts, load-balancer addresses, external
+//! IPs, each in the order of the object. Ports and EndpointSlices are cut only if the cluster IP
+//! and NodePorts alone exceed a limit. The result depends only on the objects, so it is equal in
+//! every mode and on every node.
 
 use std::fmt;
 
@@ -18,25 +18,26 @@ use hashbrown::{HashMap, HashSet};
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::{EndpointSlice, Service};
 
-/// Limit of addresses × ports of one Service, in an IP family. For NodePorts, the node's addresses
-/// count as one.
+/// Largest number of addresses × ports of one Service, in one IP family. For NodePorts, all
+/// addresses of the node count as one.
 pub const MAX_FRONTENDS: usize = 4_096;
 
-/// Limit of addresses × ports × endpoints of one Service, in an IP family. Also the limit of
-/// load-balancer addresses × ports × source ranges.
+/// Largest number of addresses × ports × endpoints of one Service, in one IP family. Also the
+/// largest number of load-balancer addresses × ports × source ranges.
 pub const MAX_DESTINATIONS: usize = 100_000;
 
-/// Limit of addresses × ports × endpoints of one Service with at most [`FEW_FRONTENDS`], in an IP
-/// family. This limit is higher, because a tenant multiplies addresses and ports cheaply but must
-/// create each endpoint. In IPVS mode, such a Service takes some 190 MB of kernel memory
-/// (`ipvs-netlink/examples/memory_cost.rs`).
+/// Largest number of addresses × ports × endpoints of one Service with at most [`FEW_FRONTENDS`],
+/// in one IP family. It is larger than [`MAX_DESTINATIONS`], because a tenant multiplies addresses
+/// and ports at no cost but must create each endpoint. In IPVS mode, such a Service needs some 190
+/// MB of kernel memory (`ipvs-netlink/examples/memory_cost.rs`).
 pub const MAX_DESTINATIONS_OF_FEW: usize = 300_000;
 
-/// Limit of endpoints of one Service port in an IP family, ten times the number that Kubernetes
-/// tests. The kernel searches all destinations of a virtual server to add one.
+/// Largest number of endpoints of one Service port in one IP family: ten times the number with
+/// which Kubernetes is tested. For each added destination, the kernel searches all destinations of
+/// the virtual server.
 pub const MAX_ENDPOINTS: usize = 50_000;
 
-/// Largest number of addresses × ports, of one Service in an IP family, that counts as few.
+/// Number of addresses × ports, of one Service in one IP family, up to which they count as few.
 pub const FEW_FRONTENDS: usize = 16;
 
 /// Returns the limit of addresses × ports × endpoints for a Service with this number of frontends.
@@ -48,18 +49,19 @@ fn max_destinations(frontends: usize) -> usize {
     }
 }
 
-/// The part of a Service that exceeds the limits in one IP family, and is not served.
+/// The part of a Service that exceeds the limits in one IP family. The proxy does not serve this
+/// part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Excess {
     /// The family.
     pub family: IpFamily,
-    /// Number of load-balancer addresses that are not served, at the end of the list.
+    /// Number of load-balancer addresses that the proxy does not serve: the last ones of the list.
     pub ingress_ips: usize,
-    /// Number of external IPs that are not served, at the end of the list.
+    /// Number of external IPs that the proxy does not serve: the last ones of the list.
     pub external_ips: usize,
-    /// Number of ports that are not served, at the end of the list.
+    /// Number of ports that the proxy does not serve: the last ones of the list.
     pub ports: usize,
-    /// Number of endpoints that are not served, in whole EndpointSlices.
+    /// Number of endpoints that the proxy does not serve: those of whole EndpointSlices.
     pub endpoints: usize,
 }
 
@@ -74,7 +76,7 @@ impl Excess {
         }
     }
 
-    /// Returns the number of external and load-balancer addresses.
+    /// Returns the number of external and load-balancer addresses that are not served.
     pub fn addresses(&self) -> usize {
         self.ingress_ips + self.external_ips
     }
@@ -100,13 +102,14 @@ impl fmt::Display for Excess {
 /// The parts that [`cut`] removes from a Service.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RemovedParts {
-    /// The excess, at most one entry for each family.
+    /// Excess of the Service, at most one entry for each family.
     pub(crate) excess: Vec<Excess>,
-    /// The EndpointSlices that are not served.
+    /// EndpointSlices that the proxy does not serve.
     pub(crate) slices: HashSet<NamespacedName>,
 }
 
-/// Reports whether [`cut`] would remove nothing. O(slices), or O(1) for a Service of usual size.
+/// Reports whether [`cut`] would remove nothing from a Service. O(slices), or O(1) for a Service of
+/// usual size.
 pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
     let addresses = 2 + service.ingress_ips.len() + service.external_ips.len();
     let ports = service.ports.len();
@@ -120,16 +123,16 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
         && endpoints.sum::<usize>() <= MAX_ENDPOINTS
         && addresses * load <= max_destinations(addresses * ports)
         && ports * ranges <= MAX_DESTINATIONS;
-    // Two families may be large together although each one is small.
+    // The sum over both families may be large although each family is small.
     is_small || {
         let mut copy = service.clone();
         cut(&mut copy, slices) == RemovedParts::default() && copy == *service
     }
 }
 
-/// Cuts a Service to the limits. O(addresses + slices).
+/// Removes the excess from a Service. O(addresses + slices).
 pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedParts {
-    // The cluster IP and the node's addresses are kept first.
+    // The cluster IP and the node's addresses are never cut.
     let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
     let fixed = 1 + usize::from(has_node_port);
     let ports = service.ports.len().min(MAX_FRONTENDS / fixed);
@@ -147,7 +150,7 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedPar
         let mut load = 0_usize;
         let mut of_ports: HashMap<&str, usize> = HashMap::new();
         for slice in slices.iter().filter(|slice| slice.family == family) {
-            // Port names differ, so a slice has each port of the Service at most once.
+            // Port names are unique, so a slice has each port of the Service at most once.
             let of_slice = slice.endpoints.len() * slice.ports.len().min(ports);
             let count = slice.endpoints.len();
             let has_room = slice.ports.iter().all(|port| {
@@ -183,14 +186,15 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedPar
             cut.excess.push(excess);
         }
     }
-    // Source ranges apply to load-balancer addresses only.
+    // Source ranges apply only to load-balancer addresses.
     if service.ingress_ips.is_empty() && ports * service.source_ranges.len() > MAX_DESTINATIONS {
         service.source_ranges.clear();
     }
     cut
 }
 
-/// Keeps the first `most` addresses of a family. Returns the numbers of kept and removed addresses.
+/// Keeps only the first `most` addresses of a family. Returns the numbers of kept and removed
+/// addresses.
 fn keep_first(
     addresses: &mut Vec<std::net::IpAddr>,
     family: IpFamily,

@@ -1,5 +1,5 @@
-//! The model: the latest state of all objects from the sources, and the changes since the last
-//! [`Model::take_changes`].
+//! The model: the latest state of all objects that a source has sent, and the changes since the
+//! last [`Model::take_changes`].
 
 mod list;
 mod queries;
@@ -21,24 +21,26 @@ use crate::service_cidrs::ServiceCidrs;
 use list::ListProgress;
 use shared::{Shared, is_just_elsewhere, seen};
 
-/// All Services, slices and the own Node. An update costs O(event), a read O(changed Services).
+/// All Services, all EndpointSlices and this node's Node. An update costs O(event), a read
+/// O(changed Services).
 #[derive(Debug, Default)]
 pub struct Model {
-    /// Services by name. Boxed, because a hash table is up to twice as large as its entries, and
-    /// three times while it grows.
+    /// Services by name. Boxed: a hash table needs up to twice the memory of its entries, and three
+    /// times as much while it grows.
     services: HashMap<NamespacedName, Box<Service>>,
-    /// Slices by Service, sorted by name so that their order is fixed. A list, because most
-    /// Services have one slice, and a tree's node would be ten times as large.
+    /// Slices by Service, sorted by name. A list, because most Services have one slice, and a node
+    /// of a tree would be ten times as large.
     slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
-    /// Service of each slice, because a deletion names only the slice, and the slice's label may
-    /// have changed.
+    /// Service of each slice. The event of a deletion names only the slice, and the slice's label
+    /// may have changed.
     service_of: HashMap<NamespacedName, NamespacedName>,
-    /// Version of the list of Service names. It changes whenever a Service is added or deleted.
+    /// Version of the set of Service names. Changes whenever a Service is added or deleted.
     names_version: u64,
-    /// Name of this node. The model does not keep the names of other nodes, only their zones.
+    /// Name of this node. The model drops the names of other nodes and keeps only their zones.
     own_node: Option<Box<str>>,
     node: Option<Node>,
-    /// True if this node's Node exists, false if a list lacked it, `None` while unknown.
+    /// True if this node's Node exists, false if a list lacked it, and `None` while this is
+    /// unknown.
     has_node: Option<bool>,
     is_node_named: bool,
     service_cidrs: ServiceCidrs,
@@ -48,24 +50,25 @@ pub struct Model {
     service_cidr_list: ListProgress,
     external_ips: ExternalIps,
     admission: Admission,
-    /// The Services that have options.
+    /// Services that have options.
     with_options: HashSet<NamespacedName>,
-    /// Version of the options of all Services.
+    /// Version of all Services' options. Changes whenever an option may change.
     options_version: u64,
-    /// True during a list of Services. Changed cluster IPs are checked at its end.
+    /// True while a list of Services arrives. The model checks changed cluster IPs at the end of
+    /// the list.
     is_listing_services: bool,
     changes: Changes,
     placements: Shared<Placement>,
     port_names: Shared<str>,
 }
 
-/// Handling of `spec.externalIPs` (KEP-5707).
+/// Treatment of `spec.externalIPs` (KEP-5707).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ExternalIps {
-    /// Services are served at their external IPs.
+    /// The proxy serves Services at their external IPs.
     #[default]
     Served,
-    /// External IPs are ignored: the model treats Services as if they had none.
+    /// The proxy ignores external IPs. The model removes them from Services.
     Ignored,
 }
 
@@ -75,8 +78,8 @@ impl Model {
         Self::default()
     }
 
-    /// Creates an empty model for the node of this name. The model records whether an endpoint is
-    /// on this node, or meant for it, and drops the names of other nodes.
+    /// Creates an empty model for the node with this name. For each endpoint, the model records
+    /// whether it is on this node or has a hint for it. It drops the names of other nodes.
     pub fn of_node(name: &str) -> Self {
         Self {
             own_node: Some(name.into()),
@@ -84,7 +87,7 @@ impl Model {
         }
     }
 
-    /// Sets the handling of external IPs. Modes never see ignored external IPs.
+    /// Sets the treatment of external IPs. Modes never see ignored external IPs.
     #[must_use]
     pub fn with_external_ips(mut self, external_ips: ExternalIps) -> Self {
         self.external_ips = external_ips;
@@ -136,7 +139,7 @@ impl Model {
                     self.changes.node = true;
                 }
             }
-            // Keeps the last state, because the Node object may be deleted while the node still
+            // Keeps the last state of the Node: the object may be deleted while the node still
             // serves.
             Event::NodeDeleted(_) => {
                 self.has_node = Some(false);
@@ -166,7 +169,7 @@ impl Model {
         }
     }
 
-    /// Deletes the objects that a completed list has not named.
+    /// Ends a list, and deletes the objects that a whole list lacked.
     fn complete(&mut self, kind: Kind, is_whole: bool) {
         let (known, gone) = match kind {
             Kind::Service => (self.services.len(), self.service_list.complete(is_whole)),
@@ -193,7 +196,7 @@ impl Model {
             match kind {
                 Kind::Service => self.delete_service(&name),
                 Kind::EndpointSlice => self.delete_slice(&name),
-                // Keeps the Node's last state.
+                // Keeps the last state of the Node.
                 Kind::Node => {}
                 Kind::ServiceCidr => self.delete_service_cidr(&name),
             }
@@ -255,8 +258,8 @@ impl Model {
         self.judge_again();
     }
 
-    /// Records that a Service's options changed or were removed. `has_options` is true if it has
-    /// options now.
+    /// Records that the options of a Service have changed or were removed. `has_options` is true if
+    /// the Service has options now.
     fn note_options(&mut self, name: &NamespacedName, has_options: bool) {
         let had_options = if has_options {
             !self.with_options.insert(name.clone())
@@ -266,17 +269,18 @@ impl Model {
         self.options_version += u64::from(had_options || has_options);
     }
 
-    /// Checks the addresses of doubted Services again, unless a list is in progress.
+    /// Checks the addresses of doubted Services again, except while a list arrives.
     fn judge_again(&mut self) {
         if !self.is_listing_services {
             self.judge_doubted();
         }
     }
 
-    /// Checks the addresses of doubted Services again, even during a list. The API server's address
-    /// cannot wait for the end of the list: without that address, the list may never end.
+    /// Checks the addresses of doubted Services again, even while a list arrives. A Service at the
+    /// API server's address cannot wait: it may prevent the end of the list.
     fn judge_doubted(&mut self) {
-        // Repeats, because an external IP may get an address that a load balancer has just lost.
+        // Repeats the check, because an external IP may get an address that a load balancer has
+        // just lost.
         loop {
             let doubted = self.admission.take_doubted();
             if doubted.is_empty() {
@@ -301,7 +305,7 @@ impl Model {
         }
     }
 
-    /// Applies the limits to a Service again, after its slices changed.
+    /// Applies the limits to a Service again, after a change of its slices.
     fn weigh_again(&mut self, name: &NamespacedName) {
         let slices = slices_of(&self.slices, name);
         let is_within = |service: &Service| limits::is_within(service, slices);
@@ -326,7 +330,7 @@ impl Model {
         }
     }
 
-    /// Updates the API server's addresses if `service` is `default/kubernetes`.
+    /// Updates the API server's addresses if this Service is `default/kubernetes`.
     fn follow_api_servers(&mut self, service: &NamespacedName) {
         if Rank::of(service) == Rank::ApiServer {
             let slices = slices_of(&self.slices, service);
@@ -338,7 +342,7 @@ impl Model {
     fn apply_slice(&mut self, mut slice: EndpointSlice) {
         self.slice_list.confirm(&slice.name);
         let own_node = self.own_node.as_deref();
-        // The endpoints of a slice may be on many nodes, but these are in few zones.
+        // The endpoints of a slice may be on many nodes, but these nodes are in few zones.
         let mut zones = SmallVec::<[Arc<Placement>; 8]>::new();
         slice.endpoints = slice.endpoints.with_placements(|placement| {
             let is_just_elsewhere = is_just_elsewhere(placement, own_node);
@@ -421,7 +425,8 @@ impl Model {
         self.changes.services.insert(service);
     }
 
-    /// Returns a copy of a Service's name that shares its text with the model.
+    /// Returns the name of a Service. If the Service is known, the name shares its text with the
+    /// model.
     fn shared_name(&self, name: NamespacedName) -> NamespacedName {
         let service = self.services.get_key_value(&name).map(|(known, _)| known);
         let known = service.or_else(|| Some(self.slices.get_key_value(&name)?.0));
@@ -436,7 +441,8 @@ fn slices_of<'a>(
     slices.get(service).map_or(&[], Vec::as_slice)
 }
 
-/// Finds the index of a slice among its Service's slices, or the index at which to insert it.
+/// Returns the index of a slice among the slices of its Service, or the index at which to insert
+/// it.
 fn position(slices: &[EndpointSlice], name: &NamespacedName) -> Result<usize, usize> {
     slices.binary_search_by(|slice| slice.name.cmp(name))
 }

@@ -16,20 +16,20 @@ use crate::options::ServiceOptions;
 use crate::view::ServiceView;
 
 impl Model {
-    /// Reports whether Services and slices have been listed once. Before that, the daemon writes
-    /// nothing.
+    /// Reports whether Services and slices have been listed at least once. Until then, the daemon
+    /// writes no entry.
     pub fn is_complete(&self) -> bool {
         self.service_list.has_completed && self.slice_list.has_completed
     }
 
-    /// Reports whether every existing Service and slice is or was known. Until then, a kernel entry
-    /// without a known Service may belong to an unreadable one and must stay. Once true, stays
-    /// true.
+    /// Reports whether the model has known every existing Service and slice at least once. Until
+    /// then, a kernel entry without a known Service must stay, because it may belong to an
+    /// unreadable Service. Never becomes false again.
     pub fn is_whole(&self) -> bool {
         self.service_list.is_whole() && self.slice_list.is_whole()
     }
 
-    /// Reports whether a kind has been listed once.
+    /// Reports whether all objects of a kind have been listed at least once.
     pub fn is_listed(&self, kind: Kind) -> bool {
         match kind {
             Kind::Service => self.service_list.has_completed,
@@ -39,17 +39,19 @@ impl Model {
         }
     }
 
-    /// Reports whether this node's Node has been listed once, even if it does not exist.
+    /// Reports whether the source has queried this node's Node at least once, even if the Node does
+    /// not exist.
     pub fn is_node_listed(&self) -> bool {
         self.node_list.has_completed
     }
 
-    /// Reports whether ServiceCIDRs have been listed once, or the server cannot list them.
+    /// Reports whether ServiceCIDRs have been listed at least once, or the server cannot list them.
     pub fn are_service_cidrs_listed(&self) -> bool {
         self.service_cidr_list.has_completed
     }
 
-    /// Returns the networks of a family's ClusterIPs, as in [`NodeFacts`].
+    /// Returns the sorted networks of a family's ClusterIPs, or `None` while unknown (see
+    /// [`NodeFacts`]).
     ///
     /// [`NodeFacts`]: crate::NodeFacts::service_cidrs
     pub fn service_cidrs(&self, family: IpFamily) -> Option<Vec<IpNet>> {
@@ -61,7 +63,7 @@ impl Model {
         self.admission.refused()
     }
 
-    /// Returns the addresses that the model refuses to one Service.
+    /// Returns the addresses of one Service that the model refuses.
     pub fn addresses_refused_to(&self, name: &NamespacedName) -> &[RefusedAddress] {
         self.admission.refused_to(name)
     }
@@ -71,19 +73,19 @@ impl Model {
         self.admission.excess()
     }
 
-    /// Returns the part of one Service above the limits, at most one for each family.
+    /// Returns the parts of one Service that exceed the limits, at most one for each family.
     pub fn excess_of(&self, name: &NamespacedName) -> &[Excess] {
         self.admission.excess_of(name)
     }
 
-    /// Returns the Services that name this external or load-balancer address, in no order. Includes
-    /// refused addresses.
+    /// Returns the Services that have this external or load-balancer address, in no order. The
+    /// address may be refused to some of them.
     pub fn naming_externally(&self, address: IpAddr) -> impl Iterator<Item = &Service> {
         let names = self.admission.asking(address);
         names.filter_map(|name| self.services.get(name).map(|service| &**service))
     }
 
-    /// Returns the Services that name an external or load-balancer address in a network, each with
+    /// Returns the Services that have an external or load-balancer address in a network, each with
     /// the address. O(results).
     pub fn naming_within(&self, net: IpNet) -> impl Iterator<Item = (IpAddr, &Service)> {
         let asking = self.admission.asking_within(net);
@@ -116,8 +118,8 @@ impl Model {
         all.find(has).map(|service| &service.name)
     }
 
-    /// Returns the Service whose load balancer has this address and port, the first by age and
-    /// name.
+    /// Returns the Service whose load balancer has this address and port. If several match, returns
+    /// the oldest, then the first by name.
     pub fn load_balancer_at(&self, at: ServiceAddress) -> Option<&NamespacedName> {
         let has = |service: &&Service| {
             let mut ports = service.ports.iter();
@@ -129,7 +131,8 @@ impl Model {
         all.min_by_key(age).map(|service| &service.name)
     }
 
-    /// Returns the Service that has this node port, the first by age and name. O(Services).
+    /// Returns the Service that has this node port. If several match, returns the oldest, then the
+    /// first by name. O(Services).
     pub fn node_port_of(&self, number: u16, protocol: Protocol) -> Option<&NamespacedName> {
         let has = |service: &&Service| {
             let mut ports = service.ports.iter();
@@ -154,7 +157,7 @@ impl Model {
         self.admission.version()
     }
 
-    /// Returns the changes since the last call.
+    /// Removes and returns the changes since the last call.
     pub fn take_changes(&mut self) -> Changes {
         mem::take(&mut self.changes)
     }
@@ -164,12 +167,12 @@ impl Model {
         !self.changes.is_empty()
     }
 
-    /// Returns the changes that [`take_changes`](Self::take_changes) would take.
+    /// Returns the changes that [`take_changes`](Self::take_changes) would return.
     pub fn changes(&self) -> &Changes {
         &self.changes
     }
 
-    /// Returns one Service with its slices, or `None` if the Service does not exist.
+    /// Returns a Service with its slices, or `None` if the Service does not exist.
     pub fn view(&self, name: &NamespacedName) -> Option<ServiceView<'_>> {
         let service = self.services.get(name)?;
         Some(ServiceView {
@@ -180,8 +183,8 @@ impl Model {
         })
     }
 
-    /// Returns the sorted addresses and ports of the API server, which no Service may take: the
-    /// source's connections and the endpoints of `default/kubernetes`.
+    /// Returns the sorted addresses and ports of the API server, which no Service may redirect:
+    /// those to which the source connects, and the endpoints of `default/kubernetes`.
     pub fn api_servers(&self) -> &[SocketAddr] {
         self.admission.api_servers()
     }
@@ -207,12 +210,12 @@ impl Model {
         self.service_of.len()
     }
 
-    /// Returns the last state of the own Node, or `None` before the first.
+    /// Returns the last known state of this node's Node, or `None` before the first one.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }
 
-    /// Reports whether this node's Node exists, or returns `None` while unknown. After a deletion,
+    /// Reports whether this node's Node exists. `None`: unknown. After a deletion,
     /// [`node`](Self::node) still returns the last state.
     pub fn has_node(&self) -> Option<bool> {
         self.has_node
