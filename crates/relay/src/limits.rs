@@ -1,8 +1,8 @@
-//! Time and size limits of a relay.
+//! Limits of a relay: times, numbers and sizes.
 
 use std::time::Duration;
 
-/// Time for an endpoint to accept a connection, one value for each try. Source: upstream's
+/// Time limits for an endpoint to accept a connection, one for each attempt. Source: upstream's
 /// `pkg/proxy/userspace/proxysocket.go` of Kubernetes 1.25.
 pub const DIAL_TIMEOUTS: [Duration; 4] = [
     Duration::from_millis(250),
@@ -14,40 +14,40 @@ pub const DIAL_TIMEOUTS: [Duration; 4] = [
 /// Limits of a relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Time that a UDP flow lasts without a datagram in either direction. Upstream:
+    /// Time without a datagram in either direction after which a UDP flow ends. Upstream:
     /// `--udp-timeout`.
     pub udp_idle: Duration,
-    /// Maximum number of UDP flows. Above it, the longest idle flow is evicted.
+    /// Largest number of UDP flows. A flow beyond it evicts the flow that was idle longest.
     pub udp_flows: usize,
-    /// Time that connections continue after their listening port was closed.
+    /// Time for which connections continue after their listening port was closed.
     pub drain: Duration,
-    /// Time that ports still accept after the last handle to the relay is dropped. Meanwhile, a
-    /// successor redirects packets to its own ports.
+    /// Time for which ports still accept connections after the last handle to the relay was
+    /// dropped. Meanwhile, a successor redirects packets to its own ports.
     pub linger: Duration,
-    /// Maximum number of TCP connections. Further connections wait in the kernel's queue.
+    /// Largest number of TCP connections. Further connections wait in the kernel's queue.
     pub connections: usize,
-    /// Maximum number of pipes in use at one time. Above it, bytes are copied.
+    /// Largest number of pipes in use at one time. Beyond it, the relay copies bytes.
     pub pipes: usize,
-    /// Maximum number of 64 KiB reads that wait in memory for slow receivers. Above it, reads are 4
-    /// KiB.
+    /// Largest number of 64 KiB reads that wait in memory for slow receivers. Beyond it, the relay
+    /// reads only 4 KiB at a time.
     pub waiting: usize,
-    /// Maximum number of descriptors, including listening ports and pipes. `None` means the soft
-    /// limit of the process, less a reserve.
+    /// Largest number of descriptors, including listening ports and pipes. `None`: the soft limit
+    /// of the process, less a reserve.
     pub descriptors: Option<usize>,
-    /// Mark of connections and flows to endpoints (`SO_MARK`). Redirecting rules ignore marked
-    /// packets.
+    /// Mark of packets to endpoints (`SO_MARK`). Redirecting rules ignore marked packets. `None`:
+    /// no mark.
     pub mark: Option<u32>,
-    /// Number of endpoints that a connection tries.
+    /// Number of endpoints that the relay tries for a connection.
     pub dial: Dial,
     /// Scope of session affinity.
     pub pin: Pin,
-    /// Method of carrying bytes.
+    /// Method of moving bytes from one socket to the other.
     pub carriage: Carriage,
-    /// Clients that the relay accepts.
+    /// Clients from which the relay accepts connections and datagrams.
     pub reach: AllowedClients,
 }
 
-/// The method of moving bytes from one socket to the other.
+/// Method of moving bytes from one socket to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carriage {
     /// Through a buffer of the process.
@@ -58,48 +58,49 @@ pub enum Carriage {
     Adaptive,
 }
 
-/// The number of endpoints that a connection tries.
+/// Number of endpoints that the relay tries for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dial {
-    /// Each endpoint in turn until one accepts, with a limit from [`DIAL_TIMEOUTS`] for each try.
+    /// Each endpoint in turn until one accepts, with a time limit from [`DIAL_TIMEOUTS`] for each
+    /// attempt.
     Several,
     /// One endpoint, within this time limit.
     Once(Duration),
 }
 
-/// The scope of session affinity.
+/// Scope of session affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pin {
-    /// Each client keeps one endpoint.
+    /// Each client stays with one endpoint.
     Client,
-    /// All clients of a listening port keep the same endpoint.
+    /// All clients of a listening port share one endpoint.
     Port,
 }
 
-/// The clients that may connect to a listening port.
+/// Clients that may use a listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AllowedClients {
-    /// All clients may connect.
+    /// All clients.
     Anybody,
-    /// Only clients that the kernel redirected from another address or port. Direct connections to
-    /// the listening port are reset, and direct datagrams dropped. For TCP, the kernel reports a
-    /// connection's original destination (`SO_ORIGINAL_DST`). For UDP, the relay queries connection
-    /// tracking once for each flow, and accepts the client if the query fails.
+    /// Only clients that the kernel redirected from another address or port. The relay resets
+    /// direct connections to the listening port, and drops direct datagrams. For TCP, the kernel
+    /// reports the original destination of a connection (`SO_ORIGINAL_DST`). For UDP, the relay
+    /// queries connection tracking once for each flow, and accepts the client if the query fails.
     Redirected,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            // Upstream has this default.
+            // This is upstream's default.
             udp_idle: Duration::from_millis(250),
             udp_flows: 8_192,
             drain: Duration::from_mins(15),
             linger: Duration::from_secs(10),
             connections: 65_536,
-            // All pipes together take at most 64 MiB of the kernel's memory.
+            // All pipes together use at most 64 MiB of kernel memory.
             pipes: 256,
-            // The bytes that wait in memory take at most 64 MiB together.
+            // All waiting reads together use at most 64 MiB of memory.
             waiting: 1_024,
             descriptors: None,
             mark: None,

@@ -1,11 +1,11 @@
-//! Carries bytes between two connections in both directions, until both directions have ended.
+//! Forwards bytes between two connections, until both directions have ended.
 //!
-//! Pending writes are bounded: the relay reads from a connection again only after it has written
-//! all earlier bytes. An idle connection holds neither a buffer nor a pipe. All connections share
-//! one buffer, and borrow pipes only while they hold bytes.
+//! Memory for pending writes is bounded: the relay reads from a connection again only after it has
+//! written all earlier bytes. An idle connection has neither a buffer nor a pipe. All connections
+//! share one buffer, and borrow a pipe only while it holds bytes.
 //!
-//! The relay passes on the end of one direction (FIN) while the other direction continues. A reset
-//! of one connection resets the other.
+//! When one direction ends (FIN), the relay closes it towards the receiver, and the other direction
+//! continues. A reset of one connection resets the other.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -26,38 +26,38 @@ use super::limits::{Carriage, Limits};
 use super::shares::ClientPlace;
 use super::traffic::{CountedConnection, add};
 
-/// Number of bytes of one read.
+/// Size of one read in bytes.
 const CHUNK: usize = 64 * 1024;
 
-/// Size of one read while many reads wait to be written. It limits the bytes that a waiting
+/// Size in bytes of one read while many reads wait to be written. Limits the bytes that a waiting
 /// direction holds.
 const FEW_BYTES: usize = 4 * 1024;
 
-/// Requested size of a pipe. The kernel may allow less.
+/// Requested size of a pipe in bytes. The kernel may allow less.
 const PIPE: usize = 256 * 1024;
 
-/// Maximum number of empty pipes that are kept for reuse.
+/// Largest number of empty pipes that the pump keeps for reuse.
 const SPARE_PIPES: usize = 32;
 
-/// Number of descriptors of a pipe.
+/// Number of descriptors that one pipe needs.
 const OF_PIPE: u32 = 2;
 
-/// Number of bytes carried before other tasks get their turn.
+/// Number of bytes that one connection may forward before other tasks get their turn.
 const TURN: usize = 1024 * 1024;
 
-/// Minimum number of bytes per read for which a pipe pays off.
+/// Number of bytes in a read above which a pipe is faster than the buffer.
 const FEW: usize = 16 * 1024;
 
-/// The buffers and pipes that all connections share.
+/// Buffers and pipes that all connections share.
 pub(crate) struct Pump {
     carriage: Carriage,
     buffer: RefCell<Box<[u8]>>,
     /// Empty pipes, ready for reuse.
     spare: RefCell<Vec<Pipe>>,
-    /// Number of further pipes allowed. `free` holds their descriptors.
+    /// Number of pipes that may still be created. `free` holds their descriptors.
     room: Free,
     free: Free,
-    /// Number of further large reads that may wait to be written.
+    /// Number of large reads that may still wait to be written.
     waiting: Free,
 }
 
@@ -69,27 +69,27 @@ struct Pipe {
     _held: DescriptorPermit,
 }
 
-/// The medium of the next read.
+/// Medium of the next read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Medium {
     Buffer,
     Pipe,
 }
 
-/// The result of a read.
+/// Result of a read.
 enum Transfer {
     /// Number of bytes that were read and completely written.
     All(usize),
     /// Bytes that wait in memory, with the permit for a large read.
     Bytes(Vec<u8>, Option<DescriptorPermit>),
-    /// Number of bytes that wait in a pipe.
+    /// A pipe, and the number of bytes that wait in it.
     Piped(Pipe, usize),
     /// The peer has closed this direction.
     End,
 }
 
 impl Pump {
-    /// Creates a pump with these limits, whose pipes take their descriptors from `free`.
+    /// Creates a pump with these limits. Its pipes take their descriptors from `free`.
     pub(crate) fn new(limits: &Limits, free: Free) -> Self {
         Self {
             carriage: limits.carriage,
@@ -101,12 +101,12 @@ impl Pump {
         }
     }
 
-    /// Closes unused pipes, to free their descriptors.
+    /// Closes all unused pipes, which frees their descriptors.
     pub(crate) fn close_spare(&self) {
         self.spare.borrow_mut().clear();
     }
 
-    /// Carries bytes in both directions until both have ended, and counts the bytes that are read.
+    /// Forwards bytes in both directions until both have ended, and counts the bytes that it reads.
     /// An error resets both connections.
     pub(crate) async fn run(
         &self,
@@ -146,7 +146,7 @@ impl Pump {
                     Medium::Buffer => self.read(from, to, sum)?,
                     Medium::Pipe => self.splice(from, to, sum)?,
                 };
-                // A read that does not fill the buffer has emptied the socket, so another read is
+                // A read that does not fill the buffer has emptied the socket, so a second read is
                 // unnecessary.
                 let is_empty = matches!(now, Transfer::All(count) if count < CHUNK);
                 moved = Some(now);
@@ -182,7 +182,7 @@ impl Pump {
                     CHUNK
                 }
                 Ok(Transfer::End) => {
-                    // Ignores a failure, because the connection may have ended already.
+                    // Ignores `NotConnected`: the connection may have ended already.
                     let ended = SockRef::from(to).shutdown(Shutdown::Write);
                     return ended.or_else(|error| match error.kind() {
                         io::ErrorKind::NotConnected => Ok(()),
@@ -226,7 +226,7 @@ impl Pump {
         };
         Ok(match bytes.get(written..) {
             Some(left) if !left.is_empty() => Transfer::Bytes(left.to_vec(), leave),
-            // If a read fills the buffer, the socket may have more bytes.
+            // If a read fills the buffer, the socket may contain more bytes.
             _ if count == most => Transfer::All(CHUNK),
             _ => Transfer::All(count),
         })
@@ -262,7 +262,7 @@ impl Pump {
         Ok(Transfer::All(count))
     }
 
-    /// Borrows a pipe if the limit allows one more.
+    /// Borrows a pipe, if the limit allows one more.
     fn borrow(&self) -> Option<Pipe> {
         if let Some(pipe) = self.spare.borrow_mut().pop() {
             return Some(pipe);
@@ -270,7 +270,7 @@ impl Pump {
         let room = self.room.try_take(1)?;
         let held = self.free.try_take(OF_PIPE)?;
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()?;
-        // A smaller pipe also works.
+        // If the kernel refuses this size, the pipe keeps its default size.
         let _ = fcntl_setpipe_size(&write, PIPE);
         Some(Pipe {
             read,
@@ -280,7 +280,7 @@ impl Pump {
         })
     }
 
-    /// Takes back an empty pipe.
+    /// Takes back an empty pipe for reuse.
     fn give_back(&self, pipe: Pipe) {
         let mut spare = self.spare.borrow_mut();
         if spare.len() < SPARE_PIPES {
@@ -289,14 +289,14 @@ impl Pump {
     }
 }
 
-/// Writes the content of a pipe.
+/// Writes the content of a pipe to a connection.
 fn drain(pipe: &Pipe, to: &TcpStream, count: usize) -> io::Result<usize> {
     let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
     Ok(splice(&pipe.read, None, to, None, count, flags)?)
 }
 
-/// Waits until `to` can be written, or `from` fails. During this wait, no other call would notice
-/// that `from` failed.
+/// Waits until `to` accepts bytes or `from` fails. During this wait, no other call would notice a
+/// failure of `from`.
 async fn writable(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     tokio::select! {
         biased;
@@ -308,7 +308,7 @@ async fn writable(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Turns a `WouldBlock` error into success.
+/// Returns success for a `WouldBlock` error, and other errors unchanged.
 fn would_block(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
@@ -316,9 +316,9 @@ fn would_block(error: io::Error) -> io::Result<()> {
     }
 }
 
-/// Makes a connection send a reset when it is closed.
+/// Makes the kernel reset a connection when it is closed.
 pub(crate) fn reset(connection: &TcpStream) {
-    // If the connection has ended, it needs no reset.
+    // A connection that has ended needs no reset.
     let _ = connection.set_zero_linger();
 }
 
@@ -330,7 +330,7 @@ pub(crate) struct CutSignal {
 }
 
 impl CutSignal {
-    /// Ends the connections that wait for this signal.
+    /// Ends all connections that wait for this signal.
     pub(crate) fn end(&self) {
         self.is_over.set(true);
         self.over.notify_waiters();

@@ -1,4 +1,4 @@
-//! State that a relay's tasks share on one thread, and counters for other threads.
+//! State that the tasks of a relay share on its thread, and counters that other threads read.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -20,14 +20,14 @@ use super::recent::Recent;
 use super::redirect_check::RedirectCheck;
 use super::shares::{Client, ClientPlace, Shares};
 
-/// Number of connections that a client keeps when no place is free.
+/// Number of connections that a client may keep even if no place is free.
 const FEW: usize = 16;
 
-/// Number of connections that may be accepted although the connections that they replace have not
-/// ended yet.
+/// Number of connections that the relay may accept before the connections that they replace have
+/// ended.
 const SPARE: usize = 64;
 
-/// Size of the datagram buffer, above the largest datagram.
+/// Size of the datagram buffer in bytes. Larger than any datagram.
 const LARGEST: usize = 64 * 1024;
 
 /// State that the tasks of a relay share.
@@ -41,14 +41,14 @@ pub(crate) struct Shared {
     pub(crate) redirected: RefCell<RedirectCheck>,
     datagram: RefCell<Box<[u8]>>,
     pub(crate) counters: Arc<Counters>,
-    /// Signal that the last connection has ended.
+    /// Signal that the relay's last connection has ended.
     pub(crate) idle: Notify,
 }
 
 impl Shared {
     pub(crate) fn new(limits: Limits, free: Free, counters: Arc<Counters>) -> Self {
-        // A connection needs two descriptors. A flow needs one descriptor, and one ephemeral port
-        // of the node.
+        // A connection needs two descriptors. A flow needs one descriptor, and one of the node's
+        // ephemeral ports.
         let connections = limits.connections.min(free.most() / 2);
         let flows = limits.udp_flows.min(ephemeral() / 4).min(free.most() / 2);
         Self {
@@ -68,7 +68,7 @@ impl Shared {
         }
     }
 
-    /// Takes descriptors if enough are left. Closes spare pipes if necessary.
+    /// Takes `count` descriptors, if enough are free. If not, closes unused pipes and tries again.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         self.descriptors.try_take(count).or_else(|| {
             self.pump.close_spare();
@@ -76,21 +76,21 @@ impl Shared {
         })
     }
 
-    /// Waits for the descriptors of the next connection. The client with the most connections loses
-    /// one.
+    /// Waits for `count` descriptors for the next connection. If necessary, evicts a connection of
+    /// the client with the most connections.
     pub(crate) async fn take(&self, count: u32) -> Option<DescriptorPermit> {
         if let Some(held) = self.try_take(count) {
             self.descriptors.tell_enough();
             return Some(held);
         }
-        // Lets connections that were accepted earlier take their places first.
+        // Lets connections that were accepted before take their places first.
         yield_now().await;
         self.end(self.connection_places.make_room());
         self.descriptors.wait(count).await
     }
 
-    /// Gives a client a place for a connection to a Service. Evicts another connection if
-    /// necessary. Waits if no client has to lose a connection.
+    /// Gives a client a place for a connection to a Service, and evicts another connection if
+    /// necessary. Waits while no connection may be evicted.
     pub(crate) async fn admit(
         &self,
         service: &Arc<str>,
@@ -115,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// Lends the shared datagram buffer.
+    /// Calls `work` with the datagram buffer that all tasks share.
     pub(crate) fn with_datagram<R>(&self, work: impl FnOnce(&mut [u8]) -> R) -> R {
         work(&mut self.datagram.borrow_mut())
     }
@@ -128,8 +128,8 @@ impl Shared {
     }
 }
 
-/// Sets the mark on a socket's packets. Ignores a failure: without the capability to set marks, no
-/// rule redirects packets either.
+/// Sets the mark of a socket's packets. Ignores an error: a process that may not set marks cannot
+/// write redirects either.
 pub(crate) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     if let Some(mark) = mark {
         let _ = socket.set_mark(mark);
@@ -148,7 +148,7 @@ impl Drop for OpenConnection {
     }
 }
 
-/// Evictions by all relays of this process.
+/// Evictions by all relays of this process, as a sum.
 static EVICTIONS: AllEvictions = AllEvictions {
     is_any_relay: AtomicBool::new(false),
     connections: AtomicU64::new(0),
@@ -161,7 +161,7 @@ struct AllEvictions {
     flows: AtomicU64,
 }
 
-/// Numbers of connections and flows that were ended to make room.
+/// Numbers of connections and flows that relays have evicted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Evictions {
     /// TCP connections.
@@ -171,8 +171,8 @@ pub struct Evictions {
 }
 
 impl Evictions {
-    /// Returns the sum over all relays of this process, which never decreases. `None` before the
-    /// first relay.
+    /// Returns the sum over all relays of this process. It never decreases. Returns `None` before
+    /// the first relay.
     pub fn of_process() -> Option<Self> {
         let all = &EVICTIONS;
         let is_any_relay = all.is_any_relay.load(Ordering::Relaxed);
@@ -183,7 +183,7 @@ impl Evictions {
     }
 }
 
-/// The counters of a relay.
+/// Counters of a relay.
 #[derive(Debug, Default)]
 pub struct Counters {
     connections: AtomicUsize,
@@ -205,18 +205,18 @@ impl Counters {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of TCP connections accepted until now.
+    /// Returns the number of TCP connections that the relay has accepted so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of accepted connections that were reset, because no endpoint or place was
-    /// left or the client was not allowed.
+    /// Returns the number of connections that the relay has accepted and then reset: the client was
+    /// not allowed, or no endpoint or place was left.
     pub fn refused(&self) -> usize {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of TCP connections and UDP flows that were ended to make room.
+    /// Returns the number of TCP connections and UDP flows that the relay has evicted.
     pub fn evicted(&self) -> usize {
         self.evicted.load(Ordering::Relaxed)
     }

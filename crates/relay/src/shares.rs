@@ -1,17 +1,18 @@
-//! The shares of clients and Services in the relay's connections or flows.
+//! The shares of clients and Services in the relay's connections and flows.
 //!
 //! A relay has a limited number of places, one for each connection or flow. A client may open some
-//! and keep them forever. So if a share is used up, a new connection evicts another one:
+//! of them and keep them forever. So if a share is used up, a new connection evicts an existing
+//! one:
 //!
 //! - a client has half of all places;
 //! - a Service has three quarters of all places;
 //! - if no place is free, the client with the most places loses one.
 //!
-//! The evicted connection belongs to the client with the most places. It is approximately that
-//! client's longest idle connection. Clients with [few](Shares::new) places lose none. If all
-//! clients have few and no place is free, new connections wait.
+//! The evicted connection belongs to the client with the most places. It is approximately the
+//! connection of that client that was idle longest. Clients with [few](Shares::new) places lose
+//! none. If all clients have few places and none is free, new connections wait.
 //!
-//! A client is an IPv4 address, an IPv6 /64 network, or this node at its loopback addresses.
+//! A client is one IPv4 address, one IPv6 /64 network, or this node at all its loopback addresses.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -26,16 +27,16 @@ use hashbrown::HashMap;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-/// Number of recently used members that an eviction may skip.
+/// Number of recently used connections that one eviction may skip.
 const CHANCES: usize = 16;
 
-/// Period of the warning about a client with too many connections.
+/// Shortest time between two warnings about a client with too many connections.
 const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
-/// The name of a Service port. The relay does not interpret it.
+/// Name of a Service port. The relay does not interpret it.
 type Service = Arc<str>;
 
-/// A client for counting: all its addresses count as one client.
+/// A client as the shares count it. All addresses of a client count together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Client {
     /// An IPv4 address, or the first address of an IPv6 /64 network.
@@ -69,20 +70,20 @@ impl fmt::Display for Client {
     }
 }
 
-/// The limited places for connections, or for flows. `T` is a handle that ends one of them.
+/// The limited places for connections or flows. `T` is a handle that ends one connection or flow.
 pub(crate) struct Shares<T> {
     held: RefCell<Holders<T>>,
-    /// Signal that a place is free again.
+    /// Signal that a place has become free.
     freed: Notify,
 }
 
-/// A new place, and the evicted member that has to end for it.
+/// A new place, and the member that must end to free it, if any.
 pub(crate) struct NewPlace<T: Clone> {
     pub(crate) place: ClientPlace<T>,
     pub(crate) evicted: Option<T>,
 }
 
-/// A client's place for one connection or flow, freed on drop.
+/// A client's place for one connection or flow. A drop frees the place.
 pub(crate) struct ClientPlace<T: Clone> {
     shares: Rc<Shares<T>>,
     number: u64,
@@ -102,20 +103,20 @@ struct Holders<T> {
     told: Option<Instant>,
 }
 
-/// The limits of places in total, for one Service, and for one client.
+/// Limits of the number of places: in total, for one Service, and for one client.
 struct PlaceLimits {
     all: usize,
     service: usize,
     client: usize,
-    /// Number of places that a client keeps when no place is free.
+    /// Number of places that a client may keep even if no place is free.
     few: usize,
 }
 
-/// The room for one more connection or flow.
+/// Room for one more connection or flow.
 enum ConnectionRoom {
-    /// Free places are left.
+    /// A place is free.
     Free,
-    /// No place is free. A member of this Service and client has to end first.
+    /// No place is free. A member of this Service and client must end first.
     Of((Service, Client)),
     /// No place is free, and each client keeps its places.
     None,
@@ -127,14 +128,15 @@ struct Member<T> {
     end: T,
 }
 
-/// Members of one client at one Service, oldest first. Some numbers in the queue may have ended.
+/// Connections or flows of one client at one Service, oldest first. Some numbers in the queue may
+/// belong to ended ones.
 #[derive(Default)]
 struct Group {
     queue: VecDeque<u64>,
     count: usize,
 }
 
-/// Clients or Services, ranked by the number of their places.
+/// Clients or Services, sorted by the number of their places.
 struct PlaceRanking<K> {
     total: usize,
     counts: HashMap<K, usize>,
@@ -154,7 +156,7 @@ impl<K: Clone + Ord + Hash> PlaceRanking<K> {
         self.counts.get(of).copied().unwrap_or_default()
     }
 
-    /// Returns the key with the most places.
+    /// Returns the client or Service with the most places, and the number.
     fn biggest(&self) -> Option<(usize, &K)> {
         self.ranked.last().map(|(count, of)| (*count, of))
     }
@@ -173,7 +175,8 @@ impl<K: Clone + Ord + Hash> PlaceRanking<K> {
 }
 
 impl<T: Clone> Shares<T> {
-    /// Creates `all` places, at least one. A client with at most `few` places keeps them.
+    /// Creates `all` places, at least one. If no place is free, a client with at most `few` places
+    /// keeps them.
     pub(crate) fn new(what: &'static str, all: usize, few: usize) -> Self {
         let all = all.max(1);
         let held = Holders {
@@ -198,13 +201,13 @@ impl<T: Clone> Shares<T> {
         }
     }
 
-    /// Waits until a place is free again.
+    /// Waits until a place becomes free.
     pub(crate) async fn until_freed(&self) {
         self.freed.notified().await;
     }
 
-    /// Gives a client a place at a Service. Returns `None` if no place is free and no member has to
-    /// end.
+    /// Gives a client a place at a Service, and evicts a member if necessary. Returns `None` if no
+    /// place is free and no member may be evicted.
     pub(crate) fn admit(
         self: &Rc<Self>,
         service: &Service,
@@ -274,7 +277,7 @@ impl<T: Clone> Holders<T> {
         Some((Arc::clone(service), client))
     }
 
-    /// Evicts a member of the group that has been idle for long.
+    /// Evicts a member of the group that has been idle for long. Returns the handle that ends it.
     fn evict(&mut self, from: &(Service, Client)) -> Option<T> {
         let group = self.groups.get_mut(from)?;
         let mut chances = CHANCES;
@@ -318,7 +321,7 @@ impl<T: Clone> Holders<T> {
         Some(member)
     }
 
-    /// Records the number of a client's places at a Service.
+    /// Sets the number of a client's places at a Service.
     fn count(&mut self, of: &(Service, Client), count: usize) {
         let (service, client) = of;
         let ranks = self.services.entry(Arc::clone(service));
@@ -356,7 +359,7 @@ impl<T: Clone> Holders<T> {
 }
 
 /// Returns the client that must free a place: the one with the most places, or `client` if no other
-/// has more. Returns `None` if no client has more than `few`.
+/// one has more. Returns `None` if no client has more than `few` places.
 fn chosen(ranks: &PlaceRanking<Client>, client: Client, few: usize) -> Option<Client> {
     let mine = ranks.count(&client);
     let (count, biggest) = ranks.biggest()?;
@@ -365,7 +368,7 @@ fn chosen(ranks: &PlaceRanking<Client>, client: Client, few: usize) -> Option<Cl
 }
 
 impl<T: Clone> ClientPlace<T> {
-    /// Records that the connection was used.
+    /// Records that the connection or flow was used.
     pub(crate) fn note_use(&self) {
         self.used.set(true);
     }
@@ -373,10 +376,10 @@ impl<T: Clone> ClientPlace<T> {
 
 impl<T: Clone> Drop for ClientPlace<T> {
     fn drop(&mut self) {
-        // Releases the borrow first, because dropping the member may use the shares again.
+        // Ends the borrow first, because the drop of the member may use the shares again.
         let ended = self.shares.held.borrow_mut().remove(self.number);
         if ended.is_some() {
-            // Wakes all waiters, because the first one may need a place at another Service.
+            // Wakes all waiting tasks, because the first one may need a place at another Service.
             self.shares.freed.notify_waiters();
         }
     }
@@ -464,7 +467,7 @@ mod tests {
         assert!(tried.ended.iter().all(|number| *number < 60));
         assert_eq!((tried.ended.len(), tried.refused), (20, 0));
         assert_eq!(tried.shares.len(), 60);
-        // From this number on, every client has few places.
+        // From this number of clients on, each client has few places.
         for number in 80..200 {
             tried.admit(number, "c", &format!("10.0.1.{number}"));
         }

@@ -1,5 +1,5 @@
-//! A TCP port. It accepts connections, connects each to an endpoint, and carries the bytes between
-//! both.
+//! A TCP port. It accepts connections, connects each to an endpoint, and forwards the bytes between
+//! them.
 
 use std::cell::RefCell;
 use std::io;
@@ -24,13 +24,13 @@ use super::pump::{CutSignal, reset};
 use super::shared::{Shared, set_mark};
 use super::traffic::PortCounters;
 
-/// Number of descriptors of a connection: the client's socket and the endpoint's socket.
+/// Number of descriptors that a connection needs: the client's socket and the endpoint's socket.
 const OF_CONNECTION: u32 = 2;
 
 /// Idle time before the first keepalive probe, as in Go and upstream.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Pause after an unexpected error of accepting.
+/// Pause after an unexpected error of `accept`.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A listening port and its connections.
@@ -57,7 +57,7 @@ impl Port {
 ///
 /// # Errors
 ///
-/// The system refuses.
+/// The system refuses the socket.
 pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
     if at.is_ipv6() {
@@ -65,37 +65,38 @@ pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     }
     socket.set_nonblocking(true)?;
     if at.port() != 0 {
-        // Connections of an earlier process may still be closing on this port.
+        // Connections of an earlier process may still be closing at this port.
         socket.set_reuse_address(true)?;
     }
     socket.bind(&at.into())?;
-    // The kernel takes the lower of this value and `net.core.somaxconn`.
+    // The kernel limits this value to `net.core.somaxconn`.
     socket.listen(i32::from(i16::MAX))?;
     Ok(socket.into())
 }
 
-/// Accepts connections until the task is aborted.
+/// Accepts connections until the runtime aborts the task.
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListener) {
     let own = listener.local_addr();
     let own = own.map_or(Ipv4Addr::UNSPECIFIED.into(), |own| own.ip());
-    // The runtime's listener cannot tell whether clients wait. Its stream can, and it wraps any
-    // socket.
+    // The runtime's listener cannot report waiting clients without accepting one. Its stream can,
+    // and it wraps any socket.
     let Ok(listener) = TcpStream::from_std(OwnedFd::from(listener).into()) else {
-        // Never happens: the runtime can watch every socket of the system.
+        // Never happens, because the runtime can watch every socket of the system.
         return;
     };
     loop {
         if listener.readable().await.is_err() {
             return;
         }
-        // Another waiter may have accepted the client. Then no descriptors are needed.
+        // Another process or task may have accepted the client. Then this task needs no
+        // descriptors.
         if listener
             .try_io(Interest::READABLE, || is_waited_at(&listener))
             .is_err()
         {
             continue;
         }
-        // Takes descriptors before accepting. Until then, the connection waits in the kernel's
+        // Takes descriptors before it accepts. Until then, the connection waits in the kernel's
         // queue, at no cost for this process.
         let Some(place) = shared.descriptors.take_connection().await else {
             return;
@@ -104,9 +105,9 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             return;
         };
         let held = (place, held);
-        // Opens the outgoing socket before accepting, too. Otherwise, if descriptors run short,
-        // each connection could hold one socket and wait for its second one. Endpoints have the
-        // family of their Service.
+        // Opens the outgoing socket before it accepts. Otherwise, if descriptors run short, each
+        // connection could hold one socket and wait for its second one. Endpoints have the family
+        // of their Service.
         let outward = match open_outward(own, shared.limits.mark) {
             Ok(outward) => outward,
             Err(error) => {
@@ -118,7 +119,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         let accepted = listener.try_io(Interest::READABLE, || accept(&listener));
         let (stream, client) = match accepted {
             Ok(accepted) => accepted,
-            // The client has closed the connection in the meantime.
+            // The client has closed the connection meanwhile.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) if is_exhausted(&error) => {
                 drop((held, outward));
@@ -127,7 +128,8 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             }
             Err(error) => {
                 drop((held, outward));
-                // An error of the connection, rather than the listener, needs no pause: accept(2).
+                // An error of the new connection needs no pause, but an error of the listener does
+                // (accept(2)).
                 if !is_of_connection(&error) {
                     sleep(PAUSE).await;
                 }
@@ -148,13 +150,13 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
     }
 }
 
-/// Succeeds if a client waits, or the listener has an error. Fails with
+/// Returns success if a client waits or the listener has an error. Returns
 /// [`WouldBlock`](io::ErrorKind::WouldBlock) if no client waits.
 fn is_waited_at(listener: &TcpStream) -> io::Result<()> {
     let mut asked = [PollFd::new(listener, PollFlags::IN)];
     match poll(&mut asked, Some(&Timespec::default())) {
         Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
-        // The call to accept reports the error.
+        // The following call of `accept` reports the error.
         _ => Ok(()),
     }
 }
@@ -212,7 +214,7 @@ async fn connect_and_carry(
             () = shared.pump.run(client, &server, &carrying, &place) => {}
         }
     };
-    // The connection may also be ended while it is being connected to the endpoint.
+    // The signal may also end the connection while it is being connected to the endpoint.
     tokio::select! {
         biased;
         () = carried => {}
@@ -220,7 +222,8 @@ async fn connect_and_carry(
     }
 }
 
-/// Reports whether the client sent to an address or port other than this socket's.
+/// Reports whether the kernel redirected the client: it sent to another address or port than this
+/// socket's.
 fn was_redirected(client: &TcpStream) -> bool {
     let socket = SockRef::from(client);
     let Ok(own) = client.local_addr() else {
@@ -235,7 +238,7 @@ fn was_redirected(client: &TcpStream) -> bool {
 }
 
 fn prepare(connection: &TcpStream) {
-    // Ignores a failure: a connection also works without these options.
+    // Ignores an error: a connection also works without these options.
     let _ = connection.set_nodelay(true);
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE)
@@ -243,9 +246,9 @@ fn prepare(connection: &TcpStream) {
     let _ = SockRef::from(connection).set_tcp_keepalive(&keepalive);
 }
 
-/// Connects to the first endpoint that accepts, and returns the connection with its endpoint. After
-/// a refusal, tries the next endpoint, until each has refused. A timeout lengthens the time for the
-/// next try. The first try uses the socket that was opened before accepting.
+/// Connects to the first endpoint that accepts. Returns the connection and its endpoint. If an
+/// endpoint refuses, tries the next one, until each has refused. After a timeout, the next attempt
+/// has more time. The first attempt uses the socket that was opened before `accept`.
 async fn dial(
     shared: &Shared,
     port: &Port,
@@ -282,7 +285,7 @@ async fn dial(
                 shared.descriptors.succeeded();
                 return Some((server, endpoint));
             }
-            // The endpoint is not at fault if this node is short of resources.
+            // A lack of resources on this node is not a failure of the endpoint.
             Ok(Err(error)) if is_exhausted(&error) => {
                 shared.descriptors.back_off(&error).await;
                 wait = waits.next()?;
@@ -296,7 +299,7 @@ async fn dial(
     }
 }
 
-/// Opens an outgoing socket for an endpoint of this address's family.
+/// Opens an outgoing socket for endpoints of this address family.
 fn open_outward(family: IpAddr, mark: Option<u32>) -> io::Result<TcpSocket> {
     let socket = match family {
         IpAddr::V4(_) => TcpSocket::new_v4(),
