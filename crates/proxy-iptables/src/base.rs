@@ -1,5 +1,5 @@
-//! Rules that do not depend on Services: the shared chains, the jumps into them, and the rules that
-//! masquerade and forward.
+//! The base: rules that do not depend on Services. These are the shared chains, the jumps to them,
+//! and the rules that masquerade and forward packets.
 //!
 //! Source: docs/design/iptables-mode.md, sections 3, 6, 8 and 9.
 
@@ -19,12 +19,12 @@ use crate::chain::{Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
 
-/// Empty chain in each table. If it is missing, another program has flushed the table.
+/// Name of an empty chain in each table. If it is missing, another program has flushed the table.
 pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
-/// A chain of the kubelet. This mode creates the chain and adds a rule, but never empties it.
+/// Chain of the kubelet. This mode creates it and adds a rule, but never empties it.
 pub(crate) const KUBELET: &str = "KUBE-FIREWALL";
 
-/// The chains that do not depend on Services.
+/// Chains that do not depend on Services.
 const CHAINS: [(Table, &str); 13] = [
     (Table::Mangle, CANARY),
     (Table::Filter, CANARY),
@@ -41,18 +41,18 @@ const CHAINS: [(Table, &str); 13] = [
     (Table::Nat, "KUBE-SERVICES"),
 ];
 
-/// Prefixes of the names of Service ports' chains.
+/// Name prefixes of the chains of Service ports.
 const PREFIXES: [(Table, &str); 6] = [
     (Table::Nat, Purpose::Cluster.prefix()),
     (Table::Nat, Purpose::Local.prefix()),
     (Table::Nat, Purpose::Endpoint.prefix()),
     (Table::Nat, Purpose::Firewall.prefix()),
     (Table::Nat, Purpose::External.prefix()),
-    // Kubernetes until 1.24 used this prefix. KUBE-SVL- and KUBE-EXT- replaced it.
+    // Prefix that Kubernetes used until 1.24. KUBE-SVL- and KUBE-EXT- replaced it.
     (Table::Nat, "KUBE-XLB-"),
 ];
 
-/// The footprint of this mode.
+/// Footprint of this mode.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &CHAINS,
     prefixes: &PREFIXES,
@@ -62,15 +62,15 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..Footprint::none("iptables")
 };
 
-/// Returns the constant name of a chain above.
+/// Returns the constant name of a chain in [`CHAINS`], or `None` for any other chain.
 pub(crate) fn find(table: Table, name: &str) -> Option<&'static str> {
     let mut chains = CHAINS.iter();
     let found = chains.find(|chain| chain.0 == table && chain.1 == name)?;
     Some(found.1)
 }
 
-/// Jumps into the chains above. Each missing jump is inserted at the head of its chain, in this
-/// order. In an empty table, the last jump therefore comes first.
+/// Jumps to the chains above. A sync inserts each missing jump at the head of its chain, in this
+/// order. So in an empty table, the last jump becomes the first rule.
 const JUMPS: [Jump; 14] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -106,8 +106,8 @@ const JUMPS: [Jump; 14] = {
     ]
 };
 
-/// Returns the rule that the kubelet also writes. Without this rule, `route_localnet` would let
-/// neighbours reach programs that listen on localhost (k/k#90259).
+/// Returns a rule that the kubelet writes, too. Without it, `route_localnet` would let other hosts
+/// in the network reach programs that listen on localhost (k/k#90259).
 fn martian_rule() -> String {
     let matches = [
         Match::NotSource(LOCALHOST),
@@ -118,7 +118,7 @@ fn martian_rule() -> String {
     Rule::new(matches, Target::Drop).line(KUBELET)
 }
 
-/// Returns our rules in chains of other programs.
+/// Returns the rules of this mode in chains of other programs.
 pub(crate) fn guests(config: &Config) -> impl Iterator<Item = (Table, String)> {
     let martian = config
         .localhost_node_ports
@@ -130,14 +130,14 @@ pub(crate) fn guests(config: &Config) -> impl Iterator<Item = (Table, String)> {
 /// The base in one family: chains with their rules, and the rules in other programs' chains.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Base {
-    /// Rules by chain. In a shared chain, these rules come after the Services' rules.
+    /// Rules by chain. In a shared chain, they follow the rules of Services.
     pub(crate) chains: BTreeMap<(Table, &'static str), Vec<String>>,
     pub(crate) guests: BTreeSet<(Table, String)>,
 }
 
 impl Base {
-    /// Creates the wanted base. `node_ports` contains the addresses that serve NodePorts, or is
-    /// `None` for all addresses.
+    /// Creates the wanted base. `node_ports` are the addresses that serve NodePorts. `None`: all
+    /// addresses serve.
     pub(crate) fn new(family: IpFamily, config: &Config, node_ports: Option<&[IpAddr]>) -> Self {
         let chain = |(table, name): (Table, &'static str)| {
             let rules = match (table, name) {
@@ -160,7 +160,7 @@ impl Base {
         }
     }
 
-    /// Keeps the NodePort addresses of the installed base.
+    /// Takes over the rules for NodePort addresses from the installed base.
     pub(crate) fn keep_node_ports(&mut self, installed: &Self) {
         let chain = Shared::NatServices;
         let key = (chain.table(), chain.name());
@@ -178,7 +178,7 @@ impl Base {
             .map(|((table, name), lines)| (*table, *name, lines.as_slice()))
     }
 
-    /// Returns the edits that add the missing rules in other programs' chains, in order.
+    /// Returns the edits that add missing rules to chains of other programs, in order.
     pub(crate) fn missing_guests(&self, installed: &Self) -> Vec<(Table, Edit)> {
         let wanted = JUMPS.iter().map(|jump| (jump.table, jump.line()));
         let jumps = wanted
@@ -191,13 +191,13 @@ impl Base {
         jumps.chain(others).collect()
     }
 
-    /// Returns the rules that come after the Services' rules in a shared chain.
+    /// Returns the rules that follow the rules of Services in a shared chain.
     pub(crate) fn tail(&self, chain: Shared) -> &[String] {
         let tail = self.chains.get(&(chain.table(), chain.name()));
         tail.map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the number of rules in a table, without those in other programs' chains.
+    /// Returns the number of rules in a table, without the rules in chains of other programs.
     pub(crate) fn rules(&self, table: Table) -> usize {
         let chains = self.chains.iter().filter(|((of, _), _)| *of == table);
         chains.map(|(_, lines)| lines.len()).sum()
@@ -209,7 +209,7 @@ impl Base {
     }
 }
 
-/// A rule to add to a chain that keeps its other rules.
+/// A rule to add to a chain of another program, whose other rules stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Edit {
     /// Adds the rule at the head.
@@ -226,13 +226,14 @@ impl fmt::Display for Edit {
     }
 }
 
-/// Returns the last rules of nat `KUBE-SERVICES`, which lead to the NodePorts.
+/// Returns the last rules of chain `KUBE-SERVICES` in table nat. They lead to the chains of
+/// NodePorts.
 fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>) -> Vec<Rule> {
     let last = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
     let comment = || Match::comment(last);
     let target = Shared::NatNodePorts.name();
     let Some(addresses) = addresses else {
-        // NodePorts on localhost need the setting route_localnet, which IPv6 lacks.
+        // NodePorts on localhost need the kernel setting route_localnet, which IPv6 lacks.
         let but = match family {
             IpFamily::V6 => Some(Match::NotDestination(
                 IpAddr::V6(Ipv6Addr::LOCALHOST).into(),
@@ -251,10 +252,11 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
     addresses.iter().map(rule).collect()
 }
 
-/// Returns the rules that accept Services' traffic on a node whose firewall forwards nothing else.
+/// Returns the rules that accept forwarded traffic of Services, for a node whose firewall drops
+/// forwarded traffic.
 fn forward(config: &Config) -> Vec<Rule> {
-    // The kernel does not translate INVALID packets back, so their receiver would reset the
-    // connection (k/k#74839).
+    // The kernel does not translate the addresses of INVALID packets back. The receiver would then
+    // reset the connection (k/k#74839).
     let invalid = (!config.lets_invalid_pass).then(|| {
         let counter = Counter::InvalidDropped.name();
         let counted = config.has_counters.then_some(Match::Counted(counter));

@@ -29,41 +29,41 @@ use crate::port::compile;
 use crate::saved::Saved;
 use crate::tables::Tables;
 
-/// Minimum pause between two periodic reads of all rules, as a multiple of the last read's
+/// Shortest pause between two periodic reads of all rules, as a multiple of the last read's
 /// duration.
 const READING_SHARE: u32 = 50;
 
-/// Number of Service ports in a plan from which the process returns free memory.
+/// Number of Service ports in a plan above which the process returns free memory to the system.
 const MANY: usize = 1_000;
 
 /// The iptables mode for one IP family.
 pub type Proxier<K> = Engine<Iptables, K>;
 
-/// The kernel threads of this mode: one for [rules, one for addresses and the canary](Lane).
+/// Worker threads of this mode: one for [rules, one for addresses and the canary](Lane).
 pub type Lanes<K> = engine::Lanes<Iptables, K>;
 
-/// The wanted and actual state of the iptables mode, and its next writes.
+/// Wanted and actual state of the iptables mode, and its next writes.
 pub struct Iptables {
     tables: Tables,
     claims: Claims,
-    /// Strategy of the next plan. After a refusal, it is `Apart` until the kernel accepts every
+    /// Strategy of the next plan. After a refusal, it stays `Apart` until the kernel accepts every
     /// piece.
     manner: RestoreStrategy,
-    /// Time of the last read of all rules, and how long it took.
+    /// Time of the last read of all rules, and its duration.
     read: Option<(Instant, Duration)>,
     freshness: Freshness,
-    /// True if a refused restore has left the kernel's content unknown.
+    /// True if a refused restore may have changed the kernel's rules.
     is_uncertain: bool,
-    /// True if the kernel's content may differ from the tables. The mode reads it before the next
-    /// write.
+    /// True if the kernel's rules may differ from the tables. The mode then reads them before its
+    /// next write.
     has_to_read: bool,
-    /// Schedule of the canary's checks.
+    /// Schedule of the queries for the canary.
     canary: reconcile::ReadSchedule,
-    /// True if a periodic check needs a query for the canary, or a read of all rules.
+    /// True if a periodic check is pending: a query for the canary, or a read of all rules.
     wants_look: bool,
 }
 
-/// Kind of the last access to all rules: a read or a write.
+/// Kind of the last access to the kernel's rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Freshness {
     Read,
@@ -85,7 +85,7 @@ impl Iptables {
             let base = Base::new(family, config, Some(&selected));
             (base, selected.into_iter().filter(is_outside).collect())
         } else {
-            // The addresses that serve NodePorts stay the same.
+            // The node's addresses are unknown, so NodePorts stay at the addresses in the kernel.
             let mut base = Base::new(family, config, Some(&[]));
             if let Some(installed) = self.tables.base.actual(&()) {
                 base.keep_node_ports(installed);
@@ -147,7 +147,7 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the next check reads all rules, and not only the canary.
+    /// Reports whether the next periodic check reads all rules instead of only querying the canary.
     fn is_reading_due(&self, state: &State) -> bool {
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
@@ -157,7 +157,7 @@ impl Iptables {
         })
     }
 
-    /// Returns the numbers of wanted and written rules.
+    /// Returns the numbers of wanted and of written rules.
     fn counts(&self, written: Option<RuleCounts>) -> IptablesReport {
         let base = self.tables.base.wanted(&());
         let base = |table| base.map_or(0, |base| base.rules(table));
@@ -170,13 +170,12 @@ impl Iptables {
     }
 
     fn next_of_rules(&mut self, state: &mut State) -> Step<Self> {
-        // If the base were written before the node's addresses are known, it could remove
-        // NodePorts.
+        // Without the node's addresses, the base could remove NodePorts that still serve.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return Step::NONE;
         }
-        // After a refusal, the rules in the kernel are unknown. Writing again could double jumps,
-        // and remove new rules from chains.
+        // After a refusal, the rules in the kernel are unknown. Another write could duplicate
+        // jumps, and remove new rules from chains.
         if self.has_to_read {
             return Step::NONE;
         }
@@ -196,7 +195,7 @@ impl Iptables {
             Some(plan)
         };
         if is_empty && self.freshness == Freshness::Read {
-            // The kernel already had every rule, so nothing was written.
+            // The kernel already had every rule, so the plan wrote none.
             state.report.iptables = Some(self.counts(None));
             self.freshness = Freshness::Written;
         }
@@ -214,11 +213,11 @@ impl engine::Scheme for Iptables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Rules];
-    // One lane writes all rules, so no other lane needs to wait for it.
+    // One lane makes all writes, so no other lane needs to continue.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
-        // Reading all rules makes a check of the canary unnecessary.
+        // A read of all rules comes first, so the canary need not be checked at once.
         let mut canary = reconcile::ReadSchedule::new(state.now, state.config.sync_period);
         canary.begin();
         canary.succeed(state.now);
@@ -262,7 +261,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // Rules of Services do not contain the addresses that serve NodePorts.
+        // The rules of Services do not contain the addresses that serve NodePorts.
         self.want_base(state);
         false
     }
@@ -275,7 +274,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn notice(&mut self, _: &mut State, _: &Notice) -> bool {
-        // This mode binds no service addresses to a link.
+        // This mode has no link with service addresses.
         false
     }
 
@@ -285,7 +284,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn prepare(&mut self, state: &mut State) {
-        // A read of all rules finds more than the canary does.
+        // A read of all rules detects more than a query for the canary.
         if !state.look(Part::Rules).is_awaited() && mem::take(&mut self.wants_look) {
             if self.is_reading_due(state) {
                 state.ask(Part::Rules);
@@ -298,9 +297,9 @@ impl engine::Scheme for Iptables {
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
         match lane {
             Lane::Rules => self.next_of_rules(state),
-            // This lane works in parallel with writes, so a query that hangs delays no write. The
-            // result cannot mislead: if the canary is missing, all rules are read between two
-            // writes.
+            // This lane works in parallel with writes, so a query that hangs delays no write. Its
+            // result cannot mislead: if the canary is missing, the other lane reads all rules
+            // between two writes.
             Lane::Looks => {
                 let is_due = self.canary.is_due(state.now);
                 if !is_due || state.look(Part::Rules).is_awaited() {
@@ -354,7 +353,7 @@ impl engine::Scheme for Iptables {
             state.wrote(Part::Rules);
         }
         if verdicts.refused > 0 {
-            // The kernel's rules may differ from the tables.
+            // The kernel may have applied a part of the refused write.
             self.is_uncertain = true;
             self.has_to_read |= verdicts.is_doubtful || verdicts.taken > 0;
             self.read = None;
@@ -377,7 +376,7 @@ impl engine::Scheme for Iptables {
             RestoreStrategy::Together
         };
         if plan.manner == RestoreStrategy::Together && verdicts.refused > 0 {
-            // The next plan isolates the refused pieces, and its outcome is reported.
+            // The next plan isolates the refused pieces, and the mode reports that plan's outcome.
             return;
         }
         self.tables

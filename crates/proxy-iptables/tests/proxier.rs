@@ -1,4 +1,4 @@
-//! Test scenarios for the iptables mode on the strict fake kernel.
+//! Tests iptables mode on the strict fake kernel.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ use proxy::{
 use proxy_iptables::fake::{FakeKernel, FakeState};
 use proxy_iptables::{Config, Kernel, Lanes, Proxier, Refusal, Table};
 
-/// A node with a proxier and its model.
+/// A node with a proxier, a model and a fake kernel.
 struct World<K: Kernel = FakeKernel> {
     kernel: FakeKernel,
     proxier: Proxier<K>,
@@ -55,7 +55,7 @@ fn on_lanes<K: Kernel>(lanes: Lanes<K>, config: Config) -> Proxier<K> {
     Proxier::new(config, node, lanes, Instant::now())
 }
 
-/// A fake kernel whose thread hangs in each read of a single table while the flag is set.
+/// A fake kernel that hangs in each read of a single table while the flag is set.
 struct Slow(FakeKernel, Arc<AtomicBool>);
 
 impl Kernel for Slow {
@@ -94,7 +94,7 @@ impl World {
 }
 
 impl World<Slow> {
-    /// Creates a world with kernel threads.
+    /// Creates a world whose proxier has worker threads (kernel I/O).
     fn threaded(hangs: &Arc<AtomicBool>) -> Self {
         let kernel = FakeKernel::new(&["127.0.0.1", "192.168.0.10"]);
         let lane = || {
@@ -105,7 +105,7 @@ impl World<Slow> {
         Self::with(proxier, kernel, true)
     }
 
-    /// Runs in real time until the condition holds, and returns the elapsed time.
+    /// Runs the daemon's loop in real time until the condition holds. Returns the elapsed time.
     fn until(&mut self, what: &str, is_so: impl Fn(&FakeState) -> bool) -> Duration {
         let began = Instant::now();
         while !is_so(&self.kernel.state()) {
@@ -141,39 +141,40 @@ impl<K: Kernel> World<K> {
         self.model.apply(event);
     }
 
-    /// Runs the daemon's loop until no work is left.
+    /// Runs the daemon's loop with the model's new changes until no work is left.
     fn sync(&mut self) -> SyncOutcome {
         let changes = self.model.take_changes();
         self.proxier.update(&self.model, &changes, self.now);
         self.settle()
     }
 
-    /// Runs the loop without new events.
+    /// Runs the daemon's loop without new changes.
     fn settle(&mut self) -> SyncOutcome {
         let (model, now) = (&self.model, &mut self.now);
         settle_until_due(&mut self.proxier, model, now, &mut self.conflicts)
     }
 
-    /// Runs the periodic check of the kernel.
+    /// Lets time pass, and runs the periodic check of the kernel.
     fn tick(&mut self, later: Duration) -> SyncOutcome {
         self.now += later;
         self.proxier.check(self.now);
         self.settle()
     }
 
-    /// Returns the texts restored since the last call.
+    /// Returns the restores since the last call, as texts.
     fn restores(&self) -> Vec<String> {
         std::mem::take(&mut self.kernel.state().restores)
     }
 
-    /// Changes a chain like another program.
+    /// Changes the rules of a chain as another program would.
     fn damage(&self, table: Table, name: &str, change: impl FnOnce(&mut Vec<String>)) {
         let mut state = self.kernel.state();
         let chains = state.tables.get_mut(&table).unwrap();
         change(chains.get_mut(name).unwrap());
     }
 
-    /// Runs for this time, from one due step to the next, and returns the number of restores.
+    /// Runs the daemon's loop for this time, from one due time to the next. Returns the number of
+    /// restores.
     fn restores_within(&mut self, time: Duration) -> usize {
         self.restores();
         let end = self.now + time;
@@ -189,7 +190,7 @@ impl<K: Kernel> World<K> {
         self.kernel.state().tables[&table][name].clone()
     }
 
-    /// Returns the chains with their rules. Rules of shared chains are sorted.
+    /// Returns the kernel's chains with their rules. Sorts the rules of shared chains.
     fn holds(&self) -> BTreeMap<(Table, String), Vec<String>> {
         let state = self.kernel.state();
         let mut all = BTreeMap::new();
@@ -209,7 +210,7 @@ impl<K: Kernel> World<K> {
     }
 }
 
-/// Returns a synced world with this many Services of two endpoints each.
+/// Returns a world that has written `services` Services with two endpoints each.
 fn serving(services: u16) -> World {
     let mut world = World::new();
     for number in 1..=services {
@@ -267,7 +268,8 @@ fn the_cost_of_a_change_does_not_depend_on_the_services() {
     world.apply(slice_of(1, [1, 2, 3]));
     world.sync();
     let text = world.restores().concat();
-    // Only the new endpoint's chain and the choosing chain are written.
+    // The restore writes only two chains: that of the new endpoint, and the one that chooses an
+    // endpoint.
     assert_eq!(lines_with(&text, " - [0:0]"), 2, "{text}");
     assert!(
         !text.contains("*filter") && !text.contains("KUBE-SERVICES"),
@@ -315,7 +317,7 @@ fn large_services_of_one_namespace_are_written_last_in_pieces() {
     let longest = restores.iter().map(|text| text.lines().count()).max();
     assert!(longest.unwrap() < 4_000, "{longest:?} lines");
 
-    // A start that writes all Services in one plan ends with the same rules.
+    // Another proxier that writes all Services in one plan ends with the same rules.
     let mut other = World::new();
     for number in 1..=3 {
         other.apply(Event::ServiceApplied(service(number)));
@@ -328,7 +330,7 @@ fn large_services_of_one_namespace_are_written_last_in_pieces() {
     assert_eq!(other.restores().len(), 1);
     assert_eq!(world.holds(), other.holds());
 
-    // Removing these Services leaves the other Services' rules unchanged.
+    // The removal of these Services leaves the rules of the other Services unchanged.
     for number in 101..=104 {
         let large = NamespacedName::new("tenant", &format!("web-{number}"));
         world.apply(Event::ServiceDeleted(large));
@@ -393,7 +395,7 @@ fn a_slow_canary_check_delays_no_change() {
         longest = longest.max(world.until("a change", is_chosen));
     }
     assert!(longest < Duration::from_millis(100), "{longest:?}");
-    // The chain existed before the flush. The next check notices its absence.
+    // The chain existed until the flush. The next check notices that it is missing.
     world.kernel.flush();
     hangs.store(false, Ordering::Relaxed);
     world.proxier.check(world.now);
@@ -480,7 +482,7 @@ fn without_nfacct_rules_are_equal_except_for_counting() {
         bare_forward[0],
         "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP"
     );
-    // The counting rule comes first. The remaining rules equal the rules without counters.
+    // The rule that counts packets is first. The remaining rules equal those without counters.
     assert_eq!(node_ports[1..], bare_node_ports);
     assert!(
         node_ports[0].contains("-d 127.0.0.0/8 ")
@@ -562,8 +564,8 @@ fn separate_writes_after_a_temporary_refusal_are_complete() {
         world.holds()
     };
     assert_eq!(world.holds(), at_a_start());
-    // Another program removes the rules. The daemon notices the removal when the kernel refuses
-    // another change.
+    // Another program removes the rules. The proxier notices it when the kernel refuses the next
+    // change.
     world.damage(Table::Nat, "KUBE-SERVICES", Vec::clear);
     world.apply(Event::ServiceDeleted(service(3).name));
     world.sync();
@@ -604,7 +606,7 @@ fn a_refused_service_does_not_affect_other_services() {
     assert_eq!(served.len(), 18 + 1);
     assert!(served.last().unwrap().ends_with("-j KUBE-NODEPORTS"));
     assert!(world.restores().len() < 32);
-    // Other Services change at the same time.
+    // Another Service changes at the same time.
     world.apply(slice_of(1, [1, 2, 3]));
     let report = world.sync();
     assert!(report.failures.is_empty(), "{report:?}");
@@ -637,7 +639,7 @@ fn rules_are_read_again_after_a_partly_written_restore() {
         let rules = world.chain(Table::Filter, "KUBE-SERVICES");
         rules.iter().filter(|rule| rule.contains("web-1")).count()
     };
-    // The change adds one rule in table filter, and removes one in table nat.
+    // The change adds one rule to table filter and removes one from table nat.
     world.apply(slice_of(1, []));
     world.kernel.state().held_after = Some(1);
     world.kernel.state().unreadable = Some("the machine is busy".to_owned());
@@ -674,8 +676,8 @@ fn an_endpoint_chain_is_written_together_with_its_jump() {
         world.now = world.proxier.next_due(world.now).unwrap();
     }
     assert!(world.settle().pending > 0);
-    // The kernel would accept the change now, and its retry is due in some seconds. Another
-    // endpoint is removed now.
+    // The kernel would accept the refused change now, but its retry is due only in some seconds.
+    // Meanwhile, another endpoint is removed.
     world.kernel.state().refused.clear();
     world.apply(slice_of(1, [1, 3]));
     let synced = world.sync();
@@ -706,7 +708,7 @@ fn unreadable_rules_are_reported_once_and_block_no_change() {
     }
     assert!((1..12).contains(&tries), "with back-off: {tries} in 100 s");
     assert_eq!(world.restores().len(), 20);
-    // Another program changes a chain, and the rules can be read again.
+    // Another program changes a chain. The rules can be read again.
     let held = world.holds();
     world.kernel.flush();
     world.kernel.state().unreadable = None;
@@ -752,15 +754,17 @@ fn a_node_with_only_refused_services_is_stuck() {
     let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
-    // The time counts from the request. A later time would mean that the request is served.
+    // The pending time begins with the request. If it were later, the request would count as
+    // served.
     assert_eq!(world.proxier.standing().pending_since, Some(asked));
-    // The mode still writes the rules that all Services share. No Service has progressed.
+    // The proxier still writes the shared rules, but no Service makes progress.
     world.now += Duration::from_mins(1);
     world.kernel.flush();
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!(synced.stuck, Some(since));
     assert!(world.proxier.standing().pending_since.is_some());
-    // The kernel refuses one Service, which is reported by name and no longer counts as stuck.
+    // The kernel refuses one Service. The report names this Service, and the mode no longer counts
+    // as stuck.
     world.kernel.state().refused = vec!["default/web-2".into()];
     world.now += Duration::from_mins(2);
     let synced = world.settle();
@@ -855,7 +859,7 @@ fn repaired_drift_is_reported_by_kind() {
     }
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!(told(&synced), [("chain", 2), ("rule", 1)]);
-    // The mode's own changes do not count as drift.
+    // Changes by the mode itself do not count as drift.
     world.apply(slice_of(1, [1, 2, 3]));
     assert!(world.sync().drift.is_empty());
     assert!(world.tick(Duration::from_mins(1)).drift.is_empty());
@@ -898,7 +902,7 @@ fn an_address_change_during_a_read_causes_another_read() {
         };
         put(&mut world, !is_there);
         world.now += Duration::from_millis(50);
-        // The lane reads the rules. The mode records them only once the result has arrived.
+        // The lane reads the rules. The proxier records them only when the result arrives.
         world.proxier.proceed(&world.model, world.now);
         put(&mut world, is_there);
         world.settle();
@@ -936,8 +940,8 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     assert!(external(&world).contains("\"default/web-2 external IP\""));
 }
 
-/// Checks that a younger load balancer's source ranges, endpoints or lack of endpoints do not
-/// affect an address and port of an older Service.
+/// The older Service owns the shared address and port. Source ranges and endpoints of the younger
+/// load balancer do not affect it, even if they are absent.
 #[test]
 fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
     let balanced = |number: u16, ranges: &[&str]| Service {
@@ -957,7 +961,7 @@ fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
         about
     };
     let ranges = ["203.0.113.0/24"];
-    // Cases of the older and the younger Service: source ranges and endpoints.
+    // Cases: source ranges and endpoints of the older and of the younger Service.
     for (older, younger) in [
         ((&[][..], &[][..]), (&ranges[..], &[2][..])),
         ((&[], &[1]), (&ranges, &[2])),
@@ -979,7 +983,7 @@ fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
             assert_eq!(about(&world), about(&alone), "{older:?} {younger:?}");
             assert_eq!(world.conflicts.len(), 1);
             assert_eq!(world.conflicts[0].object, "198.51.100.7:80/TCP");
-            // The younger Service gets the address with all rules.
+            // The younger Service gets the address, and all its rules are written.
             world.apply(Event::ServiceDeleted(name("web-1")));
             assert_eq!(world.sync().pending, 0);
             assert!(world.conflicts.is_empty());
@@ -1044,7 +1048,7 @@ fn local_endpoints_stay_served_until_the_lists_are_complete() {
     };
     assert!(leads_here(&held), "{:?}", held.holds());
 
-    // The next process cannot read this node's EndpointSlice.
+    // The next process gets no EndpointSlice of this node.
     let mut world = World::on(held.kernel.clone(), false);
     world.apply(Event::ServiceApplied(local));
     world.apply(elsewhere());
@@ -1109,7 +1113,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_iptables_mode_serves() {
     }
 }
 
-/// Returns a serving world in which leftovers of IPVS mode appear later.
+/// Returns a world with one written Service, in which leftovers of IPVS mode appear afterwards.
 fn serving_beside_ipvs_mode() -> World {
     let world = serving(1);
     world.kernel.load(
@@ -1130,7 +1134,7 @@ fn removing_leftovers_of_ipvs_mode_backs_off_while_writes_fail() {
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 1));
     assert_eq!(synced.pending, 1);
-    // The leftovers do not block the mode's own rules.
+    // The leftovers do not prevent writes of the mode's own rules.
     assert_eq!(synced.stuck, None);
     let tries = 1 + world.restores_within(Duration::from_mins(2));
     assert!((5..12).contains(&tries), "{tries} in two minutes");
@@ -1147,8 +1151,8 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
         rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());
     });
     let synced = world.tick(Duration::from_mins(1));
-    // The mode first tries to remove the leftovers together with a write of its own rules. After
-    // the refusal, it tries a separate restore.
+    // The proxier first removes the leftovers in the same restore as its own rules. After the
+    // refusal, it tries a separate restore.
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 2));
     assert!(has_leftovers(&world));
     let tries = 2 + world.restores_within(Duration::from_mins(2));
@@ -1157,7 +1161,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
     world.restores_within(Duration::from_secs(30));
     assert!(!has_leftovers(&world));
     assert_eq!(world.proxier.standing().pending, 0);
-    // Afterwards, a change takes one restore again.
+    // From now on, a change takes one restore again.
     world.apply(slice_of(1, [1, 2, 3]));
     world.sync();
     assert_eq!(world.restores().len(), 1);
@@ -1179,7 +1183,7 @@ fn a_shared_chain_with_drift_is_pending_until_written() {
     world.kernel.state().unreadable = Some("no process to be had".to_owned());
     let tries = 1 + world.restores_within(Duration::from_mins(2));
     assert!((5..12).contains(&tries), "{tries} in two minutes");
-    // No Service is settled.
+    // While the rules cannot be read, no Service is settled.
     world.apply(slice_of(1, [1, 2, 3]));
     assert!(world.sync().settled.is_empty());
     world.apply(slice_of(1, [1, 2]));
@@ -1199,7 +1203,7 @@ fn a_kernel_without_drift_is_not_written() {
     assert!(world.restores().is_empty());
 }
 
-/// A step of the random sequence.
+/// A step of the random sequence of events.
 #[derive(Debug, Clone)]
 enum Step {
     Apply(u16, u8),
@@ -1220,7 +1224,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Returns a Service with optional fields, one for each bit.
+/// Returns a Service with optional fields. Each bit adds one of them.
 fn varied(number: u16, bits: u8) -> Service {
     let [_, low] = number.to_be_bytes();
     let is = |bit: u8| bits & (1 << bit) != 0;
@@ -1229,7 +1233,7 @@ fn varied(number: u16, bits: u8) -> Service {
         varied.ports[0].node_port = Some(30_000 + number);
     }
     if is(1) {
-        // Two Services have the same address.
+        // Two Services share this external IP.
         varied.external_ips = vec![[198, 51, 100, low / 2].into()];
     }
     if is(2) {
@@ -1245,7 +1249,7 @@ fn varied(number: u16, bits: u8) -> Service {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Checks that the kernel's rules after any steps equal those of a fresh start with the same
+    /// After any sequence of events, the kernel's rules equal those of a fresh start with the same
     /// objects.
     #[test]
     fn any_sequence_of_changes_ends_like_a_fresh_start(steps in proptest::collection::vec(step(), 1..25)) {
