@@ -1,4 +1,5 @@
-//! The kernel as this mode sees it: listening ports, redirects, and the node's addresses.
+//! The kernel interface of the userspace mode: listening ports, redirects, and the node's
+//! addresses.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,13 +22,13 @@ use crate::redirect::nftables::NftablesRedirect;
 use crate::traffic::Traffic;
 use relay::{ListeningPort, PortBackends, Relay, Transport};
 
-/// Largest number of ports that a search for a permitted port opens.
+/// Largest number of ports that one search opens until it finds a permitted port.
 const TRIES: usize = 16;
 
-/// The kernel operations of this mode for one IP family. The real kernel with a relay implements
-/// them, and so does a strict fake.
+/// Kernel operations of this mode for one IP family. Two implementations: the real kernel with a
+/// relay, and a strict fake.
 pub trait Kernel: Send + 'static {
-    /// Returns the addresses of all interfaces, including loopback.
+    /// Returns the addresses of all interfaces, including loopback addresses.
     ///
     /// # Errors
     ///
@@ -41,14 +42,15 @@ pub trait Kernel: Send + 'static {
     /// The redirects cannot be read.
     fn redirects(&mut self, config: &Config) -> Result<RedirectState, Unreadable>;
 
-    /// Writes a whole plan of redirects or nothing.
+    /// Writes all redirects of a plan, or none.
     ///
     /// # Errors
     ///
     /// The kernel refuses the plan.
     fn redirect(&mut self, plan: &Redirects) -> Result<(), Refusal>;
 
-    /// Sets the endpoints of a listening port, and returns its number if the port is open.
+    /// Sets the endpoints of a listening port. Returns the port's number, or `None` if the port is
+    /// not open.
     ///
     /// # Errors
     ///
@@ -59,12 +61,13 @@ pub trait Kernel: Send + 'static {
         serving: &Arc<PortBackends>,
     ) -> Result<Option<u16>, SocketError>;
 
-    /// Opens a listening port and returns its number. The number is `again` if that port is free,
-    /// otherwise one outside `avoided`.
+    /// Opens a listening port and returns its number: `again` if that port is free, otherwise one
+    /// that `avoided` does not contain.
     ///
     /// # Errors
     ///
-    /// The port cannot be opened. [`SocketError::Now`] holds for every port of its protocol.
+    /// The port cannot be opened. After [`SocketError::Now`], no other port of this protocol can be
+    /// opened now either.
     fn open(
         &mut self,
         listener: &Listener,
@@ -73,7 +76,7 @@ pub trait Kernel: Send + 'static {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError>;
 
-    /// Closes a listening port. Its connections continue.
+    /// Closes a listening port. Its open connections continue.
     ///
     /// # Errors
     ///
@@ -81,14 +84,14 @@ pub trait Kernel: Send + 'static {
     fn close(&mut self, listener: &Listener) -> Result<(), SocketError>;
 }
 
-/// The kernel and a relay.
+/// The real kernel, with a relay.
 pub struct UserspaceKernel {
     family: IpFamily,
     redirect: Box<dyn Redirect>,
     relay: Relay,
     opened: HashMap<Listener, ListeningPort>,
     traffic: Traffic,
-    /// Names of modes' links. Their addresses do not count as the node's.
+    /// Names of the modes' links. Addresses on these links are not addresses of the node.
     links: Vec<&'static str>,
 }
 
@@ -110,7 +113,7 @@ impl UserspaceKernel {
         }
     }
 
-    /// Excludes addresses on the links of these modes from the node's addresses.
+    /// Excludes addresses on the links of these modes from the addresses of the node.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);
@@ -124,12 +127,12 @@ impl UserspaceKernel {
         self
     }
 
-    /// Creates a kernel for one family that writes redirects to an nf\_tables table. It needs
-    /// neither a program nor a module of iptables.
+    /// Creates a kernel for one family that writes redirects to an nf\_tables table. It needs no
+    /// program and no module of iptables.
     ///
     /// # Errors
     ///
-    /// The kernel has no nf\_tables, or a privilege is missing.
+    /// The kernel lacks nf\_tables, or the process lacks a privilege.
     pub fn with_nftables(
         family: IpFamily,
         relay: Relay,
@@ -139,7 +142,7 @@ impl UserspaceKernel {
         Ok(Self::new(family, redirect, relay))
     }
 
-    /// Opens a port on all addresses. For number 0, the system chooses one.
+    /// Opens a port on all addresses. If `number` is 0, the system chooses the port number.
     fn open_at(
         &self,
         number: u16,
@@ -163,7 +166,8 @@ impl UserspaceKernel {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<ListeningPort, SocketError> {
         let (name, protocol) = (listener.name.to_string().into(), listener.name.protocol);
-        // Ports to avoid stay open during the search. Otherwise the system would choose them again.
+        // Keeps unpermitted ports open during the search. Otherwise the system would choose them
+        // again.
         let mut left = Vec::new();
         let found = loop {
             match self.open_at(0, transport, &name, serving) {
@@ -180,7 +184,7 @@ impl UserspaceKernel {
             }
         };
         for opened in left {
-            // Ignores a failure: a relay that has ended has already closed its ports.
+            // Ignores an error: a relay that has ended has closed its ports already.
             let _ = self.relay.close(opened.number);
         }
         found
@@ -234,7 +238,7 @@ impl Kernel for UserspaceKernel {
         };
         let again = again.and_then(|number| {
             let name = listener.name.to_string().into();
-            // Another process may have taken the number.
+            // Another process may use this port number now.
             self.open_at(number, transport, &name, serving).ok()
         });
         let opened = match again {

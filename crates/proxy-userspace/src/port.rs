@@ -1,15 +1,15 @@
-//! One Service port: the listening ports that it wants, and the portals redirected to them. Pure:
-//! no clock, no I/O, no log, no kernel.
+//! One Service port: the listening ports that it wants, and the portals that lead to them. Pure: no
+//! clock, I/O, log or kernel.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ listeners   one for each kind of service
 //!                                         └─▶ portals     its addresses, and the kinds of each
 //! ```
 //!
-//! A Service port has one listening port for each kind of service: by all endpoints or by this
-//! node's endpoints, for all clients or for some sources. Most Service ports need only one. The
-//! listening port alone thus determines the kind, so no connection needs a query for its original
-//! destination.
+//! A Service port has one listening port for each kind of service that its portals need. A kind
+//! says whether all endpoints or only this node's serve, and whether all clients or only those in
+//! the source ranges are served. Most Service ports need one kind. The listening port alone thus
+//! determines the kind, so the relay need not query a connection's original destination.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -23,30 +23,30 @@ use proxy::{
 
 use relay::PortBackends;
 
-/// The endpoints that serve clients.
+/// Endpoints that serve the clients of a listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// All endpoints serve.
+    /// All endpoints.
     Cluster,
-    /// Only endpoints on this node serve.
+    /// Only endpoints on this node.
     Local,
 }
 
-/// The clients that are served.
+/// Clients that a listening port serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Sources {
-    /// All clients are served.
+    /// All clients.
     All,
-    /// Only clients within `loadBalancerSourceRanges` are served.
+    /// Only clients within `loadBalancerSourceRanges`.
     Ranges,
 }
 
-/// The kind of a listening port.
+/// Kind of a listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerKind {
-    /// The endpoints that serve clients.
+    /// Endpoints that serve the clients.
     pub scope: Scope,
-    /// The clients that are served.
+    /// Clients that the port serves.
     pub sources: Sources,
 }
 
@@ -86,14 +86,14 @@ impl fmt::Display for Listener {
     }
 }
 
-/// A redirected destination: an address and port.
+/// Destination whose packets are redirected: an address and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Portal {
     /// The address, or `None` for all addresses of this node.
     pub address: Option<IpAddr>,
-    /// The destination's protocol.
+    /// The transport protocol of the packets.
     pub protocol: Protocol,
-    /// The destination's port.
+    /// The destination port.
     pub port: u16,
 }
 
@@ -107,7 +107,7 @@ impl fmt::Display for Portal {
     }
 }
 
-/// The listener kinds of a portal, by origin of the packets.
+/// Listener kinds of a portal, by the origin of the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenerKinds {
     /// Kind for packets from other hosts.
@@ -118,7 +118,7 @@ pub struct ListenerKinds {
     pub node: ListenerKind,
 }
 
-/// A Service port in one family.
+/// A compiled Service port in one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedPort {
     /// Service port that owns the listeners and portals.
@@ -131,8 +131,8 @@ pub struct ServedPort {
     pub portals: Vec<(Portal, ListenerKinds)>,
 }
 
-/// Compiles a Service into one entry for each port. Empty if the Service has no address of this
-/// family.
+/// Compiles a Service into one entry for each of its ports. Returns no entry if the Service has no
+/// address of this family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
     let Some(cluster_ip) = service.cluster_ip(node.family) else {
@@ -143,8 +143,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         let nets = service.source_ranges.iter().copied();
         let nets = nets.filter(|net| IpFamily::of(net.addr()) == node.family);
         let mut nets: Vec<IpNet> = nets.collect();
-        // A node that has a load balancer's address may send from it. Ranges that admit the node
-        // therefore also admit this address.
+        // A node that has a load balancer's address may send packets from it. So if the ranges
+        // admit the node's own address, they also admit this one.
         let admits_node = |ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
         if node.ip.is_some_and(admits_node) {
             let own = service.ingress_ips.iter().filter(is_own);
@@ -180,9 +180,9 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
             pods: kind,
             node: kind,
         };
-        // The policy `Local` preserves the source address of outside clients. A client on this node
-        // loses no source address if an endpoint on another node serves it, so all endpoints serve
-        // it.
+        // Policy `Local` preserves the source address of clients outside the node. A client on this
+        // node keeps its source address even if an endpoint on another node serves it. So all
+        // endpoints serve such clients.
         let external = |sources| ListenerKinds {
             outside: ListenerKind::of(from_outside, sources),
             ..everywhere(ListenerKind::of(Scope::Cluster, sources))
@@ -217,8 +217,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         kinds.sort_unstable();
         kinds.dedup();
         if owner.name.protocol == Protocol::Sctp {
-            // SCTP gets no listening port, so its portals are dropped. The report names the port as
-            // refused.
+            // The relay opens no SCTP port, so SCTP portals are dropped. The report lists this port
+            // as refused.
             portals.clear();
         }
         let serving = |kind: ListenerKind| {

@@ -6,10 +6,11 @@
 //!                         └ settle, observe
 //! ```
 //!
-//! A redirect waits for its listening ports. If it moves from one open port to another, it waits
-//! until the new port has the right endpoints. A listening port closes once no rule leads to it. If
-//! a port cannot be opened and its redirect still leads to ports of deleted Services, the redirect
-//! is removed. Closing those ports then frees a port number or descriptor.
+//! A redirect waits until its listening ports are open. If it moves from one open port to another,
+//! it waits until the new port has the right endpoints. A listening port closes once no rule leads
+//! to it. If a port cannot be opened while its redirect still leads to ports of deleted Services,
+//! the mode removes the redirect. These ports then close, which frees a port number or a
+//! descriptor.
 
 use std::mem;
 use std::net::IpAddr;
@@ -37,20 +38,21 @@ use crate::tables::Tables;
 /// The userspace mode for one IP family.
 pub type Proxier<K> = Engine<Userspace, K>;
 
-/// The kernel threads (lanes) of this mode: [listening ports and rules](Lane).
+/// Worker threads (lanes) of this mode: [listening ports and rules](Lane).
 pub type Lanes<K> = engine::Lanes<Userspace, K>;
 
-/// The wanted and actual state of the userspace mode, and its next writes.
+/// Wanted and actual state of the userspace mode, and its next writes.
 pub struct Userspace {
     tables: Tables,
     claims: Claims,
     surroundings: RedirectFacts,
-    /// True if a refused write has left the kernel's content unknown.
+    /// True if a refused write may have changed the kernel's rules.
     is_uncertain: bool,
 }
 
 impl Userspace {
-    /// Claims the base for the current addresses. Returns true if redirects depend on the change.
+    /// Claims the base for the current addresses. Returns true if redirects depend on changed
+    /// addresses.
     fn want_base(&mut self, state: &mut State) -> bool {
         let node = &state.node;
         let outside = |ip: &IpAddr| match ip {
@@ -73,7 +75,7 @@ impl Userspace {
             let addresses = selected.iter().copied().filter(outside).collect();
             (Some(NodePortsAt::These(selected)), addresses)
         } else {
-            // The addresses that serve NodePorts stay the same.
+            // The node's addresses are unknown, so NodePorts stay at the addresses in the kernel.
             let installed = self.tables.base.actual(&());
             let installed = installed.map(|base| base.node_ports.clone());
             let addresses = mem::take(&mut state.serving.addresses);
@@ -103,8 +105,8 @@ impl Userspace {
     }
 
     fn next_of_sockets(&mut self, state: &State) -> Option<Plan> {
-        // Rules of an earlier process may lead to ports that are free now. Opening such a port for
-        // another Service would be wrong.
+        // Rules of an earlier process may still lead to ports that are free now. They would lead
+        // packets to the wrong Service if another Service opened such a port.
         if !state.knows(Part::Rules) {
             return None;
         }
@@ -135,8 +137,8 @@ impl Userspace {
         let opens = |listener: &&Listener| {
             tables.sockets.wanted(listener).is_some() && tables.port(listener) == 0
         };
-        // Listeners that failed to get a port come before younger ones. When a port closes, they
-        // are tried at once.
+        // Listeners whose port could not be opened precede younger ones. When a port closes, they
+        // are tried again at once.
         let closes = |listener: &&Listener| tables.sockets.wanted(listener).is_none();
         let is_chance = due.iter().any(|of| opens(of) || closes(of));
         if tables.sockets.failing_len() > 0 && is_chance {
@@ -156,8 +158,8 @@ impl Userspace {
         let rank = |listener: &Listener| {
             let owner = tables.sockets.owner(listener);
             let order = owner.map(|owner| (owner.rank, Arc::clone(owner)));
-            // Closing comes first, because it frees ports. Listeners that an earlier process served
-            // come next.
+            // Ports to close come first, because this frees ports. Listeners that an earlier
+            // process served follow.
             let is_new = order.is_some() && !again.contains_key(listener);
             (is_new, order)
         };
@@ -175,7 +177,7 @@ impl Userspace {
         }))
     }
 
-    /// Reports whether ports are being opened or will be opened soon.
+    /// Reports whether ports are being opened, or will be soon.
     fn is_opening(&self, state: &State) -> bool {
         let opens = |listener: &Listener| self.tables.port(listener) == 0;
         let mut due = self.tables.sockets.due(state.now);
@@ -188,12 +190,11 @@ impl Userspace {
     }
 
     fn next_of_rules(&mut self, state: &State) -> Option<Plan> {
-        // If the base were written before the node's addresses are known, it could remove
-        // NodePorts.
+        // Without the node's addresses, the base could remove NodePorts that still serve.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return None;
         }
-        // Waits for ports that will open soon, so that one write contains all redirects.
+        // Waits for ports that open soon, so that one write contains all redirects.
         if self.is_opening(state) {
             return None;
         }
@@ -225,7 +226,7 @@ impl Userspace {
             None => state.may_delete(),
         };
         if plan.extent == Writes::Whole {
-            // Redirects whose ports are not ready keep their current target.
+            // Redirects whose ports are not open yet keep their current target.
             let wanted = tables.redirects.iter_wanted().map(|(portal, _)| *portal);
             let held = tables.redirects.iter_actual().map(|(portal, _)| *portal);
             let all: HashSet<_> = wanted.chain(held).collect();
@@ -250,7 +251,7 @@ impl Userspace {
         (!plan.is_empty()).then_some(Plan::Redirects(plan))
     }
 
-    /// Records the rules that were read. Returns true if redirects depend on a change.
+    /// Records the rules that a read has found. Returns true if redirects depend on a change.
     fn observe_rules(&mut self, state: &mut State, held: RedirectState) -> bool {
         let is_drift = state.knows(Part::Rules) && !mem::take(&mut self.is_uncertain);
         let is_aimed = self.aim_as_found(state, &held);
@@ -268,9 +269,9 @@ impl Userspace {
         is_other
     }
 
-    /// Keeps the address to which a previous process sent packets, until the node's addresses are
+    /// Keeps the address to which an earlier process sent packets, until the node's addresses are
     /// known. Without an address, packets from other hosts would not be served. Returns true if the
-    /// address changed.
+    /// address has changed.
     fn aim_as_found(&mut self, state: &State, held: &RedirectState) -> bool {
         let via = &mut self.surroundings.via;
         if state.node.has_addresses || via.is_some() {
@@ -327,7 +328,7 @@ impl Userspace {
 
     fn settle_redirects(&mut self, state: &mut State, plan: &Redirects, written: RedirectOutcomes) {
         if written.is_refused() {
-            // The write may have changed the kernel's rules although it was refused.
+            // The kernel may have applied a part of the refused write.
             self.is_uncertain = true;
             state.doubt(Part::Rules);
         }
@@ -389,7 +390,7 @@ impl Userspace {
         if base.is_some() || refusal.blame == RefusalMeaning::None {
             redirects.fail(&change.portal, state.now);
         } else {
-            // The kernel accepted other changes, so this one is itself at fault.
+            // The kernel accepted other changes, so only this change is invalid.
             redirects.excuse(&change.portal, state.now);
         }
         if base.is_none() {
@@ -402,7 +403,7 @@ impl Userspace {
     }
 }
 
-/// Returns the target ports of redirects that are being written.
+/// Returns the ports to which the redirects of plans in flight lead.
 fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
     let changes = state.in_flight().flat_map(|plan| match plan {
         Plan::Redirects(redirects) => redirects.changes.as_slice(),
@@ -413,7 +414,7 @@ fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
         .collect()
 }
 
-/// Counts a completed write.
+/// Counts a completed write of this kind.
 fn count(state: &mut State, subject: EntryKind) {
     state.report.written += 1;
     state.report.writes.add(subject, Fate::Done, 1);
@@ -437,7 +438,7 @@ impl engine::Scheme for Userspace {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Sockets, Lane::Rules];
-    // A change of endpoints needs only this lane.
+    // Changed endpoints need only this lane.
     const SERVING: &'static [Lane] = &[Lane::Sockets];
 
     fn new(state: &State) -> Self {
@@ -489,10 +490,10 @@ impl engine::Scheme for Userspace {
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
         if *notice == Notice::Ruleset {
-            // Schedules one read of the rules, because notices often arrive in groups.
+            // Schedules a single read of the rules, because notifications often arrive in groups.
             state.doubt(Part::Rules);
         }
-        // This mode has no link for service addresses.
+        // This mode has no link with service addresses.
         false
     }
 
@@ -531,14 +532,15 @@ impl engine::Scheme for Userspace {
             (Plan::Redirects(plan), Outcomes::Redirects(written)) => {
                 self.settle_redirects(state, plan, written);
             }
-            // A lane never gets a plan of another lane.
+            // A lane never gets the plan of another lane.
             _ => {}
         }
     }
 
     fn as_done(plan: &Plan) -> Outcomes {
         match plan {
-            // The real port numbers are known only once the kernel opens the ports.
+            // The system chooses the real port numbers when the ports open. The preview uses
+            // placeholders.
             Plan::Sockets(sockets) => Outcomes::Sockets(
                 (1..=u16::MAX)
                     .cycle()

@@ -7,9 +7,9 @@
 //!              └▶ KUBE-NODEPORT-HOST        the same for NodePorts
 //! ```
 //!
-//! Packets that enter by an interface are sent to the node's own address. `REDIRECT` would use the
-//! interface's first address instead. Pods' interfaces often have none, and `REDIRECT` would then
-//! drop the packet.
+//! The rules send packets that arrive on an interface to the node's own address. `REDIRECT` would
+//! use the interface's first address instead. Interfaces of pods often have none, and `REDIRECT`
+//! would then drop the packet.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -30,14 +30,15 @@ use crate::part_state::RedirectState;
 use crate::plan::{Base, Extent, NodePortsAt, RedirectTarget, Redirects, Refusal, RefusalMeaning};
 use crate::port::Portal;
 
-/// The table of all these chains.
+/// Table that contains all these chains.
 const NAT: Table = Table::Nat;
 
-/// Chains for packets from an interface. This chain has the rules for service addresses. The next
-/// one has the rules for NodePorts.
+/// Chain for packets from an interface to service addresses. The next chain is for packets to
+/// NodePorts.
 const CONTAINER: &str = "KUBE-PORTALS-CONTAINER";
 const NODE_PORT_CONTAINER: &str = "KUBE-NODEPORT-CONTAINER";
-/// Chains for packets from this node.
+/// Chain for packets from this node to service addresses. The next chain is for packets to
+/// NodePorts.
 const HOST: &str = "KUBE-PORTALS-HOST";
 const NODE_PORT_HOST: &str = "KUBE-NODEPORT-HOST";
 
@@ -46,10 +47,10 @@ const CHAINS: [&str; 4] = [CONTAINER, HOST, NODE_PORT_CONTAINER, NODE_PORT_HOST]
 const FIRST: &str = "handle ClusterIPs; NOTE: this must be before the NodePort rules";
 const LAST: &str = "handle service NodePorts; NOTE: this must be the last rule in the chain";
 
-/// The footprint of this mode.
+/// Footprint of this mode.
 ///
 /// Source: upstream's `pkg/proxy/userspace/proxier.go` of Kubernetes 1.25. Our mode does not write
-/// upstream's rules of table filter.
+/// upstream's rules in table filter.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &[
         (NAT, CONTAINER),
@@ -71,16 +72,16 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..Footprint::none("userspace")
 };
 
-/// Redirects by the iptables programs.
+/// Redirects that the iptables programs write and read.
 pub(crate) struct IptablesRedirect {
     family: IpFamily,
     iptables: Iptables,
-    /// Rules of built-in chains that jump to this mode's chains, as last read or written.
+    /// Jumps to this mode's chains in built-in chains, as last read or written.
     jumps: BTreeSet<String>,
 }
 
 impl IptablesRedirect {
-    /// Creates redirects for one family, written by these iptables programs.
+    /// Creates redirects for one family. `iptables` are the programs that write and read them.
     pub(crate) fn new(family: IpFamily, iptables: Iptables) -> Self {
         Self {
             family,
@@ -119,7 +120,7 @@ impl Redirect for IptablesRedirect {
     }
 }
 
-/// Writes a plan, given the jumps that are installed.
+/// Writes a plan. `installed` are the jumps that the kernel has.
 fn write(
     family: IpFamily,
     plan: &Redirects,
@@ -127,7 +128,7 @@ fn write(
     restore: &mut Restore<'_>,
 ) -> io::Result<()> {
     restore.begin(NAT)?;
-    // Declaring a chain empties it, so a whole write contains all rules.
+    // The declaration of a chain empties it, so the write contains all its rules.
     if plan.extent == Extent::Whole {
         for chain in CHAINS {
             restore.declare(chain)?;
@@ -171,10 +172,10 @@ fn write(
     Ok(())
 }
 
-/// Returns the rules of built-in chains that jump to this mode's chains.
+/// Returns the jumps to this mode's chains, as rules of built-in chains.
 fn jumps(family: IpFamily, base: &Base) -> Vec<String> {
     let jump = |from: &str, to: &'static str, mut matches: Vec<Match>| {
-        // Packets from the relay skip the redirects.
+        // Packets of the relay itself skip the redirects.
         let own = base.own_mark.filter(|_| from == "OUTPUT");
         matches.extend(own.map(Match::NotMark));
         Rule::new(matches, to).line(from)
@@ -211,7 +212,7 @@ fn jumps(family: IpFamily, base: &Base) -> Vec<String> {
     lines
 }
 
-/// Returns the rules of a redirect, in their order.
+/// Returns the rules of a redirect, in writing order.
 fn lines(
     family: IpFamily,
     portal: &Portal,
@@ -263,7 +264,7 @@ pub(crate) struct SaveReader<'a> {
     is_ordered: bool,
 }
 
-/// The rules of one redirect, as they were read.
+/// Rules of one redirect, as read from the kernel.
 #[derive(Default)]
 struct RedirectRules {
     name: String,
@@ -271,7 +272,7 @@ struct RedirectRules {
     outside: Option<u16>,
     pods: Option<u16>,
     node: Option<u16>,
-    /// Rules in their order.
+    /// Rules in the order of the kernel.
     lines: Vec<String>,
 }
 
@@ -304,7 +305,7 @@ impl<'a> SaveReader<'a> {
     }
 
     fn rule(&mut self, rule: RuleLine<'_>) {
-        // A rule that names no portal is not ours.
+        // A rule that matches no portal does not belong to this mode.
         let known = parse(rule).is_some_and(|parsed| self.take(rule, &parsed));
         self.is_ordered &= known;
     }
@@ -336,7 +337,8 @@ impl<'a> SaveReader<'a> {
         let mut redirects = HashMap::with_capacity(self.redirects.len());
         for (portal, rules) in std::mem::take(&mut self.redirects) {
             let node = rules.node.unwrap_or_default();
-            // Without a rule for other hosts, no packet uses `outside`, so it gets the node's port.
+            // Without a rule for other hosts, no packet uses the port `outside`. Any open port will
+            // do.
             let outside = rules.outside.unwrap_or(node);
             let aim = RedirectTarget {
                 name: rules.name.into(),
@@ -345,7 +347,7 @@ impl<'a> SaveReader<'a> {
                 pods: rules.pods.unwrap_or(outside),
                 node,
             };
-            // Compares with this mode's own form of the rules, in the order of each chain.
+            // Compares the rules with this mode's own rules, in the order of each chain.
             let mut own = lines(self.family, &portal, &aim, &self.config.detector);
             let mut found = rules.lines;
             let chain = |line: &String| line.contains("-HOST ");
@@ -364,7 +366,7 @@ impl<'a> SaveReader<'a> {
         (held, self.jumps.into_iter().collect())
     }
 
-    /// Returns the base with these jumps, if one exists.
+    /// Returns the base to which these jumps belong, if any.
     fn find_base(&self) -> Option<Base> {
         let addresses = self.jumps.iter().filter_map(|line| {
             let rule = RuleLine::parse(line)?;
@@ -390,7 +392,7 @@ impl<'a> SaveReader<'a> {
     }
 }
 
-/// A rule of this mode, parsed.
+/// A rule of this mode in parsed form.
 struct ParsedRule {
     portal: Portal,
     name: String,
@@ -398,7 +400,7 @@ struct ParsedRule {
     to: SocketAddr,
 }
 
-/// Reports whether a rule outside this mode's chains jumps to one of them.
+/// Reports whether a rule outside of this mode's chains jumps to one of them.
 fn is_way(rule: RuleLine<'_>) -> bool {
     let target = rule.target();
     target.is_some_and(|target| CHAINS.contains(&&*target))
