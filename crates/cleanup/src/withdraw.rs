@@ -1,14 +1,15 @@
-//! Removes entries that redirect the API server's addresses to Services. A starting process can
-//! then reach the API server and receive the Service that named the address.
+//! Removes entries that redirect the API server's addresses to Services. Without them, a starting
+//! process can reach the API server, and receives a correction of the Service that named the
+//! address.
 //!
 //! ```text
 //!   virtual server ─▶ address on the link ─▶ set members, elements of tables, rules
 //! ```
 //!
-//! All other entries of the Services stay. The mode compares them with the desired state once the
-//! Services are known. A cluster IP also stays, because the API server assigned it and may be
-//! reached through it. An address stays, too, if the kernel cannot show that it is not a cluster
-//! IP.
+//! All other entries of the Services stay. The mode compares them with the wanted state once it
+//! knows the Services. A cluster IP also stays: the API server has assigned it, and clients may
+//! reach the API server through it. If the kernel cannot show that an address is no cluster IP, the
+//! address stays, too.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -27,13 +28,13 @@ use route_netlink::Rtnetlink;
 use crate::report::{Cleanup, many};
 use crate::servers::LIST;
 
-/// End of the comments on rules for cluster IPs.
+/// Last words of the comments on rules for cluster IPs.
 const CLUSTER_IP: &str = " cluster IP";
-/// Chain of the filter table that has only rules of cluster IPs.
+/// Chain of table filter that has rules for cluster IPs only.
 const CLUSTER_IPS_CHAIN: (Table, &str) = (Table::Filter, "KUBE-SERVICES");
 const TCP: Protocol = Protocol::Tcp;
 
-/// Removes entries of these modes that redirect TCP to one of these addresses, in the network
+/// Removes the entries of these modes that redirect TCP to one of these addresses, in the network
 /// namespace of the calling thread. Keeps virtual servers within `excluded`. Loads no kernel
 /// module.
 pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::IpNet]) -> Cleanup {
@@ -59,15 +60,15 @@ pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Kernel objects besides iptables rules that redirect packets: virtual servers, sets, and nftables
-/// tables.
+/// Kernel objects other than iptables rules that redirect packets: virtual servers, sets, and
+/// nftables tables.
 struct Stores {
     family: IpFamily,
     ipset: Option<Ipset>,
     tables: Vec<OwnTable>,
 }
 
-/// An nftables table of a mode, with its sets.
+/// An nftables table of one mode, with its sets.
 struct OwnTable {
     mode: &'static Footprint,
     name: &'static str,
@@ -75,14 +76,14 @@ struct OwnTable {
     sets: Vec<Set>,
 }
 
-/// Role of an address in the sets of a mode.
+/// Role of an address and port in the sets of a mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// A cluster IP with this port.
+    /// Cluster IP with this port.
     ClusterIp,
-    /// An external or load-balancer address with this port.
+    /// External or load-balancer address with this port.
     External,
-    /// An address of no Service.
+    /// Address and port of no Service.
     Nobodys,
 }
 
@@ -124,7 +125,7 @@ impl Stores {
         }
     }
 
-    /// Removes the entries that redirect one address.
+    /// Removes the entries that redirect packets to one address and port.
     fn withdraw(
         &mut self,
         modes: Footprints,
@@ -140,7 +141,7 @@ impl Stores {
             if role == Role::External && !is_excluded && delete_server(at)? {
                 cleanup.remove(family, format_args!("virtual server {at}/{TCP}"));
             }
-            // While the address is bound to the link, the node accepts packets to every port of the
+            // While the link has the address, the node accepts packets to every port of this
             // address.
             if role != Role::ClusterIp
                 && self.has_no_cluster_ip(mode, at.ip())?
@@ -169,7 +170,7 @@ impl Stores {
         Ok(())
     }
 
-    /// Returns the role of an address in the sets of a mode with virtual servers.
+    /// Returns the role of an address and port in the sets of a mode that uses virtual servers.
     fn role(&mut self, mode: &Footprint, at: SocketAddr) -> Result<Role, Failure> {
         let family = self.family;
         let cluster_ips = (mode.cluster_ips)(family);
@@ -195,7 +196,7 @@ impl Stores {
         Ok(role)
     }
 
-    /// Reports whether this mode has a set of cluster IPs that contains no entry of this address.
+    /// Reports whether this mode has a set of cluster IPs, and this set lacks the address.
     fn has_no_cluster_ip(&mut self, mode: &Footprint, ip: IpAddr) -> Result<bool, Failure> {
         let Some(name) = (mode.cluster_ips)(self.family) else {
             return Ok(false);
@@ -233,8 +234,8 @@ impl Stores {
         Ok(is_known)
     }
 
-    /// Deletes an address and port from all ipsets of a mode that contain it, except from the set
-    /// of cluster IPs.
+    /// Deletes an address and port from all ipsets of a mode except its set of cluster IPs. Returns
+    /// the number of deleted members.
     fn delete_members(&mut self, mode: &Footprint, at: SocketAddr) -> Result<usize, Failure> {
         let Some(ipset) = &mut self.ipset else {
             return Ok(0);
@@ -250,8 +251,8 @@ impl Stores {
                 protocol: IpProtocol::TCP,
                 port: at.port(),
             };
-            // Only sets of type `hash:ip,port` get here. Members of sets with more fields have no
-            // effect without the member in this set.
+            // Only sets of type `hash:ip,port` match. Members of sets with more fields have no
+            // effect without the member of such a set.
             let outcomes = ipset.delete(&set.name, &[member])?;
             deleted += usize::from(outcomes == [Outcome::Done]);
         }
@@ -259,7 +260,7 @@ impl Stores {
     }
 }
 
-/// Reports whether an ipset exists and has this address and port.
+/// Reports whether an ipset exists and contains this address and port.
 fn has_member(ipset: &mut Ipset, name: &str, at: SocketAddr) -> Result<bool, Failure> {
     let key = Key {
         ip: Some(at.ip()),
@@ -279,7 +280,7 @@ fn has_member(ipset: &mut Ipset, name: &str, at: SocketAddr) -> Result<bool, Fai
     Ok(ipset.test(name, &key)?)
 }
 
-/// Deletes the virtual server at an address. Returns true if it existed.
+/// Deletes the virtual server at an address and port. Returns true if it existed.
 fn delete_server(at: SocketAddr) -> Result<bool, Failure> {
     if !Path::new(LIST).exists() {
         return Ok(false);
@@ -298,7 +299,7 @@ fn delete_server(at: SocketAddr) -> Result<bool, Failure> {
 }
 
 /// Removes an address from the link of a mode, both as interface address and as route. Returns the
-/// link's name if the address was bound to it.
+/// name of the link, or `None` if the link lacked the address.
 fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'static str>, Failure> {
     let Some(link) = mode.link else {
         return Ok(None);
@@ -332,7 +333,7 @@ fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'sta
     Ok((!replies.is_empty()).then_some(link.name))
 }
 
-/// Returns the key for an address, TCP and a port, in the format of the tables' sets.
+/// Returns the set key for an address, TCP and a port.
 fn key_of(at: SocketAddr) -> nftables_netlink::Bytes {
     let key = Concatenation::new().address(at.ip());
     key.protocol(TCP.number()).port(at.port()).into_key()
@@ -351,7 +352,7 @@ impl OwnTable {
         self.nftables.element(family.into(), self.name, set, key)
     }
 
-    /// Deletes the elements that redirect an address and port. Keeps them if the address is a
+    /// Deletes the elements that redirect packets to an address and port, unless the address is a
     /// cluster IP. Returns the number of deleted elements.
     fn delete(&mut self, family: IpFamily, at: SocketAddr) -> Result<usize, Failure> {
         let address = Concatenation::new().address(at.ip());
@@ -372,7 +373,7 @@ impl OwnTable {
                     let found = self.element(family, &set.name, &key_of(at))?;
                     found.into_iter().collect()
                 }
-                // A map from numbers to endpoints.
+                // This map leads from numbers to endpoints.
                 [DataType::Integer, _, DataType::InetService] if set.name.contains("tcp") => {
                     self.numbered(family, &set.name, at)?
                 }
@@ -415,7 +416,7 @@ impl OwnTable {
     }
 }
 
-/// Returns the length in bytes of a key of these types.
+/// Returns the length in bytes of a key with these types.
 fn len(types: &[DataType]) -> usize {
     types
         .iter()
@@ -423,7 +424,7 @@ fn len(types: &[DataType]) -> usize {
         .sum()
 }
 
-/// Deletes iptables rules that redirect one of these addresses.
+/// Deletes the iptables rules that redirect packets to one of these addresses.
 fn withdraw_rules(
     modes: Footprints,
     family: IpFamily,
@@ -433,9 +434,9 @@ fn withdraw_rules(
     if iptables::exists(family).is_err() {
         return;
     }
-    // Without iptables programs, no rule can be changed.
+    // Only the iptables programs can change iptables rules.
     for iptables in crate::installed(cleanup) {
-        // The kernel tells whether a family has rules, so no program needs to start.
+        // The kernel itself reports a family without rules, so no program needs to run.
         if iptables.is_empty(family) {
             continue;
         }
@@ -460,7 +461,8 @@ fn withdraw_rules(
     }
 }
 
-/// Returns the rules of these modes that redirect one of these addresses, each with its table.
+/// Returns the rules of these modes that redirect packets to one of these addresses, each with its
+/// table.
 fn leading<'a>(
     modes: Footprints,
     addresses: &[SocketAddr],
@@ -482,7 +484,7 @@ fn leading<'a>(
     doomed.map(|(table, rule)| (table, rule.text)).collect()
 }
 
-/// Returns the address and TCP port of a rule that matches exactly one address and one port.
+/// Returns the address and TCP port that a rule matches, if it matches exactly one of each.
 fn destination(rule: &RuleLine<'_>) -> Option<SocketAddr> {
     let (mut ip, mut port, mut is_tcp, mut is_negated) = (None, None, false, false);
     let mut options = rule.options();
@@ -498,7 +500,7 @@ fn destination(rule: &RuleLine<'_>) -> Option<SocketAddr> {
     is_tcp.then_some(SocketAddr::new(ip?, port?))
 }
 
-/// Returns the address of a network with a single address.
+/// Returns the address of a network that contains only one address.
 fn host(net: &str) -> Option<IpAddr> {
     let (ip, len) = net.split_once('/').unwrap_or((net, ""));
     matches!(len, "" | "32" | "128").then(|| ip.parse().ok())?
