@@ -7,8 +7,8 @@ use iptables::{Jump, Table};
 
 use crate::origin::Origin;
 
-/// Chains of the kubelet. Some modes also create or fill them. A cleanup keeps these chains, as
-/// upstream does.
+/// Chains of the kubelet. Some modes also create or fill them. Like upstream's cleanup, ours keeps
+/// them.
 const KUBELET: [&str; 4] = [
     "KUBE-FIREWALL",
     "KUBE-MARK-DROP",
@@ -24,28 +24,28 @@ pub fn is_kubelets(chain: &str) -> bool {
 /// Names that one mode uses in the kernel, including names of older versions.
 #[derive(Debug, Clone, Copy)]
 pub struct Footprint {
-    /// Name of the mode, as in `--proxy-mode`.
+    /// Name of the mode in `--proxy-mode`.
     pub mode: &'static str,
     /// Chains of the mode with fixed names.
     pub chains: &'static [(Table, &'static str)],
-    /// Prefixes of the names of all other chains of the mode.
+    /// Name prefixes of the mode's other chains.
     pub prefixes: &'static [(Table, &'static str)],
-    /// Rules of the mode in built-in chains.
+    /// Rules of the mode in built-in chains, which jump to its own chains.
     pub jumps: &'static [Jump],
-    /// Prefixes of the comments that older versions wrote on such rules.
+    /// Prefixes of the comments on such rules that older versions wrote.
     pub older_comments: &'static [&'static str],
     /// Names of the mode's nftables tables in the families `ip` and `ip6`.
     pub nft_tables: &'static [&'static str],
-    /// Returns the mode's ipsets of a family.
+    /// Returns the ipsets that the mode uses in a family.
     pub sets: fn(IpFamily) -> Vec<OwnSet>,
-    /// Returns the name of the mode's set of cluster IPs in a family. It is an ipset, or a set in
-    /// the mode's nftables table.
+    /// Returns the name of the mode's set of cluster IPs in a family: an ipset, or a set in the
+    /// mode's nftables table. `None` without such a set.
     pub cluster_ips: fn(IpFamily) -> Option<String>,
-    /// Link that holds the mode's service addresses.
+    /// Link that has the mode's service addresses, if any.
     pub link: Option<Link>,
-    /// Properties of the mode's virtual servers, or `None` for a mode without virtual servers.
+    /// Properties of the mode's virtual servers. `None`: the mode has no virtual servers.
     pub virtual_servers: Option<VirtualServers>,
-    /// Receiver of the redirected packets: the kernel or the process.
+    /// Receiver of the packets that the mode's entries redirect.
     pub served_by: ServedBy,
     /// Origins of the mode's chains, and of all objects in its nftables tables.
     pub origins: &'static [Origin],
@@ -54,9 +54,9 @@ pub struct Footprint {
 /// Receiver of the packets that a mode's entries redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServedBy {
-    /// The kernel. Leftover entries continue to serve.
+    /// The kernel. It continues to serve by entries that the mode leaves behind.
     Kernel,
-    /// The mode's process. When it ends, packets that its entries redirect are lost.
+    /// The mode's process. After it has ended, packets that its entries redirect are lost.
     Process,
 }
 
@@ -65,47 +65,50 @@ pub enum ServedBy {
 pub struct OwnSet {
     /// Name of the ipset.
     pub name: String,
-    /// Meaning of the set's members as evidence.
+    /// Evidence that the set's members provide.
     pub says: Says,
-    /// Object or flag from which the members are derived.
+    /// Object or flag to which the members belong.
     pub origin: &'static str,
 }
 
-/// Meaning of an ipset's members as evidence.
+/// Evidence that the members of an ipset provide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Says {
-    /// The members are not evidence.
+    /// The members are no evidence.
     Nothing,
     /// Each member is the address and port of a virtual server.
     VirtualServers,
     /// Each member is a port of this protocol that the mode serves on the node's addresses.
     NodePorts(Protocol),
-    /// Each member is an address that was bound to the mode's link.
+    /// Each member is an address that the mode had on its link.
     Bound,
-    /// Each member maps an address and port to a firewall mark. The mark names a virtual server.
+    /// Each member maps an address and port to a firewall mark. This mark identifies a virtual
+    /// server.
     Marks,
 }
 
 /// A link that holds service addresses, as interface addresses or as local routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// Name of the link. If the link is a dummy, cleanup deletes it with its addresses and routes.
+    /// Name of the link. If the link is a dummy, the cleanup deletes it with its addresses and
+    /// routes.
     pub name: &'static str,
-    /// Protocol number (`rtm_protocol`) of the mode's routes. The kernel's own routes have another
-    /// number.
+    /// Protocol number (`rtm_protocol`) of the mode's routes. It differs from that of the kernel's
+    /// own routes.
     pub route_protocol: u8,
-    /// Source address of the routes, which belongs to no Service.
+    /// Source address of the mode's routes. It belongs to no Service.
     pub anchor: Option<IpAddr>,
-    /// Objects from which the link's addresses are derived.
+    /// Objects to which the link's addresses belong.
     pub origin: &'static str,
 }
 
-/// Properties that identify a mode's virtual servers, in addition to its link and sets.
+/// Properties that identify a mode's virtual servers, besides its link and sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualServers {
-    /// Flag bit of virtual servers whose ownership no set proves: NodePorts and firewall marks.
+    /// Flag bit on virtual servers that no set identifies: those of NodePorts and firewall marks.
     pub ownership_flag: u32,
-    /// Virtual server without destinations that the mode creates to probe the kernel.
+    /// Address of a virtual server that the mode creates to test the kernel. It has no
+    /// destinations.
     pub probe: Option<(SocketAddr, Protocol)>,
 }
 
@@ -128,7 +131,7 @@ impl Footprint {
         }
     }
 
-    /// Reports whether a chain belongs to this mode and not to the kubelet.
+    /// Reports whether a chain belongs to this mode and is not one of the kubelet's.
     pub fn has_chain(&self, table: Table, name: &str) -> bool {
         let is_named = self.chains.contains(&(table, name));
         let mut prefixes = self.prefixes.iter();
@@ -136,7 +139,7 @@ impl Footprint {
         has && !is_kubelets(name)
     }
 
-    /// Reports whether a rule in a built-in chain has one of this mode's comments.
+    /// Reports whether `comment` is one of this mode's comments on rules in built-in chains.
     pub(crate) fn has_comment(&self, comment: &str) -> bool {
         let mut jumps = self.jumps.iter();
         let mut older = self.older_comments.iter();
@@ -146,7 +149,7 @@ impl Footprint {
 }
 
 impl PartialEq for Footprint {
-    /// Compares the modes' names, because each mode has only one footprint.
+    /// Compares the names of the modes, because each mode has only one footprint.
     fn eq(&self, other: &Self) -> bool {
         self.mode == other.mode
     }
@@ -157,7 +160,7 @@ impl Eq for Footprint {}
 /// Footprints of several modes.
 pub type Footprints = &'static [&'static Footprint];
 
-/// Returns the names of the modes' links. The addresses on these links do not belong to the node.
+/// Returns the names of the modes' links. Addresses on these links are not addresses of the node.
 pub fn links(modes: Footprints) -> Vec<&'static str> {
     let links = modes.iter().filter_map(|mode| mode.link);
     links.map(|link| link.name).collect()

@@ -1,9 +1,9 @@
-//! Finds the iptables entries that modes have left, in the output of `iptables-save`. Writes the
-//! input for `iptables-restore` that removes them.
+//! Finds the iptables entries that modes have left behind, in the output of `iptables-save`. Writes
+//! the input for `iptables-restore` that removes them.
 //!
-//! The name of a chain identifies the mode that created it. A jump into such a chain belongs to a
-//! kube-proxy if the jump is in a built-in chain and has a known comment. Any other jump is a rule
-//! of another program. That rule stays, and its target chain stays without rules.
+//! The name of a chain identifies the mode that created the chain. A jump to such a chain belongs
+//! to a kube-proxy if it is in a built-in chain and has a known comment. Any other jump belongs to
+//! another program. This jump stays, and its target chain stays without rules.
 //!
 //! Source: upstream's `pkg/proxy/iptables/cleanup.go`, `pkg/proxy/ipvs/cleanup.go`.
 
@@ -24,9 +24,9 @@ pub struct Leftovers {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Chains {
     names: BTreeSet<String>,
-    /// Jumps into the chains, each as a line that begins with `-A`.
+    /// Jumps to these chains, each as a line that begins with `-A`.
     jumps: Vec<String>,
-    /// Chains that are targets of another program's rule, each with that rule.
+    /// Chains to which a rule of another program jumps, each with that rule.
     holds: BTreeMap<String, String>,
 }
 
@@ -35,11 +35,11 @@ struct Chains {
 pub enum ReferencedChain {
     /// Keep the chain without rules.
     Keep,
-    /// Delete the chain. The kernel rejects the deletion, so the failure is reported and retried.
+    /// Delete the chain. The kernel rejects the deletion, so the caller reports and retries it.
     Delete,
 }
 
-/// Finds leftovers among the entries of `iptables-save`.
+/// Finder of leftovers in the entries of `iptables-save`.
 #[derive(Debug)]
 pub struct Finder {
     theirs: Vec<&'static Footprint>,
@@ -47,13 +47,13 @@ pub struct Finder {
     /// Jumps of the current mode, each as a line.
     my_jumps: BTreeSet<(Table, String)>,
     held: ReferencedChain,
-    /// Chains of other modes, each with true if it contains rules.
+    /// Chains of other modes, each with a flag: true if it contains rules.
     names: BTreeMap<Table, BTreeMap<String, bool>>,
     found: Leftovers,
 }
 
 impl Finder {
-    /// Returns a finder for all entries that these modes have left.
+    /// Creates a finder of all entries of these modes.
     pub fn all(modes: &[&'static Footprint]) -> Self {
         Self {
             theirs: modes.to_vec(),
@@ -65,8 +65,8 @@ impl Finder {
         }
     }
 
-    /// Returns a finder for entries that `modes` other than `mine` have left and `mine` does not
-    /// use. An empty chain that stays because of another program's rule is not a leftover.
+    /// Creates a finder of entries that belong to `modes` other than `mine` and that `mine` does
+    /// not use. An empty chain to which another program's rule jumps is not a leftover.
     pub fn beside(mine: &'static Footprint, modes: Footprints, held: ReferencedChain) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {
@@ -82,12 +82,12 @@ impl Finder {
         self.mine.is_some_and(|mine| mine.has_chain(table, chain))
     }
 
-    /// Reports whether a chain belongs to another mode. The chain may also belong to `mine`.
+    /// Reports whether another mode uses a chain of this name. `mine` may use it, too.
     fn is_theirs(&self, table: Table, chain: &str) -> bool {
         self.theirs.iter().any(|mode| mode.has_chain(table, chain))
     }
 
-    /// Checks an entry of a table.
+    /// Examines an entry of a table.
     pub fn entry(&mut self, table: Table, entry: Entry<'_>) {
         match entry {
             Entry::Chain(name) => self.chain(table, name),
@@ -103,7 +103,7 @@ impl Finder {
         }
     }
 
-    /// Checks a rule.
+    /// Examines a rule.
     pub fn rule(&mut self, table: Table, rule: RuleLine<'_>) {
         let of_table = self.names.get_mut(&table);
         if let Some(has_rules) = of_table.and_then(|names| names.get_mut(rule.chain)) {
@@ -173,7 +173,7 @@ impl Leftovers {
         finder.finish()
     }
 
-    /// Reports whether current rules of a mode jump into the leftovers, which shows that the mode
+    /// Reports whether current rules of a mode jump to the leftover chains. The mode then still
     /// serves.
     pub fn serve<'a>(&self, installed: impl IntoIterator<Item = (Table, &'a str)>) -> bool {
         installed.into_iter().any(|(table, line)| {
@@ -185,7 +185,7 @@ impl Leftovers {
         })
     }
 
-    /// Excludes a chain from the removal. Returns true if the chain was a leftover.
+    /// Removes a chain from the leftovers. Returns true if it was one of them.
     pub fn keep(&mut self, table: Table, chain: &str) -> bool {
         let Some(of) = self.tables.get_mut(&table) else {
             return false;
@@ -197,7 +197,7 @@ impl Leftovers {
         is_there
     }
 
-    /// Reports whether no leftover exists.
+    /// Reports whether there are no leftovers.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
@@ -219,7 +219,7 @@ impl Leftovers {
         tables.flat_map(|(table, of)| of.jumps.iter().map(|line| (*table, line.as_str())))
     }
 
-    /// Returns the numbers of chains and jumps to remove.
+    /// Returns the number of chains and the number of jumps to remove.
     pub fn counts(&self) -> (usize, usize) {
         let chains = |of: &Chains| of.names.len().saturating_sub(of.holds.len());
         (
@@ -228,7 +228,7 @@ impl Leftovers {
         )
     }
 
-    /// Returns a sentence for each chain that stays.
+    /// Returns one sentence for each chain that must stay, with the reason.
     pub fn held(&self) -> impl Iterator<Item = String> {
         self.tables.iter().flat_map(|(table, chains)| {
             chains.holds.iter().map(move |(chain, rule)| {
@@ -241,16 +241,16 @@ impl Leftovers {
         })
     }
 
-    /// Writes the input for `iptables-restore` that removes the leftovers and keeps all other
+    /// Writes the input for `iptables-restore` that removes the leftovers. It keeps all other
     /// entries.
     ///
     /// # Errors
     ///
-    /// Errors of the sink.
+    /// The sink returns an error.
     pub fn write(&self, restore: &mut Restore<'_>) -> io::Result<()> {
         for (table, chains) in &self.tables {
             restore.begin(*table)?;
-            // Once all chains are empty, no chain refers to another.
+            // Empties all chains first. Then no rule in them refers to another chain.
             for name in &chains.names {
                 restore.declare(name)?;
             }

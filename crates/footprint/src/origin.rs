@@ -1,18 +1,18 @@
-//! Origins of the names that modes use in the kernel: the object or flag behind each name. A mode
-//! has a row for each of its names, including names of older upstream versions.
+//! Origins of the names that modes use in the kernel: the Kubernetes objects or flags behind each
+//! name. A mode has a row for each of its names, including names of older upstream versions.
 
 use inet::IpFamily;
 
 use crate::{Footprint, Footprints};
 
-/// Kind of kernel object that has a name.
+/// Kind of a kernel object with a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space<'a> {
-    /// Chain in this table of iptables.
+    /// A chain in this iptables table.
     Iptables(&'a str),
     /// An ipset.
     Ipset,
-    /// Chain, set or map in this table of nf\_tables.
+    /// A chain, set or map in this nf\_tables table.
     Nftables(&'a str),
     /// A network link.
     Link,
@@ -23,10 +23,10 @@ pub enum Space<'a> {
 pub struct Origin {
     /// Kind of object that has the name.
     pub space: Space<'static>,
-    /// The whole name, or its prefix.
+    /// The whole name, or the prefix of names.
     pub name: &'static str,
     is_prefix: bool,
-    /// Objects and flags behind the name, as text for the operator.
+    /// Kubernetes objects and flags behind the name, as text for the operator.
     pub says: &'static str,
 }
 
@@ -59,42 +59,42 @@ pub const MANGLE: Space<'static> = Space::Iptables("mangle");
 
 // Origins that several modes use.
 
-/// Origin of entries with addresses of Services.
+/// Origin of entries that contain addresses of Services.
 pub const ADDRESSES: &str =
     "Services: spec.clusterIPs, spec.externalIPs, status.loadBalancer.ingress";
-/// Origin of entries with NodePorts.
+/// Origin of entries that contain NodePorts.
 pub const NODE_PORTS: &str = "Services: spec.ports[].nodePort; --nodeport-addresses";
-/// Origin of entries with cluster IPs.
+/// Origin of entries that contain cluster IPs.
 pub const CLUSTER_IPS: &str = "Services: spec.clusterIPs; whom it masquerades: --cluster-cidr, --detect-local-mode, --masquerade-all";
-/// Origin of entries with source ranges of load balancers.
+/// Origin of entries that contain source ranges of load balancers.
 pub const RANGES: &str = "Services: spec.loadBalancerSourceRanges";
-/// Origin of entries with health-check node ports.
+/// Origin of entries that contain health-check node ports.
 pub const HEALTH: &str = "Services: spec.healthCheckNodePort";
 /// Origin of rules that masquerade marked packets.
 pub const MASQUERADE: &str = "kube-proxy: masquerades what was marked; --iptables-masquerade-bit";
 /// Origin of rules that mark packets for masquerading.
 pub const MARK: &str = "kube-proxy: marks what is to be masqueraded; --masquerade-all, --cluster-cidr, --detect-local-mode, \
                         externalTrafficPolicy";
-/// Origin of entries for endpoints that reach themselves through their Service.
+/// Origin of entries for endpoints that connect to themselves through their Service.
 pub const HAIRPIN: &str = "EndpointSlices: endpoints of this node, which may be sent to themselves";
 /// Origin of entries for Services without endpoints.
 pub const UNSERVED: &str = "EndpointSlices: no endpoint for this traffic is ready";
-/// Origin of entries with ready endpoints.
+/// Origin of entries that contain ready endpoints.
 pub const ENDPOINTS: &str = "EndpointSlices: endpoints that are ready";
-/// Origin of entries with endpoints of this node.
+/// Origin of entries that contain endpoints on this node.
 pub const LOCAL_ENDPOINTS: &str =
     "EndpointSlices: endpoints of this node; internalTrafficPolicy or externalTrafficPolicy: Local";
 /// Origin of entries for traffic from outside the cluster.
 pub const OUTSIDE: &str = "Services: externalTrafficPolicy";
 /// Origin of rules that accept forwarded traffic.
 pub const FORWARD: &str = "kube-proxy: lets traffic of Services pass";
-/// Origin of chains that packets enter first.
+/// Origin of chains that packets pass first.
 pub const ENTRY: &str = "kube-proxy: where packets come in";
-/// Suffix of the origin of every rule that redirects to a listening port of the daemon.
+/// End of the origin text of every rule that redirects packets to a listening port of the daemon.
 pub const LISTENING: &str = "led to a listening port of kube-proxy";
 
 const KUBELET: &str = "the kubelet's";
-/// Chains of the kubelet that iptables mode and IPVS mode use.
+/// The kubelet's chains that iptables mode and IPVS mode use.
 const KUBELETS: [Origin; 6] = [
     Origin::of(NAT, "KUBE-MARK-DROP", KUBELET),
     Origin::of(
@@ -108,7 +108,8 @@ const KUBELETS: [Origin; 6] = [
     Origin::of(MANGLE, "KUBE-IPTABLES-HINT", KUBELET),
 ];
 
-/// Returns the origin of a name, or `None` if neither these modes nor the kubelet use the name.
+/// Returns the origin of a name, or `None` if neither one of these modes nor the kubelet uses the
+/// name.
 pub fn origin_of(modes: Footprints, space: Space<'_>, name: &str) -> Option<&'static str> {
     let mut all = modes.iter();
     let own = all.find_map(|mode| mode.origin_of(space, name));
@@ -123,8 +124,8 @@ impl Footprint {
                 let link = self.link.filter(|link| link.name == name)?;
                 Some(link.origin)
             }
-            // Sets in the table have the names of the ipsets. Source ranges have a set for each
-            // prefix length.
+            // Sets in the mode's table have the names of its ipsets. For source ranges, there is
+            // one set for each prefix length.
             Space::Nftables(table) if self.nft_tables.contains(&table) => {
                 let is_number = |text: &str| text.parse::<u8>().is_ok();
                 let (front, last) = name.rsplit_once('-')?;
@@ -141,7 +142,8 @@ impl Footprint {
     }
 }
 
-/// Finds the row with the whole name, or otherwise the first row with a matching prefix.
+/// Returns the text of the row with this name or, otherwise, of the first row with a matching
+/// prefix.
 fn find(origins: &[Origin], space: Space<'_>, name: &str) -> Option<&'static str> {
     let here = || origins.iter().filter(|row| row.space == space);
     let whole = here().find(|row| !row.is_prefix && row.name == name);
