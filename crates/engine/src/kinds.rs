@@ -1,36 +1,36 @@
-//! The types of a mode: its configuration, the parts that it reads, its kernel threads, and its
-//! plans.
+//! The types of a mode: its settings, the parts of the kernel's state that it reads, its worker
+//! threads, and its plans.
 
 use std::time::Duration;
 
-/// The types of a mode. The implementor is an enum without values, so code that needs only these
-/// types need not know the mode's [`Scheme`](crate::Scheme).
+/// The types of a mode, as an enum without values. Code that needs only these types thus does not
+/// depend on the mode's [`Scheme`](crate::Scheme).
 pub trait Kinds: 'static {
-    /// The mode's settings.
+    /// Settings of the mode.
     type Config: Config;
-    /// The kernel threads (lanes) of the mode.
+    /// Lanes of the mode. Each lane is a worker thread.
     type Lane: Lane;
-    /// The parts of the kernel's state that the mode reads.
+    /// Parts of the kernel's state that the mode reads.
     type Part: Part<Lane = Self::Lane>;
-    /// The work that a lane writes in one step.
+    /// Writes of one lane in one step.
     type Plan: Send + Sync + 'static;
 }
 
-/// The settings that all modes share.
+/// Settings that all modes have.
 pub trait Config: Send + Sync + 'static {
     /// Returns the longest pause between reads of an unreadable part.
     fn longest_pause(&self) -> Duration;
 
-    /// Reports whether localhost serves NodePorts.
+    /// Reports whether NodePorts are served on localhost.
     fn serves_localhost(&self) -> bool {
         false
     }
 }
 
-/// A part of the kernel's state that is read in one piece. Its whole content is known, or none of
-/// it.
+/// A part of the kernel's state that one read covers. Either its whole content is known, or nothing
+/// of it.
 pub trait Part: Copy + Eq + Send + 'static {
-    /// The mode's lanes.
+    /// Lanes of the mode.
     type Lane;
 
     /// All parts of the mode.
@@ -39,25 +39,25 @@ pub trait Part: Copy + Eq + Send + 'static {
     /// Returns the part's name for operators, such as `the virtual servers`.
     fn name(self) -> &'static str;
 
-    /// Returns the kernel thread that reads the part. No other thread writes the part.
+    /// Returns the lane that reads the part. No other lane writes the part.
     fn lane(self) -> Self::Lane;
 }
 
-/// A kernel thread of a mode, which runs one step after another.
+/// A worker thread of a mode, which executes one step after the other.
 pub trait Lane: Copy + Eq + Send + 'static {
-    /// All lanes, in the order of their start: the most urgent work comes first. The first lane
+    /// All lanes, in the order in which they start. The lane with the most urgent work is first. It
     /// writes changes of Services.
     const ALL: &'static [Self];
 }
 
 /// Returns the index of a value in a list of all values.
 pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
-    // The list contains every value, so the default is never used.
+    // The list contains every value, so the default value is never used.
     all.iter().position(|of| of == one).unwrap_or_default()
 }
 
-/// Declares the [`Kinds`] of a mode from the types `Lane` and `Part` in scope, and its type
-/// `State`.
+/// Declares the [`Kinds`] of a mode, and the type `State`. The types `Lane` and `Part` must be in
+/// scope.
 #[macro_export]
 macro_rules! kinds {
     ($(#[$about:meta])* $kinds:ident { config: $config:ty, plan: $plan:ty }) => {
@@ -76,7 +76,7 @@ macro_rules! kinds {
     };
 }
 
-/// Declares the lanes and parts of a mode: each part with the lane that reads it, and its name for
+/// Declares the lanes and parts of a mode. Each part has a lane that reads it, and a name for
 /// operators.
 #[macro_export]
 macro_rules! parts {
@@ -84,7 +84,7 @@ macro_rules! parts {
         lanes { $($(#[$about_lane:meta])* $lane:ident,)+ }
         parts { $($(#[$about_part:meta])* $part:ident on $reader:ident: $name:literal,)+ }
     ) => {
-        /// A kernel thread of one IP family.
+        /// Worker thread of one IP family.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Lane { $($(#[$about_lane])* $lane,)+ }
 
@@ -92,7 +92,7 @@ macro_rules! parts {
             const ALL: &'static [Self] = &[$(Self::$lane),+];
         }
 
-        /// A part of the kernel's state with a separate read.
+        /// Part of the kernel's state that one read covers.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Part { $($(#[$about_part])* $part,)+ }
 
