@@ -1,4 +1,4 @@
-//! Opens the kernel for the IP families of the node, and starts all kernel threads of a mode.
+//! Opens the kernel for the IP families of a node, and starts the worker threads of a mode.
 
 use std::fs;
 use std::io;
@@ -9,20 +9,20 @@ use netlink_batch::Worker;
 use proxy::IpFamily;
 use tracing::{info, warn};
 
-/// Reason for not serving IPv6.
+/// Reason why the daemon does not serve IPv6.
 const DISABLED: &str = "IPv6 is disabled on this node (net.ipv6.conf.all.disable_ipv6, or that of default or kube-ipvs0)";
 
-/// Purpose of opening the kernel: writing, or only reading.
+/// Purpose for which the kernel is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Reading and writing. Missing kernel modules may be loaded.
+    /// Reads and writes. The kernel may load missing modules.
     Write,
-    /// Reading only. Changes nothing.
+    /// Only reads. Changes nothing in the kernel.
     Read,
 }
 
 impl Access {
-    /// Checks that the rules of a family can be written or, with read access, read.
+    /// Checks that rules of a family can be written or, with read access, read.
     pub(super) fn check(self, iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
         match self {
             Self::Write => iptables.check(family),
@@ -31,13 +31,14 @@ impl Access {
     }
 }
 
-/// Kernel threads, one for each family that can be served, and the reasons for the other families.
+/// Worker threads (kernel I/O), one for each family that the node can serve, and the reasons for
+/// the other families.
 pub struct Families<K> {
     pub(super) opened: Vec<(IpFamily, Worker<K>)>,
     pub(super) left_out: Vec<SkippedFamily>,
 }
 
-/// A family that cannot be served.
+/// A family that the node cannot serve, with the reason.
 pub struct SkippedFamily {
     family: IpFamily,
     reason: String,
@@ -51,14 +52,14 @@ impl SkippedFamily {
     }
 }
 
-/// Frequency of a reason among healthy nodes. Many nodes have no IPv6, which needs no warning.
+/// Frequency of a reason among healthy nodes. Many nodes lack IPv6, which needs no warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasonFrequency {
     Yes,
     No,
 }
 
-/// Failure to start a kernel thread, or to open its socket.
+/// Failure to start a worker thread, or to open its socket.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ThreadError {
     #[error(transparent)]
@@ -69,22 +70,23 @@ pub(super) enum ThreadError {
     Thread(#[from] io::Error),
 }
 
-/// Starts a kernel thread that owns the value returned by `kernel`. The thread's name contains
+/// Starts a worker thread, which owns the kernel that `kernel` opens. The thread's name contains
 /// `what`.
 pub(super) fn thread<K: 'static>(
     what: &str,
     family: IpFamily,
     kernel: impl FnOnce() -> Result<K> + Send + 'static,
 ) -> Result<Worker<K>, ThreadError> {
-    // The kernel truncates a thread's name to 15 bytes.
+    // The kernel truncates the name of a thread to 15 bytes.
     Worker::spawn(&format!("{what}-{family}"), || {
         kernel().map_err(ThreadError::Kernel)
     })
 }
 
 impl<K: 'static> Families<K> {
-    /// Starts the first thread of each family that can be served. Such a family is enabled, passes
-    /// `check`, and opens by `kernel`. Fails if no family can be served.
+    /// Starts the first worker thread of each family that the node can serve. Such a family is
+    /// enabled, passes `check`, and can be opened by `kernel`. Returns an error if the node can
+    /// serve no family.
     pub(super) fn open(
         check: impl Fn(IpFamily) -> Result<(), IptablesError>,
         is_disabled: impl Fn(IpFamily) -> bool,
@@ -135,7 +137,7 @@ impl<K: 'static> Families<K> {
     }
 }
 
-/// Logs the families that cannot be served, with the reasons.
+/// Logs the families that the node cannot serve, with the reasons.
 pub fn tell_left_out(left_out: &[SkippedFamily]) {
     for SkippedFamily {
         family,
@@ -150,11 +152,11 @@ pub fn tell_left_out(left_out: &[SkippedFamily]) {
     }
 }
 
-/// Checks that a family is served.
+/// Checks that the node can serve a family.
 ///
 /// # Errors
 ///
-/// The family cannot be served.
+/// The node cannot serve the family.
 pub fn require(left_out: &[SkippedFamily], family: IpFamily) -> Result<()> {
     match left_out.iter().find(|left_out| left_out.family == family) {
         Some(SkippedFamily { reason, .. }) => Err(anyhow!("cannot serve {family}: {reason}")),
@@ -180,8 +182,8 @@ mod tests {
     const V4: IpFamily = IpFamily::V4;
     const V6: IpFamily = IpFamily::V6;
 
-    /// Opens families on fakes. Each family opens unless it is disabled, cannot be checked, or
-    /// cannot be opened.
+    /// Opens families on fakes. A family opens unless it is disabled, fails the check, or fails to
+    /// open.
     fn families(
         disabled: &[IpFamily],
         unchecked: &[IpFamily],

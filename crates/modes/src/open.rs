@@ -1,4 +1,4 @@
-//! Opens the kernel for the chosen mode, and prepares a node for it.
+//! Opens the kernel for the chosen mode, and prepares a node for that mode.
 
 use anyhow::Result;
 use footprint::uses::Uses;
@@ -11,8 +11,8 @@ use super::families::{Access, SkippedFamily};
 use super::programs::Programs;
 use super::settings::Settings;
 
-/// Returns the family that must be served. This is the family of `--bind-address` if it names an
-/// address, otherwise of the Node's first address.
+/// Returns the primary family, which must be served: that of `--bind-address` if the flag names an
+/// address, otherwise that of the Node's first address.
 pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     let bind = settings.shared.bind_address;
     let node = model
@@ -22,16 +22,16 @@ pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     IpFamily::of(of_node.unwrap_or(bind))
 }
 
-/// Opens the kernel for writing, for each family that can be served. Writes no entry of a Service
-/// yet.
+/// Opens the kernel for writes, for each family that the node can serve. Writes no entry of a
+/// Service yet.
 ///
 /// # Errors
 ///
-/// No family can be served.
+/// The node can serve no family.
 pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     let settings = settings.clone();
-    // Runs on a blocking thread, because opening waits for the kernel and for programs. The first
-    // lists arrive meanwhile.
+    // Runs on a blocking thread, because it waits for the kernel and for programs. The first lists
+    // of the source arrive meanwhile.
     spawn_blocking(move || {
         let programs = Programs::new(&settings, Access::Write);
         let mode = settings.chosen.definition();
@@ -46,7 +46,7 @@ pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     .await?
 }
 
-/// Opens the kernel for reading. Changes nothing in the kernel.
+/// Opens the kernel for reads only. Changes nothing in the kernel.
 ///
 /// # Errors
 ///
@@ -57,8 +57,8 @@ pub fn open_to_read(settings: &Settings) -> Result<Box<dyn Opened>> {
     mode.open(settings, &programs, Access::Read)
 }
 
-/// Returns the variants and kernel features of an opened mode, and the families that cannot be
-/// served.
+/// Returns the variants and kernel features that an opened mode uses, and the families that the
+/// node cannot serve.
 pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
     let left_out = opened.left_out().iter().map(SkippedFamily::told);
     Uses {
@@ -67,27 +67,27 @@ pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
     }
 }
 
-/// Prepares a node for the chosen mode (`--init-only`). Does the work that needs more privileges
+/// Prepares a node for the chosen mode (`--init-only`). Does all work that needs more privileges
 /// than serving, or a container that can load kernel modules. Also checks every feature that the
-/// mode needs. A missing feature thus shows before the new container starts, while the previous
-/// mode's entries still serve.
+/// mode needs. So a missing feature is detected before the new container starts, while the entries
+/// of the previous mode still serve.
 ///
 /// # Errors
 ///
 /// This node cannot run the mode.
 pub async fn prepare(settings: &Settings) -> Result<()> {
     let settings = settings.clone();
-    // The preparation blocks while it waits for the kernel and programs. The process has no other
-    // work meanwhile.
+    // The preparation waits for the kernel and for programs. The process does nothing else
+    // meanwhile.
     spawn_blocking(move || prepare_blocking(&settings)).await?
 }
 
 fn prepare_blocking(settings: &Settings) -> Result<()> {
     let mode = settings.chosen.definition();
-    // The container that will serve has the same image, so the same programs are missing there.
+    // The serving container has the same image, so it lacks the same programs.
     let programs = Programs::new(settings, Access::Write);
     mode.prepare(settings, &programs)?;
-    // Many nodes have no IPv6. Without a bind address, the Node's first address may be of either
+    // Many nodes lack IPv6. Without a bind address, the Node's first address may belong to either
     // family.
     let is_named = |family: IpFamily| settings.shared.node_ip(family).is_some();
     let is_there = |family: &IpFamily| is_named(*family) || iptables::exists(*family).is_ok();
@@ -135,7 +135,7 @@ mod tests {
             ("::", &["192.0.2.1"], V4),
             ("192.0.2.1", &["fd00::1"], V4),
             ("fd00::1", &["192.0.2.1"], V6),
-            // Without an address, the node's family is unknown.
+            // Without any address, the family of the node is unknown.
             ("0.0.0.0", &[], V4),
             ("::", &[], V6),
         ] {

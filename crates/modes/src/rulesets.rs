@@ -4,7 +4,7 @@
 //!   kernel ─BPF: not by this process─▶ Subscription ─▶ Notice::Ruleset ─▶ the family's mode
 //! ```
 //!
-//! Each table has one subscription. Every subscription ignores the sockets of this process.
+//! Each table has its own subscription. Subscriptions ignore changes by sockets of this process.
 
 use std::io;
 use std::sync::Arc;
@@ -17,31 +17,31 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::{debug, warn};
 
-/// Size of the socket's receive buffer, in bytes.
+/// Size of a subscription's receive buffer, in bytes.
 const ROOM_BYTES: usize = 1 << 20;
 
-/// Notifications of the kernel, each with its family.
+/// A stream of the kernel's notifications, each with its family.
 pub type Notices = BoxStream<'static, (IpFamily, Notice)>;
 
 /// Opens a subscription to nftables changes.
 ///
 /// # Errors
 ///
-/// The kernel does not support the socket.
+/// The kernel does not support the subscription.
 pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
     Subscription::open(ROOM_BYTES).map(Arc::new)
 }
 
-/// Makes a subscription ignore this process's transactions. If the kernel cannot filter, these
-/// transactions also cause notices. The table is then read again after each write.
+/// Makes a subscription ignore the transactions of this process. If the kernel cannot filter them,
+/// they cause notices, too. The mode then reads the table after each of its writes.
 pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
     if let Err(error) = own.leave_out_of(Arc::clone(of)) {
         warn!(%error, "the kernel cannot filter out our own nftables changes: the table is read after each write");
     }
 }
 
-/// Returns a stream of notices that another program may have changed this table. Needs a tokio
-/// runtime. If the subscription fails, the stream logs the failure and ends.
+/// Returns a stream of notices: another program may have changed this table. Must be called within
+/// a tokio runtime. If the subscription fails, the stream logs the error and ends.
 pub(super) fn follow(
     family: IpFamily,
     table: &'static str,
@@ -51,8 +51,9 @@ pub(super) fn follow(
         unsafe_code,
         reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
     )]
-    // SAFETY: a Subscription owns its descriptor and closes it only when dropped. The AsyncFd owns
-    // the Subscription, lends it only by shared reference, and deregisters it before dropping it.
+    // SAFETY: a Subscription owns its descriptor, and closes it only when it is dropped. The
+    // AsyncFd owns the Subscription and lends it only by shared reference. It deregisters the
+    // Subscription before it drops it.
     let socket = unsafe { AsyncFd::register_with_interest(subscription, Interest::READABLE) };
     let socket = socket.map_err(io::Error::from)?;
     let heard = TableEvents {
@@ -77,11 +78,11 @@ pub(super) fn follow(
     Ok(notices.boxed())
 }
 
-/// Subscribes to the tables of a mode in these families.
+/// Subscribes to the tables of a mode in these families, one subscription for each.
 ///
 /// # Errors
 ///
-/// The kernel does not support the socket.
+/// The kernel does not support the subscription.
 pub(super) fn follow_all(
     mode: &'static Footprint,
     families: impl Iterator<Item = IpFamily>,
@@ -107,18 +108,18 @@ async fn receive(socket: &AsyncFd<Arc<Subscription>>) -> io::Result<Vec<Event>> 
     }
 }
 
-/// Events received about a table.
+/// State of the events about one table.
 #[derive(Debug)]
 struct TableEvents {
     family: IpFamily,
     table: &'static str,
-    /// True if the current transaction has changed the table so far.
+    /// True if an event of the current transaction has reported a change of the table.
     is_touched: bool,
 }
 
 impl TableEvents {
-    /// Reports whether another program may have changed the table. The kernel names a transaction's
-    /// author only in the last event.
+    /// Reports whether another program may have changed the table. The kernel reports the author of
+    /// a transaction only in the last event.
     fn is_news(&mut self, events: &[Event]) -> bool {
         let family = Family::from(self.family);
         let mut is_news = false;
@@ -174,8 +175,8 @@ mod tests {
         assert!(!tells(touched(Family::Ip6, "kube-proxy")));
         assert!(!tells(touched(Family::Ip, "filter")));
         assert!(tells(Event::Lost));
-        // A transaction whose events arrive in two messages counts once. The next transaction
-        // counts again.
+        // The events of one transaction may arrive in two messages, but count once. The next
+        // transaction counts again.
         let mut heard = heard();
         assert!(!heard.is_news(&[touched(Family::Ip, "kube-proxy")]));
         assert!(heard.is_news(&[by("nft")]));

@@ -13,16 +13,16 @@ use proxy::{IpFamily, NodePortAddresses};
 
 use super::detect_local::DetectLocal;
 
-/// Value of `--nodeport-addresses` for the node's own IP.
+/// Value of `--nodeport-addresses` that selects the node's own IP.
 pub const PRIMARY: &str = "primary";
-/// Value of `--nodeport-addresses` for loopback addresses.
+/// Value of `--nodeport-addresses` that selects loopback addresses.
 const LOCALHOST: &str = "localhost";
 const LOCALHOST_NETWORKS: [&str; 2] = ["127.0.0.0/8", "::1/128"];
-/// Value of `--nodeport-addresses` for all addresses of the node.
+/// Value of `--nodeport-addresses` that selects all addresses of the node.
 const ALL: &str = "all";
 const ALL_NETWORKS: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
-/// Values of `--iptables-backend`.
+/// Allowed values of `--iptables-backend`.
 const BACKENDS: [(&str, IptablesBackend); 3] = [
     ("auto", IptablesBackend::Auto),
     ("legacy", IptablesBackend::Legacy),
@@ -32,34 +32,34 @@ const BACKENDS: [(&str, IptablesBackend); 3] = [
 /// Settings that apply to every mode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shared {
-    /// Address in `--bind-address`. Its family is the primary family. If it is unspecified
-    /// (`0.0.0.0`, `::`), the node's IP comes from its Node object.
+    /// Address in `--bind-address`. Its family is the primary family. If the address is unspecified
+    /// (`0.0.0.0`, `::`), the node's IP is that of its Node object.
     pub bind_address: IpAddr,
-    /// Detection of traffic from this node's pods.
+    /// Method of detecting traffic from pods of this node.
     pub detect_local: DetectLocal,
     /// Addresses that serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
-    /// True if all traffic to cluster IPs is masqueraded, in IPVS and iptables mode.
+    /// True if the rules masquerade all traffic to cluster IPs. For IPVS and iptables mode.
     pub masquerade_all: bool,
-    /// Number of the packet mark bit for masquerading, 0 to 31, in IPVS and iptables mode.
+    /// Number of the packet mark's bit for masquerading, 0 to 31. For IPVS and iptables mode.
     pub masquerade_bit: u8,
-    /// iptables programs to use.
+    /// Choice of the iptables programs.
     pub iptables_backend: IptablesBackend,
-    /// Networks in which virtual servers of other programs stay, for IPVS mode and for the mode
-    /// that cleans up after it.
+    /// Networks whose virtual servers belong to other programs and stay. For IPVS mode, and for the
+    /// mode that cleans up after it.
     pub exclude_cidrs: Vec<IpNet>,
-    /// Longest time between two comparisons with the kernel, more than zero.
+    /// Longest time between two comparisons with the kernel. Above zero.
     pub sync_period: Duration,
 }
 
-/// Value of `--iptables-backend`.
+/// Value of `--iptables-backend`: a choice of iptables programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IptablesBackend {
-    /// The backend that the node already uses, else one that works.
+    /// The backend that the node already uses or, without one, a backend that works.
     Auto,
-    /// The legacy backend, with `iptables-legacy-restore` and related programs.
+    /// The legacy backend, with `iptables-legacy-restore` and its related programs.
     Legacy,
-    /// The nft backend, with `iptables-nft-restore` and related programs.
+    /// The nft backend, with `iptables-nft-restore` and its related programs.
     Nft,
 }
 
@@ -75,9 +75,9 @@ impl IptablesBackend {
 }
 
 impl Shared {
-    /// Reads the flags. `sync_period` belongs to the chosen mode.
+    /// Reads the settings from flags. `sync_period` is that of the chosen mode.
     ///
-    /// Without `--nodeport-addresses`, NodePorts are served at `node_ports`.
+    /// Without `--nodeport-addresses`, the addresses in `node_ports` serve NodePorts.
     pub(super) fn read(
         flags: &Flags,
         sync_period: Duration,
@@ -95,19 +95,19 @@ impl Shared {
         })
     }
 
-    /// Returns the mark bit for masquerading as a mask.
+    /// Returns the packet mark for masquerading, with only its bit set.
     pub(super) fn masquerade_mark(&self) -> u32 {
         1 << self.masquerade_bit
     }
 
-    /// Returns `--bind-address` if it names an address of this family.
+    /// Returns the address in `--bind-address` if it is specific and of this family.
     pub(super) fn node_ip(&self, family: IpFamily) -> Option<IpAddr> {
         let bind = self.bind_address;
         (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind)
     }
 }
 
-/// Parses the number of a mark bit in `flag`.
+/// Checks the number of a mark bit that `flag` has set.
 pub(super) fn mark_bit(flag: &'static str, number: i32) -> Result<u8, UnusableFlag> {
     match u8::try_from(number) {
         Ok(bit @ 0..=31) => Ok(bit),

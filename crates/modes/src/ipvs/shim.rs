@@ -1,5 +1,5 @@
-//! Chooses the shim, that is, the rules that IPVS mode needs besides IPVS itself. Also chooses
-//! whether iptables or nftables carries them.
+//! Chooses the shim: the rules that IPVS mode needs besides IPVS. The choice includes whether the
+//! rules are in iptables or in nftables.
 
 use anyhow::{Context as _, Result, anyhow};
 use iptables::{Iptables, IptablesError, SourcePort};
@@ -14,34 +14,34 @@ use crate::settings::Settings;
 /// Value of `--ipvs-shim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShimChoice {
-    /// Upstream's shim if its programs and modules work, else the shim in nftables. With exact
-    /// semantics, the shim in nftables comes first.
+    /// Upstream's shim if its programs and modules work, otherwise the shim in nftables. With exact
+    /// semantics, the shim in nftables is preferred.
     #[default]
     Auto,
-    /// The shim that the flag names, even if the node does not support it.
+    /// The shim that the flag names, even if this node does not support it.
     Fixed(ShimStyle),
 }
 
-/// Shim that this node uses, and the program or netlink family that writes it.
+/// Shim that this node uses, and the programs or netlink family that write it.
 #[derive(Debug, Clone)]
 pub(super) struct ChosenShim {
     pub(super) style: ShimStyle,
     pub(super) carrier: Carrier,
 }
 
-/// Match extension by which rules refer to sets, in the first revision that supports `-m set !
+/// Match extension for rules that use sets. The revision is the first that supports `-m set !
 /// --match-set`.
 const SET_MATCH: (&str, u8) = ("set", 1);
 
 impl ChosenShim {
-    /// Chooses the shim. Blocks. Loads IPVS's modules together with those of iptables.
+    /// Chooses the shim. Blocks. Loads the modules of IPVS together with those of iptables.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let chosen = Self::choose_any(settings, programs, access)?;
         if let Carrier::Iptables(iptables) = &chosen.carrier
             && settings.ipvs.semantics.is_exact()
             && access == Access::Write
         {
-            // Both families have the same modules and extensions.
+            // Modules and extensions are the same for both families.
             let mut there = IpFamily::ALL.into_iter();
             let there = there.find(|family| iptables::exists(*family).is_ok());
             there.map_or(Ok(()), |family| proxy_ipvs::check_marks(iptables, family))?;
@@ -64,9 +64,9 @@ impl ChosenShim {
         }
     }
 
-    /// Chooses upstream's shim, unless a program or kernel feature that it needs is missing
-    /// altogether. Any other failure may be temporary and must not change the node's shim. If a
-    /// flag names the iptables backend, upstream's shim stays in any case.
+    /// Chooses upstream's shim, unless this node lacks a program or kernel feature that it needs.
+    /// Any other failure may be temporary, and must not change the shim of the node. If a flag
+    /// names the iptables backend, always chooses upstream's shim.
     fn find(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let chosen = choose_programs(settings, programs);
         if settings.shared.iptables_backend.forced().is_some() {
@@ -94,8 +94,8 @@ impl ChosenShim {
             Access::Read => proxy_ipvs::check_nftables(),
         };
         if !there.any(|family| tried(family).is_ok()) {
-            // If neither shim works, reports the error about upstream's shim, which names the
-            // missing part.
+            // If neither shim works, returns the error of upstream's shim, which names the missing
+            // program or feature.
             let iptables = iptables.ok_or(reason)?;
             return Ok(Self::of(ShimStyle::Upstream, iptables));
         }
@@ -107,8 +107,8 @@ impl ChosenShim {
         Ok(Self::in_nftables())
     }
 
-    /// Chooses the shim in nftables. If the kernel lacks nftables, chooses upstream's shim in
-    /// iptables. Other failures may be temporary, so they do not change the choice.
+    /// Chooses the shim in nftables or, if the kernel lacks nftables, upstream's shim in iptables.
+    /// Any other failure may be temporary, so it does not change the choice.
     fn find_exact(settings: &Settings, programs: &Programs) -> Result<Self> {
         let Some(lack) = lack_of_nftables() else {
             return Ok(Self::in_nftables());
@@ -131,7 +131,7 @@ impl ChosenShim {
         }
     }
 
-    /// Checks that a family can be served.
+    /// Checks that the shim of a family can be written or, with read access, read.
     pub(super) fn check(&self, family: IpFamily, access: Access) -> Result<(), IptablesError> {
         match &self.carrier {
             Carrier::Iptables(iptables) => access.check(iptables, family),
@@ -139,7 +139,7 @@ impl ChosenShim {
         }
     }
 
-    /// Returns the method that selects the source port of masqueraded flows.
+    /// Returns the kind of source port that masqueraded flows get.
     pub(super) fn source_port(&self) -> SourcePort {
         match &self.carrier {
             Carrier::Iptables(iptables) => iptables.source_port(),
@@ -159,13 +159,13 @@ impl ChosenShim {
     }
 }
 
-/// Returns the error of a kernel without nftables.
+/// Returns the error of a kernel without nftables. `None`: the kernel has nftables.
 fn lack_of_nftables() -> Option<OpenError> {
     let error = proxy_ipvs::check_nftables().err()?;
     error.is_absence().then_some(error)
 }
 
-/// Reports whether the shim is certainly in nftables.
+/// Reports whether this node certainly gets the shim in nftables.
 pub(super) fn is_in_nftables(settings: &Settings) -> bool {
     match settings.ipvs.shim {
         ShimChoice::Fixed(style) => style.is_native(),
@@ -182,14 +182,12 @@ fn choose_programs(settings: &Settings, programs: &Programs) -> Result<Iptables,
     programs.choose(&modules)
 }
 
-/// Reports whether iptables is missing altogether: no program is installed, or the kernel does not
-/// support it.
+/// Reports whether iptables is missing: no program is installed, or the kernel lacks every backend.
 fn is_absence(error: &IptablesError) -> bool {
     matches!(error, IptablesError::Missing(_) | IptablesError::Absent(_))
 }
 
-/// Returns an error about a kernel feature that upstream's shim needs besides iptables, if it is
-/// missing.
+/// Returns an error if the kernel lacks a feature that upstream's shim needs besides iptables.
 fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
     if let Err(error) = proxy_ipvs::check_ipset()
         && error.is_absence()
@@ -204,15 +202,15 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
         iptables.lacks_match(family, name, revision)
             && (access == Access::Write || !iptables.may_load(family, "xt_set"))
     });
-    // This check runs one or two programs, which also load the modules.
+    // Runs one or two programs, which also make the kernel load the modules.
     let is_refused =
         || IpFamily::ALL.map(|family| is_refused_for_good(iptables, family)) == [true; 2];
     let is_missing = is_missing(is_lacking, access, is_refused);
     is_missing.then(|| anyhow!("the kernel has no rules that match sets (xt_set)"))
 }
 
-/// Reports whether rules cannot match sets. With read access, tries no rule. It then relies on the
-/// kernel's report, or on the module file that a start would load.
+/// Reports whether rules cannot use sets. With read access, writes no test rule: it relies on the
+/// kernel's report, or on a module file that a start would load.
 fn is_missing(is_lacking: bool, access: Access, is_refused: impl FnOnce() -> bool) -> bool {
     is_lacking
         && match access {
@@ -244,7 +242,7 @@ mod tests {
 
     use super::*;
 
-    /// Without this rule, a start and its preview might choose different shims.
+    /// A start and its preview must choose the same shim.
     #[test]
     fn a_preview_reports_a_missing_set_match_without_a_trial() {
         let nothing_tried = || unreachable!("nothing may be tried");

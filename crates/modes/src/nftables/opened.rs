@@ -1,4 +1,4 @@
-//! nf_tables, opened for nftables mode.
+//! Opens nf_tables for nftables mode.
 
 use std::env;
 use std::sync::Arc;
@@ -28,29 +28,28 @@ use crate::rulesets::{Notices, follow, leave_out, subscribe};
 use crate::settings::Settings;
 use crate::sysctl::machine::Machine;
 
-/// Timeout for connecting to an endpoint of a NodePort on localhost, as upstream.
+/// Time limit of a connection from a NodePort on localhost to an endpoint, as in upstream.
 const DIAL: Duration = Duration::from_secs(5);
-/// Time after which the ending process closes such connections.
+/// Time that connections to NodePorts on localhost may continue after the process begins to end.
 const DRAIN: Duration = Duration::from_secs(5);
-/// First kernel version that upstream accepts. To upstream, an older kernel suggests an old `nft`
-/// on the host.
+/// First kernel version that upstream accepts. Upstream takes an older kernel as a sign of an old
+/// `nft` on the host.
 const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
 /// First kernel version that accepts `reject` in the flat layout's chains before routing (Linux,
 /// `net/netfilter/nft_reject.c`, `nft_reject_validate`). A trial cannot detect this: the kernel
-/// checks it at the end of a transaction, which a trial never reaches.
+/// checks it at the end of a transaction, which a trial never sends.
 const FIRST_OF_FLAT: (u32, u32) = (5, 9);
-/// Environment variable that makes upstream skip its check of the kernel's version, if it is not
-/// empty.
+/// Environment variable that, unless empty, makes upstream skip its check of the kernel version.
 const SKIP: &str = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK";
 
-/// nf_tables, opened for each family of the node. Its tables have not been read yet.
+/// nf_tables, opened for each family of the node. The tables have not been read yet.
 pub(super) struct OpenedNftables {
     families: Families<NetlinkKernel>,
-    /// Subscription to each family's table. Empty with read access.
+    /// Subscriptions to the table of each family. Empty with read access.
     subscriptions: Vec<(IpFamily, Arc<Subscription>)>,
-    /// Server of NodePorts on localhost, or `None` if the mode serves none.
+    /// Relay for NodePorts on localhost, or `None` if the mode serves none there.
     localhost: Option<Localhost>,
-    /// Numbers of Service ports at which the layout changes, or `None` if it never changes.
+    /// Numbers of Service ports at which the layout changes. `None`: the layout never changes.
     sizes: Option<LayoutSizes>,
 }
 
@@ -58,10 +57,10 @@ impl OpenedNftables {
     pub(super) fn open(settings: &Settings, access: Access) -> Result<Self> {
         let choice = settings.nftables.layout;
         refuse_old(choice, Machine::this().kernel)?;
-        // Subscribes before the first read, so that no change is missed.
+        // Subscribes before the first read, so that the mode misses no change.
         let mut subscriptions = Vec::new();
         if access == Access::Write {
-            // Fails with an error that names the missing module or privilege.
+            // Returns an error that names the missing module or privilege.
             Nftables::open()?;
             for family in IpFamily::ALL {
                 let subscription =
@@ -92,7 +91,7 @@ impl OpenedNftables {
                     let layout = choice.first();
                     proxy_nftables::probe(family, layout, localhost(family))?;
                 }
-                // The subscriptions of both families ignore writes by these sockets.
+                // The subscriptions of both families ignore changes by these sockets.
                 let kernel = NetlinkKernel::new(family).among(footprints::ALL);
                 let kernel = kernel.on_localhost(of_kernel.clone());
                 Ok(kernel.one_of(Arc::clone(&own)))
@@ -146,7 +145,7 @@ impl IntoProxiers for OpenedNftables {
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let lines = plan.lines().into_iter();
             PlanPreview {
-                // Counts writes as the daemon does.
+                // Counts the writes in the same way as the daemon.
                 writes: plan.len(),
                 changes: lines
                     .map(|line| Change::told(of, "table", "nftables", line))
@@ -203,7 +202,7 @@ impl OpenedKernel for OpenedNftables {
     }
 }
 
-/// Checks that the kernel accepts the mode's writes for a family. Commits nothing.
+/// Checks that the kernel accepts the mode's writes for a family. Commits no transaction.
 pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
     let own = &settings.nftables;
     refuse_old(own.layout, Machine::this().kernel)?;
@@ -215,7 +214,7 @@ pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
     )?)
 }
 
-/// Returns false if the kernel rejects the layout `flat`, and logs the reason.
+/// Reports whether the kernel accepts the layout `flat`. Logs the reason if not.
 fn has_flat(family: IpFamily) -> bool {
     match proxy_nftables::probe(family, Layout::Flat, LocalhostNodePorts::Off) {
         Err(error @ ProbeError::Refused(_)) => {
@@ -229,17 +228,17 @@ fn has_flat(family: IpFamily) -> bool {
 /// Returns the limits of the relay that serves NodePorts on localhost.
 fn limits() -> Limits {
     Limits {
-        // Closes connections at once, because the next process opens the same ports.
+        // Closes the ports at once, because the next process opens the same ones.
         linger: Duration::ZERO,
         dial: Dial::Once(DIAL),
-        // All clients have the same address, so affinity needs the port.
+        // All clients have the same address, so affinity applies to the port as a whole.
         pin: Pin::Port,
         reach: AllowedClients::Anybody,
         ..Limits::default()
     }
 }
 
-/// Fails on a kernel that would accept the trial but reject the first transaction.
+/// Returns an error for a kernel that would accept a trial but reject the first transaction.
 fn refuse_old(choice: LayoutChoice, kernel: (u32, u32)) -> Result<()> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_FLAT);
     ensure!(
@@ -250,7 +249,7 @@ fn refuse_old(choice: LayoutChoice, kernel: (u32, u32)) -> Result<()> {
     Ok(())
 }
 
-/// Returns a line about a kernel that upstream rejects, although it has every feature that the mode
+/// Returns a line about a kernel that upstream rejects although it has every feature that the mode
 /// needs.
 fn note_of_kernel(kernel: (u32, u32), is_skipped: bool) -> Option<String> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_UPSTREAM);
@@ -284,7 +283,7 @@ mod tests {
             opened.map(drop).unwrap_err()
         };
         let error = std::thread::spawn(open).join().unwrap();
-        // Without nf_tables, the error must name the missing module.
+        // If nf_tables is missing, the error must name the module.
         let words = format!("{error:#}");
         let is_told = words.contains("CAP_NET_ADMIN") || words.contains("modprobe nf_tables");
         assert!(is_told && !words.contains("subscribe"), "{words}");
