@@ -1,5 +1,5 @@
-//! Decodes messages into the types from which they are encoded. An object that was written is read
-//! back unchanged, except for numbers that the kernel assigns.
+//! Decodes messages into the types that the encoder takes. If an object was written by this crate,
+//! a read returns it unchanged, except for numbers that the kernel assigns.
 
 mod expression;
 
@@ -24,12 +24,12 @@ use crate::wire::{
     set, table, user_data,
 };
 
-/// Returns the attributes after the fixed header.
+/// Returns the attributes of a message, which follow its fixed header.
 pub(crate) fn attributes(payload: &[u8]) -> Result<Attributes<'_>, Malformed> {
     Attributes::after(FIXED_HEADER, payload)
 }
 
-/// Returns the family in the header (`nfgen_family`).
+/// Returns the family in the fixed header (`nfgen_family`), or `None` if the family is unknown.
 pub(crate) fn family(payload: &[u8]) -> Option<Family> {
     payload.first().copied().and_then(Family::of_wire)
 }
@@ -128,7 +128,7 @@ pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Mal
     }))
 }
 
-/// Returns the kernel's handle of a chain, or 0 if the message has none.
+/// Returns the handle of a chain, or 0 if the message has none.
 pub(crate) fn handle_of_chain(payload: &[u8]) -> Result<u64, Malformed> {
     let handle = first(attributes(payload)?, chain::HANDLE)?;
     handle.map_or(Ok(0), |handle| be64(&handle))
@@ -157,8 +157,8 @@ pub(crate) fn hooked(payload: &[u8]) -> Result<Option<HookedChain>, Malformed> {
     }))
 }
 
-/// Decodes hook and priority. Returns `None` for a hook that [`Hook`] lacks: the families `netdev`
-/// and `arp` number their own hooks, and `inet` also has `ingress`.
+/// Decodes the hook and the priority of a base chain. Returns `None` for a hook that [`Hook`]
+/// lacks: `netdev` and `arp` number their own hooks, and `inet` also has `ingress`.
 fn base(
     family: Option<Family>,
     attribute: &Attribute<'_>,
@@ -187,7 +187,7 @@ fn base(
     Ok(hook.map(|hook| (hook, priority)))
 }
 
-/// Attributes of a set message.
+/// Attributes of a message about a set.
 #[derive(Default)]
 struct SetMessage {
     name: Option<Name>,
@@ -198,7 +198,7 @@ struct SetMessage {
     timeout: Option<u64>,
     size: Option<u32>,
     comment: Option<Arc<str>>,
-    /// User data of the set, which names the packet fields of the key's parts.
+    /// User data of the set, which identifies the packet fields of the key's parts.
     key_type_of: Vec<u8>,
 }
 
@@ -248,7 +248,7 @@ impl SetMessage {
         }
     }
 
-    /// Returns the [`TypeOf`] whose encoding is this user data.
+    /// Returns the [`TypeOf`] whose encoding equals this user data.
     fn type_of(&self) -> Option<TypeOf> {
         let key = self.key();
         let noted = |of: Option<TypeOf>| concatenation(&key, of);
@@ -265,14 +265,14 @@ impl SetMessage {
 /// A set of a table, named or anonymous.
 pub(crate) enum AnySet {
     Named(KernelSet),
-    /// Generated name of the set, by which its rule refers to the set, and the set itself.
+    /// An anonymous set, and the generated name by which its rule refers to it.
     Anonymous(Name, AnonymousMessage),
 }
 
 /// An anonymous set without its elements.
 pub(crate) struct AnonymousMessage {
     pub(crate) set: AnonymousSet,
-    /// Largest number of elements that the set may have.
+    /// Largest number of elements that the set may contain.
     pub(crate) size: Option<u32>,
 }
 
@@ -319,8 +319,8 @@ pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malf
     }))
 }
 
-/// Decodes a named counter of this table. Returns `None` for another table or another kind of
-/// object.
+/// Decodes a named counter of this table. Returns `None` for objects of other tables or other
+/// kinds.
 pub(crate) fn counter_of(table: &str, payload: &[u8]) -> Result<Option<NamedCounter>, Malformed> {
     let (mut found, mut is_counter) = (None, false);
     let (mut packets, mut bytes) = (0, 0);
@@ -351,13 +351,13 @@ pub(crate) fn counter_of(table: &str, payload: &[u8]) -> Result<Option<NamedCoun
     }))
 }
 
-/// Returns the name of the set that contains the message's elements.
+/// Returns the name of the set to which the elements in a message belong.
 pub(crate) fn elements_set(payload: &[u8]) -> Result<Name, Malformed> {
     let set = first(attributes(payload)?, elements::SET)?;
     name(&missing(set, elements::SET, "NFTA_SET_ELEM_LIST_SET")?)
 }
 
-/// Appends the elements in a message to `all`.
+/// Appends the elements of a message to `all`.
 pub(crate) fn elements(payload: &[u8], all: &mut Vec<Element>) -> Result<(), Malformed> {
     for attribute in attributes(payload)? {
         let attribute = attribute?;
@@ -370,7 +370,7 @@ pub(crate) fn elements(payload: &[u8], all: &mut Vec<Element>) -> Result<(), Mal
     Ok(())
 }
 
-/// Returns the first element in a message, which may be the catch-all element.
+/// Returns the first element of a message. It may be the catch-all element.
 pub(crate) fn one_element(payload: &[u8]) -> Result<Option<Element>, Malformed> {
     let all = first(attributes(payload)?, elements::ELEMENTS)?;
     let Some(one) = all.and_then(|all| all.nested().next()) else {
@@ -383,7 +383,7 @@ pub(crate) fn one_element(payload: &[u8]) -> Result<Option<Element>, Malformed> 
     }
 }
 
-/// Decodes a catch-all element, or returns `None` for other elements.
+/// Decodes a catch-all element. Returns `None` for any other element.
 fn catch_all(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     let (mut is_one, mut found) = (false, Element::of_set(Bytes::new()));
     for attribute in attribute.nested() {
@@ -400,7 +400,8 @@ fn catch_all(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     Ok(is_one.then_some(found))
 }
 
-/// Decodes an element, or returns `None` if it has no key (`NFT_SET_ELEM_CATCHALL`).
+/// Decodes an element with a key. Returns `None` for an element without one
+/// (`NFT_SET_ELEM_CATCHALL`).
 fn element(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     let (mut key, mut ends_interval, mut leads_to) = (None, false, None);
     let (mut comment, mut timeout, mut key_end) = (None, None, None);
@@ -444,13 +445,13 @@ fn element_data(attribute: &Attribute<'_>) -> Result<Option<ElementData>, Malfor
     Ok(None)
 }
 
-/// Returns the `NFTA_DATA_VALUE` inside an attribute.
+/// Returns the `NFTA_DATA_VALUE` that an attribute contains.
 fn value(attribute: &Attribute<'_>) -> Result<Option<Bytes>, Malformed> {
     let inner = first(attribute.nested(), data::VALUE)?;
     Ok(inner.map(|inner| SmallVec::from_slice(inner.payload)))
 }
 
-/// Decodes an `NFTA_DATA_VERDICT`. Returns `None` for a verdict that our rules do not use
+/// Decodes an `NFTA_DATA_VERDICT`. Returns `None` for a verdict that our rules never contain
 /// (`queue`).
 fn verdict(attribute: &Attribute<'_>) -> Result<Option<Verdict>, Malformed> {
     let (mut code, mut to) = (None, None);
@@ -473,7 +474,7 @@ fn verdict(attribute: &Attribute<'_>) -> Result<Option<Verdict>, Malformed> {
     })
 }
 
-/// A rule from the kernel that still refers to its anonymous sets by name.
+/// A rule in the kernel that still refers to its anonymous sets by name.
 pub(crate) struct RuleMessage {
     pub(crate) chain: Name,
     pub(crate) handle: u64,
@@ -482,7 +483,7 @@ pub(crate) struct RuleMessage {
 }
 
 impl RuleMessage {
-    /// Returns the rule with its sets as names.
+    /// Returns the rule. It refers to its sets by name.
     pub(crate) fn found(self) -> KernelRule {
         KernelRule {
             handle: self.handle,
@@ -524,7 +525,7 @@ pub(crate) fn rule_of(table: &str, payload: &[u8]) -> Result<Option<RuleMessage>
     }))
 }
 
-/// Anonymous sets by name.
+/// Anonymous sets without their elements, by name.
 pub(crate) type AnonymousMessages = HashMap<Name, AnonymousMessage>;
 
 #[cfg(test)]

@@ -10,10 +10,10 @@ use crate::transaction::Generation;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel has no nf\_tables.
+    /// The kernel lacks nf\_tables.
     #[error("the kernel has no nf_tables: run `modprobe nf_tables` (CONFIG_NF_TABLES)")]
     NoNftables,
-    /// The ruleset changed during each of several attempts to read it.
+    /// The ruleset changed during each attempt to read it.
     #[error(
         "the kernel's ruleset changed during each of {attempts} attempts to read it; another program writes all the time: try again later"
     )]
@@ -21,8 +21,8 @@ pub enum Error {
         /// Number of attempts.
         attempts: u32,
     },
-    /// The kernel resized a set during every attempt to read it, so some elements appeared twice
-    /// and other elements were missing.
+    /// The kernel resized a set during each attempt to read it. Some elements then appeared twice,
+    /// and others were missing.
     #[error(
         "set {set} of table {table} was resized by the kernel during each of {attempts} attempts to read it, as after very many elements came or went; nothing is wrong with it: try again later"
     )]
@@ -42,7 +42,7 @@ pub enum Error {
 impl From<netlink_batch::Error> for Error {
     fn from(error: netlink_batch::Error) -> Self {
         match error {
-            // The kernel lacks nfnetlink as well.
+            // The kernel lacks nfnetlink, too.
             netlink_batch::Error::Open { ref source, .. }
                 if source.raw_os_error() == Some(libc::EPROTONOSUPPORT) =>
             {
@@ -69,12 +69,12 @@ pub struct RefusedChange {
     pub refusal: Refusal,
 }
 
-/// Reason why a transaction was not committed. No change took effect unless the variant says
-/// otherwise.
+/// Reason why a transaction was not committed. No change has taken effect, except where a variant
+/// says so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// The ruleset has another generation than expected. The caller should read it again.
+    /// The ruleset has another generation than expected. The caller should read the ruleset again.
     #[error(
         "the ruleset is of generation {}, not {} as expected: another program changed it; read it again",
         found.0, expected.0
@@ -82,32 +82,32 @@ pub enum CommitError {
     WrongGeneration {
         /// Generation that the caller expected.
         expected: Generation,
-        /// Generation of the ruleset.
+        /// Actual generation of the ruleset.
         found: Generation,
     },
-    /// The kernel refused some changes, so no change took effect.
+    /// The kernel refused some changes, so it applied none.
     #[error("{}", words(refused))]
     Refused {
-        /// Refused changes in transaction order, at least one.
+        /// Refused changes, at least one, in the order of the transaction.
         refused: Vec<RefusedChange>,
         /// True if the kernel may have refused more changes than it could report.
         more: bool,
     },
-    /// The kernel accepted each change but refused the transaction.
+    /// The kernel accepted each change, but refused the transaction as a whole.
     #[error("the kernel did not make the transaction: {0}")]
     Whole(Refusal),
-    /// The transaction could not be sent: it exceeds the socket's buffer (`EMSGSIZE`) or the
+    /// The transaction was not sent: it exceeds the socket's send buffer (`EMSGSIZE`) or the
     /// available memory (`ENOBUFS`).
     #[error(
         "the transaction was not sent ({0}): it is larger than the send buffer of a socket may be here, or memory is short; raise net.core.wmem_max on this node, or run with CAP_NET_ADMIN in its first user namespace, where the buffer grows as needed"
     )]
     TooLarge(io::Error),
-    /// The kernel's reply was lost, so the outcome is unknown. The caller should read the ruleset
-    /// again.
+    /// The outcome is unknown, because the kernel's reply was lost. The caller should read the
+    /// ruleset again.
     #[error("whether the kernel made the transaction is unknown, its answer was lost: read again")]
     Unknown,
-    /// Sending or receiving failed. If receiving failed, the transaction may have taken effect, so
-    /// the caller should read the ruleset again.
+    /// The send or the receive failed. If the receive failed, the transaction may have taken
+    /// effect, and the caller should read the ruleset again.
     #[error(transparent)]
     Error(#[from] Error),
 }
@@ -139,7 +139,7 @@ pub(crate) fn permission() -> Error {
     })
 }
 
-/// Returns true if this error number means that the kernel has no nf\_tables.
+/// Returns true if this error number means that the kernel lacks nf\_tables.
 pub(crate) const fn is_absence(errno: i32) -> bool {
     errno == libc::EOPNOTSUPP
 }

@@ -11,25 +11,25 @@ use crate::user_data::{self, UserData};
 use crate::value::{DataType, Family, Register, Verdict};
 use crate::wire::{data, element as attribute, set, user_data as kind};
 
-/// Byte orders in `nft`'s numbering: mixed or unknown, host, network.
+/// Byte orders as `nft` numbers them: mixed or unknown, host, network.
 const MIXED: u32 = 0;
 const HOST: u32 = 1;
 const NETWORK: u32 = 2;
 
-/// Kinds of expressions in `nft` (`enum expr_types`: `EXPR_VERDICT`, `EXPR_PAYLOAD`, `EXPR_CONCAT`
-/// and `EXPR_NUMGEN`).
+/// Kinds of expressions as `nft` numbers them (`enum expr_types`: `EXPR_VERDICT`, `EXPR_PAYLOAD`,
+/// `EXPR_CONCAT` and `EXPR_NUMGEN`).
 const VERDICT: u32 = 1;
 const PAYLOAD: u32 = 7;
 const CONCATENATION: u32 = 13;
 const NUMGEN: u32 = 23;
 
-/// Sets that one transaction creates. Numbers identify these sets in the transaction's messages.
+/// Sets that one transaction creates. Messages of the transaction refer to these sets by number.
 /// Anonymous sets also get names.
 pub(crate) struct Sets {
     last: u32,
     /// Random number that makes names unique to this transaction.
     unique: u64,
-    /// Last returned name.
+    /// Name that was returned last.
     name: String,
 }
 
@@ -47,17 +47,17 @@ impl Sets {
         self.last
     }
 
-    /// Returns the number that [`Sets::next_id`] will return next.
+    /// Returns the number that the next call of [`Sets::next_id`] will return.
     pub(crate) fn peek_id(&self) -> u32 {
         self.last + 1
     }
 
-    /// Returns the name of an anonymous set. No program shows this name.
+    /// Returns the name of an anonymous set. No program displays this name.
     ///
-    /// `nft` uses the name `__map%d`, in which the kernel replaces `%d` with a free number. To find
-    /// a free number, the kernel reads the names of all sets. For each reference by such a name,
-    /// the kernel also searches all sets in vain. With 10,000 sets, this takes seconds. So this
-    /// function itself chooses a unique name.
+    /// `nft` uses the name `__map%d`, in which the kernel replaces `%d` by a free number. To find
+    /// one, the kernel reads the names of all sets. For each reference by such a name, it also
+    /// searches all sets without success. With 10,000 sets, this takes seconds. So this function
+    /// itself returns a unique name.
     pub(crate) fn name_of(&mut self, id: u32, new: &AnonymousSet) -> &str {
         let kind = if new.kind == SetKind::Set {
             "__set"
@@ -71,7 +71,7 @@ impl Sets {
     }
 }
 
-/// Writes the attributes of a named set after the table.
+/// Writes the attributes of a named set that follow the table's name.
 pub(crate) fn named(w: &mut Writer<'_>, new: &Set, id: u32) {
     let mut flags = 0;
     for (is, flag) in [
@@ -105,7 +105,7 @@ pub(crate) fn named(w: &mut Writer<'_>, new: &Set, id: u32) {
     w.attr(set::USER_DATA, data.bytes());
 }
 
-/// Writes the attributes of an anonymous set after the table.
+/// Writes the attributes of an anonymous set that follow the table's name.
 pub(crate) fn anonymous(
     w: &mut Writer<'_>,
     new: &AnonymousSet,
@@ -193,7 +193,7 @@ fn type_of_expression(number: u32) -> UserData {
     data
 }
 
-/// Returns `nft`'s user data for the parts of a key or value.
+/// Returns the user data of `nft` for the parts of a key or value.
 pub(crate) fn concatenation(parts: &[DataType], type_of: Option<TypeOf>) -> UserData {
     let fields = type_of.and_then(|of| {
         let fields = parts.iter().map(|part| field(*part, of));
@@ -211,9 +211,9 @@ pub(crate) fn concatenation(parts: &[DataType], type_of: Option<TypeOf>) -> User
         .nested(kind::TYPE_OF_DATA, &all)
 }
 
-/// Returns `nft`'s user data for the packet field of one part.
+/// Returns the user data of `nft` for the packet field of one part.
 fn field(part: DataType, of: TypeOf) -> Option<UserData> {
-    // The numbers are `PROTO_DESC_*`, followed by the protocol's field.
+    // Numbers of the protocol (`PROTO_DESC_*`), and of the field in it.
     let (protocol, field) = match (part, of) {
         (DataType::Ipv4Addr, _) => (12, 12),
         (DataType::Ipv6Addr, _) => (13, 9),
@@ -221,8 +221,7 @@ fn field(part: DataType, of: TypeOf) -> Option<UserData> {
         (DataType::InetService, TypeOf::Tcp) => (8, 2),
         (DataType::InetService, TypeOf::Sctp) => (10, 2),
         (DataType::Integer, _) => {
-            // The numbers are `NFT_NG_RANDOM`, modulus and offset. `nft` ignores the modulus in the
-            // type.
+            // Numbers: `NFT_NG_RANDOM`, modulus, offset. `nft` ignores the modulus in this type.
             let made = UserData::default().number(0, 1).number(1, 2).number(2, 0);
             let number = UserData::default().number(kind::TYPE_OF_EXPRESSION, NUMGEN);
             return Some(number.nested(kind::TYPE_OF_DATA, &made));
@@ -239,8 +238,8 @@ fn payload_field(protocol: u32, field: u32) -> UserData {
         .nested(kind::TYPE_OF_DATA, &of)
 }
 
-/// Returns `nft`'s user data for the packet field of an anonymous set's key. Returns `None` if
-/// `nft` writes no user data, as for generated numbers.
+/// Returns the user data of `nft` for the packet field of an anonymous set's key. Returns `None`
+/// where `nft` writes no user data, such as for generated numbers.
 pub(crate) fn type_of(
     family: Family,
     used_by: &Expression,
@@ -261,8 +260,7 @@ pub(crate) fn type_of(
             } if to == key => Some(Some((*base, *offset, *len))),
             other => writes(other, *key).then_some(None),
         })??;
-    // The numbers are `PROTO_DESC_IP` or `PROTO_DESC_IP6`, followed by the field (`enum
-    // ip_hdr_fields` ...).
+    // Numbers: `PROTO_DESC_IP` or `PROTO_DESC_IP6`, and the field (`enum ip_hdr_fields` ...).
     let (protocol, field) = match (family, base, offset, len) {
         (Family::Ip, PayloadBase::Network, 12, 4) => (12, 11),
         (Family::Ip, PayloadBase::Network, 16, 4) => (12, 12),
@@ -273,7 +271,7 @@ pub(crate) fn type_of(
     Some(payload_field(protocol, field))
 }
 
-/// Returns true if an expression other than a payload load writes this register.
+/// Returns true if this expression writes the register and is not a payload load.
 fn writes(expression: &Expression, register: Register) -> bool {
     match expression {
         Expression::Meta { to, .. }
@@ -291,7 +289,7 @@ fn writes(expression: &Expression, register: Register) -> bool {
     }
 }
 
-/// Returns the type number of a key: six bits for each part.
+/// Returns the number of a key's type, with six bits for each part.
 fn type_number(types: &[DataType]) -> u32 {
     types
         .iter()
@@ -320,12 +318,12 @@ pub(crate) fn element(w: &mut Writer<'_>, new: &Element) {
     }
 }
 
-/// Writes an attribute with an `NFTA_DATA_VALUE`.
+/// Writes an attribute that contains an `NFTA_DATA_VALUE`.
 pub(crate) fn value(w: &mut Writer<'_>, attribute: u16, bytes: &[u8]) {
     w.nest(attribute, |w| w.attr(data::VALUE, bytes));
 }
 
-/// Writes an attribute with an `NFTA_DATA_VERDICT`.
+/// Writes an attribute that contains an `NFTA_DATA_VERDICT`.
 pub(crate) fn verdict(w: &mut Writer<'_>, attribute: u16, to: &Verdict) {
     let (code, chain) = match to {
         Verdict::Accept => (data::ACCEPT, None),
