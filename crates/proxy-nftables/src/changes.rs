@@ -1,5 +1,5 @@
-//! Converts a plan into changes of the table, in an order that the kernel accepts. A referenced
-//! object is created before the objects that refer to it, and deleted after them.
+//! Converts a plan into changes of the table. Their order satisfies the kernel: an object is
+//! created before, and deleted after, the objects that refer to it.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,24 +26,25 @@ use crate::plan::{
 use crate::port::{EmptyPortPolicy, Member, Route, Slot};
 use kube_rules::nft::{address_type, octets};
 
-/// Way of grouping added and deleted elements into changes.
+/// Grouping of added and deleted elements into changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grouping {
-    /// One change for all elements of a map.
+    /// One change for all elements of a map. It is faster.
     ByMap,
-    /// The elements of each plan unit in a separate change, so that a refusal names the unit.
+    /// One change for the elements of each plan unit in a map, so that a refusal identifies the
+    /// unit.
     ByUnit,
 }
 
-/// Stages of a transaction in their order.
+/// Stages of a transaction, in order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Table,
     FlushChains,
     DeleteReplaced,
     AddChains,
-    /// Sets come after chains, as in upstream. By this order, a later version recognizes sets
-    /// without a size ([`SetMemory`](crate::clients::SetMemory)).
+    /// Sets follow chains, as in upstream. By the order of their handles, a later version
+    /// recognizes sets without a size ([`SetMemory`](crate::clients::SetMemory)).
     AddSets,
     AddRules,
     DeleteElements,
@@ -63,14 +64,14 @@ impl Stage {
     }
 }
 
-/// Key by which elements are grouped into one change: the stage, the set, and the plan unit if the
-/// grouping is by unit.
+/// Key of the elements that form one change: the stage, the plan unit if elements are grouped by
+/// unit, and the set.
 type Group = (Stage, Option<PlanUnit>, &'static str);
 
-/// Changes that are being ordered.
+/// Changes of a transaction, which are collected in any order.
 struct Changes {
     staged: Vec<(Stage, PlanUnit, Change)>,
-    /// Added and deleted elements by set.
+    /// Added and deleted elements of each group.
     elements: BTreeMap<Group, (PlanUnit, Vec<Element>)>,
     grouping: Grouping,
 }
@@ -180,8 +181,8 @@ impl Plan {
             }
             BaseKey::Chain(_) | BaseKey::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
-                    // The chain is unwanted. It is only flushed, because it uses a set that is
-                    // replaced.
+                    // No layout wants this chain. It is only flushed here, because it uses a set
+                    // that is replaced.
                     let name = match key {
                         BaseKey::Chooser(chooser) => chooser.name().into(),
                         BaseKey::Chain(name) | BaseKey::Set(name) | BaseKey::Counter(name) => {
@@ -201,8 +202,8 @@ impl Plan {
                     changes.push(Stage::AddChains, unit, add);
                 }
                 if *there == ExistingObject::Other {
-                    // The chain is deleted first, because the kernel cannot change its hook or
-                    // priority.
+                    // The kernel cannot change the hook or priority of a chain, so the old chain is
+                    // deleted first.
                     let delete = Change::DeleteChain(Arc::clone(name));
                     changes.push(Stage::DeleteReplaced, unit, delete);
                 }
@@ -229,8 +230,8 @@ impl Plan {
             let set = self.affinity_set(name, clients.wanted.seconds);
             changes.push(Stage::AddSets, unit, Change::AddSet(set));
             if clients.is_shrunk(self.timeouts) {
-                // Adds and deletes one element, because the kernel shrinks a hash table when an
-                // element is removed. No packet can match the element: it exists only inside this
+                // Adds and deletes one element: the kernel shrinks the hash table of a set when an
+                // element is removed. No packet can match this element. It exists only inside the
                 // transaction, and no client has its address.
                 let nobody = Element::of_set(octets(match self.family {
                     IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -315,7 +316,7 @@ impl Plan {
         Set {
             dynamic: true,
             timeout: Some(Timeout::Default(time)),
-            // No size, as in upstream. The kernel would at once allocate memory for the given size:
+            // No size, as in upstream. For a set with a size, the kernel allocates memory at once:
             // 2 MiB for 65,535 elements.
             size: None,
             ..Set::new(
@@ -345,7 +346,7 @@ impl Plan {
         changes.chain(listeners).collect()
     }
 
-    /// Returns the number of changes. Each changed map counts once.
+    /// Returns the number of changes in the plan. All elements of one map count as one change.
     pub fn len(&self) -> usize {
         self.changes(self.units(), Grouping::ByMap, &Edits::new())
             .len()
@@ -354,7 +355,7 @@ impl Plan {
 
 fn stale_changes(unit: PlanUnit, stale: &StaleObject, changes: &mut Changes) {
     let mut chain = |name: Name| {
-        // Chains are flushed before they are deleted, because chains may refer to each other.
+        // Chains may refer to each other, so all of them are flushed before any is deleted.
         let flush = Change::FlushChain(Arc::clone(&name));
         changes.push(Stage::FlushStale, unit, flush);
         changes.push(Stage::DeleteChains, unit, Change::DeleteChain(name));
@@ -365,7 +366,7 @@ fn stale_changes(unit: PlanUnit, stale: &StaleObject, changes: &mut Changes) {
         StaleObject::Base(BaseKey::Chooser(chooser)) => chain(chooser.name().into()),
         StaleObject::Set(name) => {
             if !is_affinity(name) {
-                // Upstream's map for NodePorts on localhost refers to chains that are deleted too.
+                // Upstream's map for NodePorts on localhost refers to chains that are deleted, too.
                 let flush = Change::FlushSet(Arc::clone(name));
                 changes.push(Stage::FlushStale, unit, flush);
             }
@@ -380,12 +381,12 @@ fn stale_changes(unit: PlanUnit, stale: &StaleObject, changes: &mut Changes) {
             let delete = Change::DeleteCounter(Name::from(*name));
             changes.push(Stage::DeleteSets, unit, delete);
         }
-        // Keeps the table, because other programs may have objects in it.
+        // The table stays, because other programs may have objects in it.
         StaleObject::Base(BaseKey::Table) => {}
     }
 }
 
-/// Returns the changes of a slot's elements in the three verdict maps, and of its endpoints.
+/// Adds the changes of a slot: its elements in the three verdict maps, and its endpoints.
 fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, changes: &mut Changes) {
     let SlotChange {
         slot,
@@ -423,8 +424,8 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
             changes.element(Stage::AddElements, unit, set, element);
         }
     };
-    // The name of an element's chain shows the Service. If the chain does not name a Service, a
-    // comment does.
+    // The name of the chain in an element usually contains the Service. If not, a comment names the
+    // Service.
     let is_shared = |to: &To| !matches!(to, To::Goto(chain) if is_of_service(chain));
     let to = after.to.clone();
     differ(
@@ -453,7 +454,7 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
     choice_changes(unit, slot, [&before.choices, &after.choices], changes);
 }
 
-/// Returns the changes of endpoints that moved to another position.
+/// Adds the changes of endpoints that have moved to another position, or were added or removed.
 fn choice_changes(
     unit: PlanUnit,
     slot: &Slot,
