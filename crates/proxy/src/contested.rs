@@ -1,5 +1,5 @@
-//! Parts of Services that are not served as their author intends: refused addresses, addresses of
-//! the node, parts above the limits, and ignored options. Each has its reason.
+//! Contested parts of Services, each with the reason: refused addresses, addresses of the node,
+//! parts above the limits, and ignored options.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
@@ -12,28 +12,28 @@ use crate::limits::{
 };
 use crate::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, ServiceAddress};
 
-/// A part of a Service that is not served as intended.
+/// A part of a Service that is not served as the Service's author intends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Contested {
     /// The Service.
     pub service: NamespacedName,
-    /// The contested part.
+    /// Contested part.
     pub what: ContestedPart,
 }
 
-/// The part of a Service that is not served as intended.
+/// Part of a Service that is not served as the author intends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContestedPart {
-    /// An address, the field that names it, and the reason.
+    /// An address, the field that contains it, and the reason.
     Address(IpAddr, AddressField, ContestReason),
-    /// The part above the limits.
+    /// Part of the Service above the limits.
     TooLarge(OverLimit),
     /// An ignored option.
     Option(IgnoredOption),
 }
 
-/// Part above the limits, one for each family. Values are equal even if their sizes differ, so that
-/// a Service whose size varies is reported once.
+/// Part of a Service above the limits, in one family. All sizes compare as equal, so that a Service
+/// whose size varies is reported only once.
 #[derive(Debug, Clone, Copy)]
 pub struct OverLimit(pub Excess);
 
@@ -57,21 +57,22 @@ impl Ord for OverLimit {
     }
 }
 
-/// The reason why an address is contested.
+/// Reason why an address is contested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContestReason {
-    /// The address is not served.
+    /// The model refuses the address, so the proxy does not serve it.
     Refused(Refusal),
-    /// The address is served, and belongs to this node.
+    /// The proxy serves the address, although it belongs to this node.
     OfNode,
-    /// The address is served, and is the next hop of this node's default route.
+    /// The proxy serves the address, although it is the next hop of this node's default route.
     NextHop,
-    /// The address is served, and lies in this network of one of the node's interfaces.
+    /// The proxy serves the address, although it is in this network of one of the node's
+    /// interfaces.
     InNetwork(IpNet),
 }
 
 impl ContestedPart {
-    /// The labels of the reasons, in the order of the gauge's values.
+    /// Label values of the reasons, in the order in which the gauge lists them.
     pub const LABELS: [&str; 9] = [
         "cluster-ip",
         "api-server",
@@ -84,7 +85,7 @@ impl ContestedPart {
         "limit",
     ];
 
-    /// Returns the gauge's label of the reason, or `None` if the part is not an address.
+    /// Returns the label value of the reason, or `None` if the part is not an address.
     pub fn label(&self) -> Option<&'static str> {
         Some(match self {
             Self::Address(_, _, ContestReason::Refused(Refusal::ClusterIp)) => "cluster-ip",
@@ -102,7 +103,7 @@ impl ContestedPart {
         })
     }
 
-    /// Counts the addresses of the part.
+    /// Returns the number of addresses in the part.
     pub fn addresses(&self) -> usize {
         match self {
             Self::Address(..) => 1,
@@ -113,7 +114,7 @@ impl ContestedPart {
 }
 
 impl Contested {
-    /// Returns the family of the addresses, or `None` if the whole Service is affected.
+    /// Returns the family of the part, or `None` if the part affects the whole Service.
     pub fn family(&self) -> Option<IpFamily> {
         match &self.what {
             ContestedPart::Address(address, ..) => Some(IpFamily::of(*address)),
@@ -130,7 +131,7 @@ impl Contested {
         }
     }
 
-    /// Describes the action that was refused or done: `serve 192.0.2.1 (spec.externalIPs)`.
+    /// Describes the contested action: `serve 192.0.2.1 (spec.externalIPs)`.
     pub fn object(&self) -> String {
         match &self.what {
             ContestedPart::Address(
@@ -151,7 +152,7 @@ impl Contested {
         }
     }
 
-    /// Returns the reason as text, with advice.
+    /// Returns the reason as text, with advice for the user.
     pub fn reason(&self, model: Option<&Model>) -> String {
         let (address, field, why) = match &self.what {
             ContestedPart::Option(unheeded) => return unheeded.reason.clone(),
@@ -224,7 +225,7 @@ impl Contested {
         }
     }
 
-    /// Reports whether the reason lies in this node: its addresses or its kernel.
+    /// Reports whether the reason is a property of this node: its addresses or its kernel.
     pub fn is_of_this_node(&self) -> bool {
         match &self.what {
             ContestedPart::TooLarge(_) => false,
@@ -236,7 +237,7 @@ impl Contested {
         }
     }
 
-    /// Formats one line, with names from this model.
+    /// Formats the part and its reason as one line. The names of other Services come from `model`.
     pub fn line(&self, model: &Model) -> String {
         let Self { service, .. } = self;
         let reason = self.reason(Some(model));
@@ -250,7 +251,7 @@ impl Contested {
     }
 }
 
-/// Names the Service that owns an address, for a message.
+/// Returns the owner of an address as text for a message.
 fn named(owner: Option<&NamespacedName>) -> String {
     owner.map_or_else(
         || "another Service".to_owned(),

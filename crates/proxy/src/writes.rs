@@ -1,6 +1,6 @@
 //! Counts writes to the kernel by kind of entry and result.
 
-/// Kind of the written entries, in the order of reports.
+/// Kind of written entries, in the order of reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EntryKind {
     /// IPVS virtual servers.
@@ -15,9 +15,9 @@ pub enum EntryKind {
     Link,
     /// Service addresses on the link.
     Addresses,
-    /// Rules, written by a restore program or in one transaction of our own.
+    /// Rules that a restore program, or one transaction of this process, writes.
     Rules,
-    /// Transactions of an nf\_tables table.
+    /// Transactions that change an nf\_tables table.
     Table,
     /// Listening ports of this process.
     ListeningPorts,
@@ -28,7 +28,7 @@ pub enum EntryKind {
 }
 
 impl EntryKind {
-    /// All kinds of entries, in order.
+    /// All kinds of entries, in the order of reports.
     pub const ALL: [Self; 11] = [
         Self::VirtualServers,
         Self::Destinations,
@@ -43,7 +43,7 @@ impl EntryKind {
         Self::Leftovers,
     ];
 
-    /// Returns the kind's name, for one entry and for many.
+    /// Returns the kind's name in the singular and in the plural.
     pub const fn words(self) -> [&'static str; 2] {
         match self {
             Self::VirtualServers => ["virtual server", "virtual servers"],
@@ -60,7 +60,7 @@ impl EntryKind {
         }
     }
 
-    /// Returns the metric's label.
+    /// Returns the value of the metric's label.
     pub const fn label(self) -> &'static str {
         match self {
             Self::VirtualServers => "virtual_servers",
@@ -78,14 +78,14 @@ impl EntryKind {
     }
 }
 
-/// The result of a write.
+/// Result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fate {
     /// The kernel accepted the write.
     Done,
-    /// The kernel refused the write, or the write could not be tried.
+    /// The kernel refused the write, or the mode could not try it.
     Refused,
-    /// The reply was lost, so the result is unknown.
+    /// The result is unknown, because the reply was lost.
     Unknown,
 }
 
@@ -93,7 +93,7 @@ impl Fate {
     /// All results, in order.
     pub const ALL: [Self; 3] = [Self::Done, Self::Refused, Self::Unknown];
 
-    /// Returns the metric's label.
+    /// Returns the value of the metric's label.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -103,13 +103,13 @@ impl Fate {
     }
 }
 
-/// Numbers of writes by kind of entry and result. The size is fixed, so counting allocates no
+/// Numbers of writes, by kind of entry and by result. The size is fixed, so counting allocates no
 /// memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Writes([[u32; Fate::ALL.len()]; EntryKind::ALL.len()]);
 
 impl Writes {
-    /// Counts writes of one kind of entry with one result.
+    /// Adds `count` writes of one kind of entry with one result.
     pub fn add(&mut self, subject: EntryKind, fate: Fate, count: usize) {
         if let Some(of) = self.0.get_mut(subject as usize)
             && let Some(sum) = of.get_mut(fate as usize)
@@ -118,7 +118,7 @@ impl Writes {
         }
     }
 
-    /// Adds the numbers of `other`.
+    /// Adds the numbers in `other`.
     pub fn extend(&mut self, other: &Self) {
         let of = self.0.iter_mut().flatten();
         for (sum, count) in of.zip(other.0.iter().flatten()) {
@@ -134,7 +134,7 @@ impl Writes {
             .unwrap_or_default()
     }
 
-    /// Returns the numbers that are not zero.
+    /// Returns all numbers above zero, each with its kind and result.
     pub fn iter(&self) -> impl Iterator<Item = (EntryKind, Fate, u32)> {
         let all = EntryKind::ALL.into_iter();
         let all = all.flat_map(|subject| Fate::ALL.into_iter().map(move |fate| (subject, fate)));
@@ -142,7 +142,7 @@ impl Writes {
             .filter(|(_, _, count)| *count > 0)
     }
 
-    /// Returns the number of writes with a result.
+    /// Returns the number of writes with a result, over all kinds of entries.
     pub fn sum(&self, fate: Fate) -> u64 {
         let all = EntryKind::ALL.into_iter();
         all.map(|subject| u64::from(self.count(subject, fate)))

@@ -1,5 +1,4 @@
-//! Checks which external and load-balancer addresses Services get. The order of events must not
-//! matter.
+//! Checks which external and load-balancer addresses serve a Service, whatever the order of events.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::net::{IpAddr, SocketAddr};
@@ -71,7 +70,7 @@ fn reached_at(addresses: &[&str]) -> Event {
     Event::ApiServerAt(all.collect())
 }
 
-/// Returns the served external addresses, and the reasons for refused addresses.
+/// Returns the served external addresses of a Service, and the reasons for the refused ones.
 fn seen(model: &Model, of: &str) -> (Vec<String>, Vec<Refusal>) {
     let view = model.view(&name(of)).unwrap();
     let served = view.service.external_ips.iter();
@@ -112,13 +111,13 @@ fn a_cluster_ip_cannot_be_another_services_external_ip() {
             let refused = (vec!["192.0.2.1".to_owned()], vec![Refusal::ClusterIp]);
             assert_eq!(seen(&model, "thief"), refused);
             assert_eq!(model.service_at(ip("10.96.0.10")), Some(&name("victim")));
-            // An equal event changes nothing. Neither does a change of only refused addresses.
+            // Neither an equal event nor a change of only refused addresses changes anything.
             model.take_changes();
             add(&mut model, &thief);
             assert!(!model.has_changes());
 
-            // The deletion of a Service frees its address. When the Service returns, it takes the
-            // address back.
+            // The deletion of the victim frees its address for the thief. When the victim returns,
+            // it gets the address back.
             model.apply(Event::ServiceDeleted(name("victim")));
             assert!(model.take_changes().services.contains(&name("thief")));
             assert_eq!(seen(&model, "thief").1, []);
@@ -182,7 +181,8 @@ fn external_ips_are_served_only_in_allowed_networks() {
 fn no_service_gets_the_api_servers_address() {
     let thief = service("thief", "10.96.0.66", 6443, &["172.35.0.5", "172.35.0.6"]);
     let other_port = service("web", "10.96.0.10", 80, &["172.35.0.5"]);
-    // The API server's addresses come from this process, and from default/kubernetes.
+    // The model learns the API server's addresses from the source, and from the endpoints of
+    // default/kubernetes.
     let mut model = model(None, Some("172.35.0.5:6443"));
     add(&mut model, &thief);
     add(&mut model, &other_port);
@@ -194,7 +194,7 @@ fn no_service_gets_the_api_servers_address() {
     model.apply(api_servers(&["172.35.0.6"]));
     assert!(model.take_changes().services.contains(&name("thief")));
     assert_eq!(of_thief(&model), [""; 0]);
-    // The Service may have the address at another port.
+    // At another port, the Service may have this address.
     let view = model.view(&name("web")).unwrap();
     assert!(view.is_api_server(ip("172.35.0.5")));
     assert!(!view.is_api_server(ip("172.35.0.7")));
@@ -211,18 +211,19 @@ fn a_new_api_server_address_is_taken_from_services_at_once() {
     add(&mut model, &thief);
     assert_eq!(seen(&model, "thief").0, ["172.35.0.8"]);
     model.take_changes();
-    // A running list may never end without the API server's address.
+    // The new address applies even during a list: the list may never end while a Service redirects
+    // it.
     model.apply(Event::ListStarted(Kind::Service));
     model.apply(reached_at(&["172.35.0.5:6443", "172.35.0.8:6443"]));
     assert!(model.take_changes().services.contains(&name("thief")));
     assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
-    // The endpoints of default/kubernetes also count, even without the source's addresses.
+    // Without addresses from the source, the endpoints of default/kubernetes still count.
     model.apply(api_servers(&["172.35.0.8"]));
     model.apply(reached_at(&[]));
     assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
     model.apply(api_servers(&["172.35.0.5"]));
     assert_eq!(seen(&model, "thief").0, ["172.35.0.8"]);
-    // The rule also covers IPv6, and addresses that a controller has assigned.
+    // The rule also applies to IPv6, and to addresses that a controller has assigned.
     let mut assigned = service("assigned", "fd96::66", 443, &[]);
     assigned.ingress_ips = vec![ip("fd35::5")];
     add(&mut model, &assigned);
@@ -243,7 +244,7 @@ fn the_api_servers_address_is_served_if_allowed_by_a_host_prefix() {
         add(&mut model, &balanced);
         assert_eq!(seen(&model, "api").1.is_empty(), is_served, "{allowed:?}");
     }
-    // The API server's own Service may name the API server's address.
+    // The API server's own Service may contain the API server's address.
     let mut model = model(None, None);
     model.apply(api_servers(&["172.35.0.5"]));
     add(
@@ -253,7 +254,7 @@ fn the_api_servers_address_is_served_if_allowed_by_a_host_prefix() {
     assert_eq!(seen(&model, "kubernetes").1, []);
 }
 
-/// Checks that equal Services are served equally after any sequence of events.
+/// Checks that, after any sequence of events, the same Services are served at the same addresses.
 #[test]
 fn the_order_of_events_does_not_change_the_served_addresses() {
     let addresses = ["10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1"];
@@ -300,7 +301,7 @@ fn the_order_of_events_does_not_change_the_served_addresses() {
     }
 }
 
-/// Creates a Service with a cluster IP, TCP ports, external IPs and load-balancer addresses.
+/// Returns a Service with a cluster IP, TCP ports, external IPs and load-balancer addresses.
 fn claimant(of: &str, number: u8, ports: &[u16], external: &[&str], ingress: &[&str]) -> Service {
     let mut service = service(of, &format!("10.96.0.{number}"), 1, external);
     service.ingress_ips = ingress.iter().map(|text| ip(text)).collect();
@@ -314,7 +315,7 @@ fn claimant(of: &str, number: u8, ports: &[u16], external: &[&str], ingress: &[&
     service
 }
 
-/// Returns the external addresses and ports that serve a Service.
+/// Returns the external addresses and ports at which a Service is served.
 fn external(model: &Model, of: &str) -> Vec<String> {
     let service = model.view(&name(of)).unwrap().service;
     let ports = service.ports.iter();
@@ -346,7 +347,7 @@ fn a_load_balancer_address_wins_over_an_older_external_ip() {
             assert_eq!(external(&model, "thief"), all);
             model.take_changes();
             add(&mut model, &victim);
-            // Both addresses change their owners in one step.
+            // One change moves both addresses to other owners.
             assert_eq!(model.take_changes().services.len(), 2);
         } else {
             add(&mut model, &victim);
@@ -361,7 +362,7 @@ fn a_load_balancer_address_wins_over_an_older_external_ip() {
         add(&mut model, &thief);
         assert!(!model.has_changes(), "nothing is new");
 
-        // The load balancer gets another address or port, or is removed.
+        // The victim's load balancer gets another address or port, or the victim is deleted.
         for gone in [
             Some(claimant("victim", 2, &[80], &[], &["192.0.2.9"])),
             Some(claimant("victim", 2, &[81], &[], &["192.0.2.1"])),
@@ -402,7 +403,8 @@ fn a_service_may_list_its_load_balancer_address_as_external_ip() {
     assert_eq!(model.refused_addresses().count(), 0);
 }
 
-/// Checks that age and order do not matter: the API server assigns a node port to one Service only.
+/// The node port wins whatever the age and order of Services, because the API server assigned it to
+/// one Service only.
 #[test]
 fn a_node_port_wins_over_an_external_ip_at_node_addresses() {
     let node = [ip("192.0.2.1"), ip("192.0.2.2")];
@@ -451,13 +453,13 @@ fn a_node_port_wins_over_an_external_ip_at_node_addresses() {
         model.serve_node_ports_at(&node);
         assert!(!model.has_changes(), "nothing is new");
 
-        // The node loses the address, or no longer serves NodePorts there.
+        // The node loses the address, or the address no longer serves NodePorts.
         model.serve_node_ports_at(&node[1..]);
         assert!(model.take_changes().services.contains(&name("thief")));
         assert_eq!(external(&model, "thief"), all);
         model.serve_node_ports_at(&node);
         assert_eq!(external(&model, "thief"), left);
-        // The Service gets another node port, or is deleted.
+        // The victim gets another node port, or is deleted.
         let mut other = victim.clone();
         other.ports[0].node_port = Some(30081);
         for event in [
@@ -501,7 +503,7 @@ fn a_refused_load_balancer_address_displaces_no_external_ip() {
         &claimant("balanced", 2, &[80], &[], &["10.96.0.3", "192.0.2.1"]),
     );
     assert_eq!(external(&model, "user"), [""; 0]);
-    // The address is now a cluster IP.
+    // The address is a cluster IP now.
     add(&mut model, &claimant("owner", 3, &[80], &[], &[]));
     let mut other = service("owner-of-2-1", "192.0.2.1", 80, &[]);
     other.ports.clear();
@@ -514,8 +516,8 @@ fn a_refused_load_balancer_address_displaces_no_external_ip() {
 }
 
 proptest! {
-    /// Checks any sequence of changes of Services. An external IP is served at a port if and only
-    /// if no other Service's load balancer is served there.
+    /// After any sequence of changes, a port of an external IP serves its Service if and only if no
+    /// other Service's load balancer serves there.
     #[test]
     fn external_ips_are_served_if_no_load_balancer_serves_them(
         steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)

@@ -1,23 +1,23 @@
-//! Options that refine how a Service's scheduler balances.
+//! Options that change how the scheduler of a Service distributes connections.
 
 use std::time::Duration;
 
 use super::OptionValue;
 
-/// Flags of a scheduler, as `ipvsadm --sched-flags` names them.
+/// Scheduler flags, with the names of `ipvsadm --sched-flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulerFlags {
-    /// Name of the scheduler that supports the flags. `None` for no flags.
+    /// Name of the scheduler that supports the flags. `None` without any flag.
     scheduler: Option<&'static str>,
-    /// True to hash the client's port besides its address.
+    /// True if the scheduler hashes the client's port together with its address.
     pub port: bool,
-    /// True to choose another endpoint if the hashed one is draining or has reached its limit of
-    /// connections.
+    /// True if the scheduler chooses another endpoint when the hashed one is draining or has
+    /// reached its limit of connections.
     pub fallback: bool,
 }
 
 impl SchedulerFlags {
-    /// Schedulers with flags.
+    /// Schedulers that have flags.
     const SCHEDULERS: [&'static str; 2] = ["mh", "sh"];
 
     /// Reports whether a scheduler supports these flags.
@@ -75,12 +75,12 @@ impl OptionValue for SchedulerFlags {
     }
 }
 
-/// Largest number of connections of each endpoint, per node.
+/// Largest number of connections from this node to each endpoint of the Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaxConnections(u16);
 
 impl MaxConnections {
-    /// Returns the number.
+    /// Returns the largest number of connections.
     pub const fn get(self) -> u16 {
         self.0
     }
@@ -89,7 +89,7 @@ impl MaxConnections {
 impl OptionValue for MaxConnections {
     fn parse(text: &str) -> Option<Self> {
         let number: u16 = text.parse().ok().filter(|number| *number > 0)?;
-        // Only one spelling of a number is valid, so `+5` and `05` are not.
+        // Accepts only one spelling of each number, so `+5` and `05` are invalid.
         (number.to_string() == text).then_some(Self(number))
     }
 
@@ -102,7 +102,7 @@ impl OptionValue for MaxConnections {
     }
 }
 
-/// Weights of endpoints that are near this node.
+/// Weights of endpoints in this node's zone and on this node. All other endpoints have weight 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Weights {
     local: Option<u8>,
@@ -110,17 +110,17 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Largest weight. The scheduler `mh` can place this ratio in its table, and no endpoint is
-    /// without clients.
+    /// Largest weight. The scheduler `mh` can represent this ratio in its table, and every endpoint
+    /// still gets clients.
     const MAX: u8 = 100;
-    /// Schedulers that divide connections in the ratio of weights. All others are unsuitable:
+    /// Schedulers that distribute connections in proportion to weights. All others are unsuitable:
     ///
     /// * `rr`, `lc` and `dh` ignore weights.
-    /// * `sh` leaves endpoints without clients if the sum of weights exceeds its 256 slots.
+    /// * `sh` gives some endpoints no clients if the sum of weights exceeds its 256 slots.
     /// * `fo` and `ovf` prefer the largest weight.
     const SCHEDULERS: [&'static str; 5] = ["wrr", "wlc", "sed", "nq", "mh"];
 
-    /// Reports whether a scheduler divides connections by weights.
+    /// Reports whether a scheduler distributes connections in proportion to weights.
     pub fn are_heeded_by(scheduler: &str) -> bool {
         Self::SCHEDULERS.contains(&scheduler)
     }
@@ -132,7 +132,7 @@ impl Weights {
         local.or(zone).unwrap_or(1).into()
     }
 
-    /// Returns the largest weight of an endpoint.
+    /// Returns the largest weight that an endpoint can have.
     pub fn largest(self) -> u16 {
         self.local.max(self.zone).unwrap_or(1).into()
     }
@@ -182,28 +182,28 @@ impl OptionValue for Weights {
     }
 }
 
-/// Time in which the weight of a new endpoint grows to the full weight.
+/// Time in which the weight of a new endpoint grows to its full value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlowStart {
-    /// Number as in the annotation.
+    /// Number in the annotation.
     number: u16,
-    /// Seconds in one unit.
+    /// Length of the annotation's unit in seconds.
     unit: u16,
 }
 
 impl SlowStart {
-    /// Letters of the units, with the seconds in each.
+    /// Units of the annotation, each with its length in seconds.
     const UNITS: [(char, u16); 2] = [('s', 1), ('m', 60)];
-    /// Shortest and longest time, in seconds. A shorter time would only cost writes, because a
+    /// Shortest and longest time in seconds. A shorter time would only cost writes, because the
     /// weight grows in coarse steps.
     const SECONDS: std::ops::RangeInclusive<u64> = 10..=3600;
 
-    /// Returns the time of the growth.
+    /// Returns the time in which the weight grows.
     pub fn duration(self) -> Duration {
         Duration::from_secs(u64::from(self.number) * u64::from(self.unit))
     }
 
-    /// Reports whether a scheduler divides connections by weights.
+    /// Reports whether a scheduler distributes connections in proportion to weights.
     pub fn is_heeded_by(scheduler: &str) -> bool {
         Weights::are_heeded_by(scheduler)
     }
@@ -329,7 +329,7 @@ mod tests {
             assert_eq!(weights.largest(), local.max(in_zone));
             assert_eq!(weights.text(), text);
         }
-        // An endpoint on a node without a zone.
+        // The endpoint is on a node without a zone.
         assert_eq!(Weights::parse("local=4").unwrap().of(true, false), 4);
         for text in [
             "",
