@@ -1,21 +1,21 @@
-//! Decides when a part of the kernel's state is read.
+//! Decides when to read a part of the kernel's state.
 
 use std::time::{Duration, Instant};
 
-/// Delay before the first retry of a failed read. It doubles with each further failure.
+/// Delay before the first retry of a failed read. The delay doubles with each further failure.
 const FIRST: Duration = Duration::from_secs(1);
 
-/// Schedule of reads of one part of the kernel's state, with the outcome of the last read.
+/// Schedule for reads of one part of the kernel's state, with the outcome of the last read.
 #[derive(Debug, Clone)]
 pub struct ReadSchedule {
-    /// Time at which the content became unknown, or `None` after the first successful read.
+    /// Time since which the content is unknown, or `None` after the first successful read.
     unknown: Option<Instant>,
     is_under_way: bool,
-    /// Time at which the next read was requested.
+    /// Time of the request for the next read, or `None` if no read is requested.
     asked: Option<Instant>,
-    /// Earliest time of the next read.
+    /// Earliest time at which the next read may begin.
     not_before: Option<Instant>,
-    /// Delay of the current retry, or `None` if the last read succeeded.
+    /// Delay of the current retry, or `None` if the last read has succeeded.
     delay: Option<Duration>,
     /// Time of the last successful read.
     known: Option<Instant>,
@@ -23,7 +23,7 @@ pub struct ReadSchedule {
 }
 
 impl ReadSchedule {
-    /// Creates a schedule for unknown content, with a read due immediately. `longest` limits the
+    /// Creates a schedule for unknown content. A read is due immediately. `longest` limits the
     /// delay after failures.
     pub fn new(now: Instant, longest: Duration) -> Self {
         Self {
@@ -37,13 +37,13 @@ impl ReadSchedule {
         }
     }
 
-    /// Requests a read as soon as possible. A running read may have begun too early, so another
-    /// read follows it.
+    /// Requests a read as soon as possible. If a read is running, another one follows it, because
+    /// the running one may have begun too early.
     pub fn ask(&mut self, now: Instant) {
         self.asked.get_or_insert(now);
     }
 
-    /// Requests a read after `pause`, so that further requests can join it.
+    /// Requests a read after `pause`, so that one read can serve further requests.
     pub fn ask_after(&mut self, now: Instant, pause: Duration) {
         if self.asked.is_none() {
             self.put_off(now + pause);
@@ -51,8 +51,8 @@ impl ReadSchedule {
         self.ask(now);
     }
 
-    /// Requests a read at least `pause` after the last one, so that repeated requests cannot cause
-    /// a busy loop.
+    /// Requests a read that begins at least `pause` after the last one. So repeated requests cannot
+    /// cause a busy loop.
     pub fn ask_apart(&mut self, now: Instant, pause: Duration) {
         if let Some(known) = self.known {
             self.put_off(known + pause);
@@ -70,13 +70,13 @@ impl ReadSchedule {
         self.asked.is_some() && !self.is_under_way && may
     }
 
-    /// Records that a read began.
+    /// Records that a read has begun.
     pub fn begin(&mut self) {
         self.is_under_way = true;
         self.asked = None;
     }
 
-    /// Records that the read succeeded.
+    /// Records that a read has succeeded.
     pub fn succeed(&mut self, now: Instant) {
         self.unknown = None;
         self.is_under_way = false;
@@ -85,7 +85,7 @@ impl ReadSchedule {
         self.delay = None;
     }
 
-    /// Records that the read failed, and schedules another one.
+    /// Records that a read has failed, and schedules a retry.
     pub fn fail(&mut self, now: Instant) {
         let delay = self.delay.map_or(FIRST, |delay| delay * 2);
         let delay = delay.min(self.longest);
@@ -95,13 +95,13 @@ impl ReadSchedule {
         self.asked.get_or_insert(now);
     }
 
-    /// Returns true while a read is requested or running. A retry after a failure does not count.
+    /// Returns true while a read is requested or running. Ignores a delayed retry after a failure.
     pub fn is_awaited(&self) -> bool {
         self.is_under_way || (self.asked.is_some() && self.delay.is_none())
     }
 
-    /// Returns true while a read is requested or running, including a delayed retry. Before the
-    /// read ends, changes may be unseen.
+    /// Returns true while a read is requested or running, or waits for a retry. Until the read
+    /// ends, the content may have changed without notice.
     pub fn is_owed(&self) -> bool {
         self.is_under_way || self.asked.is_some()
     }
@@ -111,7 +111,7 @@ impl ReadSchedule {
         self.unknown.is_none()
     }
 
-    /// Returns true after the first read, even a failed one.
+    /// Returns true after the first read, even if it failed.
     pub fn is_tried(&self) -> bool {
         self.is_known() || self.delay.is_some()
     }
@@ -121,13 +121,13 @@ impl ReadSchedule {
         self.known
     }
 
-    /// Returns the time at which the content became unknown, or `None` after the first successful
+    /// Returns the time since which the content is unknown, or `None` after the first successful
     /// read.
     pub fn unknown_since(&self) -> Option<Instant> {
         self.unknown
     }
 
-    /// Returns the time of the next read if it is in the future.
+    /// Returns the time of the next read, if that is after `now`.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         let is_awaited = self.asked.is_some() && !self.is_under_way;
         self.not_before.filter(|at| is_awaited && *at > now)
