@@ -1,5 +1,5 @@
-//! The limit of open files. Without a free descriptor, the relay stops accepting connections and
-//! logs this once. It goes on when a descriptor is free.
+//! The relay's limit of open files. Without a free descriptor, the relay accepts no connection, and
+//! logs this once. It continues when a descriptor is free again.
 
 use std::cell::Cell;
 use std::io;
@@ -12,48 +12,48 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-/// The log message for a shortage of descriptors, with the remedy.
+/// Log message for a lack of descriptors, with the remedy.
 pub(crate) const OPEN: &str =
     "as many files are open as may be: raise the limit (LimitNOFILE, `ulimit -n`)";
 
-/// Minimum number of descriptors for the rest of the process.
+/// Smallest number of descriptors that the relay leaves to the rest of the process.
 const RESERVE: usize = 256;
 
-/// Maximum of the relay's own limit of open files: Linux's default limit for one process
-/// (`fs.nr_open`).
+/// Upper bound of the relay's own limit of open files. It is Linux's default for the largest limit
+/// of a process (`fs.nr_open`).
 const MOST: u64 = 1 << 20;
 
-/// First and longest pause after the kernel refused a descriptor.
+/// First and longest pause after the kernel has refused a descriptor.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
-/// Pause between two warnings about a shortage.
+/// Shortest time between two warnings about a lack of descriptors.
 const QUIET: Duration = Duration::from_mins(1);
 
-/// The free descriptors of a relay. Clones share them, on any thread.
+/// Free descriptors of a relay. All clones, on any thread, share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Free(Arc<Semaphore>, usize);
 
-/// The descriptors of a relay, and its connections.
+/// Descriptors of a relay, and its limit of connections.
 pub(crate) struct Descriptors {
     free: Free,
     connections: Arc<Semaphore>,
-    /// Next pause. It doubles each time that the kernel refuses a descriptor.
+    /// Next pause. It doubles whenever the kernel refuses a descriptor.
     pause: Cell<Duration>,
-    /// Time of the last warning about a shortage.
+    /// Time of the last warning about a lack of descriptors.
     told: Cell<Option<Instant>>,
     shortage: Cell<Shortage>,
 }
 
-/// The state of the shortage warning.
+/// State of the warning about a lack of descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shortage {
     No,
-    /// A shortage that is not logged again, because the last warning is recent.
+    /// A lack that was not logged, because the last warning is recent.
     Untold,
     Told,
 }
 
-/// Descriptors in use, freed on drop.
+/// Descriptors in use. A drop frees them.
 pub(crate) type DescriptorPermit = OwnedSemaphorePermit;
 
 impl Free {
@@ -66,19 +66,19 @@ impl Free {
         Self(semaphore(most), most)
     }
 
-    /// Returns the initial number of descriptors.
+    /// Returns the number of descriptors at the start.
     pub(crate) fn most(&self) -> usize {
         self.1
     }
 
-    /// Takes `count` descriptors if enough are free.
+    /// Takes `count` descriptors if as many are free.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         Arc::clone(&self.0).try_acquire_many_owned(count).ok()
     }
 }
 
-/// Raises the soft limit of open files to the allowed maximum, as Go's runtime does. Returns the
-/// limit, or `None` for no limit. Each Service port takes a descriptor even without a connection.
+/// Raises the soft limit of open files to the hard limit, like Go's runtime. Returns the new limit,
+/// or `None` if it is unlimited. Each Service port needs a descriptor even without a connection.
 fn raise_limit() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -98,7 +98,8 @@ fn semaphore(most: usize) -> Arc<Semaphore> {
 }
 
 impl Descriptors {
-    /// Wraps the free descriptors, for at most this number of connections.
+    /// Creates the descriptors of a relay from the free ones, for at most `connections`
+    /// connections.
     pub(crate) fn new(free: Free, connections: usize) -> Self {
         let [first, _] = PAUSES;
         Self {
@@ -110,31 +111,32 @@ impl Descriptors {
         }
     }
 
-    /// Takes descriptors if enough are free. Does not log a shortage.
+    /// Takes `count` descriptors if as many are free. Logs nothing.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         self.free.try_take(count)
     }
 
-    /// Logs a shortage, and waits until `count` descriptors are free for the next connection.
+    /// Logs a lack of descriptors, and waits until `count` descriptors are free for the next
+    /// connection.
     pub(crate) async fn wait(&self, count: u32) -> Option<DescriptorPermit> {
         self.tell_short(OPEN);
-        // Cannot fail: the semaphore is never closed.
+        // Cannot fail, because the semaphore is never closed.
         let all = Arc::clone(&self.free.0);
         all.acquire_many_owned(count).await.ok()
     }
 
-    /// Waits until one more connection is allowed.
+    /// Waits until the limit allows one more connection.
     pub(crate) async fn take_connection(&self) -> Option<DescriptorPermit> {
         let all = Arc::clone(&self.connections);
         if let Ok(held) = Arc::clone(&all).try_acquire_owned() {
             return Some(held);
         }
         self.tell_short("there are as many as this process carries");
-        // Cannot fail: the semaphore is never closed.
+        // Cannot fail, because the semaphore is never closed.
         all.acquire_owned().await.ok()
     }
 
-    /// Pauses after the kernel refused a descriptor.
+    /// Pauses, because the kernel has refused a descriptor.
     pub(crate) async fn back_off(&self, error: &io::Error) {
         let [_, longest] = PAUSES;
         let pause = self.pause.get();
@@ -143,7 +145,7 @@ impl Descriptors {
         sleep(pause).await;
     }
 
-    /// Resets the pause after the kernel gave a descriptor.
+    /// Resets the pause, because the kernel has granted a descriptor.
     pub(crate) fn succeeded(&self) {
         let [first, _] = PAUSES;
         self.pause.set(first);
@@ -162,7 +164,7 @@ impl Descriptors {
         warn!(reason, "no new connections are accepted until others end");
     }
 
-    /// Logs that connections are accepted again, if their refusal was logged.
+    /// Logs that the relay accepts connections again, if it has logged the lack of descriptors.
     pub(crate) fn tell_enough(&self) {
         if self.shortage.replace(Shortage::No) == Shortage::Told {
             info!("connections are accepted again");
@@ -170,7 +172,7 @@ impl Descriptors {
     }
 }
 
-/// Reports whether the error is a shortage of the kernel or the process.
+/// Reports whether the error means that the kernel or the process lacks descriptors or memory.
 pub(crate) fn is_exhausted(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| {

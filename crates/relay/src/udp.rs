@@ -1,5 +1,5 @@
-//! A UDP port. Each client has a flow with a separate socket to one endpoint, and the endpoint's
-//! replies return through that socket.
+//! A UDP port. Each client has a flow: a separate socket to one endpoint. The endpoint's replies
+//! return through this socket.
 
 use std::cell::RefCell;
 use std::io;
@@ -25,13 +25,13 @@ use super::shares::Client;
 use super::traffic::{CountedConnection, PortCounters};
 use super::{Holds, Opening, Transport};
 
-/// Number of datagrams received before other tasks get their turn.
+/// Number of datagrams that a port may receive before other tasks get their turn.
 const TURN: usize = 64;
 
-/// Pause after an unexpected error of receiving.
+/// Pause after an unexpected error of a receive call.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A UDP port.
+/// A UDP port and its flows.
 pub(crate) struct Port {
     pub(crate) balance: RefCell<Balance>,
     pub(crate) counters: Arc<PortCounters>,
@@ -43,7 +43,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Creates a port, and returns it with the resources that it holds.
+    /// Creates a port. Returns it with the resources that it needs.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl Port {
         self.number
     }
 
-    /// Ends flows to endpoints that no longer serve.
+    /// Ends the flows to endpoints that the port no longer has.
     pub(crate) fn end_stale(&self, shared: &Shared) {
         let balance = self.balance.borrow();
         let mut flows = shared.flows.borrow_mut();
@@ -85,7 +85,7 @@ impl Port {
 ///
 /// # Errors
 ///
-/// The system refuses.
+/// The system refuses the socket.
 pub(crate) fn bind(at: SocketAddr) -> io::Result<StdSocket> {
     let socket = Socket::new(Domain::for_address(at), Type::DGRAM, None)?;
     if at.is_ipv6() {
@@ -97,7 +97,7 @@ pub(crate) fn bind(at: SocketAddr) -> io::Result<StdSocket> {
     Ok(socket.into())
 }
 
-/// Receives datagrams until the task is aborted.
+/// Receives datagrams until the runtime aborts the task.
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>) {
     let mut turn = 0;
     loop {
@@ -113,7 +113,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>) {
         match received {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            // The error belongs to an earlier datagram, or is unexpected.
+            // The error belongs to an earlier datagram, or it is unexpected.
             Err(_) => sleep(PAUSE).await,
         }
         turn += 1;
@@ -138,13 +138,14 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
             flow.place.note_use();
             return;
         }
-        // No process listens at the endpoint, so the datagram goes to the next endpoint.
+        // No process listens at this endpoint, so the datagram is sent to another one.
         flows.remove(&key);
         choice = Choice::Another;
     }
     let client = peer.client.ip();
     let own = SocketAddr::new(peer.own, port.at);
-    // Checks only the first datagram of a flow, because replies do not change its conntrack entry.
+    // Checks only the first datagram of a flow, because replies do not change the flow's conntrack
+    // entry.
     if choice == Choice::Kept && !shared.redirected.borrow_mut().is(peer.client, own) {
         return;
     }
@@ -181,7 +182,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     });
     let Ok(socket) = socket else { return };
     let socket = Rc::new(socket);
-    // Ignores a failure: a new socket has no pending error, so its buffer is full.
+    // Ignores an error: a new socket has no pending error, so only its buffer can be full.
     let _ = send(&socket, bytes);
     let carrying = Rc::new(port.counters.connect(endpoint));
     carrying.datagram_in(bytes.len());
@@ -193,7 +194,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     shared.counters.set_flows(flows.len());
 }
 
-/// Sends an endpoint's replies to the client until the flow has been idle for too long.
+/// Sends the replies of an endpoint to the client, until the flow has been idle for too long.
 async fn answer(
     shared: Rc<Shared>,
     port: Rc<Port>,
@@ -222,7 +223,7 @@ async fn answer(
             shared.with_datagram(|buffer| {
                 let count = rustix::io::read(&*socket, &mut *buffer)?;
                 let bytes = buffer.get(..count).unwrap_or_default();
-                // If the buffer is full, the datagram is lost, as on any network.
+                // If the buffer is full, the datagram is lost, as in any network.
                 let _ = port.datagrams.send(key.peer, bytes);
                 carrying.datagram_out(count);
                 Ok(())
@@ -233,7 +234,7 @@ async fn answer(
                 shared.flows.borrow_mut().get(&key, Instant::now());
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // The next datagram of the client goes to the next endpoint.
+            // The flow ends, and the client's next datagram is sent to another endpoint.
             Err(_) => break,
         }
     }
@@ -244,8 +245,8 @@ async fn answer(
     drop(ended);
 }
 
-/// Sends a datagram, or drops it if a buffer is full. Calls the system directly, because the
-/// runtime reports a new socket as full until it is polled.
+/// Sends a datagram. Drops it if a buffer is full. Calls the system directly, because the runtime
+/// reports a new socket as full until it has polled the socket.
 fn send(socket: &UdpSocket, bytes: &[u8]) -> io::Result<()> {
     match rustix::net::send(socket, bytes, SendFlags::DONTWAIT) {
         Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::MSGSIZE) => Ok(()),
