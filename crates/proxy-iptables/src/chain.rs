@@ -1,4 +1,4 @@
-//! The names of chains. Shared chains have fixed names. Chains of single Service ports have
+//! Names of chains. Shared chains have fixed names. The names of a Service port's chains contain
 //! upstream's hashes.
 
 use std::fmt;
@@ -9,12 +9,12 @@ pub use iptables::Table;
 use proxy::Protocol;
 use ring::digest::{SHA256, digest};
 
-/// The purpose of a Service port's chain. All these chains are in table nat.
+/// Purpose of a Service port's chain. All of these chains are in table nat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
-    /// Chooses an endpoint of the whole cluster.
+    /// Chooses any endpoint in the cluster.
     Cluster,
-    /// Chooses an endpoint of this node.
+    /// Chooses an endpoint on this node.
     Local,
     /// Handles packets to addresses outside of the cluster.
     External,
@@ -44,12 +44,12 @@ impl Purpose {
     }
 }
 
-/// The part of a name that distinguishes chains of one purpose: 16 characters of base32.
+/// Part of a chain's name that distinguishes chains of the same purpose: 16 characters of base32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hash([u8; 16]);
 
 impl Hash {
-    /// Returns the hash of a Service port, from `namespace/name:port`.
+    /// Returns the hash of a Service port. `name` is `namespace/name:port`.
     pub fn of_port(name: &str, protocol: Protocol) -> Self {
         Self::of(format_args!("{name}{}", protocol.lower()))
     }
@@ -60,12 +60,12 @@ impl Hash {
     }
 
     fn of(what: fmt::Arguments<'_>) -> Self {
-        /// The alphabet of RFC 4648.
+        /// Alphabet of base32 (RFC 4648).
         const ALPHABET: [u8; 32] = *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
         let digest = digest(&SHA256, what.to_string().as_bytes());
         let mut bytes = digest.as_ref().iter();
         let mut hash = [0; 16];
-        // Five bytes make eight characters.
+        // Five bytes become eight characters.
         for eight in hash.chunks_exact_mut(8) {
             let bits = bytes
                 .by_ref()
@@ -95,14 +95,14 @@ impl fmt::Debug for Hash {
 /// A chain of a Service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chain {
-    /// Purpose of the chain.
+    /// Purpose of the chain, which determines the prefix of its name.
     pub purpose: Purpose,
-    /// Hash of the Service port or endpoint.
+    /// Hash of the Service port or of the endpoint.
     pub hash: Hash,
 }
 
 impl Chain {
-    /// Parses a name, or returns `None` if it does not name a Service port's chain.
+    /// Parses the name of a Service port's chain. Returns `None` for any other name.
     pub fn parse(name: &str) -> Option<Self> {
         let (purpose, hash) = Purpose::ALL
             .iter()
@@ -128,21 +128,22 @@ impl fmt::Display for Chain {
     }
 }
 
-/// A chain with rules of all Services.
+/// A chain that contains rules of all Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Shared {
-    /// filter `KUBE-SERVICES`: cluster IPs without endpoints.
+    /// filter `KUBE-SERVICES`: rejects packets to cluster IPs without endpoints.
     FilterServices,
-    /// filter `KUBE-EXTERNAL-SERVICES`: other addresses without endpoints.
+    /// filter `KUBE-EXTERNAL-SERVICES`: rejects or drops packets to other addresses without
+    /// endpoints.
     FilterExternal,
-    /// filter `KUBE-NODEPORTS`: health-check node ports.
+    /// filter `KUBE-NODEPORTS`: accepts packets to health-check node ports.
     FilterNodePorts,
-    /// filter `KUBE-PROXY-FIREWALL`: packets outside of the source ranges.
+    /// filter `KUBE-PROXY-FIREWALL`: drops packets from outside of the source ranges.
     FilterFirewall,
-    /// nat `KUBE-SERVICES`: from addresses to the chains of Service ports. The jump to the
-    /// NodePorts comes last.
+    /// nat `KUBE-SERVICES`: leads packets from addresses to the chains of Service ports. Its last
+    /// rule is the jump for NodePorts.
     NatServices,
-    /// nat `KUBE-NODEPORTS`: from node ports to the chains of Service ports.
+    /// nat `KUBE-NODEPORTS`: leads packets from node ports to the chains of Service ports.
     NatNodePorts,
 }
 

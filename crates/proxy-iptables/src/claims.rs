@@ -1,4 +1,4 @@
-//! Claims: the rules that each Service wants, their number, and the detail of their comments.
+//! Claims of Services: their rules, the number of rules, and the detail of comments.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use crate::config::Config;
 use crate::port::{RuleContext, ServedPort, ServiceAddress, Slot};
 use crate::tables::Tables;
 
-/// Number of endpoints above which comments do not name endpoints, as in upstream.
+/// Number of endpoints above which comments omit endpoints, as in upstream.
 const MANY_ENDPOINTS: usize = 1000;
-/// Number of endpoints below which comments name endpoints again. The gap keeps a single endpoint
-/// from changing every chain back and forth.
+/// Number of endpoints below which comments name endpoints again. Because of the gap, a single
+/// endpoint cannot change every chain back and forth.
 const FEW_ENDPOINTS: usize = 900;
 
-/// The claims of all Services of one IP family.
+/// Claims of all Services of one IP family.
 #[derive(Default)]
 pub(crate) struct Claims {
-    /// The compiled ports of each Service.
+    /// Compiled ports of each Service.
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
-    /// Compiled ports by owner, with the number of their rules.
+    /// Compiled port of each owner, with the number of its rules.
     by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, RuleCounts)>,
-    /// Service ports that claim each address and port. The first one owns all rules for it, in
-    /// every chain.
+    /// Service ports that claim each address and port. The first one owns all rules for the address
+    /// and port, in every chain.
     pub(crate) places: Entries<ServiceAddress, (), Arc<Owner>>,
     endpoints: usize,
-    /// Number of rules of all Services.
+    /// Number of rules that all Services claim.
     pub(crate) rules: RuleCounts,
     pub(crate) is_terse: bool,
-    /// True if unwanted rules may be removed, because every object could be read.
+    /// True if the mode may remove unwanted rules, because all objects are known.
     pub(crate) may_delete: bool,
 }
 
-/// Number of rules in filter and nat.
+/// Numbers of rules in tables filter and nat.
 pub(crate) type RuleCounts = [usize; 2];
 
 impl Claims {
@@ -98,7 +98,7 @@ impl Claims {
         let mut chains = port.chains(style);
         if !self.may_delete && port.is_cut_off() {
             // The endpoints on this node may be in an unreadable object. So the chain keeps its
-            // content, and the chains to which it leads stay.
+            // rules in the kernel, and the chains to which these lead stay.
             let external = port.external_chain();
             let mut compiled = chains.iter_mut().filter(|(chain, _)| *chain == external);
             if let (Some((_, content)), Some(there)) =
@@ -112,7 +112,7 @@ impl Claims {
         self.claim_slots(port, slots, tables);
     }
 
-    /// Claims the rules in shared chains, for each address and port that the owner gets.
+    /// Claims the rules in shared chains for each address and port that this owner wins.
     fn claim_slots(
         &mut self,
         port: Arc<ServedPort>,
@@ -137,8 +137,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces the owner's claims to addresses and ports with those of these slots. If an address
-    /// and port passes to another owner, the other owner claims its slots again.
+    /// Replaces the owner's claims to addresses and ports by those of these slots. If an address
+    /// and port moves to another owner, that owner claims its slots again.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,
@@ -179,8 +179,9 @@ impl Claims {
         }
     }
 
-    /// Claims the rules of ports without an endpoint for packets from outside again, after a read
-    /// of the kernel's rules. Their chains keep their content while deletion is forbidden.
+    /// Claims again the rules of ports without an endpoint for packets from outside, after a read
+    /// of the kernel's rules. While deletion is forbidden, the chains of such ports keep their
+    /// rules.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         let ports = self.ports.values().flatten();
         let cut_off: Vec<_> = ports.filter(|port| port.is_cut_off()).cloned().collect();
@@ -189,7 +190,7 @@ impl Claims {
         }
     }
 
-    /// Records an owner's port and updates the sums.
+    /// Replaces the compiled port of an owner, and updates the sums.
     fn count(&mut self, owner: &Arc<Owner>, now: Option<(Arc<ServedPort>, RuleCounts)>) {
         let rules = now.as_ref().map_or([0; 2], |(_, rules)| *rules);
         let before = match now {
@@ -202,7 +203,7 @@ impl Claims {
         }
     }
 
-    /// Decides again whether comments name endpoints.
+    /// Decides whether comments name endpoints. If that changes, claims all rules again.
     pub(crate) fn settle_style(&mut self, tables: &mut Tables, config: &Config) {
         let most = if self.is_terse {
             FEW_ENDPOINTS

@@ -1,7 +1,7 @@
-//! The kernel's named counters (nfnetlink_acct), which rules increment.
+//! Named counters of the kernel (nfnetlink_acct), which rules increment.
 //!
-//! A counter belongs to a network namespace, and stays when its rules are removed. It can be read
-//! without reading any rule.
+//! A counter belongs to a network namespace. It continues to exist without rules, and can be read
+//! without the rules.
 //!
 //! Source: `include/uapi/linux/netfilter/nfnetlink_acct.h`.
 
@@ -24,9 +24,10 @@ const fn message(command: u16) -> u16 {
 /// A named counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counter {
-    /// Packets that were not forwarded because connection tracking marks them INVALID.
+    /// Packets that the rules dropped instead of forwarding, because connection tracking marked
+    /// them INVALID.
     InvalidDropped,
-    /// Packets to NodePorts on 127.0.0.0/8, the first of each connection.
+    /// First packets of connections to NodePorts on 127.0.0.0/8.
     LocalhostNodePorts,
 }
 
@@ -43,14 +44,14 @@ impl Counter {
     }
 }
 
-/// A connection to the counters, in the network namespace of the thread that opened it.
+/// A connection for requests about counters, in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct NfacctSocket {
     connection: Connection,
 }
 
 impl NfacctSocket {
-    /// Opens a connection. The first request shows whether the kernel has counters.
+    /// Opens a connection. The first request shows whether the kernel supports counters.
     ///
     /// # Errors
     ///
@@ -59,17 +60,17 @@ impl NfacctSocket {
         Connection::open(Protocol::Netfilter).map(|connection| Self { connection })
     }
 
-    /// Creates the missing counters.
+    /// Creates the counters that are missing.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the kernel has no nfacct and did not load it. Otherwise, the socket failed, or
-    /// `EPERM`.
+    /// `EINVAL` if the kernel lacks nfacct and did not load it. `EPERM` without the privilege.
+    /// Otherwise the error of the socket.
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {
-            // Reads first, because a kernel without nfacct fails when it is asked to create a
-            // counter.
+            // Reads the counter first. A kernel without nfacct would fail when it is asked to
+            // create one.
             if !matches!(self.packets(counter), Ok(Some(_))) {
                 batch.push(NEW, NLM_F_CREATE, |w| named(w, counter));
             }
@@ -90,11 +91,12 @@ impl NfacctSocket {
         Ok(())
     }
 
-    /// Returns the number of packets counted, or `None` if the counter is missing.
+    /// Returns the number of packets that a counter has counted, or `None` if the counter is
+    /// missing.
     ///
     /// # Errors
     ///
-    /// The socket failed, the kernel refused, or its reply is malformed.
+    /// The socket fails, the kernel refuses the request, or its reply is malformed.
     pub fn packets(&mut self, counter: Counter) -> Result<Option<u64>, Error> {
         let answer = self.connection.request(GET, 0, |w| named(w, counter));
         match answer {

@@ -1,4 +1,4 @@
-//! Chooses the next write: turns tables into a plan.
+//! Plans the next write from the tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use crate::plan::{Change, Plan, PortWrites, RestoreStrategy, WholeChain};
 use crate::port::{Content, Slot};
 use crate::tables::Tables;
 
-/// Number of changes in a shared chain above which the whole chain may be written. The changes must
-/// also exceed an eighth of all wanted slots.
+/// Number of changes in a shared chain above which a plan may write the whole chain. The changes
+/// must also exceed an eighth of all wanted slots.
 const FEW_CHANGES: usize = 64;
-/// Approximate number of Services' rules in a restore, which iptables-nft writes in 25 ms. The time
-/// of a larger restore grows with the square of its size.
+/// Approximate number of rules of Services in one restore. iptables-nft writes them in 25 ms. The
+/// time of a larger restore grows with the square of its size.
 const MANY_RULES: usize = 1_024;
-/// Approximate maximum number of restores for all rules. iptables-legacy reads and writes the whole
-/// table for each restore.
+/// Approximate maximum number of restores for all rules. For each restore, iptables-legacy reads
+/// and writes the whole table.
 const MAX_RESTORES: usize = 32;
-/// Number of rules in one restore up to which a Service or namespace keeps its place in the order
-/// of writing. Its further rules come after other Services' rules.
+/// Number of rules in one restore up to which a Service or namespace keeps its place in the writing
+/// order. Its further rules follow the rules of other Services.
 const SHARE: usize = 256;
 
-/// The inputs of a plan.
+/// Inputs of a plan.
 pub(crate) struct Planner<'a> {
     pub(crate) tables: &'a Tables,
     pub(crate) claims: &'a Claims,
     pub(crate) manner: RestoreStrategy,
-    /// True if unwanted rules may be removed.
+    /// True if the plan may remove unwanted rules.
     pub(crate) may_delete: bool,
-    /// True if a refused restore has left the kernel's content unknown.
+    /// True if a refused restore may have changed the kernel's rules.
     pub(crate) is_uncertain: bool,
     pub(crate) now: Instant,
 }
 
 impl Planner<'_> {
-    /// Returns the next write.
+    /// Returns the next writes.
     pub(crate) fn plan(&self, config: &Arc<Config>) -> Plan {
         let mut plan = Plan {
             config: Arc::clone(config),
@@ -53,7 +53,7 @@ impl Planner<'_> {
         let written = parts.values().flat_map(|part| &part.slots);
         let written: HashSet<Slot> = written.map(|change| change.slot).collect();
         self.plan_base(&written, is_last, &mut plan);
-        // Stale chains wait for the last write, because rules may lead to them until then.
+        // Stale chains wait for the last restore, because rules may lead to them until then.
         if is_last && self.may_delete {
             let due = self.tables.chains.due(self.now);
             let stale = due.filter(|chain| self.tables.chains.wanted(chain).is_none());
@@ -72,7 +72,7 @@ impl Planner<'_> {
         plan
     }
 
-    /// Returns all pending changes of Service ports, by owner.
+    /// Returns all due changes of Service ports, by owner.
     fn due_parts(&self) -> BTreeMap<Option<Arc<Owner>>, PortWrites> {
         let mut parts: BTreeMap<Option<Arc<Owner>>, PortWrites> = BTreeMap::new();
         for chain in self.tables.chains.due(self.now) {
@@ -93,8 +93,8 @@ impl Planner<'_> {
             let part = parts.entry(owner.cloned()).or_default();
             part.slots = self.in_order(owner, &slots);
         }
-        // Slots and chains lead to other chains of their owner. So these are written too, even if
-        // they failed before and could wait.
+        // Slots and chains lead to other chains of their owner. So the plan writes these chains
+        // too, even if their last write failed and they could wait.
         for (owner, part) in &mut parts {
             let chains = owner.iter().flat_map(|of| self.tables.chains.keys_of(of));
             for chain in chains.filter(|chain| self.tables.chains.is_pending(chain)) {
@@ -108,16 +108,16 @@ impl Planner<'_> {
         parts
     }
 
-    /// Counts the rules removed and added when a chain is written.
+    /// Returns the number of rules that a write of this chain removes and adds.
     fn rules_written(&self, chain: &Chain, wanted: Content) -> usize {
         let actual = self.tables.chains.actual(chain);
         (actual.map_or(0, |there| there.rules) + wanted.rules) as usize
     }
 
-    /// Reduces the parts to the size of one restore. Service ports within their shares come first.
-    /// Parts without an owner always stay. Returns true if all parts fit.
+    /// Defers parts that do not fit into one restore. Service ports within their shares are kept
+    /// first. Parts without an owner always stay. Returns true if all parts fit.
     fn leave_for_later(&self, parts: &mut BTreeMap<Option<Arc<Owner>>, PortWrites>) -> bool {
-        // Until the first Service is served, no Service port has to wait.
+        // Before the first Service is served, no Service port has to wait.
         if self.tables.slots.as_wanted_len() == 0 {
             return true;
         }
@@ -152,9 +152,9 @@ impl Planner<'_> {
         false
     }
 
-    /// Returns the changed slots, and the owner's unchanged slots in the same chains, in their
-    /// final order. The unchanged slots are written too, because each rule is inserted at the head
-    /// of its chain.
+    /// Returns the changed slots, in their final order, together with the owner's unchanged slots
+    /// in the same chains. The write also includes the unchanged slots, because it inserts each
+    /// rule at the head of its chain.
     fn in_order(&self, owner: Option<&Arc<Owner>>, changed: &BTreeSet<Slot>) -> Vec<Change> {
         let change = |slot: &Slot| Change {
             slot: *slot,
@@ -175,7 +175,7 @@ impl Planner<'_> {
         own.map(change).collect()
     }
 
-    /// Returns the slots to write. Includes unwanted slots only if they may be removed.
+    /// Returns the slots to write. Includes unwanted slots only if the plan may remove them.
     fn due_slots(&self) -> Vec<Slot> {
         let due = self.tables.slots.due(self.now);
         due.filter(|slot| self.may_delete || self.tables.slots.wanted(slot).is_some())
@@ -189,7 +189,7 @@ impl Planner<'_> {
         };
         let installed = self.tables.base.actual(&()).cloned().unwrap_or_default();
         let mut whole: BTreeSet<Shared> = self.tables.disordered.due(self.now).copied().collect();
-        // If the base is not written now, its rules in the kernel stay as they are.
+        // If the plan does not write the base, the base rules in the kernel stay unchanged.
         let mut tails = &installed;
         if self.tables.base.due(self.now).next().is_some() {
             plan.wanted = Some(Arc::clone(wanted));
@@ -206,8 +206,8 @@ impl Planner<'_> {
         }
         if self.manner == RestoreStrategy::Together {
             for chain in Shared::ALL {
-                // Until the last restore, counts only changes of existing rules, because only a
-                // deletion must search for its rule.
+                // Before the last restore, counts only slots that have rules in the kernel: only a
+                // deletion must search the chain for a rule.
                 let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
                 let changes = written.iter().filter(|slot| slot.chain == chain);
                 let changes = changes.filter(counts).count();
@@ -228,7 +228,7 @@ impl Planner<'_> {
     }
 
     /// Returns all rules of Services in these chains, in the order of their owners. Slots in
-    /// `written` have their wanted rules, and all other slots their actual rules.
+    /// `written` contribute their wanted rules, all others their actual rules.
     fn texts_of(
         &self,
         chains: &BTreeSet<Shared>,
@@ -238,7 +238,8 @@ impl Planner<'_> {
         if chains.is_empty() {
             return texts;
         }
-        // A slot keeps its rules in the kernel if it is tried apart, written later, or was refused.
+        // A slot keeps its actual rules if its own piece changes it, a later plan writes it, or it
+        // was refused.
         let is_written =
             |slot: &Slot| self.manner == RestoreStrategy::Together && written.contains(slot);
         let mut put = |slot: &Slot, text: Option<&Arc<str>>| {
@@ -266,9 +267,9 @@ impl Planner<'_> {
         texts
     }
 
-    /// Plans the removal of other modes' leftovers once this mode serves all Services.
+    /// Plans the removal of leftovers of other modes, once this mode serves all Services.
     pub(crate) fn plan_leftovers(&self) -> Option<Plan> {
-        // After a refusal, the remaining leftovers are unknown.
+        // After a refusal, it is unknown which leftovers remain.
         if !self.may_delete || !self.tables.serve_all() || self.is_uncertain {
             return None;
         }
