@@ -1,4 +1,4 @@
-//! The tables of this mode: the wanted state, the actual state, and their difference.
+//! Tables of this mode: wanted, actual and pending entries.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,22 +13,22 @@ use crate::plan::{Base, Change, RedirectTarget};
 use crate::port::{Listener, ListenerKind, Portal};
 use relay::PortBackends;
 
-/// All tables of one IP family.
+/// Tables of one IP family, one for each kind of entry.
 #[derive(Default)]
 pub(crate) struct Tables {
-    /// Listening ports. This process opens them itself, so the actual state is always known.
+    /// Listening ports. Their actual state is always known, because this process opens them.
     pub(crate) sockets: Table<Listener, Arc<PortBackends>, Arc<Owner>>,
     pub(crate) redirects: Table<Portal, RedirectTarget, Arc<Owner>>,
     pub(crate) base: Table<(), Base, ()>,
-    /// Leftovers of other modes. No Service waits for their removal.
+    /// Leftovers of other modes. They never delay a Service.
     pub(crate) leftovers: Table<(), Leftovers, ()>,
-    /// Numbers of the open listening ports.
+    /// Port number of each open listener.
     ports: HashMap<Listener, u16>,
-    /// Listeners by the number of their port.
+    /// Open listeners by protocol and port number.
     numbers: HashMap<(Protocol, u16), Listener>,
-    /// Number of actual redirects to each port.
+    /// Number of actual redirects to each port, by protocol and port number.
     uses: HashMap<(Protocol, u16), usize>,
-    /// True if rules may lead to ports of an earlier process.
+    /// True if rules may still lead to ports of an earlier process.
     may_have_foreign: bool,
 }
 
@@ -50,12 +50,12 @@ impl Tables {
 
     // ---- listening ports ----
 
-    /// Returns the number of a listening port, or 0 until it is open.
+    /// Returns the port number of a listener, or 0 until its port is open.
     pub(crate) fn port(&self, listener: &Listener) -> u16 {
         self.ports.get(listener).copied().unwrap_or_default()
     }
 
-    /// Records that a listening port is open with these endpoints.
+    /// Records that the port of a listener is open and has these endpoints.
     pub(crate) fn opened(&mut self, listener: &Listener, port: u16, serving: Arc<PortBackends>) {
         let protocol = listener.name.protocol;
         if let Some(before) = self.ports.insert(listener.clone(), port) {
@@ -65,7 +65,7 @@ impl Tables {
         self.sockets.set_actual(listener, Some(serving));
     }
 
-    /// Records that a listening port is closed.
+    /// Records that the port of a listener is closed.
     pub(crate) fn closed(&mut self, listener: &Listener) {
         if let Some(port) = self.ports.remove(listener) {
             self.numbers.remove(&(listener.name.protocol, port));
@@ -73,17 +73,17 @@ impl Tables {
         self.sockets.set_actual(listener, None);
     }
 
-    /// Reports whether rules lead to a listening port. Such a port stays open.
+    /// Reports whether rules lead to the port of a listener. The port then stays open.
     pub(crate) fn is_used(&self, listener: &Listener) -> bool {
         let port = (listener.name.protocol, self.port(listener));
         self.uses.contains_key(&port)
     }
 
-    /// Reports whether a redirect must wait, because its old port is open and its new port does not
-    /// serve as wanted yet. For example, the new port may have no endpoint while the old one has.
-    /// The old port may belong to the same Service or to the previous owner of the address.
+    /// Reports whether a redirect must keep its old port for now, because the new port does not
+    /// serve as wanted yet. For example, the new port may have no endpoint while the old one has
+    /// some. The old port may belong to the same Service, or to the previous owner of the address.
     pub(crate) fn is_early(&self, change: &Change) -> bool {
-        // The usual case, also at the end of a start: no listening port is pending.
+        // Usually, also at the end of a start, no listening port is pending.
         if self.sockets.pending_len() == 0 {
             return false;
         }
@@ -105,7 +105,7 @@ impl Tables {
     }
 
     /// Reports whether a redirect leads only to unwanted ports of other Services, while its own
-    /// ports could not be opened. Its removal can free a port for this Service.
+    /// ports could not be opened. Its removal may free a port number for this Service.
     pub(crate) fn is_abandoned(&self, change: &Change) -> bool {
         let (Some(owner), Some(before), Some(after)) =
             (&change.owner, &change.before, &change.after)
@@ -127,8 +127,8 @@ impl Tables {
             && ListenerKind::ALL.into_iter().any(cannot_be_opened)
     }
 
-    /// Reports whether exactly `count` redirects lead to this port, which this process has not
-    /// opened.
+    /// Reports whether a port was not opened by this process and exactly `count` redirects lead to
+    /// it.
     pub(crate) fn leads_alone(&self, protocol: Protocol, number: u16, count: usize) -> bool {
         let port = (protocol, number);
         number != 0
@@ -136,13 +136,13 @@ impl Tables {
             && self.uses.get(&port).copied() == Some(count)
     }
 
-    /// Reports whether rules may lead to ports of an earlier process.
+    /// Reports whether rules may still lead to ports of an earlier process.
     pub(crate) fn may_have_foreign(&self) -> bool {
         self.may_have_foreign
     }
 
-    /// Returns the ports from which redirects will move to another Service's port with endpoints.
-    /// Until then, these ports keep their endpoints.
+    /// Returns the ports whose redirects will move to a port of another Service that has endpoints.
+    /// Until then, the old ports keep their endpoints.
     pub(crate) fn handed_over(&self) -> HashSet<(Protocol, u16)> {
         let redirects = &self.redirects;
         let pending = redirects
@@ -170,7 +170,7 @@ impl Tables {
         ports
     }
 
-    /// Reports whether a listening port is about to lose its last endpoint.
+    /// Reports whether a pending change removes the last endpoint of a listening port.
     pub(crate) fn is_emptied(&self, listener: &Listener) -> bool {
         let is_empty = |serving: &Arc<PortBackends>| serving.endpoints.is_empty();
         self.sockets.wanted(listener).is_some_and(is_empty)
@@ -180,7 +180,7 @@ impl Tables {
                 .is_some_and(|of| !is_empty(of))
     }
 
-    /// Returns the ports of an earlier process that rules still lead to.
+    /// Returns the ports of an earlier process to which rules still lead.
     pub(crate) fn foreign_ports(&mut self) -> HashSet<(Protocol, u16)> {
         if !self.may_have_foreign {
             return HashSet::new();
@@ -195,7 +195,7 @@ impl Tables {
 
     // ---- redirects ----
 
-    /// Records the actual state of a redirect.
+    /// Records the target that a redirect has in the kernel. `None`: the redirect does not exist.
     pub(crate) fn redirected(&mut self, portal: &Portal, aim: Option<RedirectTarget>) {
         if let Some(before) = self.redirects.actual(portal) {
             for port in before.ports() {
@@ -214,7 +214,8 @@ impl Tables {
         self.redirects.set_actual(portal, aim);
     }
 
-    /// Records the redirects that were read, and returns the portals that drifted.
+    /// Records the redirects that a read has found. Returns the portals whose redirects have
+    /// drifted.
     pub(crate) fn observe(&mut self, held: RedirectState) -> Vec<Portal> {
         let RedirectState {
             base,
@@ -234,7 +235,7 @@ impl Tables {
         self.redirects.observe(redirects)
     }
 
-    /// Reports whether the kernel has every port and redirect that an owner claims.
+    /// Reports whether every port and redirect that an owner claims exists.
     pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
         let mut sockets = self.sockets.keys_of(owner).iter();
         let mut redirects = self.redirects.keys_of(owner).iter();
@@ -242,7 +243,7 @@ impl Tables {
             && redirects.all(|key| !self.redirects.is_pending(key))
     }
 
-    /// Reports whether all Services are served by this mode.
+    /// Reports whether this mode serves all Services.
     pub(crate) fn serve_all(&self) -> bool {
         self.base.pending_len() == 0
             && self.sockets.pending_len() == 0

@@ -1,5 +1,5 @@
-//! Redirects by an nf\_tables table: maps from destinations to listening ports, one for each origin
-//! of packets.
+//! Redirects by an nf\_tables table. Its maps lead from destinations to listening ports. Each
+//! origin of packets has its own maps.
 //!
 //! ```text
 //!   prerouting  ip daddr . meta l4proto . th dport ─▶ @portals    dnat to an address of this node
@@ -7,9 +7,9 @@
 //!   output      the same in @portals-node, @nodeports-node        dnat to localhost
 //! ```
 //!
-//! If pods can be detected, their packets are looked up in `@portals-pods` and `@nodeports-pods`
-//! first. One redirect is one element in each map. A change of the redirect changes only these
-//! elements.
+//! If a detector recognizes packets from pods, rules look these packets up in `@portals-pods` and
+//! `@nodeports-pods` first. A redirect is one element in each map. A changed redirect changes only
+//! these elements.
 
 pub(crate) mod layout;
 pub(crate) mod read;
@@ -35,7 +35,7 @@ use layout::{elements, maps, table};
 
 pub(crate) use layout::TABLE;
 
-/// Returns the names of all chains and maps of the table in a family.
+/// Returns the names of all chains and maps in the table of a family.
 pub fn native_names(family: IpFamily) -> BTreeSet<String> {
     let base = Base {
         node_ports: NodePortsAt::Everywhere,
@@ -48,21 +48,21 @@ pub fn native_names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// Name of the probe's table.
+/// Name of the table in trial transactions.
 const PROBE: &str = "kube-proxy-userspace-probe";
 
-/// Redirects by nf\_tables, for one family.
+/// Redirects in an nf\_tables table, for one family.
 pub(crate) struct NftablesRedirect {
     family: IpFamily,
     nftables: Nftables,
 }
 
 impl NftablesRedirect {
-    /// Opens redirects for one family.
+    /// Opens nf\_tables for the redirects of one family.
     ///
     /// # Errors
     ///
-    /// The kernel has no nf\_tables, or a privilege is missing.
+    /// The kernel lacks nf\_tables, or the process lacks a privilege.
     pub(crate) fn open(
         family: IpFamily,
         own: &Arc<OwnSockets>,
@@ -89,7 +89,7 @@ impl Redirect for NftablesRedirect {
         let written = self.nftables.commit(&transaction, None);
         written.map(drop).map_err(|error| Refusal {
             blame: match &error {
-                // A smaller transaction may succeed, so one of the changes is at fault.
+                // A smaller transaction may succeed, so one of the changes caused the error.
                 CommitError::Refused { .. } | CommitError::TooLarge(_) => RefusalMeaning::One,
                 _ => RefusalMeaning::None,
             },
@@ -98,13 +98,13 @@ impl Redirect for NftablesRedirect {
     }
 }
 
-/// Reports whether the kernel has nf\_tables. Tries no transaction.
+/// Reports whether the kernel has nf\_tables. Sends no transaction.
 pub fn has_nftables() -> bool {
     Nftables::open().is_ok()
 }
 
-/// Tries every feature that the table of a family may need. The kernel keeps no change and sends no
-/// notification.
+/// Tests every feature that the table of a family may need. The kernel keeps no change, and sends
+/// no notification.
 ///
 /// # Errors
 ///
@@ -126,7 +126,7 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     };
     let edits = node_ports.map(|node_ports| edits(family, &of_base(node_ports)));
     let name: Name = PROBE.into();
-    // Gives the same table the probe's name.
+    // Builds the mode's table, under the name of the trial table.
     let edits = edits.into_iter().flatten().map(|edit| match edit {
         Edit::AddTable(table) => Edit::AddTable(Table {
             name: Arc::clone(&name),
@@ -142,11 +142,11 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     Nftables::open()?.check(&transaction)
 }
 
-/// Returns the edits of a plan.
+/// Returns the edits that carry out a plan.
 fn edits(family: IpFamily, plan: &Redirects) -> Vec<Edit> {
     let mut edits = Vec::new();
     if plan.extent == Extent::Whole {
-        // Replaces the table, whether or not it exists.
+        // Deletes the table if it exists, and creates it again.
         edits.push(Edit::AddTable(table(family)));
         edits.push(Edit::DeleteTable);
         edits.push(Edit::AddTable(table(family)));
@@ -176,7 +176,7 @@ fn edits(family: IpFamily, plan: &Redirects) -> Vec<Edit> {
     edits
 }
 
-/// Groups elements into one edit for each map.
+/// Combines the elements of each map into one edit.
 fn by_map(
     elements: impl Iterator<Item = (&'static str, Element)>,
     edit: fn(Name, Vec<Element>) -> Edit,

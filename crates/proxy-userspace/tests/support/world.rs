@@ -1,4 +1,4 @@
-//! A test world of a node and a neighbouring host, in network namespaces with real packets. The
+//! A test world with real packets: a node and a second host, each in its own network namespace. The
 //! host runs the endpoints and a client.
 //!
 //! ```text
@@ -26,7 +26,7 @@ use relay::{Limits, Relay};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::gettid;
 
-/// Runs programs in the network namespace of the calling thread.
+/// Runs a shell script in the network namespace of the calling thread. Returns its output.
 pub(crate) fn sh(script: &str) -> String {
     let script = format!("set -e; {script}");
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();
@@ -36,7 +36,7 @@ pub(crate) fn sh(script: &str) -> String {
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// A neighbouring host of the node, in its own network namespace.
+/// The second host, in its own network namespace.
 pub(crate) struct Host(mpsc::Sender<Job>);
 
 impl Host {
@@ -90,10 +90,10 @@ impl Host {
     }
 }
 
-/// Mark of the relay's connections.
+/// Mark of the relay's packets to endpoints.
 const MARK: Option<u32> = Some(0x4000);
 
-/// A function that opens the kernel on the thread of a lane.
+/// A function that opens the kernel on the worker thread of a lane.
 pub(crate) type Opens = fn(IpFamily, Relay) -> UserspaceKernel;
 
 pub(crate) struct World {
@@ -137,7 +137,7 @@ impl World {
         }
     }
 
-    /// Runs the mode until no work is left.
+    /// Runs the mode until no work is left, with the model's new changes.
     pub(crate) fn sync(&mut self) -> Report {
         let changes = self.model.take_changes();
         self.mode.update(&self.model, &changes, Instant::now());
@@ -207,7 +207,7 @@ impl World {
         self.model.apply(Event::ServiceDeleted(name));
     }
 
-    /// Opens endpoints for both protocols on the host, one port each.
+    /// Opens endpoints on the host for both protocols, one port for each name.
     pub(crate) fn endpoints(&self, at: &str, names: &'static [&'static str]) -> Vec<SocketAddr> {
         let at: IpAddr = at.parse().unwrap();
         self.host.run(move || {
@@ -217,7 +217,7 @@ impl World {
     }
 }
 
-/// Returns the name of the endpoint that replies at an address over TCP.
+/// Returns the name of the endpoint that replies over TCP at an address and port.
 pub(crate) fn who(at: &str) -> Result<String, ErrorKind> {
     let at: SocketAddr = at.parse().unwrap();
     let connected = TcpStream::connect_timeout(&at, Duration::from_secs(3));
@@ -228,7 +228,7 @@ pub(crate) fn who(at: &str) -> Result<String, ErrorKind> {
     Ok(String::from_utf8(name.into()).unwrap())
 }
 
-/// Returns the name of the endpoint that replies at an address over UDP.
+/// Returns the name of the endpoint that replies over UDP at an address and port.
 pub(crate) fn who_by_udp(at: &str) -> Result<String, ErrorKind> {
     let at: SocketAddr = at.parse().unwrap();
     let any = if at.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -243,7 +243,7 @@ pub(crate) fn who_by_udp(at: &str) -> Result<String, ErrorKind> {
     Ok(char::from(name[0]).to_string())
 }
 
-/// Returns all endpoints that reply within a few tries.
+/// Returns the names of all endpoints that reply in four attempts.
 pub(crate) fn all(ask: fn(&str) -> Result<String, ErrorKind>, at: &str) -> BTreeSet<String> {
     (0..4).map(|_| ask(at).unwrap()).collect()
 }
@@ -258,7 +258,7 @@ pub(crate) fn on_a_node(story: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Checks every route to a Service, over TCP and UDP, from the node and from the host.
+/// Checks all ways to a Service: over TCP and UDP, from the node and from the host.
 pub(crate) fn packets_find_their_way(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let endpoints = world.endpoints("192.0.2.2", &["a", "b"]);
@@ -270,21 +270,21 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
         assert_eq!(all(who, at), both, "{at} from the node");
         assert_eq!(all(who_by_udp, at), both, "{at} by UDP from the node");
     }
-    // The node would not reply from the second address by default.
+    // By default, the node would not reply from its second address.
     for at in [cluster, node_port, "198.51.100.1:30080"] {
         let tcp = world.host.run(move || all(who, at));
         assert_eq!(tcp, both, "{at} from elsewhere");
         let udp = world.host.run(move || all(who_by_udp, at));
         assert_eq!(udp, both, "{at} by UDP from elsewhere");
     }
-    // Packets to an address and port outside all Services pass unchanged.
+    // The rules do not affect packets to an address and port of no Service.
     assert!(who("10.96.0.1:81").is_err());
     assert_eq!(who("127.0.0.1:30081"), Err(ErrorKind::ConnectionRefused));
-    // The kernel's content equals the written state.
+    // A read of the kernel equals the state that was written.
     world.mode.check(Instant::now());
     let report = world.settle();
     assert_eq!((report.written, report.drift.is_empty()), (0, true));
-    // Only redirected clients reach the listening ports.
+    // The listening ports reject clients that were not redirected.
     let ports = sh("ss -Hltn | awk '{print $4}' | sed 's/.*://'");
     let port: u16 = ports.lines().next().unwrap().parse().unwrap();
     let direct = format!("192.0.2.1:{port}");
@@ -309,7 +309,7 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
     super::until("all are closed", || sh("ss -Hltn").is_empty());
 }
 
-/// Checks every route to a Service over IPv6.
+/// Checks all ways to a Service over IPv6.
 pub(crate) fn packets_find_their_way_over_ipv6(kernel: Opens) {
     let mut world = World::new(IpFamily::V6, kernel);
     let endpoints = world.endpoints("2001:db8::2", &["a", "b"]);
@@ -329,8 +329,8 @@ pub(crate) fn packets_find_their_way_over_ipv6(kernel: Opens) {
     assert_eq!((report.written, report.drift.is_empty()), (0, true));
 }
 
-/// Checks that clients reach endpoints in the node's own network, even at the NodePort's number or
-/// at an address of the Service.
+/// Checks that clients reach endpoints in the node's own network namespace, even if such an
+/// endpoint has the number of the NodePort or an address of the Service.
 pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let node_port = "192.0.2.1:30080";
@@ -356,8 +356,8 @@ pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     super::until("flows end", || world.relay.counters().flows() == 0);
 }
 
-/// Checks that rules for the detection of pods read back as written, even after another program
-/// lists and rewrites them.
+/// Checks that a read returns the rules for pod detection as they were written, even after another
+/// program has listed and rewritten them.
 pub(crate) fn rules_that_detect_pods_read_back(kernel: Opens, again: &'static str) {
     let detectors = [
         LocalDetector::None,
@@ -395,7 +395,7 @@ pub(crate) fn rules_that_detect_pods_read_back(kernel: Opens, again: &'static st
     }
 }
 
-/// Checks that a second process takes over from the first process.
+/// Checks that a second process takes over the rules and ports of the first one.
 pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let endpoints = world.endpoints("192.0.2.2", &["a"]);
@@ -408,7 +408,7 @@ pub(crate) fn one_process_comes_after_another(kernel: Opens) {
         mode,
         relay,
     } = world;
-    // The relay of the first process ends with its last handle.
+    // The relay of the first process ends when its last handle is dropped.
     drop((mode, relay));
     super::until("nobody listens", || who("10.96.0.1:80").is_err());
     let relay = Relay::start(Limits::default()).unwrap();
@@ -430,7 +430,8 @@ pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     assert_eq!(who("10.96.0.1:80").unwrap(), "a");
 }
 
-/// Checks a large number of Services in one step, one more Service, and the removal of all.
+/// Checks that a large number of Services is written in one step, then one more Service, and that
+/// all are removed.
 pub(crate) fn very_many_are_served(kernel: Opens, many: u16) {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;
