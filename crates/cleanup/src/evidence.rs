@@ -1,5 +1,5 @@
-//! Evidence that assigns virtual servers to modes: addresses on links, members of sets, and notes
-//! in the flags of virtual servers.
+//! Evidence that assigns virtual servers to modes: addresses on links, members of sets, and
+//! ownership flags of virtual servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,17 +15,17 @@ use ipvs_netlink::ServiceKey;
 pub(crate) struct Evidence {
     /// Addresses on the links of modes, as interface addresses or as local routes.
     pub(crate) bound: BTreeSet<IpAddr>,
-    /// Addresses on all links that belong to no mode.
+    /// Addresses on all links that are not links of modes.
     pub(crate) elsewhere: BTreeSet<IpAddr>,
-    /// Addresses that a set records as bound to a mode's link.
+    /// Addresses that, according to a set, a mode has bound to its link.
     pub(crate) said_bound: BTreeSet<IpAddr>,
     servers: BTreeSet<(SocketAddr, Protocol)>,
     node_ports: BTreeSet<(u16, Protocol)>,
-    /// Addresses whose packets get a firewall mark, by mark.
+    /// Addresses whose packets get a firewall mark, for each mark.
     marks: BTreeMap<u32, BTreeSet<IpAddr>>,
 }
 
-/// A virtual server, reduced to the fields that are evidence.
+/// A virtual server, reduced to its key and the fields that are evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Server {
     pub(crate) key: ServiceKey,
@@ -33,8 +33,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Returns the address, port and protocol. Returns `None` for a firewall mark and for a
-    /// protocol that Services do not have.
+    /// Returns the address, port and protocol. Returns `None` for a firewall mark, and for a
+    /// protocol that Services cannot have.
     pub(crate) fn at(&self) -> Option<(SocketAddr, Protocol)> {
         match self.key {
             ServiceKey::Address {
@@ -51,7 +51,7 @@ impl Server {
 }
 
 impl fmt::Display for Server {
-    /// Formats the virtual server for messages: `192.0.2.1:80/TCP`, `FWM 1`.
+    /// Formats the virtual server for messages: `192.0.2.1:80/TCP` or `FWM 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at() {
             Some((at, protocol)) => write!(f, "{at}/{protocol}"),
@@ -78,20 +78,21 @@ impl Evidence {
             (Says::Marks, Entry::IpPortMark { ip, mark, .. }) => {
                 self.marks.entry(mark.value).or_default().insert(ip);
             }
-            // No mode writes entries of this type, so another program wrote this entry.
+            // No mode writes members of this type, so another program has written this one.
             _ => {}
         }
     }
 
-    /// Reports whether one of these modes created a virtual server. Any of these facts suffices:
+    /// Reports whether one of these modes has created a virtual server. Any of these facts is
+    /// sufficient:
     ///
-    /// * A set names the virtual server.
-    /// * Its address is on the mode's link, and no set names another virtual server at that
-    ///   address.
-    /// * Its port is a NodePort, and its address belongs to the node. With the ownership flag, the
-    ///   port suffices, because the node may have lost the address.
+    /// * A set contains the virtual server.
+    /// * Its address is on the mode's link, and no set contains another virtual server at that
+    /// address.
+    /// * Its port is a NodePort, and its address belongs to the node. If the virtual server has the
+    /// ownership flag, the port is sufficient, because the node may have lost the address.
     ///
-    /// For a virtual server by firewall mark, only the ownership flag is evidence, because another
+    /// For a virtual server with a firewall mark, only the ownership flag is evidence: another
     /// program may use the same mark.
     pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
@@ -105,7 +106,8 @@ impl Evidence {
                 && self.node_ports.contains(&(at.port(), protocol)))
     }
 
-    /// Returns the addresses of a virtual server. Empty if no set contains its firewall mark.
+    /// Returns the addresses of a virtual server. Returns none if no set contains its firewall
+    /// mark.
     pub(crate) fn addresses(&self, key: &ServiceKey) -> BTreeSet<IpAddr> {
         match key {
             ServiceKey::Address { address, .. } => [*address].into(),
@@ -113,8 +115,8 @@ impl Evidence {
         }
     }
 
-    /// Returns true if a set names virtual servers at this address. Such a set names all virtual
-    /// servers of the mode at the address.
+    /// Returns true if a set contains virtual servers at this address. Such a set contains all
+    /// virtual servers of the mode at the address.
     fn names_any_at(&self, address: IpAddr) -> bool {
         let first = (SocketAddr::new(address, 0), Protocol::Tcp);
         let last = (SocketAddr::new(address, u16::MAX), Protocol::Sctp);
@@ -142,8 +144,8 @@ mod tests {
     fn only_virtual_servers_proven_ours_are_removed() {
         let there = [
             ("10.96.0.1:443", 0),
-            // This virtual server belongs to another program, because the sets name all virtual
-            // servers of the mode at this address.
+            // This virtual server belongs to another program: the sets contain all virtual servers
+            // of the mode at this address.
             ("10.96.0.3:81", 0),
             ("10.96.0.2:80", 0),
             ("10.96.0.2:81", NOTE),
@@ -173,7 +175,7 @@ mod tests {
             port: 80,
         };
         found.add(Says::VirtualServers, &other);
-        // A member whose type does not fit the meaning of its set is ignored.
+        // Ignores a member whose type does not fit the meaning of its set.
         found.add(Says::NodePorts(Protocol::Tcp), &named);
         let ours = there.map(|(at, flags)| {
             let at: SocketAddr = at.parse().unwrap();

@@ -1,5 +1,5 @@
-//! Removes links that hold service addresses. The addresses are evidence that assigns a virtual
-//! server to a mode.
+//! Removes the links that hold service addresses. These addresses are evidence that assigns virtual
+//! servers to a mode.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use route_netlink::{
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, LOST, Manner, Need, NeededAddresses, many};
 
-/// The links of some modes with their addresses, in one family.
+/// Links of some modes with their addresses and routes, in one family.
 #[derive(Debug, Default)]
 pub(crate) struct Links(Vec<LinkEntries>);
 
@@ -68,7 +68,7 @@ impl Links {
 }
 
 impl LinkEntries {
-    /// Returns the service addresses of the link, which are interface addresses or local routes.
+    /// Returns the service addresses of the link: interface addresses and local routes.
     fn service_addresses(&self) -> BTreeSet<IpAddr> {
         let addresses = self.addresses.iter().map(|held| held.address);
         let routes = self.routes.iter().filter(|route| route.is_host());
@@ -77,7 +77,7 @@ impl LinkEntries {
     }
 }
 
-/// Family of a removal, with the evidence that the removal needs.
+/// The family of a removal, with the evidence that it needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FamilyEvidence<'a> {
     pub(crate) family: IpFamily,
@@ -86,8 +86,8 @@ pub(crate) struct FamilyEvidence<'a> {
     pub(crate) need: Need,
 }
 
-/// Removes a link with its addresses and routes, unless the addresses are still needed as evidence.
-/// Keeps the addresses of draining virtual servers.
+/// Removes a link with its addresses and routes, unless they are still needed as evidence. Keeps
+/// the addresses of draining virtual servers.
 pub(crate) fn remove(
     link: &Link,
     families: &[FamilyEvidence<'_>],
@@ -143,9 +143,9 @@ pub(crate) fn remove(
     }
 }
 
-/// Binds the addresses of draining virtual servers as routes, and unbinds all other addresses. A
-/// route has an address of the node as source. So the node's new connections do not get a service
-/// address as source, and the service addresses do not count as the node's.
+/// Turns the addresses of draining virtual servers into routes, and removes all other addresses.
+/// The source of these routes is an address of the node. So the node's new connections do not use a
+/// service address as source, and the service addresses do not count as the node's.
 fn keep(
     link: &Link,
     of: &FamilyEvidence<'_>,
@@ -161,7 +161,8 @@ fn keep(
     };
     let mut bound = held.service_addresses();
     bound.retain(|ip| needed.contains(*ip));
-    // A draining address of a range gets a route of its own, before the range is removed.
+    // If a range contains a draining address, the address gets its own route before the range is
+    // removed.
     let ranges = || held.routes.iter().filter(|route| !route.is_host());
     let is_within = |ip: &&IpAddr| ranges().any(|range| range.contains(**ip));
     bound.extend(needed.named.iter().filter(is_within));
@@ -176,7 +177,7 @@ fn keep(
             source,
             ..LocalRoute::host(found.index, address, link.route_protocol)
         };
-        // Removing a route without a source could remove the new route instead.
+        // The removal of a route without a source could remove the new route instead.
         let mut hosts = held.routes.iter().filter(|route| route.is_host());
         let before = hosts.find(|held| held.address == address);
         if let Some(before) = before.filter(|before| before.source != source) {
@@ -222,14 +223,14 @@ fn keep(
     for route in held.routes.iter().filter(is_unused) {
         route.push_del(&mut batch);
     }
-    // Another program may have removed an address meanwhile. The cleanup after the drain reports
-    // the addresses that the kernel does not release.
+    // Ignores refusals: another program may have removed an address meanwhile. The cleanup after
+    // the drain reports the addresses that are still on the link.
     rtnetlink.execute(&batch)?;
     Ok(())
 }
 
-/// Prepares a link for local routes: IPv4 routes need an address on the link, IPv6 routes a link that
-/// is up.
+/// Prepares a link for local routes. IPv4 routes need an address on the link. IPv6 routes need a
+/// link that is up.
 fn prepare_for_routes(
     rtnetlink: &mut Rtnetlink,
     link: &Link,
@@ -237,7 +238,7 @@ fn prepare_for_routes(
     index: u32,
 ) -> Result<(), Error> {
     if family == IpFamily::V6 {
-        // A kernel without this option adds a link-local address, which does no harm.
+        // A kernel without this option adds a link-local address, which is harmless.
         drop(rtnetlink.set_address_generation(link.name, AddressGeneration::None));
         return rtnetlink.set_link_state(link.name, LinkState::Up);
     }
@@ -249,7 +250,7 @@ fn prepare_for_routes(
     Ok(())
 }
 
-/// Removes the routes to addresses whose virtual servers have drained.
+/// Removes the routes of addresses whose virtual servers have drained.
 pub(crate) fn release(
     links: impl Iterator<Item = Link>,
     ended: &BTreeSet<IpAddr>,
@@ -273,8 +274,8 @@ pub(crate) fn release(
     rtnetlink.execute(&batch).map(drop)
 }
 
-/// Removes the mode's routes from a link that stays, and the addresses that a set records as bound
-/// by the mode.
+/// Removes the mode's routes from a link that stays, and the addresses that, according to a set,
+/// the mode has bound.
 fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cleanup) {
     let (family, name) = (of.family, link.name);
     let Some(held) = of.links.on(link) else {
@@ -295,8 +296,8 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         route.push_del(&mut batch);
         doomed.push(route.address);
     }
-    // The anchor is the source address of the routes. It is not a service address, so it does not
-    // count.
+    // The anchor is the source address of the routes. It is not a service address, so the report
+    // does not count it.
     let is_anchor = |held: &&Address| Some(held.address) == link.anchor;
     if let Some(anchor) = held.addresses.iter().find(is_anchor) {
         anchor.push_del(&mut batch);
@@ -318,7 +319,7 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         let what = format!("cannot unbind {address} from {name}");
         match reply {
             Reply::Done => done += 1,
-            // The address, route or link has already been removed.
+            // The address, route or link no longer exists.
             Reply::Refused(refusal)
                 if [libc::EADDRNOTAVAIL, libc::ESRCH, libc::ENODEV].contains(&refusal.errno) =>
             {
@@ -337,7 +338,7 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
 }
 
 /// Reports whether an address may belong to a Service or to the node. Loopback and link-local
-/// addresses never count as evidence.
+/// addresses are never evidence.
 pub(crate) fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)
