@@ -1,4 +1,4 @@
-//! Changed Services and drift that future reports will contain.
+//! Changed Services and drift that later reports will contain.
 
 use std::fmt::Display;
 use std::hash::Hash;
@@ -10,41 +10,40 @@ use hashbrown::HashSet;
 use proxy::{Drift, NamespacedName, Owner, Report};
 use reconcile::Table;
 
-/// Longest time to collect drift before the report of it, if the repair takes long.
+/// Longest time for which the engine collects drift before it reports the drift.
 const TELL_DRIFT: Duration = Duration::from_secs(5);
 
-/// Number of awaited Services above which their memory is freed later.
+/// Number of awaited Services above which the set's memory is freed when it becomes empty.
 const MANY: usize = 1_000;
 
-/// The Services and drift for the next report.
+/// Changed Services and drift for the next reports.
 #[derive(Debug, Default)]
 pub struct ReportDraft {
-    /// Services that changed and are not settled yet.
+    /// Services that have changed and are not settled yet.
     awaited: HashSet<NamespacedName>,
-    /// Awaited Services that the next check looks at.
+    /// Awaited Services that the next check covers.
     fresh: Vec<NamespacedName>,
-    /// Awaited Services whose entries another program had changed.
+    /// Awaited Services whose entries another program has changed.
     disturbed: HashSet<NamespacedName>,
-    /// Awaited Services that had at least one write, or an attempt to write, since their last
-    /// change.
+    /// Awaited Services for which at least one write was made or attempted since their last change.
     written: HashSet<NamespacedName>,
     drift: Drift,
-    /// Start of the current drift.
+    /// Time at which the current drift was first noticed.
     drifting: Option<Instant>,
 }
 
 impl ReportDraft {
-    /// Records that a Service may want different entries.
+    /// Records that a Service may want other entries now.
     pub fn changed(&mut self, service: &NamespacedName) {
         if self.awaited.insert(service.clone()) {
             self.fresh.push(service.clone());
         }
     }
 
-    /// Records that entries of these Services were written, or that a write was attempted.
+    /// Records that writes of entries of these Services were made or attempted.
     pub fn wrote(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
         for service in services {
-            // Consecutive ports often belong to the same Service.
+            // Successive Service ports often belong to the same Service.
             if self.fresh.last() == Some(&service) && self.written.contains(&service) {
                 continue;
             }
@@ -63,7 +62,7 @@ impl ReportDraft {
         }
     }
 
-    /// Checks all awaited Services. Their entries may exist without a write for them.
+    /// Makes the next check cover all awaited Services: their entries may exist without a write.
     pub fn review(&mut self) {
         self.fresh = self.awaited.iter().cloned().collect();
     }
@@ -79,7 +78,7 @@ impl ReportDraft {
         self.drifting.get_or_insert(now);
     }
 
-    /// Records entries of a table that another program has changed. Marks their Services as
+    /// Records entries of a table that another program has changed. Their Services then count as
     /// disturbed.
     pub fn drifted_of<K: Clone + Eq + Hash + Display, V: Clone + Eq>(
         &mut self,
@@ -95,13 +94,14 @@ impl ReportDraft {
         }
     }
 
-    /// Records as many drifted entries as `note` adds.
+    /// Records the drifted entries that `note` adds.
     pub fn note_drift(&mut self, now: Instant, note: impl FnOnce(&mut Drift)) {
         note(&mut self.drift);
         self.drifting.get_or_insert(now);
     }
 
-    /// Checks which Services with changes or writes are settled now.
+    /// Checks which of the changed or written Services are settled now, and adds them to the
+    /// report.
     pub(crate) fn settle(
         &mut self,
         report: &mut Report,
@@ -126,7 +126,7 @@ impl ReportDraft {
         }
     }
 
-    /// Returns and clears the drift once it is repaired, or if the repair takes long.
+    /// Removes and returns the drift, once it is repaired or its repair takes too long.
     pub(crate) fn take_drift(&mut self, now: Instant, is_repaired: bool) -> Drift {
         let is_late = |since: &mut Instant| {
             is_repaired || now.saturating_duration_since(*since) >= TELL_DRIFT
