@@ -1,4 +1,4 @@
-//! The rules of the last read, and the kernel's state that shows whether they are still current.
+//! The rules of the last read, with the kernel's state that shows whether they are current.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -9,37 +9,38 @@ use inet::IpFamily;
 use crate::backend::Backend;
 use crate::obstacles::DormantTable;
 
-/// Largest size of a kept text in bytes. Other programs may have very many rules.
+/// Largest size in bytes of a stored text. Other programs may have very many rules.
 pub(crate) const MOST: usize = 256 * 1024;
 
-/// Longest wait for the other family's writer. Then both families write at once, and the kernel or
-/// the programs' own lock orders the writes.
+/// Longest wait for the writer of the other family. After it, both families write at once, and the
+/// kernel or the programs' own lock orders the writes.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
-/// The state of a family's tables in a backend, as the kernel reports it without a program.
+/// State of one backend's tables of a family, as the kernel reports it without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TablesState {
-    /// The kernel cannot have rules in this backend.
+    /// The kernel cannot have rules of this backend.
     Unsupported,
-    /// The kernel has only built-in chains, without rules.
+    /// The kernel has only built-in chains, and no rule.
     Empty,
-    /// The kernel may have rules. Equal numbers mean equal rules.
+    /// The kernel may have rules. While the number is equal, the rules are equal. `None`: the
+    /// number is unknown.
     Holds(Option<u64>),
 }
 
-/// The kernel's support for rules, as the kernel reports it without a program.
+/// The kernel's support for rules of a backend, as the kernel reports it without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuleSupport {
     Works,
     Never,
-    /// Tables can exist, but the kernel lacks a part that rules of every mode need. A program may
-    /// still load it.
+    /// Tables can exist, but the kernel lacks a feature that rules of every mode need. A program
+    /// may still make the kernel load it.
     Lacks,
-    /// Unknown. Only a program can find out.
+    /// Unknown. Only an iptables program can find out.
     Unknown,
 }
 
-/// The last read rules of each backend and family, in one network namespace.
+/// Last read rules of each backend and family, in one network namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
     slots: [Slot; 4],
@@ -47,11 +48,12 @@ pub(crate) struct Readings {
     has_written: Condvar,
 }
 
-/// A turn to write. Writers take turns, but a writer that waited too long writes without a turn.
+/// A turn to write. Only one writer has the turn, but a writer that has waited too long writes
+/// without it.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,
-    /// True if the writer stopped waiting and writes without the turn.
+    /// True if the writer has stopped waiting, and writes without the turn.
     is_jumped: bool,
 }
 
@@ -59,11 +61,11 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Slot {
     last: Mutex<Option<Reading>>,
     works: AtomicBool,
-    /// Switched-off tables that the log has named.
+    /// Dormant tables that the log has named.
     dormant: Mutex<Vec<DormantTable>>,
 }
 
-/// All rules of one state, with the kernel's number of the state.
+/// All rules at one state, with the number by which the kernel identifies the state.
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) number: u64,
@@ -71,10 +73,10 @@ pub(crate) struct Reading {
 }
 
 impl Readings {
-    /// Waits for the turn to write. The wait has a limit, so that a hanging program of one family
-    /// does not block the other family. Turns avoid conflicts. Legacy programs of both families
+    /// Waits for the turn to write. The wait is limited, so that a program of one family that hangs
+    /// does not block the other family. Turns avoid conflicts: legacy programs of both families
     /// share one lock, and versions before 1.6.2 do not wait for it. nft programs start over if
-    /// another program has written during their work.
+    /// another program has written meanwhile.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let is_writing = self.lock();
         let waited = self
@@ -106,7 +108,7 @@ impl Readings {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // This writer does not hold the turn, so it must not release it.
+        // This writer has not got the turn, so it must not release the turn.
         if !self.is_jumped {
             *self.of.lock() = false;
             self.of.has_written.notify_one();
@@ -115,7 +117,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Slot {
-    /// Locks the last read rules. A second reader waits for the first.
+    /// Locks the last read rules. Waits while another thread reads.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Reading>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -129,7 +131,7 @@ impl Slot {
         }
     }
 
-    /// Replaces the set of switched-off tables, and returns the previous set.
+    /// Replaces the dormant tables that the log has named. Returns the previous ones.
     pub(crate) fn replace_dormant(&self, now: &[DormantTable]) -> Vec<DormantTable> {
         let mut dormant = self.dormant.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut dormant, now.to_vec())

@@ -1,4 +1,4 @@
-//! Writes any number of rules by one process.
+//! Writes any number of rules through one process.
 
 use std::time::Duration;
 
@@ -9,24 +9,24 @@ use crate::error::{IptablesError, Kind, LineFinder, failure};
 use crate::iptables::Iptables;
 use crate::program::Input;
 
-/// Time limit of a restore. It includes the 5 s wait for the lock of legacy iptables.
+/// Time limit of a restore, including a wait of 5 s for the lock of legacy iptables.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
-/// Additional time for each MiB of existing rules.
+/// Additional time limit for each MiB of existing rules.
 const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Iptables {
-    /// Applies `text`, each table whole or not at all. Chains that the text does not name stay
-    /// unchanged.
+    /// Applies `text`. Of each table, applies all commands or none. Chains that the text does not
+    /// name stay unchanged.
     ///
     /// # Errors
     ///
-    /// A table is refused; tables before it are written.
+    /// The program refused a table. It has written the tables before this one.
     pub fn restore(&self, family: IpFamily, text: &str) -> Result<(), IptablesError> {
         self.restore_within(RESTORE_LIMIT, family, text)
     }
 
-    /// Applies `text` to tables whose existing rules take `saved` characters. The time limit grows
-    /// with `saved`, because legacy iptables reads and writes whole tables.
+    /// Applies `text`. `saved` is the size of the existing rules in bytes. The time limit grows
+    /// with it, because legacy iptables reads and writes whole tables.
     ///
     /// # Errors
     ///
@@ -51,9 +51,9 @@ impl Iptables {
         self.restore_from(limit, family, &mut |sink| sink.write_all(text.as_bytes()))
     }
 
-    /// Applies a text that is written piece by piece. Calls `text` again after a failure, to find
-    /// the faulty line. If iptables cannot read rules, deletes the text's rules in the kernel, and
-    /// applies the rest.
+    /// Applies a text that `text` writes piece by piece. After a failure, calls `text` again to
+    /// find the faulty line. If iptables cannot read the existing rules, carries out the deletions
+    /// of the text directly in the kernel, and applies the rest.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl Iptables {
                 Ok(finished) if finished.status.success() => Ok(()),
                 result => Err(failure(&program, result, limit, |number| {
                     let mut finder = LineFinder::new(number);
-                    // Ignores the error: the finder stops at the wanted line on purpose.
+                    // Ignores the error, because the finder intentionally stops at the wanted line.
                     let _ = text(&mut finder);
                     finder.found()
                 })),
@@ -91,7 +91,7 @@ impl Iptables {
             restored = run(&mut |sink| deletions::write_without(gone.clone(), text, sink));
         }
         restored.map_err(|mut error| {
-            // If the query fails, the original error stays.
+            // If the query fails, the first error is returned unchanged.
             if let Ok(taken) = self.taken_chains(family) {
                 error.blame(&taken);
             }
