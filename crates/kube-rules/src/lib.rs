@@ -1,8 +1,7 @@
-//! Rules that several modes of kube-proxy write: marking, masquerading, forwarding, and the
-//! detection of local pods. This module contains the iptables rules, and [`nft`] the nf_tables
-//! rules.
+//! Rules that several modes write: marking, masquerading, forwarding, and the detection of traffic
+//! from local pods. This module contains the iptables rules, and [`nft`] those of nf_tables.
 //!
-//! Other programs know some of these chains by name, and jump into them.
+//! Other programs use some of these chains by name, and jump to them.
 //!
 //! Source: upstream's `pkg/proxy/iptables/proxier.go`, `pkg/proxy/ipvs/proxier.go`.
 
@@ -17,33 +16,33 @@ use proxy::LocalDetector;
 /// The IPv4 loopback network 127.0.0.0/8.
 pub const LOCALHOST: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8));
 
-/// Chain in table nat that every packet for a Service passes.
+/// Name of the chain in table nat that packets to Services pass first.
 pub const SERVICES: &str = "KUBE-SERVICES";
-/// Chain in table nat that marks packets for masquerading.
+/// Name of the chain in table nat that marks packets for masquerading.
 pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
-/// Chain in table nat that masquerades marked packets.
+/// Name of the chain in table nat that masquerades marked packets.
 pub const POSTROUTING: &str = "KUBE-POSTROUTING";
-/// Chain in table filter that accepts service traffic in a firewall that forwards no other traffic.
+/// Name of the chain in table filter that accepts forwarded traffic of Services.
 pub const FORWARD: &str = "KUBE-FORWARD";
 
 const PORTALS: &str = "kubernetes service portals";
 const FORWARDING: &str = "kubernetes forwarding rules";
 
-/// The jump into [`SERVICES`] for packets from this node.
+/// Jump to [`SERVICES`] for packets that this node sends.
 pub const FROM_OUTPUT: Jump = Jump::new(Table::Nat, "OUTPUT", SERVICES, PORTALS);
-/// The jump into [`SERVICES`] for incoming packets.
+/// Jump to [`SERVICES`] for packets that arrive at this node.
 pub const FROM_PREROUTING: Jump = Jump::new(Table::Nat, "PREROUTING", SERVICES, PORTALS);
-/// The jump into [`POSTROUTING`].
+/// Jump to [`POSTROUTING`].
 pub const FROM_POSTROUTING: Jump = Jump::new(
     Table::Nat,
     "POSTROUTING",
     POSTROUTING,
     "kubernetes postrouting rules",
 );
-/// The jump into [`FORWARD`].
+/// Jump to [`FORWARD`].
 pub const FROM_FORWARD: Jump = Jump::new(Table::Filter, "FORWARD", FORWARD, FORWARDING);
 
-/// Returns the match for traffic from this node's pods, or `None` without a detector.
+/// Returns the match for traffic from pods of this node, or `None` without a detector.
 pub fn local(detector: &LocalDetector) -> Option<Match> {
     Some(match detector {
         LocalDetector::None => return None,
@@ -53,7 +52,8 @@ pub fn local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// Returns the match for all other traffic, or `None` without a detector.
+/// Returns the match for traffic from other sources than pods of this node, or `None` without a
+/// detector.
 pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     Some(match local(detector)? {
         Match::Source(net) => Match::NotSource(net),
@@ -62,7 +62,8 @@ pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// Returns the rules of [`POSTROUTING`]. They masquerade marked packets once.
+/// Returns the rules of the chain [`POSTROUTING`]. They masquerade marked packets, and clear the
+/// mark.
 pub fn masquerade(mark: u32, port: SourcePort) -> [Rule; 3] {
     let why = Match::comment("kubernetes service traffic requiring SNAT");
     [
@@ -72,7 +73,7 @@ pub fn masquerade(mark: u32, port: SourcePort) -> [Rule; 3] {
     ]
 }
 
-/// Returns the rules of [`FORWARD`]. They accept marked packets and established flows.
+/// Returns the rules of the chain [`FORWARD`]. They accept marked packets and established flows.
 pub fn forward(mark: u32) -> [Rule; 2] {
     let known = [
         Match::comment("kubernetes forwarding conntrack rule"),
