@@ -16,36 +16,37 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use rows::Rows;
 
-/// Metrics that only one mode has. The mode itself provides them, so that shared code is the same
-/// for all modes.
+/// Metrics that only one mode has. The mode itself provides them, so shared code does not
+/// distinguish modes.
 pub trait ModeLabels: Debug + Send + Sync {
     /// Registers the metrics.
     fn register(&self, rows: &mut Rows);
 
-    /// Starts the counters of a family at zero. A counter that appears only with its first
-    /// increment hides that increment from rates.
+    /// Starts the counters of a family at zero. If a counter appeared only with its first
+    /// increment, rates would miss this increment.
     fn begins(&self, family: IpFamily);
 
-    /// Counts finished work of kernel threads.
+    /// Counts the results of worker threads in a report.
     fn booked(&self, family: IpFamily, report: &Report);
 
-    /// Sets the form of a family's entries, such as `layout flat`, in a mode that has several.
+    /// Records the form of a family's entries, such as `layout flat`. Does nothing in a mode with a
+    /// single form.
     fn form(&self, _family: IpFamily, _form: &'static str) {}
 
-    /// Returns whether the report's sync was partial or full. Returns `None` if the mode does not
-    /// distinguish them.
+    /// Returns the extent of the report's sync: partial or full. Returns `None` if the mode does
+    /// not distinguish them.
     fn extent(&self, report: &Report) -> Option<SyncExtent>;
 
     /// Counts a finished sync.
     fn synced(&self, family: IpFamily, took: Duration, extent: SyncExtent);
 }
 
-/// Extent of a sync, in ascending order.
+/// Extent of a sync, from small to large.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SyncExtent {
-    /// Only changes were written.
+    /// The sync wrote only changes.
     Partial,
-    /// The whole state was compared with the kernel.
+    /// The sync compared the whole state with the kernel.
     Full,
 }
 

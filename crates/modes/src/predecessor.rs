@@ -1,4 +1,4 @@
-//! Removes the entries of a mode that served before this one.
+//! Removes the entries of a mode that served before the current one.
 
 use std::time::{Duration, Instant};
 
@@ -14,22 +14,22 @@ use tracing::{error, info, warn};
 use super::preview::{Change, NODE, Preview};
 use crate::footprints;
 
-/// Delay before the first query of draining virtual servers. The delay doubles with each query.
+/// Delay before the first look at draining virtual servers. The delay doubles with each look.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
-/// Longest delay between two queries, unless a query takes very long.
+/// Longest delay between two looks, unless a look takes very long.
 const LAST_LOOK: Duration = Duration::from_secs(8);
 
 /// Cleanup of the entries of modes that served on this node before.
 pub struct Predecessor {
-    /// Current mode. The cleanup keeps its entries.
+    /// The current mode, whose entries the cleanup keeps.
     pub(super) serving: ServingMode,
-    /// Networks in which virtual servers stay.
+    /// Networks whose virtual servers the cleanup keeps.
     pub(super) excluded: Vec<IpNet>,
-    /// Longest time that virtual servers with open connections stay, or `None` without a limit.
+    /// Longest time for which virtual servers with open connections stay. `None`: no limit.
     pub(super) drain_timeout: Option<Duration>,
 }
 
-/// Drain of a predecessor's open connections.
+/// Drain of open connections through virtual servers of earlier modes.
 #[must_use]
 pub struct PredecessorDrain {
     drain: Drain,
@@ -39,11 +39,11 @@ pub struct PredecessorDrain {
 }
 
 impl Predecessor {
-    /// Removes the entries of other modes, and logs them. Returns the drain of open connections, if
-    /// any.
+    /// Removes the entries of other modes, and logs the result. Returns the drain of open
+    /// connections, or `None` if there are none.
     pub async fn clear(self) -> Option<PredecessorDrain> {
         let (serving, excluded) = (self.serving.clone(), self.excluded.clone());
-        // The cleanup blocks while it waits for the kernel and programs.
+        // Runs on a blocking thread, because the cleanup waits for the kernel and for programs.
         let clear = move || drain_beside(footprints::ALL, &serving, &excluded);
         let cleanup = tell(spawn_blocking(clear).await)?;
         let drain = Drain::of(footprints::ALL, &cleanup)?;
@@ -62,7 +62,7 @@ impl Predecessor {
         })
     }
 
-    /// Returns the removals that [`clear`](Self::clear) would make. Changes nothing.
+    /// Returns the removals that [`clear`](Self::clear) would make. Writes nothing.
     pub async fn preview(self) -> Result<Preview, JoinError> {
         let Self {
             serving, excluded, ..
@@ -80,9 +80,9 @@ impl Predecessor {
 }
 
 impl PredecessorDrain {
-    /// Waits until the last connection has ended or the time is over. Then removes all entries of
-    /// other modes, and logs them. Passes each family's numbers of virtual servers and connections
-    /// to `count`: at the start, after each look, and 0 at the end.
+    /// Waits until the last connection has ended or the time is over. Then removes all remaining
+    /// entries of other modes, and logs the result. Calls `count` with each family's numbers of
+    /// virtual servers and connections: at the start, after each look, and with 0 at the end.
     pub async fn finish(self, count: impl Fn(IpFamily, (u64, u64))) {
         let (mut drain, start) = (self.drain, Instant::now());
         let end = self.timeout.and_then(|timeout| start.checked_add(timeout));
@@ -126,7 +126,7 @@ impl PredecessorDrain {
                 );
                 break;
             }
-            // Reading many virtual servers takes at most a twentieth of the time.
+            // So looks at many virtual servers take at most a twentieth of the time.
             let cost = began.elapsed().saturating_mul(20);
             delay = delay.saturating_mul(2).min(LAST_LOOK).max(cost);
         }
@@ -139,17 +139,17 @@ impl PredecessorDrain {
     }
 }
 
-/// Returns the numbers of virtual servers and of connections.
+/// Returns the numbers of draining virtual servers and of their connections, over both families.
 fn counts(drain: &Drain) -> (u64, u64) {
     let families = IpFamily::ALL.map(|family| drain.counts(family));
     let [(servers, connections), (more_servers, more_connections)] = families;
     (servers + more_servers, connections + more_connections)
 }
 
-/// Makes packets bypass the rules of modes whose process has ended. Called while the mode `serving`
+/// Makes packets bypass the rules of modes whose process has ended, while the mode `serving`
 /// serves.
 pub async fn disarm(serving: &'static str) {
-    // The cleanup blocks while it waits for the kernel and programs.
+    // Runs on a blocking thread, because the cleanup waits for the kernel and for programs.
     let disarm = move || disarm_ended(footprints::ALL, serving);
     tell(spawn_blocking(disarm).await);
 }

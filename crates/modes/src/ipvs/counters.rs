@@ -1,11 +1,11 @@
 //! Reads the 64-bit counters of IPVS virtual servers and destinations.
 //!
-//! One dump lists all virtual servers. Destinations need a further dump for each virtual server,
-//! because no other request returns them. A socket handles one dump at a time, and each takes three
-//! system calls.
+//! One dump returns all virtual servers. The destinations of each virtual server need another dump,
+//! because no other request returns them. A socket handles one dump at a time, and each dump takes
+//! three system calls.
 //!
-//! In the lab, where system calls are slow, reading 50,000 virtual servers with two destinations
-//! each takes 1.2 s. The dump of all virtual servers takes 0.8 s (`cargo run -p ipvs-netlink
+//! In the lab, where system calls are slow, a read of 50,000 virtual servers with two destinations
+//! each takes 1.2 s. The dump of all virtual servers takes 0.8 s of it (`cargo run -p ipvs-netlink
 //! --example read_cost`).
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,17 +18,17 @@ use proxy_ipvs::MarkAddresses;
 
 use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters};
 
-/// Reads the counters through a separate socket.
+/// A reader of the counters, through its own socket.
 #[derive(Debug, Default)]
 pub(super) struct IpvsCounters {
-    /// Socket that the first read opens.
+    /// Socket, opened by the first read.
     ipvs: Option<Ipvs>,
-    /// Addresses of the Services that have a mark.
+    /// Service addresses of the Services that have a packet mark.
     marks: MarkAddresses,
 }
 
 impl IpvsCounters {
-    /// Returns a reader that counts the connections of these marks at their addresses.
+    /// Creates a reader that counts connections through marks at the addresses of their Services.
     pub(super) fn with_marks(marks: MarkAddresses) -> Self {
         Self { ipvs: None, marks }
     }
@@ -45,7 +45,7 @@ impl ReadCounters for IpvsCounters {
             None => Ipvs::open().context("cannot read the IPVS counters")?,
         };
         tell(&mut ipvs, &self.marks, which, take).context("cannot read the IPVS counters")?;
-        // Keeps the socket only after a success.
+        // Stores the socket only after a successful read.
         self.ipvs = Some(ipvs);
         Ok(())
     }
@@ -55,14 +55,14 @@ impl ReadCounters for IpvsCounters {
     }
 }
 
-/// Virtual servers of one service address: the one at the address, and those for its marks.
+/// Virtual servers of one service address: the one at the address itself, and those for its marks.
 #[derive(Debug, Default)]
 struct AddressServers<'a> {
     at_address: Option<&'a ServiceEntry>,
     by_mark: Vec<&'a ServiceEntry>,
 }
 
-/// Objects that a read includes: only virtual servers, or also their destinations.
+/// Extent of a read: only virtual servers, or also their destinations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Depth {
     Servers,
@@ -120,7 +120,7 @@ fn tell(
     Ok(())
 }
 
-/// Returns the samples of a service address, summed over its virtual servers. A destination that
+/// Passes the samples of a service address, as the sum over its virtual servers. A destination that
 /// several of them share has one sample.
 fn tell_place(
     ipvs: &mut Ipvs,
@@ -151,7 +151,8 @@ fn tell_place(
     Ok(())
 }
 
-/// Returns the counters of a virtual server, and its destinations if the depth includes them.
+/// Returns the counters of a virtual server, and those of its destinations if `depth` includes
+/// them.
 fn counted(
     ipvs: &mut Ipvs,
     entry: &ServiceEntry,
@@ -161,7 +162,7 @@ fn counted(
     if depth == Depth::Servers {
         return Ok((whole, Vec::new()));
     }
-    // The list is empty if the virtual server was deleted in the meantime.
+    // If the virtual server was deleted meanwhile, the list is empty.
     let destinations = ipvs.destinations(&entry.service.key)?;
     let zero = Some(0);
     (whole.active, whole.inactive, whole.persistent) = (zero, zero, zero);
@@ -177,8 +178,8 @@ fn counted(
     Ok((whole, destinations))
 }
 
-/// Returns the address and port, or `None` for a firewall mark and for a protocol that Services do
-/// not have.
+/// Returns the address and port of a virtual server. Returns `None` for a firewall mark, and for a
+/// protocol that Services cannot have.
 fn at(key: &ServiceKey) -> Option<At> {
     let ServiceKey::Address {
         protocol,

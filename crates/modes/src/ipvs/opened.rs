@@ -1,4 +1,4 @@
-//! The kernel, opened for IPVS mode.
+//! The kernel's IPVS, opened for IPVS mode.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,17 +28,17 @@ use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 use crate::sysctl::setting::Setting;
 
-/// Interval between counts of the virtual servers. The kernel sends no event if `ipvsadm -C`
-/// deletes them all. A count takes one system call (docs/operating.md).
+/// Interval between counts of virtual servers, which show whether `ipvsadm -C` has deleted them
+/// all. The kernel sends no event for that. A count takes one system call (docs/operating.md).
 const GLANCE_PERIOD: Duration = Duration::from_secs(2);
 
-/// The kernel's IPVS and rules, opened for IPVS mode.
+/// The kernel's IPVS and the rules of the shim, opened for IPVS mode.
 pub(super) struct Ipvs {
     shim: ChosenShim,
-    /// This process's own sockets that write to nftables.
+    /// Sockets of this process that write to nftables.
     written: Arc<OwnSockets>,
     families: Families<NetlinkKernel>,
-    /// Addresses of marks, for the counters.
+    /// Service addresses of packet marks, for the counters.
     marks: MarkAddresses,
 }
 
@@ -46,8 +46,8 @@ impl Ipvs {
     pub(super) fn open(settings: &Settings, shim: ChosenShim, access: Access) -> Result<Self> {
         let vip_mode = settings.ipvs.vip_mode;
         let is_exact = settings.ipvs.semantics.is_exact();
-        // Addresses of a disabled family cannot be bound to the link. If the link does not exist
-        // yet, the default setting will apply to it.
+        // A link cannot have addresses of a family that is disabled on it. If the link does not
+        // exist yet, the default setting will apply to it.
         let is_off = |family| {
             let of_link = is_disabled(family, "kube-ipvs0");
             of_link.or_else(|| is_disabled(family, "default")) == Some(true)
@@ -73,7 +73,8 @@ impl Ipvs {
         })
     }
 
-    /// Sets the IPVS timeouts, which apply to the network namespace and not to one family. Blocks.
+    /// Sets the IPVS timeouts. They apply to the network namespace, and so to both families.
+    /// Blocks.
     pub(super) fn set_timeouts(&self, wanted: Timeouts) -> Result<()> {
         let Some((_, kernel)) = self.families.opened.first() else {
             return Ok(());
@@ -106,7 +107,7 @@ impl Ipvs {
             .into_iter()
             .zip(found)
             .filter(|((_, wanted), found)| {
-                // The kernel counts in seconds. Zero keeps the current value.
+                // The kernel stores whole seconds. Zero leaves its value unchanged.
                 wanted.as_secs() > 0 && wanted.as_secs() != found.as_secs()
             });
         Ok(differing
@@ -145,7 +146,8 @@ impl Ipvs {
                 })
             };
             let rules = further("rules")?;
-            // Reads the rules in advance in the background, for the first comparison.
+            // Starts to read the rules in the background, so that the first comparison need not
+            // wait.
             drop(rules.call(NetlinkKernel::read_ahead));
             let lanes = Lanes::new([services, further("addresses")?, rules, further("reader")?]);
             let facts = start.node_facts(family);
@@ -202,7 +204,7 @@ impl OpenedKernel for Ipvs {
         &self.families.left_out
     }
 
-    /// Returns `None`, because IPVS mode itself removes other modes' entries, in the order in which
+    /// Returns `None`: IPVS mode itself removes the entries of other modes, in the order in which
     /// it replaces them.
     fn serving(&self) -> Option<ServingMode> {
         None
@@ -256,8 +258,8 @@ impl OpenedKernel for Ipvs {
     }
 }
 
-/// Returns the error with which a start would fail, if the kernel lacks the scheduler in
-/// `--ipvs-scheduler`.
+/// Returns the error with which a start would fail if the kernel lacks the scheduler in
+/// `--ipvs-scheduler`. `None`: the kernel has it.
 pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     let lack = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler)?;
     Some(format!(
@@ -265,7 +267,8 @@ pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     ))
 }
 
-/// Returns the schedulers that Services name, and whether each is available. Writes nothing.
+/// Returns the schedulers that Services name, and for each an error if the kernel lacks it. Writes
+/// nothing.
 fn foreseen_schedulers(model: &Model) -> Vec<(Scheduler, Result<(), String>)> {
     let named = model.services_with_options();
     let named: BTreeSet<Scheduler> = named.filter_map(|(_, of)| of.scheduler).collect();
@@ -324,7 +327,7 @@ fn plan_changes(
     plan.ops.iter().flat_map(told).collect()
 }
 
-/// Returns the name of the kernel thread that makes a write.
+/// Returns the name of the lane (worker thread) that makes a write.
 fn lane(op: &Op) -> &'static str {
     match op.part() {
         OfKernel::Servers | OfKernel::Sets => "services",

@@ -12,7 +12,7 @@ use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VipMode};
 
 use super::shim::ShimChoice;
 
-/// Values of `--ipvs-shim`.
+/// Allowed values of `--ipvs-shim`.
 const SHIMS: [(&str, ShimChoice); 4] = [
     ("auto", ShimChoice::Auto),
     ("upstream", ShimChoice::Fixed(ShimStyle::Upstream)),
@@ -20,46 +20,46 @@ const SHIMS: [(&str, ShimChoice); 4] = [
     ("nftables", ShimChoice::Fixed(ShimStyle::Nftables)),
 ];
 
-/// Values of `--ipvs-vip-mode`.
+/// Allowed values of `--ipvs-vip-mode`.
 const VIP_MODES: [(&str, VipMode); 3] = [
     ("address", VipMode::Address),
     ("route", VipMode::Route),
     (RANGE, VipMode::Range),
 ];
 
-/// Value of `--ipvs-vip-mode` that needs the ServiceCIDRs.
+/// Value of `--ipvs-vip-mode` for which the source watches ServiceCIDRs.
 pub(super) const RANGE: &str = "range";
 
-/// Values of `--ipvs-semantics`.
+/// Allowed values of `--ipvs-semantics`.
 const SEMANTICS: [(&str, bool); 2] = [("upstream", false), ("exact", true)];
 
 /// Settings that only IPVS mode has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// IPVS scheduler of virtual servers whose Service does not choose one.
+    /// IPVS scheduler of virtual servers whose Service names none.
     pub scheduler: String,
     /// Timeouts of IPVS connections.
     pub timeouts: Timeouts,
     /// Shim: the rules that IPVS mode needs besides IPVS itself.
     pub shim: ShimChoice,
-    /// Time after which a removed endpoint loses its TCP connections, or `None` for no limit.
+    /// Time after which a removed endpoint loses its TCP connections. `None`: no limit.
     pub drain_timeout: Option<Duration>,
-    /// Means by which `kube-ipvs0` makes service addresses local.
+    /// Means by which the link `kube-ipvs0` makes service addresses local.
     pub vip_mode: VipMode,
-    /// Networks of service addresses if the API server has no ServiceCIDRs.
+    /// Networks of service addresses, in case the API server has no ServiceCIDRs.
     pub service_cidrs: Vec<IpNet>,
-    /// Rules for choosing a packet's endpoints and source address.
+    /// Rules by which endpoints and source addresses are chosen for packets.
     pub semantics: Semantics,
 }
 
-/// Timeouts of IPVS connections. Zero keeps the kernel's value.
+/// Timeouts of IPVS connections. Zero leaves the kernel's value unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Timeouts {
-    /// Timeout of idle TCP connections.
+    /// Time after which IPVS forgets an idle TCP connection.
     pub tcp: Duration,
-    /// Timeout of TCP connections after a FIN.
+    /// Time after which IPVS forgets a TCP connection that has received a FIN.
     pub tcp_fin: Duration,
-    /// Timeout of idle UDP flows.
+    /// Time after which IPVS forgets an idle UDP flow.
     pub udp: Duration,
 }
 
@@ -81,8 +81,8 @@ impl Settings {
                 .then_some(flags.ipvs_drain_timeout),
             service_cidrs: nets("ipvs-service-cidrs", &flags.ipvs_service_cidrs)?,
             vip_mode: match word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)? {
-                // As an address of the node, a service address would also be the source of the
-                // node's own packets to it.
+                // If a service address were an address of the node, the node's own packets to it
+                // would also have it as their source.
                 VipMode::Address if is_exact => VipMode::Route,
                 vip_mode => vip_mode,
             },
@@ -102,7 +102,7 @@ impl Settings {
     }
 }
 
-/// Reads `--ipvs-mark-bits`. The bit for masquerading is not available.
+/// Parses `--ipvs-mark-bits`. The masquerade bit is not allowed in it.
 fn mark_bits(flags: &Flags) -> Result<MarkBits, UnusableFlag> {
     let unusable = |reason: String| {
         Err(UnusableFlag::new(
@@ -131,7 +131,7 @@ fn mark_bits(flags: &Flags) -> Result<MarkBits, UnusableFlag> {
 }
 
 fn timeout(flag: &'static str, timeout: Duration) -> Result<Duration, UnusableFlag> {
-    // The kernel multiplies seconds by HZ (at most 1000) in a signed 32-bit number.
+    // The kernel multiplies the seconds by HZ (at most 1000), in a signed 32-bit number.
     const MAX: Duration = Duration::from_secs(i32::MAX as u64 / 1000);
     if timeout > MAX {
         return Err(UnusableFlag::new(

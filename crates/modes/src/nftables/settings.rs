@@ -11,11 +11,11 @@ use proxy_nftables::{Layout, LocalhostNodePorts};
 
 use crate::shared::{Shared, mark_bit};
 
-/// Layouts of the table, with their names.
+/// Layouts of the table, with their names in flags.
 pub(super) const LAYOUTS: [(&str, Layout); 2] =
     [("upstream", Layout::Upstream), ("flat", Layout::Flat)];
 
-/// Values of `--nftables-layout`.
+/// Allowed values of `--nftables-layout`.
 const CHOICES: [(&str, LayoutChoice); 3] = [
     ("auto", LayoutChoice::Auto),
     ("upstream", LayoutChoice::Always(Layout::Upstream)),
@@ -25,8 +25,9 @@ const CHOICES: [(&str, LayoutChoice); 3] = [
 /// Choice of the table's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayoutChoice {
-    /// The number of Service ports decides ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). On
-    /// a kernel without the features of the layout `flat`, the layout is upstream's.
+    /// The layout depends on the number of Service ports
+    /// ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). It is always upstream's on a kernel
+    /// that lacks a feature for the layout `flat`.
     Auto,
     /// Always this layout.
     Always(Layout),
@@ -35,19 +36,19 @@ pub enum LayoutChoice {
 /// Settings that only nftables mode has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// True if all traffic to cluster IPs is masqueraded.
+    /// True if the rules masquerade all traffic to cluster IPs.
     pub masquerade_all: bool,
-    /// Number of the packet mark bit for masquerading, 0 to 31.
+    /// Number of the packet mark's bit for masquerading, 0 to 31.
     pub masquerade_bit: u8,
-    /// Layout of the nftables table.
+    /// Choice of the table's layout.
     pub layout: LayoutChoice,
-    /// Value of the feature gate. If true, NodePorts on localhost are served. Otherwise they are
-    /// rejected and counted.
+    /// Value of the feature gate. If true, a relay serves NodePorts on localhost. If false, the
+    /// rules reject and count packets to them.
     pub localhost_node_ports: bool,
 }
 
 impl LayoutChoice {
-    /// Returns the layout of an empty table.
+    /// Returns the layout that a new table gets.
     pub(super) fn first(self) -> Layout {
         match self {
             Self::Auto => Layout::Upstream,
@@ -67,8 +68,8 @@ impl Settings {
         })
     }
 
-    /// Returns the treatment of NodePorts on localhost in a family. They are served if the gate is
-    /// on and `--nodeport-addresses` names a loopback network (KEP-6032).
+    /// Returns the treatment of NodePorts on localhost in a family. A relay serves them if the gate
+    /// is on and `--nodeport-addresses` names a loopback network (KEP-6032).
     pub(super) fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
         if !self.localhost_node_ports {
             LocalhostNodePorts::Off
@@ -79,21 +80,22 @@ impl Settings {
         }
     }
 
-    /// Returns the mark bit for masquerading as a mask.
+    /// Returns the packet mark for masquerading, with only its bit set.
     pub(super) fn masquerade_mark(&self) -> u32 {
         1 << self.masquerade_bit
     }
 }
 
-/// Copies flags into the fields of this mode. Used without a configuration file. As in upstream,
-/// these are the flags of iptables mode. The number of the mark bit has no flag.
+/// Copies flags into the fields of this mode, if no configuration file is given. As in upstream,
+/// these are the flags of iptables mode. No flag sets the number of the mark bit.
 pub(super) fn take_flags(flags: &mut Flags) {
     flags.nftables_masquerade_all = flags.masquerade_all;
     flags.nftables_sync_period = flags.iptables_sync_period;
     flags.nftables_min_sync_period = flags.iptables_min_sync_period;
 }
 
-/// Returns the sync periods, each with the name of its flag or field.
+/// Returns the longest and the shortest time between syncs, each with the name of its flag or
+/// field.
 pub(super) fn periods(flags: &Flags) -> [(&'static str, Duration); 2] {
     let (sync, min_sync) = if flags.config.is_empty() {
         ("iptables-sync-period", "iptables-min-sync-period")

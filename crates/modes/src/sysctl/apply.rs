@@ -1,6 +1,6 @@
 //! Writes kernel settings, and restores them.
 //!
-//! A setting is written only if its value differs. So a container without write access to /proc/sys
+//! Writes a setting only if its value differs. So a container without write access to /proc/sys
 //! works on a node whose settings are already right.
 
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use super::error::SysctlError;
 use super::row::{End, OnReadOnly, SysctlRow, WantedSetting};
 use super::setting::Setting;
 
-/// Origins of the settings that may be restored later, by file.
+/// Origins of the settings that may have to be restored, by file.
 pub type Origins = BTreeMap<&'static str, Origin>;
 
-/// The origin of a setting's current value.
+/// Origin of the current value of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// This process found the value and did not write it.
@@ -29,14 +29,14 @@ pub enum Origin {
     },
 }
 
-/// Outcome of writing the settings.
+/// Outcome of a write of the settings.
 #[derive(Debug, Default)]
 pub struct ApplyOutcome {
-    /// Names of the written settings.
+    /// Names of the settings that were written.
     pub written: Vec<String>,
-    /// Settings whose old value was restored, one line each.
+    /// Settings whose old values were restored, one line each.
     pub set_back: Vec<String>,
-    /// Settings that are not needed any more but keep their value, one line each.
+    /// Settings that are no longer needed but keep their values, one line each.
     pub left: Vec<String>,
     /// Settings that could not be written.
     pub failures: Vec<SysctlError>,
@@ -50,7 +50,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Returns the setting's row.
+    /// Returns the row of the setting.
     pub fn row(&self) -> &'static SysctlRow {
         self.row
     }
@@ -67,7 +67,7 @@ impl From<Difference> for Setting {
     }
 }
 
-/// Returns the settings below `root` that differ from the wanted values.
+/// Returns the settings below `root` whose values differ from the wanted ones.
 pub fn differences<'a>(
     root: &'a Path,
     wanted: &'a [WantedSetting],
@@ -86,14 +86,14 @@ pub fn differences<'a>(
         })
 }
 
-/// Writes the wanted values below `root`, in the order of `wanted`. Restores values that nothing
-/// needs any more.
+/// Writes the wanted values below `root`, in the order of `wanted`. Restores the old values of
+/// settings that are no longer needed.
 pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> ApplyOutcome {
     let mut applied = ApplyOutcome::default();
     for WantedSetting { row, value } in wanted {
         match value {
             None => applied.set_back(root, row, origins),
-            // If the value differs, it is written below.
+            // A value that differs is written below.
             Some(_) if row.end == End::Stays => {}
             Some(_) => {
                 origins.entry(row.path).or_insert(Origin::Found);
@@ -118,7 +118,7 @@ pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> Ap
                 );
             }
             Err(source) => {
-                // The write failed, so no value needs to be restored.
+                // Nothing was written, so no value has to be restored.
                 origins.remove(row.path);
                 applied.failures.push(SysctlError {
                     row,
@@ -133,13 +133,13 @@ pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> Ap
 }
 
 impl ApplyOutcome {
-    /// Restores a value that nothing needs any more, if this process wrote the value and it is
-    /// unchanged since. If this process found the value, it stays and is reported.
+    /// Restores the old value of a setting that is no longer needed, if this process has written
+    /// the current value. If this process only found the value, the value stays and is reported.
     fn set_back(&mut self, root: &Path, row: &SysctlRow, origins: &mut Origins) {
         let Some(origin) = origins.remove(row.path) else {
             return;
         };
-        // Another program changed the value since, so the old one is not restored.
+        // Another program has changed the value since, so the old one is not restored.
         let Some(stays) = row.stays(root) else {
             return;
         };
