@@ -1,5 +1,5 @@
-//! Renders rules and elements as `nft` 1.0.6 lists them. An expression without a known text appears
-//! as its name in the kernel.
+//! Renders rules and elements as `nft` 1.0.6 lists them. For an expression that it cannot render,
+//! shows the kernel's name of the expression.
 
 mod constant;
 mod members;
@@ -17,12 +17,12 @@ use constant::Kind;
 
 pub use members::element;
 
-/// Largest number of elements with which an anonymous set is shown whole. Of a larger set, only the
-/// matching element is shown.
+/// Number of elements up to which the text of an anonymous set shows all of them. For a larger set,
+/// it shows only the element that matched.
 const SHOWN: usize = 8;
 
-/// Renders a rule. `found` has the elements that matched in anonymous sets, each with the index of
-/// the expression that looked up the set.
+/// Renders a rule. `found` contains the elements of anonymous sets that matched, each with the
+/// index of the expression that looked up the set.
 pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
     let mut renderer = Renderer {
         family,
@@ -39,17 +39,17 @@ pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
     let words = renderer.words.into_iter().map(|word| word.text);
     let mut text = words.collect::<Vec<_>>().join(" ");
     if let Some(comment) = &rule.comment {
-        // Cannot fail: a `String` accepts every write.
+        // Cannot fail, because a `String` accepts every write.
         let _ = write!(text, " comment \"{comment}\"");
     }
     text
 }
 
-/// One statement or match of a rule.
+/// A statement or match of a rule.
 struct Statement {
     text: String,
-    /// True if the statement only matches the protocol. Like `nft`, the text omits it if the next
-    /// match implies it.
+    /// True if the statement only matches the protocol. Like `nft`, the renderer omits it if the
+    /// next match implies it.
     is_protocol: bool,
 }
 
@@ -62,7 +62,7 @@ struct RegisterText {
 }
 
 impl RegisterText {
-    /// Returns the text with its mask, for use outside a comparison.
+    /// Returns the text with its mask, as it appears outside of a comparison.
     fn masked(self) -> String {
         match &self.mask {
             Some(mask) => format!("{} & {}", self.text, self.kind.text(mask)),
@@ -76,7 +76,7 @@ struct Renderer<'a> {
     found: &'a [(usize, Element)],
     at: usize,
     held: BTreeMap<Register, RegisterText>,
-    /// Protocol that the rule has matched.
+    /// Protocol that the rule has matched so far.
     protocol: Option<String>,
     words: Vec<Statement>,
 }
@@ -103,7 +103,7 @@ impl Renderer<'_> {
         })
     }
 
-    /// Returns the text of the key of a look-up, which begins in this register.
+    /// Returns the text of the key that begins in this register, for a lookup.
     fn key(&mut self, from: Register) -> String {
         let parts = self.held.split_off(&from);
         let parts: Vec<String> = parts.into_values().map(RegisterText::masked).collect();
@@ -264,7 +264,7 @@ impl Renderer<'_> {
         self.words.push(Statement { text, is_protocol });
     }
 
-    /// Removes the match on the protocol if the next match implies it.
+    /// Removes the match of the protocol, if the next match implies it.
     fn leave_out_protocol(&mut self, follows: &str) {
         let Some(protocol) = &self.protocol else {
             return;
@@ -289,7 +289,8 @@ impl Renderer<'_> {
         }
     }
 
-    /// Renders an anonymous set: all elements of a small set, or only the element that matched.
+    /// Renders an anonymous set: all elements of a small set, otherwise only the element that
+    /// matched.
     fn anonymous(&self, set: &AnonymousSet) -> String {
         let mut found = self.found.iter().filter(|(at, _)| *at == self.at);
         let is_long = set.elements.len() > SHOWN;
@@ -372,7 +373,7 @@ impl Renderer<'_> {
         self.say(text);
     }
 
-    /// Returns the text of a register that a statement uses.
+    /// Returns the text of the register that a statement uses.
     fn value(&self, from: Register) -> String {
         let held = self.held(from);
         match &held.kind {
@@ -459,7 +460,7 @@ fn nat_flags(flags: u32) -> String {
     }
 }
 
-/// Renders `(held & mask) ^ xor`.
+/// Renders `(held & mask) ^ xor` for a constant mask.
 fn constant_masked(held: RegisterText, mask: &[u8], xor: &[u8]) -> RegisterText {
     let all = |byte: u8| mask.iter().all(|of| *of == byte);
     if xor.iter().all(|byte| *byte == 0) {

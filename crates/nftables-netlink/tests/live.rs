@@ -1,4 +1,4 @@
-//! Tests with the running kernel, each in a separate network namespace. Needs root.
+//! Tests on the running kernel. Each test has its own network namespace. Needs root.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -162,7 +162,7 @@ fn the_example_lists_the_same_lines_as_nft() {
             }",
         );
         let listing = nft(&["-y", "list", "ruleset"]);
-        // `nft` separates the objects of a table by empty lines.
+        // `nft` prints empty lines between the objects of a table.
         let listing = listing.lines().filter(|line| !line.is_empty());
         assert_eq!(
             namespace::example("nft_list", &[]),
@@ -199,7 +199,7 @@ fn a_transaction_that_cannot_be_sent_changes_nothing() {
     const IS_INSIDE: &str = "IN_A_USER_NAMESPACE";
     if std::env::var_os(IS_INSIDE).is_none() {
         // The test runs in a user namespace, as in a rootless container, so a buffer cannot exceed
-        // net.core.wmem_max. A process with several threads cannot enter a user namespace, so the
+        // net.core.wmem_max. Only a process with a single thread can enter a user namespace, so the
         // test starts another process.
         let inside = |program: &std::path::Path, arguments: &[&str]| {
             let mut command = std::process::Command::new("unshare");
@@ -218,13 +218,13 @@ fn a_transaction_that_cannot_be_sent_changes_nothing() {
     }
     let mut nftables = Nftables::open().unwrap();
     let before = nftables.generation().unwrap();
-    // A comment of 128 bytes is the longest that `nft` can write back.
+    // A comment of 128 bytes is the longest that `nft` can read back.
     let comment = Some("x".repeat(128).into());
     let rule = Rule {
         expressions: Vec::new(),
         comment,
     };
-    // A rule takes more bytes than its comment. A buffer may have twice the limit.
+    // A rule needs more bytes than its comment, and a buffer may have twice the limit.
     let most = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap_or_default();
     let most: usize = most.trim().parse().unwrap_or(4 << 20);
     let room_of_rules = 2 * most / 128 + 1_000;
@@ -274,14 +274,15 @@ fn a_commit_fails_if_the_generation_has_changed() {
     });
 }
 
-/// Returns all events received so far.
+/// Returns all events that the subscription has received so far.
 fn told(subscription: &Subscription) -> Vec<Event> {
     let mut told = Vec::new();
     loop {
         match subscription.receive() {
             Ok(events) => told.extend(events),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // The kernel may report one transaction in several datagrams.
+                // The kernel may report one transaction in several datagrams, so equal events count
+                // once.
                 told.dedup();
                 return told;
             }
@@ -310,15 +311,16 @@ fn a_notification_names_the_table_and_the_process() {
                 },
             ] => {
                 assert_eq!(*of, generation);
-                // The process number belongs to the initial PID namespace, which may not be this
-                // one.
+                // The process number is valid in the initial PID namespace, which may differ from
+                // this one.
                 let own = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
                 assert_eq!(**name, *own.trim_end());
             }
             other => panic!("{other:?}"),
         }
 
-        // The subscription ignores the program's own changes, but reports another program's.
+        // The subscription ignores changes by the program itself, but reports those by other
+        // programs.
         let port = nftables.port().unwrap();
         subscription.leave_out(&[port]).unwrap();
         let flush = transaction(vec![Change::FlushChain(name("svc"))]);
@@ -332,7 +334,8 @@ fn a_notification_names_the_table_and_the_process() {
             "{events:?}"
         );
 
-        // A paused subscription reports no event, but the generation shows the change.
+        // While the subscription is paused, it reports no event. The generation still reveals the
+        // change.
         let before = nftables.generation().unwrap();
         subscription.pause().unwrap();
         nft(&["delete", "table", "ip", "other"]);
@@ -364,8 +367,8 @@ fn changes_of_all_own_sockets_are_ignored() {
         for subscription in &subscriptions {
             assert_ne!(told(subscription), []);
         }
-        // A new socket replaces a closed one. Another program may get the closed socket's port
-        // number.
+        // A new socket replaces a closed one, whose port number the kernel may assign to another
+        // program.
         drop(second);
         let mut stranger = Nftables::open().unwrap();
         let mut third = own.open().unwrap();
@@ -436,11 +439,11 @@ fn concurrent_writers_detect_each_others_commits() {
             }
             wrong
         };
-        // Threads of this process are in its namespace.
+        // The threads of this process are in its network namespace.
         let writers: Vec<_> = (0..WRITERS)
             .map(|_| std::thread::spawn(move || write(Nftables::open().unwrap())))
             .collect();
-        // Each read during these writes is consistent.
+        // Each read during these writes returns a consistent table.
         for _ in 0..20 {
             if let Ok(whole) = nftables.read(Family::Ip, "t") {
                 let commits = whole.generation.0 - begin.0;
@@ -542,7 +545,7 @@ fn a_dry_run_of_a_transaction_has_no_effect() {
         for _ in 0..2 {
             nftables.check(&transaction(service())).unwrap();
         }
-        // The kernel checks each change separately, as in a transaction.
+        // The kernel checks each change against the earlier ones, as in a real transaction.
         let mut changes = service();
         let refused = changes.len();
         changes.push(Change::DeleteSet(name("nobody's")));
@@ -582,7 +585,7 @@ fn a_transaction_without_changes_is_not_sent() {
 fn a_prepared_transaction_can_be_committed_repeatedly() {
     in_namespace(|mut nftables| {
         let mut changes = service();
-        // One transaction can then delete and recreate the table.
+        // One transaction can delete the table and create it again.
         changes.insert(1, Change::DeleteTable);
         changes.insert(2, changes[0].clone());
         let mut prepared = PreparedTransaction::new(&transaction(changes), None);
@@ -595,7 +598,7 @@ fn a_prepared_transaction_can_be_committed_repeatedly() {
 
 #[test]
 fn many_endpoints_are_read_in_map_order() {
-    // 2,000 elements exceed the limit of requests by key, so they need a dump.
+    // 2,000 elements are more than one send may request by key, so they need a dump.
     for count in [1, 300, 2_000] {
         in_namespace(move |mut nftables| {
             let mut changes = service();

@@ -1,4 +1,4 @@
-//! Names of fields and texts of their values.
+//! Names of fields, and the texts of their values.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ pub(super) enum Kind {
     Address6,
     Protocol,
     Port,
-    /// Mark with 8 hexadecimal digits.
+    /// Mark, as 8 hexadecimal digits.
     Mark,
     /// Number in host byte order.
     Number,
@@ -24,7 +24,7 @@ pub(super) enum Kind {
     Direction,
     /// Address type (`RTN_*`).
     AddressType,
-    /// Existence of a route.
+    /// Presence of a route: `exists` or `missing`.
     Presence,
     /// Packet type (`PACKET_*`).
     PacketType,
@@ -32,7 +32,7 @@ pub(super) enum Kind {
     Family,
     EtherType,
     Bytes,
-    /// Constant whose type depends on its use.
+    /// Constant whose type is known only from its use.
     Constant(Vec<u8>),
 }
 
@@ -77,7 +77,7 @@ const PROTOCOLS: &[(u8, &str)] = &[
 ];
 
 impl Kind {
-    /// Returns the format for a data type.
+    /// Returns the format of values with this data type.
     pub(super) fn of(part: DataType) -> Self {
         match part {
             DataType::Ipv4Addr => Self::Address4,
@@ -91,7 +91,7 @@ impl Kind {
         }
     }
 
-    /// Returns the format after swapping the bytes.
+    /// Returns the format of a value whose bytes were swapped.
     pub(super) fn turned(self) -> Self {
         match self {
             Self::Number | Self::Mark => Self::Big,
@@ -99,12 +99,12 @@ impl Kind {
         }
     }
 
-    /// Returns true if the value consists of named bits.
+    /// Returns true if the value is a set of named bits.
     pub(super) fn has_flags(&self) -> bool {
         matches!(self, Self::CtState | Self::CtStatus)
     }
 
-    /// Returns the prefix length of an address mask, or `None` for other masks.
+    /// Returns the prefix length of an address mask. Returns `None` for any other mask.
     pub(super) fn prefix(&self, mask: &[u8]) -> Option<u32> {
         if !matches!(self, Self::Address4 | Self::Address6) {
             return None;
@@ -115,7 +115,8 @@ impl Kind {
         (ones == all && rest.all(|byte| *byte == 0)).then_some(ones)
     }
 
-    /// Renders a comparison as `exists` or `missing`.
+    /// Renders a comparison of a route's presence: `exists` or `missing`. Returns `None` for other
+    /// formats.
     pub(super) fn presence(&self, how: Comparison, with: &[u8]) -> Option<&'static str> {
         let is_0 = with.iter().all(|byte| *byte == 0);
         (*self == Self::Presence).then_some(if is_0 == (how == Comparison::Equal) {
@@ -152,7 +153,7 @@ impl Kind {
             Self::InterfaceName => {
                 let end = bytes.iter().position(|byte| *byte == 0);
                 let name = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
-                // Without a NUL at the end, the rule compares only the beginning of the name.
+                // Without a final NUL, the rule compares only the beginning of the name.
                 let star = if end.is_some() { "" } else { "*" };
                 format!("\"{}{star}\"", String::from_utf8_lossy(name))
             }
@@ -180,7 +181,8 @@ impl Kind {
     }
 }
 
-/// Returns an address, with its prefix length if it is shorter than the full address.
+/// Returns an address and its text. If the constant is shorter than an address, the text includes
+/// the prefix length.
 fn address<const N: usize>(bytes: &[u8]) -> Option<([u8; N], String)> {
     let mut address = [0; N];
     address.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -309,7 +311,7 @@ pub(super) fn fib(result: FibResult, flags: u32) -> (String, Kind) {
     (format!("fib {side}{parts} {result}"), kind)
 }
 
-/// Renders a rejection (`NFT_REJECT_*` and ICMP code). Omits the default code.
+/// Renders a rejection (`NFT_REJECT_*` and the ICMP code). Omits the default code.
 pub(super) fn reject(family: Family, kind: u32, code: u8) -> String {
     match (kind, code, family) {
         (1, ..) => "reject with tcp reset".to_owned(),
@@ -331,7 +333,7 @@ pub(super) fn per(seconds: u64) -> String {
     }
 }
 
-/// Returns the name of an object kind (`NFT_OBJECT_*`).
+/// Returns the name of a kind of objects (`NFT_OBJECT_*`).
 pub(super) fn object(kind: u32) -> &'static str {
     match kind {
         1 => "counter",
