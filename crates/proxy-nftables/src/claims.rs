@@ -1,4 +1,4 @@
-//! Compiled Service ports, by Service.
+//! Claims of Services: compiled Service ports, by Service.
 
 use std::mem;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::tables::Tables;
 pub(crate) struct Claims {
     /// Ports of each Service, sorted by owner. A Service may have thousands of ports.
     ports: HashMap<NamespacedName, Box<[Arc<ServedPort>]>>,
-    /// Services that keep endpoints of an earlier run, because an object could not be read.
+    /// Services that keep endpoints of an earlier process, because an object could not be read.
     going_on: HashSet<NamespacedName>,
     /// Number of Service ports.
     count: usize,
@@ -41,7 +41,7 @@ impl Claims {
         ports.get(at.ok()?)
     }
 
-    /// Returns true if all objects of a Service are in the kernel.
+    /// Returns true if the kernel has all objects of a Service.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
         tables.has_base()
@@ -49,7 +49,7 @@ impl Claims {
             && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Replaces all claims of a Service. Until deletions are allowed, keeps existing routes to
+    /// Replaces all claims of a Service. While deletion is forbidden, keeps existing routes to
     /// endpoints.
     pub(crate) fn put(
         &mut self,
@@ -111,7 +111,7 @@ impl Claims {
         }
     }
 
-    /// Claims the objects of all Services in another layout.
+    /// Claims the objects of all Services again, in another layout.
     pub(crate) fn lay_out(&mut self, tables: &mut Tables, config: &Config, may_delete: bool) {
         let ports = mem::take(&mut self.ports);
         for (service, ports) in &ports {
@@ -120,14 +120,14 @@ impl Claims {
         self.ports = ports;
     }
 
-    /// Returns the chooser chains that all Services need in the layout `flat`.
+    /// Returns the chooser chains that Services need in the layout `flat`.
     pub(crate) fn choosers(&self) -> impl Iterator<Item = Chooser> {
         let ports = self.ports.values().flatten();
         ports.filter_map(|port| port.chooser())
     }
 
-    /// Claims the objects of ports that lack endpoints for some senders again, after a read of the
-    /// kernel's state. Has no effect once deletions are allowed.
+    /// Claims again the objects of ports that have no endpoint for some senders, after a read of
+    /// the kernel. Has no effect once deletion is allowed.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {
@@ -140,7 +140,7 @@ impl Claims {
     }
 }
 
-/// Returns the routes of a port's addresses, with endpoints in their previous positions.
+/// Returns the routes of a port's addresses. Endpoints keep their previous positions.
 fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(Slot, Route)> {
     let slots = port.slots(config.layout).into_iter();
     let arranged = slots.map(|(slot, route)| {
@@ -151,11 +151,11 @@ fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(S
     arranged.collect()
 }
 
-/// Claims a port's objects, but keeps existing routes and chains that lead to endpoints. Returns
-/// true if it kept one of them.
+/// Claims the objects of a port, but keeps existing routes and chains that lead to endpoints.
+/// Returns true if it kept any.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
-    // In another layout, the chain may end with a different rule.
+    // In another layout, the last rule of the chain may differ.
     let mut led_to: HashSet<Name> = HashSet::new();
     let arranged = arranged_slots(port, tables, config);
     let slots = arranged.into_iter().map(|(slot, route)| {

@@ -1,9 +1,10 @@
-//! Changes single rules of a long chain.
+//! Changes single rules of long chains.
 //!
-//! With session affinity, the chain that chooses an endpoint has a rule for each endpoint, and each
-//! rule uses its own set. For each written rule, the kernel searches all sets of the table. Writing
-//! the whole chain thus costs the square of the endpoints: 8 s for 10,000. So the current rules are
-//! read with their handles, and only differences are written.
+//! With session affinity, the chain that chooses an endpoint has one rule for each endpoint, and
+//! each of these rules uses its own set. For each written rule, the kernel searches all sets of the
+//! table. So the cost of writing the whole chain grows with the square of the endpoints: 8 s for
+//! 10,000. This module reads the current rules with their handles instead, and writes only the
+//! differences.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,27 +16,28 @@ use crate::content::Content;
 use crate::kernel::Kernel;
 use crate::plan::{ChainState, Plan};
 
-/// Largest number of rules of a chain that is rewritten as a whole.
+/// Number of rules up to which a chain is rewritten as a whole.
 const LONG: u32 = 4;
 
-/// Largest number of rules of one chain in a transaction, so that other Services do not wait for
-/// all rules of a long chain.
+/// Largest number of rules of one chain in a transaction. Other Services thus need not wait for all
+/// rules of a long chain.
 pub(crate) const MANY_RULES: usize = 250;
 
-/// Changes of one chain.
+/// Changes of the rules of one chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edit {
     pub(crate) changes: Vec<Change>,
-    /// Content of the chain after the changes, or `None` if it is the wanted content.
+    /// Content of the chain after these changes, or `None` if that is the wanted content.
     pub(crate) partial: Option<Content>,
 }
 
-/// Changes of each chain that is not rewritten as a whole.
+/// Changes of each chain that the plan does not rewrite as a whole.
 pub(crate) type Edits = BTreeMap<Name, Edit>;
 
 impl Plan {
-    /// Reads the existing long chains that change, and compares them with the wanted rules. A chain
-    /// is rewritten as a whole if it cannot be read, or if most of its rules change.
+    /// Reads each existing long chain that the plan changes, and compares it with the wanted rules.
+    /// The plan rewrites a chain as a whole if the chain cannot be read, or if most of its rules
+    /// change.
     pub(crate) fn edits(&self, kernel: &mut dyn Kernel) -> Edits {
         let mut edits = Edits::new();
         for part in &self.parts {
@@ -46,7 +48,8 @@ impl Plan {
             let long = long.filter(|chain| {
                 part.chains.get(chain).is_some_and(|of| match of.there {
                     ChainState::Present => of.content.rules > LONG,
-                    // The chain is new. Elements that lead to it are written once it is complete.
+                    // The chain is new. A later plan writes the elements that lead to it, once the
+                    // chain is complete.
                     ChainState::Absent => {
                         part.slots.is_empty() && of.content.rules as usize > MANY_RULES
                     }
@@ -79,7 +82,7 @@ impl Plan {
     }
 }
 
-/// Returns the changes that create a chain with its first rules. No packet reaches it yet.
+/// Returns the changes that create a chain with its first rules. No packet reaches the chain yet.
 fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     let first = wanted.get(..MANY_RULES).unwrap_or(wanted);
     let new = Change::AddChain(Chain {
@@ -95,14 +98,14 @@ fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     }
 }
 
-/// Returns the changes from the current rules to the wanted rules, or `None` if it is cheaper to
-/// rewrite the chain. If many rules are new, adds only some of them for now and deletes none. The
-/// last rule changes last, because it gives new clients an endpoint.
+/// Returns the changes that turn the current rules into the wanted ones. Returns `None` if it costs
+/// less to rewrite the chain. If many rules are new, adds only some of them now, and deletes none.
+/// The last rule changes last, because it gives new clients an endpoint.
 fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Edit> {
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();
     let mut gone: Vec<u64> = Vec::new();
-    // The first deleted rule that comes after all kept rules.
+    // The first deleted rule that follows all kept rules.
     let mut behind = None;
     for (handle, rule) in there {
         let last = kept.last().map(|(place, _)| *place);
@@ -152,8 +155,8 @@ fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<E
             Change::InsertRule(_, _, rule) | Change::AddRule(_, rule) => Some(rule),
             _ => None,
         });
-        // The order of these rules has no effect. An unfinished chain never has the digest of the
-        // wanted rules.
+        // The order of these rules has no effect. The digest of an unfinished chain never equals
+        // that of the wanted rules.
         Content::of(there.iter().map(|(_, rule)| rule).chain(new))
     });
     Some(Edit { changes, partial })
@@ -172,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Returns the rules after these changes, as the kernel would have them.
+    /// Returns the rules that the kernel would have after these changes.
     fn made(there: &[(u64, Rule)], changes: Vec<Change>) -> Vec<Rule> {
         let mut rules = there.to_vec();
         let mut new = 1_000;

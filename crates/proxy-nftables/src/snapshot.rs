@@ -1,7 +1,7 @@
-//! Reads the table object by object. Recognizes this mode's objects by their names, and ignores all
-//! other objects.
+//! Reads the table object by object. Recognizes objects of this mode by their names, and ignores
+//! all other objects.
 //!
-//! Keeps only a digest of each chain's rules. Elements are kept as verdicts by address and port.
+//! Stores only a digest of each chain's rules, and elements as verdicts by address and port.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,20 +26,20 @@ use crate::port::{EmptyPortPolicy, Member, Route, Slot};
 use crate::unknown_objects::UnknownObjects;
 use kube_rules::nft::address_type;
 
-/// Objects of this mode in the kernel, in one family.
+/// Objects of this mode in the kernel, for one family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Objects that do not depend on Services.
     pub(crate) base: HashMap<BaseKey, BaseValue>,
-    /// Rule for unallocated ClusterIPs.
+    /// Rule that drops packets to unallocated ClusterIPs, if any.
     pub(crate) unallocated: Option<Rule>,
     /// Addresses of the node that serve NodePorts.
     pub(crate) node_ports: HashSet<IpAddr>,
     pub(crate) slots: HashMap<Slot, Route>,
     pub(crate) members: HashSet<Member>,
-    /// Chains of Service ports.
+    /// Chains of Service ports, as digests.
     pub(crate) chains: HashMap<Name, Content>,
-    /// Sets of clients.
+    /// Sets of session affinity clients.
     pub(crate) affinity: HashMap<Name, Clients>,
 }
 
@@ -56,8 +56,8 @@ pub enum PartContent {
 pub(crate) struct SnapshotBuilder {
     family: IpFamily,
     snapshot: Snapshot,
-    /// Handles of sets of clients, and of the chains that fill these sets. The set's name is the
-    /// key of both maps.
+    /// Handles of the sets of clients, and of the chains that add clients to them. The key of both
+    /// maps is the name of the set.
     handles: [HashMap<Name, u64>; 2],
     unknown: UnknownObjects,
 }
@@ -81,8 +81,8 @@ impl SnapshotBuilder {
                 clients.room = SetMemory::of(*set, *chain);
             }
         }
-        // Upstream's objects for NodePorts on localhost are always unwanted. They are deleted like
-        // unwanted chains and sets of Services.
+        // Upstream's objects for NodePorts on localhost are never wanted. The mode deletes them
+        // like unwanted chains and sets of Services.
         let (chains, sets) = self.unknown.of_localhost();
         let chains = chains.into_iter().map(|chain| (chain, Content::default()));
         self.snapshot.chains.extend(chains);
@@ -92,7 +92,7 @@ impl SnapshotBuilder {
         self.snapshot
     }
 
-    /// Adds an object.
+    /// Adds an object that was read.
     pub(crate) fn take(&mut self, object: Object) {
         match object {
             Object::Begin => *self = Self::new(self.family),
@@ -127,7 +127,7 @@ impl SnapshotBuilder {
                     return;
                 };
                 for element in &elements {
-                    // Ignores elements that this mode cannot have written.
+                    // Ignores an element that this mode cannot have written.
                     let _ = self.element(set, element);
                 }
             }
@@ -232,7 +232,7 @@ impl SnapshotBuilder {
             return None;
         };
         let route = self.snapshot.slots.entry(slot).or_default();
-        // The empty name stands for every verdict that names no chain.
+        // The empty name stands for any verdict without a chain.
         let to = || match verdict {
             Verdict::Goto(chain) => Arc::clone(chain),
             _ => Name::from(""),
@@ -252,7 +252,8 @@ impl SnapshotBuilder {
     }
 }
 
-/// Returns the timeout of a set of clients in seconds, or [`OTHER_KIND`].
+/// Returns the timeout of a set of clients in seconds, or [`OTHER_KIND`] if the set is of another
+/// kind.
 pub(crate) fn seconds(family: IpFamily, set: &Set) -> u32 {
     let is_of_clients = set.key == [address_type(family)]
         && set.kind == SetKind::Set
@@ -266,7 +267,7 @@ pub(crate) fn seconds(family: IpFamily, set: &Set) -> u32 {
     }
 }
 
-/// Reader for the parts of a key, each padded to a multiple of 4 bytes.
+/// A reader of the parts of a key. Each part is padded to a multiple of 4 bytes.
 struct Parts<'a>(&'a [u8]);
 
 impl Parts<'_> {

@@ -1,5 +1,5 @@
 //! Tests that both layouts give every packet the same verdict. Evaluates the rules of both tables
-//! for the same Services as the kernel would.
+//! for the same Services, as the kernel would.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod run;
@@ -19,23 +19,23 @@ use proxy_nftables::{Config, Lanes, Layout, Proxier};
 use run::{Direction, Outcome, Packet, TableModel, outcome, outcomes};
 
 const NODE: [u8; 4] = [192, 168, 0, 10];
-/// Number of random values per packet. It is a multiple of every number of endpoints, so each
-/// endpoint is chosen equally often.
+/// Number of random values for each packet. Every number of endpoints divides it, so each endpoint
+/// is chosen equally often.
 const TURNS: u32 = 12;
 
 // ---- addresses ----
 
-/// Returns a network, or its counterpart in the other family.
+/// Returns an IPv4 network, or its counterpart in IPv6.
 fn net(family: IpFamily, octets: [u8; 4], len: u8) -> IpNet {
     fixtures::net(family, octets, len).unwrap()
 }
 
 // ---- Services ----
 
-/// Endpoints of the Services, by number. Even numbers are on this node.
+/// Endpoints of the Services, by number. Those with even numbers are on this node.
 const ENDPOINTS: [&[u8]; 6] = [&[], &[1], &[2], &[1, 2], &[1, 3, 5], &[1, 2, 3, 4]];
-/// Number of optional features of a Service: affinity, a NodePort and an external IP, a load
-/// balancer, source ranges, an external policy, an internal policy.
+/// Number of optional features of a Service: affinity, NodePort and external IP, load balancer,
+/// source ranges, external policy, internal policy.
 const BITS: u16 = 6;
 const SERVICES: u16 = 6 << BITS;
 
@@ -80,7 +80,8 @@ fn add_service(model: &mut Model, family: IpFamily, number: u16) {
     if is(1) {
         service.external_ips = vec![own.external];
         if is(2) {
-            // The address is both an external IP and a load balancer's. Its source ranges count.
+            // The address is both an external IP and a load balancer's IP, so its source ranges
+            // apply.
             service.external_ips.push(own.ingress);
         }
     }
@@ -182,7 +183,7 @@ fn packets(family: IpFamily, service: u16) -> Vec<Packet> {
     } else {
         Protocol::Tcp
     };
-    // Sources: a pod on this node, an endpoint on this node, a client inside the source ranges, and
+    // Sources: a pod on this node, an endpoint on this node, a client within the source ranges, and
     // a client outside.
     let outside = [
         [10, 244, 1, 77],
@@ -210,7 +211,7 @@ fn packets(family: IpFamily, service: u16) -> Vec<Packet> {
     packets
 }
 
-/// Packets to addresses of no Service.
+/// Returns packets to addresses that belong to no Service.
 fn other_packets(family: IpFamily) -> Vec<Packet> {
     let targets = [
         ([10, 111, 0, 1], 80),
@@ -240,7 +241,7 @@ fn other_packets(family: IpFamily) -> Vec<Packet> {
 }
 
 /// Compares the verdicts of both layouts for all packets. Each entry of `configs` has the NodePort
-/// addresses, and true if all traffic to ClusterIPs is masqueraded.
+/// addresses, and true if the rules masquerade all traffic to ClusterIPs.
 fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
     for (node_ports, masquerade_all) in configs {
         let [upstream, flat] = [Layout::Upstream, Layout::Flat]
@@ -260,15 +261,15 @@ fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
                 }
             }
         }
-        // The test must cover enough packets of each outcome.
+        // Checks that the packets cover each outcome often enough.
         assert!(sent > 10_000 && dropped > 500 && rejected > 1_000);
         println!("{sent} sent, {dropped} dropped, {rejected} rejected");
     }
 }
 
-/// If an endpoint's element is missing, packets that chose it are rejected and never reach the
-/// Service's address itself. The test covers the map that rules look up and the map that choosers
-/// look up.
+/// If the element of an endpoint is missing, the rules reject packets that chose this endpoint. The
+/// packets never reach the service address itself. The test covers the maps that rules look up
+/// directly, and the map that choosers look up.
 #[test]
 fn packets_without_an_endpoint_are_rejected() {
     for family in IpFamily::ALL {

@@ -1,4 +1,4 @@
-//! Evaluates the rules of a table for one packet as the kernel would.
+//! Evaluates the rules of a table for one packet, as the kernel would.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ pub(crate) enum Direction {
     Out,
 }
 
-/// First packet of a connection.
+/// The first packet of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Packet {
     pub(crate) way: Direction,
@@ -29,7 +29,7 @@ pub(crate) struct Packet {
     pub(crate) port: u16,
 }
 
-/// Outcome of a packet.
+/// Fate of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
     Dropped,
@@ -41,28 +41,28 @@ pub(crate) enum Outcome {
     },
 }
 
-/// Result of evaluating a chain or rule.
+/// Result of a rule or chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Continues with the next rule.
+    /// The next rule follows.
     Next,
-    /// Returns to the calling chain.
+    /// The calling chain continues.
     Return,
     Accept,
     Drop,
     Reject,
 }
 
-/// Evaluation of a packet along its path.
+/// Evaluation of one packet along its path.
 struct Run<'a> {
     content: &'a Content,
-    /// Base chains by priority.
+    /// Base chains, in the order of their priority.
     hooked: &'a [Name],
     packet: Packet,
     mark: u32,
     is_translated: bool,
     is_masqueraded: bool,
-    /// Number that `numgen` returns.
+    /// Number that `numgen` returns for this packet.
     random: u32,
     has_chosen: bool,
     registers: [u8; 64],
@@ -86,7 +86,7 @@ impl TableModel {
 }
 
 impl TableModel {
-    /// Returns the elements of endpoint maps, each with its map.
+    /// Returns the elements of all endpoint maps, each with the name of its map.
     pub(crate) fn endpoints(&self) -> Vec<(Name, Element)> {
         let sets = self.content.sets.iter();
         let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));
@@ -100,7 +100,7 @@ impl TableModel {
         elements.remove(&element.key).unwrap();
     }
 
-    /// Adds the element again.
+    /// Adds a removed element again.
     pub(crate) fn put(&mut self, (map, element): &(Name, Element)) {
         let (_, elements) = self.content.sets.get_mut(map).unwrap();
         elements.insert(element.key.clone(), element.clone());
@@ -126,7 +126,7 @@ impl Run<'_> {
 
     fn hook(&mut self, hook: Hook, has_nat: bool) -> End {
         let content = self.content;
-        // Evaluates the chains in the order of their priority.
+        // Evaluates the base chains of the hook in the order of their priority.
         for name in self.hooked {
             let (chain, rules) = &content.chains[name];
             let base = chain.base.unwrap();
@@ -210,7 +210,7 @@ impl Run<'_> {
                     End::Accept => {}
                     end => return end,
                 },
-                // No client is in the set of this expression.
+                // The set of this expression contains no client.
                 Expression::Dynset { .. } => {}
                 other => self.load(other),
             }
@@ -284,7 +284,7 @@ impl Run<'_> {
         }
     }
 
-    /// Evaluates a lookup. `Accept` means that the rule continues.
+    /// Evaluates a lookup. `Accept` stands for a rule that continues.
     fn lookup(&mut self, key: Register, set: &SetRef, what: LookupFor) -> End {
         let content = self.content;
         let found = match set {
@@ -341,7 +341,7 @@ fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
     last.filter(|element| !element.ends_interval)
 }
 
-/// Returns the outcome for this random number, and true if a rule used the number.
+/// Returns the outcome if `numgen` returns `random`, and true if a rule used this number.
 pub(crate) fn outcome(table: &TableModel, packet: Packet, random: u32) -> (Outcome, bool) {
     let mut run = Run {
         content: &table.content,
@@ -373,8 +373,7 @@ pub(crate) fn outcome(table: &TableModel, packet: Packet, random: u32) -> (Outco
         (Direction::Out, false) => next(Hook::Postrouting, true),
         (Direction::Out, true) => {
             next(Hook::Postrouting, true);
-            // The packet arrives again on the loopback interface. Its destination no longer
-            // changes.
+            // The packet arrives again on the loopback interface, with a final destination.
             next(Hook::Prerouting, false);
             next(Hook::Input, false);
         }
@@ -391,7 +390,7 @@ pub(crate) fn outcome(table: &TableModel, packet: Packet, random: u32) -> (Outco
     (outcome, run.has_chosen)
 }
 
-/// Returns the outcomes with the number of occurrences of each.
+/// Returns the outcomes over `turns` random numbers, each with the number of its occurrences.
 pub(crate) fn outcomes(table: &TableModel, packet: Packet, turns: u32) -> BTreeMap<Outcome, u32> {
     let mut all = BTreeMap::new();
     for random in 0..turns {
