@@ -1,4 +1,4 @@
-//! Checks which part of a Service above the limits is served.
+//! Checks which part of a Service the model serves if the Service exceeds the limits.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -37,7 +37,7 @@ fn service(ports: usize, ingress: usize, external: usize) -> Service {
     service
 }
 
-/// Creates a slice with the first ports of the Service.
+/// Returns a slice with the first `ports` ports of the Service.
 fn slice(slice: &str, ports: usize, endpoints: usize) -> EndpointSlice {
     EndpointSlice {
         name: name(slice),
@@ -72,7 +72,7 @@ fn model(service: &Service, slices: &[EndpointSlice]) -> Model {
     model
 }
 
-/// Counts the served ports, load-balancer addresses, external IPs and slices.
+/// Returns the numbers of served ports, load-balancer addresses, external IPs and slices.
 fn served(model: &Model) -> [usize; 4] {
     let view = model.view(&name("big")).unwrap();
     let of = view.service;
@@ -97,8 +97,8 @@ const NONE: Excess = Excess {
 fn a_service_with_500_000_frontends_keeps_its_first_addresses() {
     let given = service(100, 3, 5_000);
     let mut model = model(&given, &[]);
-    // The limit allows 40 addresses: the cluster IP, three load-balancer addresses, and the first
-    // external IPs.
+    // The limit allows 40 addresses: the cluster IP, the three load-balancer addresses, and the
+    // first 36 external IPs.
     assert_eq!(served(&model), [100, 3, 36, 0]);
     const { assert!(100 * (1 + 3 + 36) <= MAX_FRONTENDS) };
     let view = model.view(&name("big")).unwrap();
@@ -111,7 +111,7 @@ fn a_service_with_500_000_frontends_keeps_its_first_addresses() {
     assert_eq!(excess.to_string(), "4964 of its external IPs");
     let version = model.external_addresses_version();
 
-    // An event with an equal object does not change the model.
+    // An event with an equal object changes nothing.
     model.take_changes();
     model.apply(Event::ServiceApplied(given));
     assert!(!model.has_changes());
@@ -133,7 +133,7 @@ fn the_destination_limit_counts_endpoints_for_each_address() {
     }
     first_slices.apply(Event::ServiceApplied(given));
     // Each address has 6,000 destinations: two ports with 3,000 endpoints each. The limit allows 16
-    // addresses. They have 32 frontends, so the higher limit for few frontends does not apply.
+    // addresses. These have 32 frontends, so the higher limit for few frontends does not apply.
     for model in [&first_service, &first_slices] {
         assert_eq!(served(model), [2, 4, 11, 3]);
         let excess = Excess {
@@ -142,7 +142,7 @@ fn the_destination_limit_counts_endpoints_for_each_address() {
         };
         assert_eq!(model.excess_of(&name("big")), [excess]);
     }
-    // Fewer endpoints leave room for more addresses.
+    // With fewer endpoints, the limit allows more addresses.
     let mut model = first_slices;
     model.apply(Event::SliceDeleted(name("b")));
     assert_eq!(served(&model), [2, 4, 20, 2]);
@@ -184,7 +184,7 @@ fn the_limit_counts_source_ranges_for_each_load_balancer_address() {
     let nets = (0..4_000).map(|number| numbered(20, number).into());
     given.source_ranges = nets.collect();
     assert_eq!(served(&model(&given, &[])), [10, 2, 5, 0]);
-    // Source ranges cost only work if the Service has no load-balancer address.
+    // Without load-balancer addresses, source ranges have no effect and only cost work.
     given.ingress_ips.clear();
     given.ports = service(100, 0, 0).ports;
     let model = model(&given, &[]);
@@ -197,8 +197,8 @@ fn a_service_of_usual_size_is_served_completely() {
     let slices: Vec<_> = (0..50)
         .map(|number| slice(&format!("s{number}"), 3, 100))
         .collect();
-    // The first Service has 5,000 endpoints, the number that Kubernetes tests. The second has 1,000
-    // ports, like a telephone exchange.
+    // The first Service has 5,000 endpoints, the number with which Kubernetes is tested. The second
+    // has 1,000 ports, like a telephone exchange.
     for (given, slices) in [
         (service(3, 2, 3), &*slices),
         (service(1_000, 1, 2), &[slice("a", 100, 50)]),
@@ -209,8 +209,8 @@ fn a_service_of_usual_size_is_served_completely() {
     }
 }
 
-/// Checks that a Service with few addresses and ports may have many endpoints. A tenant must write
-/// each endpoint, but multiplies ports and addresses cheaply.
+/// A Service with few addresses and ports may have many endpoints: a tenant must create each
+/// endpoint, but multiplies ports and addresses at no cost.
 #[test]
 fn a_service_with_very_many_endpoints_is_served_completely() {
     let slices: Vec<_> = (0..170)
@@ -225,8 +225,8 @@ fn a_service_with_very_many_endpoints_is_served_completely() {
         assert_eq!(model.excess_of(&name("big")), []);
         assert_eq!(served(&model), [3, ingress, external, 170]);
     }
-    // 51 slices hold the limit of endpoints of a port, and one more. The Service has a cluster IP
-    // and a NodePort.
+    // 51 slices contain one slice more than a port's limit of endpoints. The Service has a cluster
+    // IP and a NodePort.
     let slices: Vec<_> = (0..51)
         .map(|number| slice(&format!("s{number:03}"), 3, 1_000))
         .collect();
@@ -244,7 +244,7 @@ fn a_service_with_very_many_endpoints_is_served_completely() {
         ..NONE
     };
     assert_eq!(one_port.excess_of(&name("big")), [excess]);
-    // Above [`FEW_FRONTENDS`], the ordinary limit applies.
+    // Above [`FEW_FRONTENDS`] frontends, the ordinary limit applies.
     let many = model(&service(FEW_FRONTENDS + 1, 0, 0), &[]);
     assert_eq!(many.oversized().count(), 0);
     let slices: Vec<_> = (0..10)
@@ -257,7 +257,7 @@ fn a_service_with_very_many_endpoints_is_served_completely() {
 #[test]
 fn a_service_of_the_largest_size_is_resolved_in_linear_time() {
     let given = service(MAX_FRONTENDS, 0, 0);
-    // Some slices have a port of their own, and some have no port.
+    // Some slices have a port that no other slice has, and some have no port.
     let slices: Vec<_> = (0..2_000)
         .map(|number| {
             let mut slice = slice(
@@ -285,6 +285,6 @@ fn a_service_of_the_largest_size_is_resolved_in_linear_time() {
         .sum();
     let took = began.elapsed();
     assert_eq!(count, 49 * 1_900);
-    // Comparing each port with each endpoint would take 380 million comparisons.
+    // A comparison of each port with each endpoint would take 380 million steps.
     assert!(took < Duration::from_secs(4), "{took:?}");
 }
