@@ -1,4 +1,4 @@
-//! Reconciles wanted entries with actual ones: one table, one invariant.
+//! Reconciles wanted entries with actual ones. One table, one invariant.
 //!
 //! ```text
 //!   claim(owner, entries) ─▶ wanted ─┐
@@ -7,18 +7,18 @@
 //! ```
 //!
 //! After every call, a row is pending if and only if its wanted value differs from its actual
-//! value. Start, change, failed write and drift therefore use one path. They differ only in the
-//! rows that became pending.
+//! value. So a start, a change, a failed write and drift all take the same path. They differ only
+//! in the rows that become pending.
 //!
 //! Several owners may claim one key, such as two ports of a Service that share an address. The
-//! smallest owner's claim is the wanted value, so the outcome of a conflict does not depend on the
-//! order of events. When that owner releases the key, the next owner takes over. The table has no
-//! clock (the caller passes an [`Instant`](std::time::Instant)) and no access to the kernel, so it
-//! never writes.
+//! claim of the smallest owner is wanted, so the outcome of a conflict does not depend on the order
+//! of events. When this owner releases the key, the next owner's claim is wanted. A table has no
+//! clock: the caller passes an [`Instant`](std::time::Instant). It has no access to the kernel
+//! either, so it never writes.
 //!
-//! A table also stores when its oldest pending row became pending. So callers can check in O(1)
-//! whether everything requested before a time is in place. A row whose write fails for a reason
-//! that concerns only this row can be excused from this age.
+//! A table also stores when its oldest pending row became pending. So a caller can check in O(1)
+//! whether all entries that were requested before some time exist. A row whose write fails because
+//! of the row itself can be excused from this check.
 
 mod row;
 mod rows;

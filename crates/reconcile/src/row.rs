@@ -1,7 +1,7 @@
 //! One row of a table: its claims and its actual value.
 //!
-//! Nearly all rows have one claim, and their actual value is either the wanted one or absent. A
-//! table has tens of thousands of such rows, so they need no extra allocation.
+//! Nearly all rows have one claim, and their actual value equals the wanted one or is absent. A
+//! table has tens of thousands of such rows, so the compact form needs no allocation.
 
 use std::mem;
 
@@ -9,7 +9,7 @@ use std::mem;
 #[derive(Debug)]
 pub(crate) struct Row<V, O> {
     content: Content<V, O>,
-    /// Epoch in which the row became pending, or 0 if it is not pending or is excused.
+    /// Epoch in which the row became pending. 0 if it is not pending, or excused.
     pub(crate) since: u32,
     pub(crate) is_pending: bool,
     /// True if the actual value equals the wanted one.
@@ -19,13 +19,13 @@ pub(crate) struct Row<V, O> {
 #[derive(Debug)]
 enum Content<V, O> {
     One(O, V),
-    /// Any other combination of claims and actual value.
+    /// Form for any other combination of claims and actual value.
     Any(Box<GeneralContent<V, O>>),
 }
 
 #[derive(Debug)]
 struct GeneralContent<V, O> {
-    /// Claims sorted by owner. The value of the first claim is wanted.
+    /// Claims, sorted by owner. The value of the first claim is wanted.
     claims: Vec<(O, V)>,
     /// Actual value, if it differs from the wanted one.
     other: Option<V>,
@@ -54,7 +54,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns the value of the first claim.
+    /// Returns the wanted value: that of the first claim.
     pub(crate) fn wanted(&self) -> Option<&V> {
         match &self.content {
             Content::One(_, value) => Some(value),
@@ -88,7 +88,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns all claims if the row has at least two, else none.
+    /// Returns all claims if the row has at least two. Otherwise returns none.
     pub(crate) fn contest(&self) -> &[(O, V)] {
         match &self.content {
             Content::One(..) => &[],
@@ -98,15 +98,15 @@ impl<V, O> Row<V, O> {
 }
 
 impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
-    /// Sets or removes an owner's claim. Returns true if the wanted value changed.
+    /// Sets an owner's claim. `None` removes it. Returns true if the wanted value has changed.
     pub(crate) fn set_claim(&mut self, owner: &O, value: Option<V>) -> bool {
         let value = match (&mut self.content, value) {
-            // Equal values may differ in details that the comparison ignores.
+            // Stores the new value: values that compare as equal may differ in details.
             (Content::One(one, wanted), Some(value)) if one == owner && *wanted == value => {
                 *wanted = value;
                 return false;
             }
-            // Nearly every row takes this path after a restart.
+            // After a restart, nearly every row takes this branch.
             (Content::Any(any), Some(value))
                 if any.claims.is_empty() && any.other.as_ref() == Some(&value) =>
             {
@@ -158,7 +158,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         self.wanted() == self.actual()
     }
 
-    /// Switches to the general form.
+    /// Converts the row to the general form.
     fn spread(&mut self) {
         if let Content::One(owner, value) = &self.content {
             let claim = (owner.clone(), value.clone());
@@ -169,7 +169,8 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         }
     }
 
-    /// Switches to the compact form if the row has one claim and no other actual value.
+    /// Converts the row to the compact form, if it has one claim and no actual value other than the
+    /// wanted one.
     fn gather(&mut self) {
         if let Content::Any(any) = &mut self.content
             && any.other.is_none()
