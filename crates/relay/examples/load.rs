@@ -1,12 +1,12 @@
 //! Measures the cost of the relay on loopback: connections per second, throughput, round trips, and
-//! memory of an idle connection, with and without `splice`.
+//! memory of an idle connection. Measures each with and without `splice`.
 //!
 //! ```text
 //! cargo run --release -p relay --example load
 //! ```
 //!
-//! Clients and the endpoint run as separate processes, started by this program, so that this
-//! process measures only the relay. `direct` is the same measurement without a relay.
+//! The clients and the endpoint are separate processes, so that this process measures only the
+//! relay. `direct` is the same measurement without a relay.
 #![allow(clippy::unwrap_used, reason = "an example stops at the first surprise")]
 
 use std::env;
@@ -21,13 +21,13 @@ use std::time::{Duration, Instant};
 use relay::{AllowedClients, Carriage, Limits, PortBackends, Relay, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Time of each measurement.
+/// Duration of each measurement.
 const TIME: Duration = Duration::from_secs(3);
 
 /// Number of idle connections.
 const IDLE: usize = 10_000;
 
-/// Number of descriptors for other purposes.
+/// Number of descriptors that this process needs for other purposes.
 const OTHERS: usize = 100;
 
 /// Number of clients that connect in parallel.
@@ -51,7 +51,7 @@ fn main() {
 
 // ---- the endpoint ----
 
-/// Serves connections. The first byte of each connection selects its purpose.
+/// Runs the endpoint. The first byte of each connection selects what it does.
 fn serve() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     println!("{}", listener.local_addr().unwrap());
@@ -92,7 +92,7 @@ fn connect(at: SocketAddr) -> TcpStream {
     client
 }
 
-/// Prints the number of rounds in a second.
+/// Runs a client, and prints its number of rounds in a second.
 fn client(at: SocketAddr, what: &str, count: usize) {
     let start = Instant::now();
     match what {
@@ -121,7 +121,7 @@ fn client(at: SocketAddr, what: &str, count: usize) {
                 done += chunk.len();
             }
             client.shutdown(Shutdown::Write).unwrap();
-            // Waits until the endpoint has read all bytes.
+            // Waits until the endpoint has read everything.
             let _ = client.read(&mut [0; 1]);
             println!("{}", per_second(done, start));
         }
@@ -146,7 +146,7 @@ fn client(at: SocketAddr, what: &str, count: usize) {
             };
             let all: Vec<TcpStream> = (0..count).map(one).collect();
             println!("{}", all.len());
-            // Waits until the measuring process closes this pipe.
+            // Keeps the connections open until the measuring process closes this pipe.
             let _ = std::io::stdin().read(&mut [0; 1]);
         }
     }
@@ -185,7 +185,7 @@ where
     line.trim().parse().unwrap()
 }
 
-/// Returns the client's result, and the CPU seconds of this process during the run.
+/// Runs a client. Returns its result, and the CPU seconds that this process needed meanwhile.
 fn run(at: SocketAddr, what: &str, count: usize) -> (u64, f64) {
     let before = worked();
     let (mut child, mut output) = start(&["client", &at.to_string(), what, &count.to_string()]);
@@ -198,7 +198,7 @@ fn run(at: SocketAddr, what: &str, count: usize) -> (u64, f64) {
 fn worked() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap();
     let fields = stat.rsplit(')').next().unwrap().split_whitespace();
-    // User and system time, in ticks of 10 ms.
+    // User time and system time, in ticks of 10 ms.
     let ticks = fields.skip(11).take(2);
     ticks
         .map(|field| field.parse::<f64>().unwrap())
@@ -217,7 +217,7 @@ fn measure(descriptors: Option<u64>) {
     let (mut server, mut output) = start(&["server"]);
     let endpoint: SocketAddr = line(&mut output);
     let descriptors = descriptors.map_or(usize::MAX, |most| most.try_into().unwrap());
-    // In this process, each connection takes two descriptors.
+    // The relay in this process needs two descriptors for each connection.
     let idle = IDLE.min((descriptors - OTHERS) / 2);
     let all = [
         ("direct", None),

@@ -1,8 +1,8 @@
-//! The share of the node's ephemeral ports that the relay may take.
+//! The share of the node's ephemeral ports that the relay may use.
 //!
-//! The system chooses listening ports from the same range as the node's outgoing connections
-//! (`net.ipv4.ip_local_port_range`). If the relay took all ports, not even the kubelet could
-//! connect.
+//! The system chooses listening ports from the range that also serves the node's outgoing
+//! connections (`net.ipv4.ip_local_port_range`). If the relay used the whole range, not even the
+//! kubelet could connect.
 
 use std::fs;
 use std::io;
@@ -14,17 +14,17 @@ use hashbrown::HashMap;
 
 use super::Transport;
 
-/// The kernel's default range, for a range that cannot be read.
+/// The kernel's default range. Used if the actual range cannot be read.
 const DEFAULT: Range = Range {
     ports: 32_768..=60_999,
     count: 28_232,
 };
 
-/// The local ports of outgoing connections in this network namespace.
+/// Ephemeral ports of this network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Range {
     ports: RangeInclusive<u16>,
-    /// Number of ports that the system chooses from, without reserved ports.
+    /// Number of ports in the range, without reserved ports.
     count: usize,
 }
 
@@ -57,32 +57,32 @@ impl Range {
     }
 }
 
-/// Numbers of ephemeral ports in use, by transport and family. Clones share one count.
+/// Number of ephemeral ports in use, for each transport and family. Clones share the numbers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ephemeral(Arc<Mutex<HashMap<Kind, usize>>>);
 
-/// A transport, and true for IPv6. Only ports of the same kind compete for numbers. The kernel
+/// A transport, and true for IPv6. Only ports of the same kind compete for a number. The kernel
 /// gives odd numbers to listeners and even ones to clients first, so IPv4 and IPv6 listeners get
 /// the same numbers.
 type Kind = (Transport, bool);
 
-/// A guard that counts one ephemeral port.
+/// A guard that counts one ephemeral port as in use.
 #[derive(Debug)]
 pub(crate) struct EphemeralPort(Ephemeral, Kind);
 
 impl Ephemeral {
-    /// Counts a port that will be opened, if half of the ephemeral ports remain for the node.
-    /// Returns `None` for a number outside the ephemeral range.
+    /// Counts a port that is about to be opened, if half of the ephemeral ports stay free for the
+    /// node. Returns `None` for a port number outside the ephemeral range.
     ///
     /// # Errors
     ///
-    /// Half of the ephemeral ports are taken.
+    /// The relay already uses half of the ephemeral ports.
     pub(crate) fn take(
         &self,
         transport: Transport,
         at: SocketAddr,
     ) -> io::Result<Option<EphemeralPort>> {
-        // Reads the range each time, because the administrator may have widened it.
+        // Reads the range for each port, because the operator may have widened it.
         let range = Range::read();
         if at.port() != 0 && !range.ports.contains(&at.port()) {
             return Ok(None);

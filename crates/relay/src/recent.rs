@@ -1,8 +1,8 @@
 //! A bounded map whose entries expire some time after their last use.
 //!
-//! All entries have the same time to live, so the head of one queue expires next. A use only
-//! records the time. A used entry that reaches the head moves to the end. So each call costs O(1),
-//! and needs no timer.
+//! All entries have the same time to live, so the head of one queue expires first. A use of an
+//! entry only records the time. If a used entry reaches the head, the map moves it to the end. So
+//! each call costs O(1), and the map needs no timer.
 
 use std::collections::VecDeque;
 use std::hash::Hash;
@@ -10,25 +10,25 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-/// Number of entries at the head that each insertion examines. With more than one, the queue cannot
-/// grow forever.
+/// Number of entries at the head that each insertion examines. Above one, so that the queue cannot
+/// grow without limit.
 const LOOKS: usize = 2;
 
-/// Number of recently used entries that an eviction may skip.
+/// Number of recently used entries that one eviction may skip.
 const CHANCES: usize = 16;
 
 struct Entry<V> {
     value: V,
     used: Instant,
-    /// Number of the entry in the queue.
+    /// Number that identifies the entry's current place in the queue.
     number: u64,
 }
 
-/// Record of an entry in the queue.
+/// Place of an entry in the queue.
 struct QueueEntry<K> {
     key: K,
     number: u64,
-    /// Time of the entry's last use before it was queued.
+    /// Time at which the entry was last used before it got this place.
     seen: Instant,
 }
 
@@ -36,14 +36,14 @@ struct QueueEntry<K> {
 pub(crate) struct Recent<K, V> {
     entries: HashMap<K, Entry<V>>,
     queue: VecDeque<QueueEntry<K>>,
-    /// Time to live of an unused entry.
+    /// Time without a use after which an entry expires.
     ttl: Duration,
     most: usize,
     next: u64,
 }
 
 impl<K: Clone + Eq + Hash, V> Recent<K, V> {
-    /// Creates an empty map. It holds at most `most` entries, at least one, each for `ttl` after
+    /// Creates an empty map for at most `most` entries, at least one. An entry expires `ttl` after
     /// its last use.
     pub(crate) fn new(ttl: Duration, most: usize) -> Self {
         Self {
@@ -55,12 +55,13 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         }
     }
 
-    /// Returns the number of entries, including expired entries that are not yet removed.
+    /// Returns the number of entries, including expired ones that were not removed yet.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns the value of a key and records its use, or `None` if the entry has expired.
+    /// Returns the value of a key, and records the use. Returns `None` if the entry is missing or
+    /// has expired.
     pub(crate) fn get(&mut self, key: &K, now: Instant) -> Option<&V> {
         if now.saturating_duration_since(self.used(key)?) >= self.ttl {
             self.entries.remove(key);
@@ -71,12 +72,12 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         Some(&entry.value)
     }
 
-    /// Returns the time of a key's last use.
+    /// Returns the time at which a key was last used.
     pub(crate) fn used(&self, key: &K) -> Option<Instant> {
         Some(self.entries.get(key)?.used)
     }
 
-    /// Inserts a value. Above the limit, evicts an entry that has not been used for long.
+    /// Inserts a value. Above the limit, evicts an entry that was idle for long.
     pub(crate) fn insert(&mut self, key: K, value: V, now: Instant) {
         self.look(now);
         if let Some(entry) = self.entries.get_mut(&key) {
@@ -107,17 +108,17 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         );
     }
 
-    /// Removes a key.
+    /// Removes a key, and returns its value.
     pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
         Some(self.entries.remove(key)?.value)
     }
 
-    /// Removes the entries that `keeps` rejects, in O(n).
+    /// Removes all entries for which `keeps` returns false. O(n).
     pub(crate) fn retain(&mut self, mut keeps: impl FnMut(&K, &V) -> bool) {
         self.entries.retain(|key, entry| keeps(key, &entry.value));
     }
 
-    /// Evicts an entry that has not been used for long. Returns false if the map is empty.
+    /// Evicts an entry that was idle for long. Returns false if the map is empty.
     pub(crate) fn give_way(&mut self) -> bool {
         let mut chances = CHANCES;
         while let Some(mut place) = self.queue.pop_front() {
@@ -139,7 +140,8 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         false
     }
 
-    /// Examines the head of the queue: removes expired entries, and moves used entries to the end.
+    /// Examines entries at the head of the queue: removes expired ones, and moves used ones to the
+    /// end.
     fn look(&mut self, now: Instant) {
         for _ in 0..LOOKS {
             let Some(mut place) = self.queue.pop_front() else {

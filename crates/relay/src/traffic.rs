@@ -1,7 +1,7 @@
 //! Counters of a listening port, by endpoint.
 //!
-//! Only the relay's thread counts, so there is no contention, and a chunk costs one addition.
-//! Readers are on other threads.
+//! Only the relay's thread counts, so counting needs no lock and costs one addition for each read.
+//! Other threads read the counters.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,20 +11,20 @@ use hashbrown::HashMap;
 
 use super::balance::PortBackends;
 
-/// Traffic between clients and an endpoint since the port was opened.
+/// Traffic between clients and one endpoint since the port was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TrafficCounts {
-    /// TCP connections, or UDP flows.
+    /// Number of TCP connections or UDP flows so far.
     pub connections: u64,
-    /// Open connections or flows.
+    /// Number of connections or flows that are open now.
     pub active: u64,
-    /// Bytes from clients.
+    /// Number of bytes from clients.
     pub bytes_in: u64,
-    /// Bytes to clients.
+    /// Number of bytes to clients.
     pub bytes_out: u64,
-    /// Datagrams from clients. 0 for TCP.
+    /// Number of datagrams from clients. 0 for TCP.
     pub packets_in: u64,
-    /// Datagrams to clients. 0 for TCP.
+    /// Number of datagrams to clients. 0 for TCP.
     pub packets_out: u64,
 }
 
@@ -39,7 +39,7 @@ impl TrafficCounts {
     }
 }
 
-/// The counters of a listening port. Removed endpoints without connections share one counter.
+/// Counters of a listening port. Removed endpoints without open connections share one counter.
 #[derive(Debug, Default)]
 pub struct PortCounters(Mutex<Tallies>);
 
@@ -50,7 +50,7 @@ struct Tallies {
 }
 
 impl PortCounters {
-    /// Returns the port's totals, and the totals of each endpoint that serves or has a connection.
+    /// Returns the totals of the port, and of each endpoint that serves or has an open connection.
     pub fn read(&self) -> (TrafficCounts, Vec<(SocketAddr, TrafficCounts)>) {
         let counted = self.lock();
         let mut sum = counted.past;
@@ -62,7 +62,7 @@ impl PortCounters {
         (sum, endpoints)
     }
 
-    /// Counts a connection to an endpoint until the returned guard is dropped.
+    /// Counts a connection to an endpoint as open until the returned guard is dropped.
     pub(crate) fn connect(&self, endpoint: SocketAddr) -> CountedConnection {
         let tally = Arc::clone(self.lock().endpoints.entry(endpoint).or_default());
         tally.connections.fetch_add(1, Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl PortCounters {
         CountedConnection(tally)
     }
 
-    /// Merges the counters of removed endpoints without connections.
+    /// Merges the counters of removed endpoints that have no open connections.
     pub(crate) fn retain(&self, serving: &PortBackends) {
         let mut counted = self.lock();
         let Tallies { endpoints, past } = &mut *counted;
@@ -88,7 +88,7 @@ impl PortCounters {
     }
 }
 
-/// The counters of one endpoint.
+/// Counters of one endpoint.
 #[derive(Debug, Default)]
 struct Tally {
     connections: AtomicU64,
@@ -113,7 +113,7 @@ impl Tally {
     }
 }
 
-/// A guard that counts one connection.
+/// A guard that counts one connection as open.
 #[derive(Debug)]
 pub(crate) struct CountedConnection(Arc<Tally>);
 
@@ -145,7 +145,7 @@ impl Drop for CountedConnection {
     }
 }
 
-/// Adds to a counter of bytes.
+/// Adds a number of bytes to a counter.
 pub(crate) fn add(counter: &AtomicU64, bytes: usize) {
     counter.fetch_add(bytes as u64, Ordering::Relaxed);
 }
