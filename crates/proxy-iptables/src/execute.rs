@@ -1,9 +1,10 @@
 //! Writes a plan, and reports the outcome of each piece.
 //!
-//! The first try writes the whole plan by one `iptables-restore` ([`RestoreStrategy::Together`]). A
-//! refusal shows neither the piece at fault nor the written tables. So the mode reads the kernel
-//! again, and writes a new plan table by table ([`RestoreStrategy::Apart`]). It halves a refused
-//! restore until each refused piece is isolated.
+//! The first attempt writes the whole plan by one `iptables-restore`
+//! ([`RestoreStrategy::Together`]). A refusal reveals neither the piece at fault nor the tables
+//! that were written. So the mode reads the kernel again, and writes a new plan table by table
+//! ([`RestoreStrategy::Apart`]). The executor halves a refused restore until it has isolated each
+//! refused piece.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -15,11 +16,11 @@ use crate::kernel::{Kernel, Refusal};
 use crate::plan::{Op, Piece, PieceScope, Plan, RestoreStrategy, Verdict, Verdicts};
 use crate::port::OWN;
 
-/// Maximum number of processes that a sync starts to find refused pieces.
+/// Largest number of processes with which one plan isolates its refused pieces.
 const MAX_RESTORES: usize = 32;
 
 impl Plan {
-    /// Writes the plan to the kernel.
+    /// Writes the plan to the kernel. Returns the outcome of each piece.
     pub(crate) fn apply(&self, kernel: &mut dyn Kernel, manner: RestoreStrategy) -> Verdicts {
         let pieces = self.pieces();
         let mut executor = Executor {
@@ -39,7 +40,7 @@ impl Plan {
     }
 }
 
-/// Writes the commands for these tables, and skips tables without commands.
+/// Writes the commands of these pieces for these tables. Omits tables without commands.
 fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     for table in tables {
         if pieces.iter().any(|piece| piece.touches(*table)) {
@@ -52,7 +53,7 @@ fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> 
 fn write_table(table: Table, pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     let ops = || pieces.iter().flat_map(move |piece| piece.of(table));
     restore.begin(table)?;
-    // Declares chains first, so that jumps find their chains, and chains to remove are empty.
+    // Declares all chains first. So the targets of jumps exist, and chains to remove are empty.
     for op in ops() {
         match op {
             Op::Write(name, _) => restore.declare(name)?,
@@ -119,10 +120,10 @@ impl Verdicts {
     }
 }
 
-/// A plan that is being carried out.
+/// Execution of one plan.
 struct Executor<'a> {
     kernel: &'a mut dyn Kernel,
-    /// Number of restores left for this plan.
+    /// Number of restores that the plan may still use.
     left: usize,
     verdicts: Verdicts,
 }
@@ -184,7 +185,8 @@ impl Executor<'_> {
                 piece.touches(table) && self.verdicts.parts.get(at) == Some(&Verdict::Done)
             });
             let mut parts: Vec<&Piece<'_>> = parts.collect();
-            // Groups pieces that may fail for the same reason, so that one search isolates them.
+            // Sorts pieces that may fail for the same reason together, so that one search isolates
+            // them.
             parts.sort_by_key(|piece| piece.traits);
             self.halve(table, parts);
         }
@@ -202,8 +204,8 @@ impl Executor<'_> {
         }
     }
 
-    /// If the kernel rejected every write, checks that it accepts any write at all. The test
-    /// empties the canary's chain, which has no rules.
+    /// If the kernel has rejected every write, checks whether it accepts any write at all. The test
+    /// empties the chain of the canary, which has no rules.
     fn try_nothing(&mut self) {
         let mut write = |sink: &mut dyn Write| {
             let mut restore = Restore::new(sink);
@@ -216,8 +218,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Tries the pieces in a table together. Splits refused groups in halves, and tries the largest
-    /// groups first.
+    /// Writes the pieces of a table together. Divides refused groups in halves, and tries the
+    /// largest groups first.
     fn halve(&mut self, table: Table, all: Vec<&Piece<'_>>) {
         let mut groups = VecDeque::from([all]);
         while let Some(group) = groups.pop_front() {
@@ -258,7 +260,7 @@ mod tests {
 
     const SERVICES: Shared = Shared::FilterServices;
 
-    /// Returns the write of a rule for this port.
+    /// Returns the changes of a Service port with one rule for this port number.
     fn part(chain: Shared, port: u16) -> PortWrites {
         let slot = Slot {
             chain,
@@ -278,7 +280,7 @@ mod tests {
         }
     }
 
-    /// Returns a plan for two shared chains, the second written whole, with changes in each.
+    /// Returns a plan with changes in two shared chains. It writes the second one as a whole.
     fn plan() -> Plan {
         let jump = "-A INPUT -j KUBE-SERVICES".to_owned();
         Plan {
@@ -301,7 +303,7 @@ mod tests {
     #[test]
     fn a_plan_can_be_counted_and_printed() {
         let plan = plan();
-        // A rule in a chain that is written whole is not a change of its own.
+        // A rule in a chain that is written as a whole is not a separate change.
         assert_eq!(plan.rules(Table::Filter), 5);
         assert_eq!(plan.rules(Table::Nat), 0);
         let lines = plan.lines();
@@ -332,7 +334,7 @@ mod tests {
         let refused: Vec<bool> = apart.parts.iter().map(is_refused).collect();
         assert_eq!(refused, [false, false, true, false, false]);
         assert_eq!((apart.base, apart.general), (Verdict::Done, None));
-        // The restores: the base, all ports, two halves, and the halves of the refused half.
+        // Restores: the base, all ports, two halves, and the halves of the refused half.
         assert_eq!((apart.taken, apart.refused), (3, 3));
     }
 
@@ -342,7 +344,7 @@ mod tests {
         kernel.state().refused = vec!["-A INPUT".to_owned()];
         let verdicts = plan().apply(&mut kernel, RestoreStrategy::Apart);
         assert!(matches!(verdicts.base, Verdict::Refused(_)));
-        // The last change is in a chain of the base.
+        // The last change is in a chain that the base writes as a whole, so it is not tried either.
         assert_eq!(verdicts.parts, vec![Verdict::Untried; 5]);
         assert_eq!(verdicts.refused, 1);
     }

@@ -1,5 +1,5 @@
-//! A fake kernel for tests that keeps rules as iptables does. It rejects each write that iptables
-//! would refuse, and leaves the table unchanged.
+//! A fake kernel for tests, which stores rules as iptables does. It refuses each write that
+//! iptables would refuse, and then leaves the table unchanged.
 
 use proxy::Unreadable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,38 +12,39 @@ use iptables::{Input, Kind};
 use crate::chain::Table;
 use crate::kernel::{Kernel, Refusal};
 
-/// Longest name of a chain (`XT_EXTENSION_MAXNAMELEN`, less the byte that ends the name).
+/// Largest length of a chain's name in bytes (`XT_EXTENSION_MAXNAMELEN` without the final NUL).
 const MAX_NAME: usize = 28;
 
-/// A handle to a fake kernel. Clones share the kernel.
+/// A handle to a fake kernel. Clones share one kernel.
 #[derive(Debug, Clone, Default)]
 pub struct FakeKernel(Arc<Mutex<FakeState>>);
 
-/// The content of a fake kernel, and its faults.
+/// Content of a fake kernel, and its faults.
 #[derive(Debug, Clone, Default)]
 pub struct FakeState {
-    /// Chains with their rules, from `-A` on, by table.
+    /// Chains with their rules, by table. Each rule is a line that begins with `-A`.
     pub tables: BTreeMap<Table, BTreeMap<String, Vec<String>>>,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Parts of rules that the kernel refuses.
+    /// Parts of rules that the fake refuses.
     pub refused: Vec<String>,
-    /// Reason why every write fails, such as a held lock.
+    /// Reason why every write fails, such as a held lock. `None`: no fault.
     pub held: Option<String>,
-    /// Number of tables of a text after which another program takes the lock.
+    /// Number of tables that a restore writes before another program takes the lock. `None`: no
+    /// fault.
     pub held_after: Option<usize>,
-    /// Reason why rules cannot be read.
+    /// Reason why the rules cannot be read. `None`: no fault.
     pub unreadable: Option<String>,
-    /// Number of reads of the addresses.
+    /// Number of reads of the addresses so far.
     pub address_reads: usize,
-    /// Restored and refused texts since a test last cleared them.
+    /// Restores since a test last cleared this list, including refused ones.
     pub restores: Vec<String>,
-    /// Tables read since a test last cleared the list. `None` means all tables.
+    /// Reads of tables since a test last cleared this list. `None`: a read of all tables.
     pub saves: Vec<Option<Table>>,
 }
 
 impl FakeKernel {
-    /// Creates a kernel with these addresses and no rules.
+    /// Creates a fake kernel with these addresses and no rules.
     pub fn new(addresses: &[&str]) -> Self {
         let kernel = Self::default();
         let addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
@@ -57,7 +58,7 @@ impl FakeKernel {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Empties all tables, as the reload of a firewall does.
+    /// Deletes all chains and rules, as the reload of a firewall does.
     pub fn flush(&self) {
         let built_in = |names: &[&str]| {
             let chains = names.iter().map(|name| ((*name).to_owned(), Vec::new()));
@@ -74,7 +75,7 @@ impl FakeKernel {
         ]);
     }
 
-    /// Loads the output of `iptables-save`.
+    /// Loads rules from the output of `iptables-save`.
     pub fn load(&self, saved: &str) {
         let mut state = self.state();
         let mut table = None;
@@ -94,7 +95,7 @@ impl FakeKernel {
         }
     }
 
-    /// Returns the output of `iptables-save` for all tables.
+    /// Returns all rules in the form of `iptables-save`.
     pub fn saved(&self) -> String {
         let state = self.state();
         let mut text = String::new();
@@ -127,7 +128,7 @@ impl FakeState {
         line("COMMIT");
     }
 
-    /// Carries out the commands of one table.
+    /// Executes the commands for one table.
     fn commit(&mut self, table: Table, commands: &[(usize, String)]) -> Result<(), String> {
         let mut chains = self.tables.get(&table).cloned().unwrap_or_default();
         for (number, command) in commands {
@@ -230,7 +231,7 @@ impl Kernel for FakeKernel {
 
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal> {
         let mut bytes = Vec::new();
-        // Writing to a Vec cannot fail.
+        // Writing to a `Vec` cannot fail.
         let _ = text(&mut bytes);
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let mut state = self.state();

@@ -1,4 +1,4 @@
-//! The kernel as this mode uses it: it reads and writes rules as text.
+//! The kernel interface of iptables mode, which reads and writes rules as text.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,34 +8,36 @@ use footprint::Footprints;
 use iptables::{Input, Iptables, Kind, Table};
 use proxy::{IpFamily, Unreadable};
 
-/// Kernel modules, by alias, for matches and targets that usually only this mode needs. Used by
-/// [`Iptables::choose_loading`]. The kernel itself loads the modules of rarer rules.
+/// Kernel modules, by alias, for matches and targets that usually only this mode needs
+/// ([`Iptables::choose_loading`]). The kernel itself loads modules for rarer rules.
 pub const MODULES: [&str; 3] = ["ipt_statistic", "ipt_tcp", "ipt_DNAT"];
 
 /// Time limit of a restore, including 5 s for the lock. Legacy iptables reads and writes whole
-/// tables, which may take minutes with very many rules.
+/// tables, which takes minutes if they have very many rules.
 const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 
-/// The kernel operations of this mode for one IP family. The iptables programs implement them, and
-/// so does a strict fake that refuses the same input.
+/// Kernel operations of this mode for one IP family. Two implementations: the iptables programs,
+/// and a strict fake that refuses the same input.
 pub trait Kernel: Send + 'static {
-    /// Returns the time, to measure the duration of reads. A fake kernel may have its own clock.
+    /// Returns the current time, for measurements such as the duration of a read. A fake kernel may
+    /// have its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
 
-    /// Returns the addresses of all interfaces, including loopback.
+    /// Returns the addresses of all interfaces, including loopback addresses.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
-    /// Passes each line of `iptables-save` to `line`, for one table or all. Starts a process.
+    /// Passes each line of `iptables-save` to `line`, for one table or for all tables. Starts a
+    /// process.
     fn save(
         &mut self,
         table: Option<Table>,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), Unreadable>;
 
-    /// Restores `text`, each table whole or not at all. Tables before a refused table stay written.
-    /// Starts a process.
+    /// Applies `text`. Of each table, applies all commands or none. Tables before a refused one
+    /// stay written. Starts a process.
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
 }
 
@@ -43,18 +45,18 @@ pub trait Kernel: Send + 'static {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// The reason, and the advice.
+    /// Reason, with advice for the operator.
     pub reason: String,
     /// Kind of the refusal.
     pub kind: Kind,
 }
 
-/// The kernel, through the iptables programs.
+/// The real kernel, through the iptables programs.
 #[derive(Debug)]
 pub struct IptablesKernel {
     family: IpFamily,
     iptables: Iptables,
-    /// Names of modes' links. Their addresses do not count as the node's.
+    /// Names of the modes' links. Addresses on these links are not addresses of the node.
     links: Vec<&'static str>,
 }
 
@@ -68,7 +70,7 @@ impl IptablesKernel {
         }
     }
 
-    /// Excludes addresses on the links of these modes from the node's addresses.
+    /// Excludes addresses on the links of these modes from the addresses of the node.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);

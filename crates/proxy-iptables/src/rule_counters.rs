@@ -1,11 +1,11 @@
-//! Counters of rules. In table nat, each rule sees the first packet of each connection.
+//! Reads counters of rules. In table nat, a rule counts only the first packet of each connection.
 //!
 //! ```text
 //!   KUBE-SERVICES, KUBE-NODEPORTS: an address and port ─▶ chain of a Service port
 //!   KUBE-SVC-, KUBE-SVL-: of a Service port ─▶ KUBE-SEP-: endpoint
 //! ```
 //!
-//! An endpoint's chain counts for all addresses of its Service port.
+//! The chain of an endpoint counts the connections to all addresses of its Service port.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,34 +20,35 @@ use crate::chain::{Chain, Hash, Purpose};
 #[derive(Debug)]
 pub struct CounterReader {
     family: IpFamily,
-    /// Addresses, the chain to which each address leads, and the number of packets.
+    /// Addresses, each with the chain to which it leads, and the number of packets.
     addresses: Vec<(ServedAddress, Chain, u64)>,
-    /// Service port of each endpoint's chain.
+    /// Service port to which each endpoint's chain belongs.
     ports: HashMap<Hash, Hash>,
-    /// Endpoints by their chain, and the number of packets.
+    /// Endpoint of each chain, and the number of packets to it.
     endpoints: HashMap<Hash, (SocketAddr, u64)>,
 }
 
-/// An address and port that rules serve. A NodePort has the unspecified address.
+/// An address and port that rules serve. For a NodePort, the address is unspecified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServedAddress {
     /// Address and port.
     pub at: SocketAddr,
-    /// Protocol.
+    /// Transport protocol.
     pub protocol: Protocol,
 }
 
-/// The connections of one Service port.
+/// Numbers of connections to one Service port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortConnections {
-    /// Connections by address, in the order of the rules. The cluster IP comes first.
+    /// Number of connections to each address, in the order of the rules. The cluster IP is the
+    /// first.
     pub addresses: Vec<(ServedAddress, u64)>,
-    /// Connections by endpoint, for all addresses.
+    /// Number of connections to each endpoint, over all addresses.
     pub endpoints: Vec<(SocketAddr, u64)>,
 }
 
 impl CounterReader {
-    /// Creates a reader for a family.
+    /// Creates a reader for rules of one family.
     pub fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -57,7 +58,7 @@ impl CounterReader {
         }
     }
 
-    /// Reads a line. Rules of other programs are ignored.
+    /// Reads a line. Ignores rules of other programs.
     pub fn read(&mut self, line: &str) {
         let Some(CountedRule { packets, rule }) = CountedRule::parse(line) else {
             return;
@@ -111,13 +112,14 @@ impl CounterReader {
         })
     }
 
-    /// Returns the connections of each Service port.
+    /// Returns the numbers of connections to each Service port.
     pub fn into_ports(self) -> impl Iterator<Item = PortConnections> {
         let mut all: HashMap<Hash, PortConnections> = HashMap::new();
         for (served, chain, packets) in self.addresses {
             let of = all.entry(chain.hash).or_default();
             let mut known = of.addresses.iter_mut();
-            // Two rules may lead from an address to the same Service port, as with source ranges.
+            // Two rules may lead from one address to the same Service port, for example with source
+            // ranges.
             match known.find(|(known, _)| *known == served) {
                 Some((_, sum)) => *sum = sum.saturating_add(packets),
                 None => of.addresses.push((served, packets)),
@@ -133,7 +135,7 @@ impl CounterReader {
     }
 }
 
-/// Returns the value of an option, if it parses.
+/// Returns the value of an option, or `None` if it is absent or does not parse.
 fn option<T: std::str::FromStr>(rule: RuleLine<'_>, name: &str) -> Option<T> {
     let mut options = rule.options();
     options.find(|word| word == name)?;
@@ -157,8 +159,8 @@ mod tests {
         ports
     }
 
-    /// Output of `iptables-save -c -t nat` in iptables mode, with traffic. `KUBE-SEP-` chains come
-    /// before the chains that lead to them.
+    /// Output of `iptables-save -c -t nat` in iptables mode, with traffic. `KUBE-SEP-` chains
+    /// precede the chains that lead to them.
     const SAVED: &str = r#"*nat
 :KUBE-SERVICES - [0:0]
 [5:300] -A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES

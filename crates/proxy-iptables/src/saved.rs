@@ -1,6 +1,6 @@
-//! Reads the output of `iptables-save` line by line, and keeps this mode's rules.
+//! Reads the output of `iptables-save` line by line, and stores the rules of this mode.
 //!
-//! Each Service port's chain is kept as a digest. Rules in shared chains are kept by address and
+//! Stores the chain of each Service port as a digest, and the rules in shared chains by address and
 //! port.
 
 use std::collections::BTreeSet;
@@ -20,16 +20,16 @@ use crate::port::{Content, OWN, Slot};
 
 pub use footprint::Leftovers;
 
-/// The rules of this mode in the kernel, in one family.
+/// Rules of this mode in the kernel, in one family.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Saved {
-    /// Chains of Service ports.
+    /// Chains of Service ports, as digests.
     pub chains: HashMap<Chain, Content>,
     /// Rules in shared chains, as lines that end with a line feed.
     pub slots: HashMap<Slot, String>,
     /// All other rules of this mode.
     pub base: Base,
-    /// Shared chains with a rule that has no address and port, or that is at a wrong position.
+    /// Shared chains that have a rule without an address and port, or a rule at a wrong position.
     pub disordered: BTreeSet<Shared>,
     /// Leftovers of other modes.
     pub leftovers: Leftovers,
@@ -38,7 +38,7 @@ pub struct Saved {
 /// A reader of the output of `iptables-save`, line by line.
 #[derive(Debug)]
 pub struct Reader {
-    /// Our rules in other programs' chains.
+    /// Rules of this mode in chains of other programs.
     guests: BTreeSet<(Table, String)>,
     lines: iptables::Reader,
     others: Finder,
@@ -46,18 +46,19 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Creates a reader.
+    /// Creates a reader with nothing read.
     pub fn new(config: &Config) -> Self {
         Self {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
-            // A foreign rule that leads to leftovers is reported as long as it exists.
+            // If a rule of another program jumps to leftovers, the mode reports it as long as it
+            // exists.
             others: Finder::beside(&base::FOOTPRINT, config.modes, ReferencedChain::Delete),
             saved: Saved::default(),
         }
     }
 
-    /// Returns the rules that were read.
+    /// Returns the rules that the reader has found.
     pub fn finish(self) -> Saved {
         Saved {
             leftovers: self.others.finish(),
@@ -129,12 +130,12 @@ impl Reader {
     }
 }
 
-/// Reports whether a rule of nat `KUBE-SERVICES` leads to the NodePorts.
+/// Reports whether a rule of chain `KUBE-SERVICES` in table nat is the jump for NodePorts.
 fn is_way_to_node_ports(rule: RuleLine<'_>) -> bool {
     rule.text.ends_with(" -j KUBE-NODEPORTS") && !rule.options().any(|word| word == "--dport")
 }
 
-/// Returns the slot that a rule names, if any.
+/// Returns the slot of a rule, or `None` if the rule has no address and port.
 fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
     let (mut address, mut protocol, mut port) = (None, None, None);
     let mut options = rule.options().skip(2);
@@ -148,7 +149,7 @@ fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
             }
             "-p" => protocol = Some(Protocol::from_lower(&options.next()?)?),
             "--dport" => port = Some(options.next()?.parse().ok()?),
-            // The rule matches only some of the packets to an address and port.
+            // The rule matches only some packets to an address and port, so it belongs to no slot.
             "-s" | "-i" | "!" => return None,
             _ => {}
         }
