@@ -1,4 +1,4 @@
-//! A fake kernel for tests, with redirects and open ports. It rejects each write that the kernel
+//! A fake kernel for tests, with redirects and open ports. It refuses each write that the kernel
 //! would refuse, and then changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,47 +16,47 @@ use crate::plan::{Base, Extent, RedirectTarget, Redirects, Refusal, RefusalMeani
 use crate::port::{Listener, Portal};
 use relay::PortBackends;
 
-/// A handle to a fake kernel. Clones share the kernel.
+/// A handle to a fake kernel. Clones share one kernel.
 #[derive(Debug, Clone, Default)]
 pub struct FakeKernel(Arc<Mutex<State>>);
 
-/// The content of a fake kernel, and its faults.
+/// Content of a fake kernel, and its faults.
 #[derive(Debug, Clone, Default)]
 pub struct State {
     /// Rules that do not depend on Services.
     pub base: Option<Base>,
-    /// Redirects.
+    /// Redirects in the kernel.
     pub redirects: BTreeMap<Portal, RedirectTarget>,
     /// Leftovers of other modes.
     pub leftovers: Leftovers,
-    /// Listening ports, by listener.
+    /// Open ports with their endpoints, by listener.
     pub open: BTreeMap<Listener, (u16, Arc<PortBackends>)>,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Number of the next port that opens.
+    /// Number of the port that opens next.
     pub next_port: u16,
-    /// Portals whose redirects are refused.
+    /// Portals whose redirects the fake refuses.
     pub refused: BTreeSet<Portal>,
-    /// Reason why no redirect can be written, such as a held lock.
+    /// Reason why no redirect can be written, such as a held lock. `None`: no fault.
     pub held: Option<String>,
-    /// Reason why no port can be opened.
+    /// Reason why no port can be opened. `None`: no fault.
     pub exhausted: Option<String>,
-    /// Limit of open ports.
+    /// Largest number of open ports. `None`: no limit.
     pub most: Option<usize>,
-    /// Number of attempts to open a port.
+    /// Number of attempts to open a port so far.
     pub tries: usize,
-    /// Reason why redirects cannot be read.
+    /// Reason why the redirects cannot be read. `None`: no fault.
     pub unreadable: Option<String>,
-    /// Reason why the node's addresses cannot be read.
+    /// Reason why the node's addresses cannot be read. `None`: no fault.
     pub hidden: Option<String>,
-    /// Redirect writes since a test last cleared them.
+    /// Writes of redirects since a test last cleared this list.
     pub writes: Vec<Redirects>,
-    /// Number of reads of the redirects.
+    /// Number of reads of the redirects so far.
     pub reads: usize,
 }
 
 impl FakeKernel {
-    /// Creates a kernel with these addresses and no redirects.
+    /// Creates a fake kernel with these addresses and no redirects.
     pub fn new(addresses: &[&str]) -> Self {
         let kernel = Self::default();
         let addresses = addresses.iter().filter_map(|ip| ip.parse().ok());

@@ -1,4 +1,4 @@
-//! Test scenarios for the mode on the strict fake kernel.
+//! Tests userspace mode on the strict fake kernel.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -65,7 +65,7 @@ impl World {
             .apply(Event::ServiceDeleted(fixtures::name(name)));
     }
 
-    /// Sets a Service's endpoints. Endpoints with even addresses are on this node.
+    /// Sets the endpoints of a Service. Endpoints with even addresses are on this node.
     fn endpoints(&mut self, service: &str, addresses: &[&str]) {
         let endpoint = |address: &&str| {
             let is_here = address.ends_with(['0', '2', '4', '6', '8']);
@@ -87,13 +87,13 @@ impl World {
         self.settle()
     }
 
-    /// Returns the target of a portal.
+    /// Returns the target to which a portal is redirected.
     fn aim(&self, address: Option<&str>, port: u16) -> Option<RedirectTarget> {
         let portal = portal(address, port);
         self.kernel.state().redirects.get(&portal).cloned()
     }
 
-    /// Returns the kind and the endpoints of the listener at a port.
+    /// Returns the kind and the endpoints of the listener that has a port number.
     fn at(&self, port: u16) -> (Scope, Sources, Vec<String>) {
         let state = self.kernel.state();
         let open = state.open.iter();
@@ -109,7 +109,8 @@ impl World {
     }
 }
 
-/// Creates a world with `web1` at 10.96.0.1 to `web9` at 10.96.0.9. No write has happened yet.
+/// Creates a world with the Services `web1` at 10.96.0.1 to `web9` at 10.96.0.9, before the first
+/// write.
 fn of_nine_services() -> World {
     let mut world = World::new().listed();
     for number in 1..=9 {
@@ -134,7 +135,7 @@ fn service(name: &str, address: &str) -> Service {
     }
 }
 
-/// Returns a Service with a NodePort and a load balancer's address.
+/// Returns a Service with a NodePort and a load-balancer address.
 fn balanced(name: &str, address: &str) -> Service {
     let mut service = service(name, address);
     service.ports[0].node_port = Some(30_080);
@@ -261,8 +262,8 @@ fn policies_and_source_ranges_have_separate_ports() {
     let cluster = world.aim(Some("10.96.0.1"), 80).unwrap();
     let everybody = (Scope::Cluster, Sources::All, all.clone());
     assert_eq!(world.at(cluster.outside), everybody);
-    // Only this node's endpoints serve clients on other hosts. All endpoints serve the node and its
-    // pods.
+    // Clients on other hosts get only endpoints on this node. The node and its pods get all
+    // endpoints.
     let node_port = world.aim(None, 30_080).unwrap();
     let outside = (Scope::Local, Sources::All, local.clone());
     assert_eq!(world.at(node_port.outside), outside);
@@ -282,7 +283,8 @@ fn policies_and_source_ranges_have_separate_ports() {
         .unwrap();
     let admits = |ip: &str| serving.admits(ip.parse().unwrap());
     assert!(admits("192.0.2.77") && !admits("198.51.100.7"));
-    // The ranges admit the node, which may send from the load balancer's address.
+    // The source ranges admit the node, so they also admit the load-balancer address, from which
+    // the node may send.
     assert!(admits("203.0.113.1"));
 }
 
@@ -390,7 +392,7 @@ fn a_refused_redirect_does_not_block_a_complete_rewrite() {
     let bad = portal(Some("10.96.0.10"), 80);
     let mut state = world.kernel.state();
     state.refused.insert(bad);
-    // A foreign rule appears among the mode's rules.
+    // Another program adds a rule to the mode's chains.
     state.base = None;
     state.writes.clear();
     drop(state);
@@ -439,7 +441,7 @@ fn a_port_that_cannot_be_opened_is_reported_and_retried() {
         "{told}"
     );
     assert!(world.mode.standing().pending_since.is_some());
-    // Services with an open port still serve, and follow changes.
+    // Services whose ports are open still serve, and their endpoints still change.
     world.endpoints("before", &["10.244.0.7"]);
     world.sync();
     assert_eq!(world.at(40_000).2, ["10.244.0.7:8080"]);
@@ -466,7 +468,7 @@ fn an_unservable_address_does_not_lead_to_a_deleted_service() {
     other.external_ips = vec!["10.96.0.3".parse().unwrap()];
     world.apply(other);
     let report = world.sync();
-    // Each closed port allows one more attempt.
+    // Each closed port frees a number, so the mode makes one more attempt.
     assert_eq!(report.failures.len(), 2);
     assert!(report.failures.iter().all(|of| of.object.contains("heir")));
     assert_eq!(world.aim(Some("10.96.0.1"), 80), None);
@@ -541,7 +543,8 @@ fn an_address_moves_once_its_new_service_serves() {
     world.sync();
     let name = |world: &World| world.aim(Some("10.96.0.1"), 80).unwrap().name;
     assert_eq!(&*name(&world), "default/older");
-    // Both changes come together. The younger Service has an open port, but no endpoints until its
+    // Both changes are in one update. The younger Service has an open port, but the port has no
+    // endpoints until its write is recorded.
     // write is recorded.
     world.delete("older");
     world.endpoints("younger", &["10.244.2.3"]);
@@ -567,7 +570,7 @@ fn an_address_moves_while_its_old_service_loses_endpoints() {
     world.apply(claiming(service("former", "10.96.0.1")));
     world.endpoints("former", &["10.244.1.2"]);
     world.sync();
-    // Both changes come together, as when a workload moves.
+    // Both changes are in one update, as when a workload moves to another Service.
     world.apply(service("former", "10.96.0.1"));
     world.endpoints("former", &[]);
     world.apply(claiming(service("next", "10.96.0.2")));
@@ -626,7 +629,7 @@ fn a_restart_reopens_the_ports_of_existing_redirects() {
     }
     world.sync();
     let before = world.kernel.state().redirects.clone();
-    // The next process starts.
+    // The next process starts with no open ports.
     let kernel = world.kernel;
     kernel.state().open.clear();
     kernel.state().next_port = 50_000;
@@ -641,8 +644,8 @@ fn a_restart_reopens_the_ports_of_existing_redirects() {
     assert!(world.writes().is_empty(), "no rule changes");
 }
 
-/// Checks the order when ports run short: Services that were already served come first, then the
-/// oldest.
+/// Checks which Services get ports when ports are scarce: first those that an earlier process
+/// served, then the oldest.
 #[test]
 fn the_oldest_services_keep_scarce_ports_after_a_restart() {
     let aged = |number: u16| Service {
@@ -665,8 +668,8 @@ fn the_oldest_services_keep_scarce_ports_after_a_restart() {
     let report = world.sync();
     assert_eq!(served(&world), ["web1", "web2"]);
     assert!(report.failures.iter().any(|of| of.object.contains("web3")));
-    // A younger Service appears, and then a port becomes free. The older Service gets the port,
-    // though its retry is later.
+    // A younger Service is added, and then a port becomes free. The older Service gets the port,
+    // although its retry is due later.
     world.delete("web1");
     world.apply(aged(4));
     for _ in 0..4 {
@@ -674,11 +677,11 @@ fn the_oldest_services_keep_scarce_ports_after_a_restart() {
         world.now += Duration::from_millis(1);
     }
     assert_eq!(served(&world), ["web2", "web3"]);
-    // An older Service appears. No served Service loses its port to it.
+    // An older Service is added. It takes no port from a Service that is already served.
     world.apply(aged(1));
     world.sync();
     assert_eq!(served(&world), ["web2", "web3"]);
-    // The next process opens the same ports.
+    // The next process opens the ports of the same Services.
     let kernel = world.kernel;
     kernel.state().open.clear();
     let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
@@ -711,7 +714,7 @@ fn redirects_keep_their_address_while_node_addresses_are_unknown() {
     let before = world.aim(Some("10.96.0.1"), 80).unwrap().via;
     assert_eq!(before, Some(NODE.parse().unwrap()));
 
-    // The next process cannot read the redirects.
+    // The next process cannot read the redirects at first.
     let kernel = world.kernel;
     kernel.state().open.clear();
     kernel.state().next_port = 50_000;
@@ -723,7 +726,7 @@ fn redirects_keep_their_address_while_node_addresses_are_unknown() {
     let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
     assert_eq!((aim.via, aim.outside), (before, 40_000));
 
-    // The node's address has changed in the meantime.
+    // The node's address has changed meanwhile.
     let mut state = world.kernel.state();
     state.hidden = None;
     state.addresses = ["192.0.2.7".parse().unwrap()].into();
