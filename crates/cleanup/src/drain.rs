@@ -1,11 +1,11 @@
-//! Drains the virtual servers of a mode that served before.
+//! Drains the virtual servers of a mode that served earlier.
 //!
 //! ```text
 //!   drain_beside ─▶ Drain ─▶ look ─▶ … ─▶ look: none left, or the time is over ─▶ clean_up_beside
 //! ```
 //!
-//! The kernel has the whole state: virtual servers at weight 0, and the evidence of their mode. So
-//! [`drain_beside`](crate::drain_beside) continues a drain after a restart.
+//! The kernel holds the whole state: virtual servers at weight 0, and the evidence of their mode.
+//! So [`drain_beside`](crate::drain_beside) continues a drain after a restart.
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -19,7 +19,7 @@ use crate::evidence::Server;
 use crate::report::{Cleanup, DrainingServer, NeededAddresses};
 use crate::{links, servers};
 
-/// Virtual servers that drain.
+/// Draining virtual servers of some modes.
 #[derive(Debug)]
 pub struct Drain {
     modes: Footprints,
@@ -27,13 +27,14 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Returns the drain that a cleanup of these modes began, or `None` if nothing drains.
+    /// Returns the drain that a cleanup of these modes has begun. Returns `None` if nothing drains.
     pub fn of(modes: Footprints, cleanup: &Cleanup) -> Option<Self> {
         let servers = cleanup.draining.clone();
         (!servers.is_empty()).then_some(Self { modes, servers })
     }
 
-    /// Returns the numbers of a family's virtual servers and of their connections at the last look.
+    /// Returns the number of draining virtual servers of a family, and the number of their
+    /// connections at the last look.
     pub fn counts(&self, family: IpFamily) -> (u64, u64) {
         let servers = self.servers.iter();
         let of_family = servers.filter(|server| server.key.family() == family);
@@ -42,13 +43,13 @@ impl Drain {
         })
     }
 
-    /// Removes the virtual servers whose last connection has ended, and their addresses. Returns
-    /// true once none is left; the cleanup after the drain then removes the last addresses. Costs
+    /// Removes the virtual servers whose last connection has ended, with their addresses. Returns
+    /// true once none is left. The cleanup after the drain then removes the last addresses. Costs
     /// O(draining virtual servers).
     ///
     /// # Errors
     ///
-    /// Text for the operator if the kernel cannot be read or written.
+    /// Returns a text for the operator if the kernel's state cannot be read or written.
     pub fn look(&mut self) -> Result<bool, String> {
         let ended = self.end().map_err(|error| error.to_string())?;
         if !self.servers.is_empty() && !ended.is_empty() {
@@ -58,14 +59,14 @@ impl Drain {
         Ok(self.servers.is_empty())
     }
 
-    /// Deletes the virtual servers without connections. Returns the addresses that no virtual server
-    /// needs any more.
+    /// Deletes the virtual servers without connections. Returns the addresses that no draining
+    /// virtual server needs any more.
     fn end(&mut self) -> Result<BTreeSet<IpAddr>, Error> {
         let mut ipvs = Ipvs::open()?;
         let mut ended = Vec::new();
         let mut left = Vec::new();
         for mut server in mem::take(&mut self.servers) {
-            // A virtual server that another program has deleted has no destinations.
+            // If another program has deleted the virtual server, it has no destinations.
             server.connections = servers::connections(&ipvs.destinations(&server.key)?);
             if server.connections == 0 {
                 ended.push(server);
@@ -78,7 +79,7 @@ impl Drain {
             key: server.key,
             flags: 0,
         });
-        // The cleanup after the drain reports a virtual server that cannot be deleted.
+        // If a virtual server cannot be deleted, the cleanup after the drain reports it.
         servers::delete(&mut ipvs, &doomed.collect::<Vec<_>>())?;
         let needed = NeededAddresses::of(&self.servers);
         let mut released = NeededAddresses::of(&ended).named;

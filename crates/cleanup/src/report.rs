@@ -10,54 +10,56 @@ use ipvs_netlink::ServiceKey;
 /// Outcome of a cleanup, as lines for the operator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cleanup {
-    /// Entries that the cleanup removed.
+    /// Entries that the cleanup has removed.
     pub removed: Vec<String>,
-    /// Entries that still exist or may exist, each with the next step.
+    /// Entries that still exist or may still exist, each with the next step for the operator.
     pub left: Vec<String>,
-    /// Kernel features that this machine lacks, so that they cannot have leftover entries.
+    /// Kernel features that this node lacks. They cannot have leftover entries.
     pub absent: Vec<String>,
-    /// Virtual servers that stay, because they have open connections.
+    /// Virtual servers that stay because they have open connections.
     pub draining: Vec<DrainingServer>,
 }
 
-/// Way of cleaning up: remove, drain, or only count.
+/// Manner of a cleanup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
     /// Remove entries.
     Remove,
-    /// Remove entries, except those that open connections need.
+    /// Remove entries, except those that open connections still need.
     Drain,
-    /// Count entries, and write nothing.
+    /// Count entries. Write nothing.
     Count,
 }
 
-/// Need for the evidence that assigns virtual servers to modes.
+/// Need for the evidence that assigns virtual servers to modes, after the removal of virtual
+/// servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
-    /// The virtual servers are deleted, so the evidence is not needed any more.
+    /// The virtual servers are deleted, so the evidence is no longer needed.
     Over,
-    /// Virtual servers drain. A later cleanup removes them with the evidence.
+    /// Virtual servers drain. A later cleanup removes them, and then the evidence.
     Draining,
-    /// Virtual servers stay or may stay, because a removal or a read failed.
+    /// Virtual servers exist or may exist, because a removal or a read failed.
     Unknown,
 }
 
-/// A virtual server that gets no new connections and stays until its last connection has ended.
+/// A virtual server that gets no new connections. It stays until its last connection has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainingServer {
     pub(crate) key: ServiceKey,
-    /// Addresses of its connections. Empty if unknown, because no rule sets its firewall mark any
-    /// more.
+    /// Addresses of its connections. Empty if they are unknown, because no rule sets its firewall
+    /// mark any more.
     pub(crate) addresses: BTreeSet<IpAddr>,
-    /// Number of connections that the kernel stores, including those that have just ended.
+    /// Number of connections in the kernel's table, including those that have just ended.
     pub connections: u64,
 }
 
-/// Addresses that draining virtual servers need.
+/// Addresses that draining virtual servers still need.
 #[derive(Debug, Default)]
 pub(crate) struct NeededAddresses {
     pub(crate) named: BTreeSet<IpAddr>,
-    /// Families that need every address, because the addresses of some connections are unknown.
+    /// Families in which every address is needed, because the addresses of some connections are
+    /// unknown.
     whole_families: BTreeSet<IpFamily>,
 }
 
@@ -73,7 +75,7 @@ impl NeededAddresses {
         needed
     }
 
-    /// Reports whether every address of a family is needed.
+    /// Reports whether every address of this family is needed.
     pub(crate) fn is_whole(&self, family: IpFamily) -> bool {
         self.whole_families.contains(&family)
     }
@@ -99,7 +101,7 @@ impl Cleanup {
     }
 }
 
-/// Returns a count with its noun in the singular or plural.
+/// Returns the count and the noun, in the singular or plural.
 pub(crate) fn many(count: usize, noun: &str) -> String {
     match (count, noun.ends_with('s')) {
         (1, _) => format!("1 {noun}"),

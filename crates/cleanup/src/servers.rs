@@ -14,25 +14,26 @@ use netlink_batch::{Batch, Reply};
 use crate::evidence::{Evidence, Server};
 use crate::report::{Cleanup, DrainingServer, LOST, Manner, Need, many};
 
-/// File with the kernel's list of virtual servers. It exists only while IPVS is loaded. A netlink
-/// request would load IPVS.
+/// File with the kernel's list of virtual servers. It exists only while IPVS is loaded, whereas a
+/// netlink request would load IPVS.
 pub(crate) const LIST: &str = "/proc/thread-self/net/ip_vs";
-/// Upper bound for the size of the file's header, in bytes.
+/// Number of bytes at the beginning of the file that contain the whole header.
 const HEAD: u64 = 1024;
-/// Number of header lines in the file, which contain no virtual server.
+/// Number of header lines at the beginning of the file.
 const HEAD_LINES: usize = 3;
 
 /// A virtual server of another program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignServer {
-    /// Address, port and protocol. `None` for a firewall mark and for a protocol that Services do
-    /// not have.
+    /// Address, port and protocol. `None` for a firewall mark, and for a protocol that Services
+    /// cannot have.
     pub at: Option<(SocketAddr, Protocol)>,
     /// Name in messages, such as `192.0.2.1:80/TCP` or `FWM 1`.
     pub name: String,
 }
 
-/// Reports whether any program's virtual server exists and one of these modes uses virtual servers.
+/// Reports whether one of these modes uses virtual servers, and any program's virtual server
+/// exists.
 pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
     let may_be = modes.iter().any(|mode| mode.virtual_servers.is_some());
     let mut head = Vec::new();
@@ -42,7 +43,7 @@ pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
             .is_ok_and(|_| head.split(|byte| *byte == b'\n').count() > HEAD_LINES + 1)
 }
 
-/// Removes the virtual servers of these modes. Returns the need for their evidence.
+/// Removes the virtual servers of these modes. Reports whether their evidence is still needed.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -82,7 +83,7 @@ pub(crate) fn remove(
         let what = format!("cannot remove virtual server {server}");
         match reply {
             Reply::Done => done += 1,
-            // The virtual server has already been deleted.
+            // The virtual server no longer exists.
             Reply::Refused(refusal) if refusal.errno == libc::ESRCH => done += 1,
             Reply::Refused(refusal) => {
                 let next = format_args!("{refusal}; try it with `ipvsadm` by hand");
@@ -133,7 +134,7 @@ fn read(ipvs: &mut Ipvs, family: IpFamily) -> Result<Vec<Server>, Error> {
     Ok(all.map(server).collect())
 }
 
-/// Returns the virtual servers to remove.
+/// Returns the virtual servers that the cleanup must remove.
 fn doomed(
     ipvs: &mut Ipvs,
     modes: &[&'static Footprint],
@@ -156,15 +157,16 @@ fn doomed(
             doomed.push(server);
         }
     }
-    // Deletes in reverse order of creation. The kernel then needs less time to find a returning
-    // destination in its list of removed destinations (ipvs-netlink/examples/trash_cost.rs).
+    // Deletes virtual servers in reverse order of their creation. If a destination returns later,
+    // the kernel then finds it sooner in its list of removed destinations
+    // (ipvs-netlink/examples/trash_cost.rs).
     doomed.sort_unstable_by_key(|server| std::cmp::Reverse((server.at(), server.key)));
     doomed.dedup();
     Ok(doomed)
 }
 
-/// Removes the virtual servers with open connections from a list, and sets their destinations to
-/// weight 0. IPVS then schedules no new connection and keeps the open ones.
+/// Takes the virtual servers with open connections off the list, and sets the weights of their
+/// destinations to 0. IPVS then schedules no new connections to them, and keeps the open ones.
 fn begin_drain(
     ipvs: &mut Ipvs,
     doomed: &mut Vec<Server>,
@@ -194,15 +196,15 @@ fn begin_drain(
             }
         }
     }
-    // A virtual server drains even if its weights could not be set: packets of new connections do
-    // not reach IPVS while the current mode serves.
+    // A virtual server also drains if its weights could not be set: while the current mode serves,
+    // packets of new connections do not reach IPVS.
     ipvs.execute(&batch)?;
     *doomed = ended;
     Ok(draining)
 }
 
-/// Returns the number of connections that the kernel stores for these destinations. UDP flows and
-/// connections that have just ended are inactive.
+/// Returns the number of connections to these destinations in the kernel's table. UDP flows, and
+/// connections that have just ended, count as inactive.
 pub(crate) fn connections(destinations: &[DestinationEntry]) -> u64 {
     let of = |entry: &DestinationEntry| u64::from(entry.active) + u64::from(entry.inactive);
     destinations.iter().map(of).sum()

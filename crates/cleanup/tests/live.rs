@@ -1,8 +1,9 @@
-//! Cleanup on the real kernel. It removes leftovers of upstream's kube-proxy in each mode and keeps
-//! foreign entries. The tests compare the output of `ipvsadm`, `ipset`, `iptables-save` and `ip`.
+//! Tests cleanup on the real kernel. It removes leftovers of upstream's kube-proxy in each mode,
+//! and keeps entries of other programs. The tests compare the output of `ipvsadm`, `ipset`,
+//! `iptables-save` and `ip`.
 //!
-//! `tests/dualstack/` and `tests/iptables-mode/` are dumps of the kernel's state after upstream's
-//! kube-proxy 1.36.2.
+//! `tests/dualstack/` and `tests/iptables-mode/` contain dumps of the kernel's state that
+//! upstream's kube-proxy 1.36.2 has left.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod shell;
@@ -23,7 +24,7 @@ fn clean_up(excluded: &[IpNet]) -> Cleanup {
     cleanup::clean_up(modes, excluded)
 }
 
-/// Runs a test scenario on a separate thread, in a separate network namespace with foreign entries.
+/// Runs a test on its own thread, in its own network namespace with entries of other programs.
 fn on_a_node(story: impl FnOnce() + Send) {
     in_namespace(|| {
         sh(
@@ -50,7 +51,7 @@ fn sh(script: &str) -> String {
     feed_sh(script, "")
 }
 
-/// Runs a command line with this input.
+/// Runs a command with this standard input.
 fn feed(command: &str, input: &str) {
     feed_sh(&format!("exec {command}"), input);
 }
@@ -84,7 +85,7 @@ fn leave_ipvs_mode() {
 }
 
 /// Creates the leftovers of a kube-proxy in iptables mode. Omits the rule with an nfacct counter,
-/// because no tool for nfacct is installed.
+/// because no tool to create the counter is installed.
 fn leave_iptables_mode() {
     for (command, saved) in [
         (
@@ -96,7 +97,7 @@ fn leave_iptables_mode() {
             include_str!("../../proxy-ipvs/tests/iptables-mode/ip6tables-save"),
         ),
     ] {
-        // The kubelet's chain is already there.
+        // The kubelet's chain already exists.
         let lines = saved
             .lines()
             .filter(|line| !line.contains("nfacct") && !line.contains("KUBE-FIREWALL"));
@@ -105,7 +106,8 @@ fn leave_iptables_mode() {
     }
 }
 
-/// Returns the relevant kernel state: virtual servers, sets, links with their addresses, and rules.
+/// Returns the kernel's state that a cleanup may change: virtual servers, sets, links with their
+/// addresses, and rules.
 fn state() -> String {
     sh(
         "ipvsadm -Sn; ipset save | sort; ip -o addr show | grep -v fe80 | sed 's/ valid_lft.*//'; ip -o link show | cut -d: -f2
@@ -129,7 +131,7 @@ fn expect_all_gone(cleanup: &Cleanup) {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn a_cleanup_removes_the_ipvs_mode_and_keeps_foreign_state() {
     on_a_node(|| {
-        // The first cleanup loads the tables, which later saves then contain.
+        // The first cleanup makes the kernel load the tables, which all later saves then contain.
         leave_ipvs_mode();
         clean_up(&[]);
         let before = state();
@@ -202,8 +204,8 @@ fn a_cleanup_removes_two_modes_at_once() {
         let upstream = sh("iptables-$backend-save; ip6tables-$backend-save");
         assert!(upstream.matches(":KUBE-SEP-").count() > 3, "{upstream}");
         leave_ipvs_mode();
-        // The note identifies the virtual server of a firewall mark, which is removed. The foreign
-        // virtual server (mark 7) has no note.
+        // The ownership flag identifies the virtual server for a firewall mark, so the cleanup
+        // removes it. Another program's virtual server (mark 7) has no such flag.
         let mark = ServiceKey::Fwmark {
             family: IpFamily::V4,
             mark: 9,
@@ -258,7 +260,7 @@ fn entries_used_by_foreign_rules_are_reported_and_kept() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn temporary_ipsets_left_by_a_crash_are_removed() {
     on_a_node(|| {
-        // Earlier builds used the first name for both families.
+        // Earlier versions used the first name for both families.
         for family in ["inet", "inet6"] {
             sh(&format!(
                 "ipset create KUBE-GROWING hash:ip,port family {family}
@@ -295,7 +297,7 @@ fn a_link_that_is_not_a_dummy_only_loses_service_addresses() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn a_cleanup_removes_only_kube_proxys_nftables_tables() {
     on_a_node(|| {
-        // Some kernels have no nftables for IP.
+        // Some kernels lack nftables for the family `ip`.
         let has_nft = sh("nft add table ip kube-proxy 2>/dev/null && echo yes || true") == "yes\n";
         if has_nft {
             sh(
@@ -321,12 +323,12 @@ fn a_cleanup_removes_only_kube_proxys_nftables_tables() {
     });
 }
 
-/// Sets in the nftables table are evidence for virtual servers, like ipsets.
+/// Sets in the nftables table are evidence for virtual servers, as ipsets are.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn a_cleanup_removes_the_nftables_shim() {
     on_a_node(|| {
-        // Some kernels have no nftables for IP.
+        // Some kernels lack nftables for the family `ip`.
         if sh("nft add table ip kube-proxy-ipvs 2>/dev/null && echo yes || true") != "yes\n" {
             return;
         }
