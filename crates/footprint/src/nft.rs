@@ -1,42 +1,42 @@
-//! Finds and removes nftables tables.
+//! Finds and removes nftables tables of modes.
 //!
-//! A mode keeps all its nftables objects in one table per family. So one request removes them with
-//! all chains, sets and maps.
+//! A mode has all its nftables objects of a family in one table. So one request removes all of its
+//! chains, sets and maps.
 //!
 //! Source: upstream's `pkg/proxy/nftables/cleanup.go`.
 
 use inet::IpFamily;
 use nftables_netlink::{Change, CommitError, Error, Nftables, Transaction};
 
-/// Reason why a table could not be looked up or removed.
+/// Reason why a table could not be found or removed.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{source}; look at it with `nft list table {family} {table}` and remove it with `nft delete table {family} {table}`"
 )]
 pub struct NftError {
     source: CommitError,
-    /// Family, as `nft` names it.
+    /// Family, in the words of `nft`.
     family: &'static str,
     table: &'static str,
 }
 
-/// Reports whether a table exists in the network namespace of the calling thread. The request loads
-/// `nf_tables`, as `iptables-nft-save` does.
+/// Reports whether a table exists in the network namespace of the calling thread. The request makes
+/// the kernel load `nf_tables`, as `iptables-nft-save` does.
 ///
 /// # Errors
 ///
-/// The kernel does not respond.
+/// The request fails.
 pub fn has_table(family: IpFamily, table: &'static str) -> Result<bool, NftError> {
     let opened = open_with(family, table);
     let opened = opened.map_err(|error| failed(error.into(), family, table))?;
     Ok(opened.is_some())
 }
 
-/// Opens a socket for further requests if the table exists.
+/// Opens a socket for further requests. Returns `None` if the table does not exist.
 ///
 /// # Errors
 ///
-/// The kernel does not respond.
+/// The request fails.
 pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Error> {
     let mut nftables = match Nftables::open() {
         Err(Error::NoNftables) => return Ok(None),
@@ -50,11 +50,11 @@ pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Erro
     Ok(is_there.then_some(nftables))
 }
 
-/// Removes a table with its contents. A missing table is not an error.
+/// Removes a table with its contents. Succeeds if the table does not exist.
 ///
 /// # Errors
 ///
-/// The table still exists. The error has the reason.
+/// The table still exists. The error contains the reason.
 pub fn remove_table(family: IpFamily, table: &'static str) -> Result<(), NftError> {
     let removal = Transaction {
         family: family.into(),
