@@ -1,4 +1,4 @@
-//! The kernel threads of a mode.
+//! The lanes (worker threads) of a mode.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use proxy::Unreadable;
 use crate::kinds::{Lane as _, number};
 use crate::scheme::{ConfigOf, KernelAccess, LaneOf, PartOf, PlanOf, Scheme};
 
-/// Result of reading a part.
+/// Result of the read of a part.
 pub(crate) type Read<S> = Result<<S as Scheme>::PartContent, Unreadable>;
 
-/// The finished work of a kernel thread.
+/// Finished work of a lane.
 pub(crate) enum LaneResult<S: Scheme> {
-    /// The parts that the thread has read.
+    /// Parts that the lane has read, each with the result.
     Read(Vec<(PartOf<S>, Read<S>)>),
-    /// A step that the thread has carried out.
+    /// A step that the lane has executed.
     Stepped {
         outcomes: Option<S::Outcomes>,
         answer: Option<S::QueryResponse>,
     },
 }
 
-/// The kernel threads of a mode in one IP family.
+/// The lanes (worker threads) of a mode in one IP family.
 pub struct Lanes<S: Scheme, K>(Vec<Thread<K, LaneResult<S>>>);
 
 impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
@@ -34,8 +34,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         Self(workers.into_iter().map(Thread::new).collect())
     }
 
-    /// Creates lanes without threads, which work inside the call that starts them. Tests use them
-    /// for a fixed order of writes.
+    /// Creates lanes without threads. Each executes its work within the call that starts the work.
+    /// Tests use them for a fixed order of writes.
     pub fn inline(kernel: impl Fn() -> K) -> Self {
         let all = LaneOf::<S>::ALL.iter();
         Self(all.map(|_| Thread::inline(kernel())).collect())
@@ -46,7 +46,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         &mut self.0[number(LaneOf::<S>::ALL, &lane)]
     }
 
-    /// Reports whether the lane for changes of Services is idle.
+    /// Reports whether the first lane is idle. It writes changes of Services.
     pub(crate) fn is_first_free(&self) -> bool {
         self.0.first().is_some_and(Thread::is_free)
     }
@@ -56,7 +56,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         thread.is_some_and(Thread::is_free)
     }
 
-    /// Starts to read these parts on a lane.
+    /// Starts a read of these parts on a lane.
     pub(crate) fn read(
         &mut self,
         lane: LaneOf<S>,
@@ -85,8 +85,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         });
     }
 
-    /// Sends a query to the thread of a lane, and waits for the response. Returns `None` if the
-    /// thread has ended.
+    /// Sends a query to a lane, and waits for the response. Returns `None` if the lane's thread has
+    /// ended.
     pub(crate) async fn query(
         &mut self,
         lane: LaneOf<S>,
@@ -102,12 +102,12 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         }
     }
 
-    /// Becomes ready when a lane has finished work.
+    /// Becomes ready when at least one lane has finished work.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let lanes = self.0.iter_mut();
         let is_ready = lanes
             .map(|lane| lane.poll(context).is_ready())
-            // Polls every lane, so that any of them can wake the task.
+            // Polls every lane, so that each of them can wake the task later.
             .fold(false, |any, is_ready| any | is_ready);
         if is_ready {
             Poll::Ready(())

@@ -1,4 +1,5 @@
-//! Reports derived from a mode's state: conflicts, repaired drift, and lateness.
+//! Parts of a report that the engine derives from a mode's state: conflicts, repaired drift and
+//! lateness.
 
 use std::mem;
 use std::time::Instant;
@@ -11,17 +12,17 @@ use crate::scheme::{Concern, PartOf, Scheme};
 use crate::served::Served;
 use crate::state::State;
 
-/// Data for a mode's reports.
+/// State for such parts of a report.
 #[derive(Default)]
 pub(crate) struct Monitor {
-    /// Start of the time without any serving entry.
+    /// Time since which entries are wanted and none of them serves. `None` while one serves.
     unserved: Option<Instant>,
-    /// Version of the last reported conflicts.
+    /// Version of the conflicts that were reported last.
     conflicts_version: u64,
 }
 
 impl Monitor {
-    /// Updates the start of the time without a serving entry. The time starts when the entries are
+    /// Updates the time since which no entry serves. That time begins when entries are first
     /// wanted, not when the kernel refuses them.
     pub(crate) fn note_unserved(&mut self, now: Instant, served: &dyn Served) {
         let since = self.unserved.unwrap_or(now);
@@ -48,7 +49,8 @@ impl Monitor {
         self.note_unserved(state.now, scheme.served());
     }
 
-    /// Sets the start of the current lateness, and the time of the last progress.
+    /// Sets the time of the oldest pending change, and the time since which the mode makes no
+    /// progress.
     pub(crate) fn note_lateness<S: Scheme>(
         &self,
         state: &State<S::Kinds>,
@@ -75,8 +77,8 @@ impl Monitor {
                 earlier(&mut standing.stuck_since, stuck);
             }
         }
-        // The kernel may refuse single entries because they are invalid. If it refuses all entries,
-        // the cause is another one.
+        // If the kernel refuses single entries, these may be invalid. If it refuses all entries,
+        // there must be another cause.
         let is_all_refused = |_: &Instant| {
             let held = scheme.held_by_others().len();
             scheme.served().is_all_refused(held)

@@ -9,10 +9,10 @@ use hashbrown::HashMap;
 use proxy::{Conflict, Owner};
 use reconcile::{Rows, Table};
 
-/// Limit of listed conflicts for the Services of one namespace.
+/// Largest number of conflicts that are listed for the Services of one namespace.
 pub const CONFLICTS_MAX: usize = 256;
 
-/// A table of entries that Service ports claim. Only one port can own each entry.
+/// A table of entries that Service ports claim. Only one port can own an entry.
 pub trait Served: Rows {
     /// Returns the number of entries that are wanted, exist, or both.
     fn len(&self) -> usize;
@@ -22,18 +22,19 @@ pub trait Served: Rows {
         self.len() == 0
     }
 
-    /// Reports whether the table wants entries and none of them exists in any form.
+    /// Reports whether entries are wanted and none of them exists, with any value.
     fn serves_nobody(&self) -> bool;
 
-    /// Reports whether every wanted entry has failed. Does not count the `held` entries, which
-    /// another program owns. Returns false if another program owns all entries.
+    /// Reports whether the write of every wanted entry has failed. Does not count `held` entries,
+    /// which another program owns. Returns false if another program owns all entries.
     fn is_all_refused(&self, held: usize) -> bool;
 
-    /// A version that changes whenever the result of [`conflicts`](Self::conflicts) may change.
+    /// Returns a version that changes whenever the result of [`conflicts`](Self::conflicts) may
+    /// change.
     fn conflicts_version(&self) -> u64;
 
-    /// Returns the lost claims, and the number of claims that are not listed. Lists the first
-    /// [`CONFLICTS_MAX`] claims for the Services of each namespace.
+    /// Returns the claims that lost to other owners, and the number of such claims that are not
+    /// listed. Lists at most [`CONFLICTS_MAX`] of them for the Services of each namespace.
     fn conflicts(&self) -> (Vec<Conflict>, usize);
 }
 
@@ -60,7 +61,8 @@ where
     }
 
     fn conflicts(&self) -> (Vec<Conflict>, usize) {
-        // Keeps only the first conflicts, because a namespace can have hundreds of thousands.
+        // Stores only the first conflicts of each namespace, because it may have hundreds of
+        // thousands.
         let mut first: HashMap<&str, BinaryHeap<(&K, &Owner, &Owner)>> = HashMap::new();
         let mut more = 0;
         for (key, claims) in self.contested() {
@@ -88,7 +90,7 @@ where
         });
         let mut conflicts: Vec<Conflict> = all.collect();
         conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
-        // Two different entries may have the same text in the report.
+        // The keys of two entries may have the same text.
         conflicts.dedup();
         (conflicts, more)
     }

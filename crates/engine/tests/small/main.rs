@@ -1,5 +1,5 @@
-//! The smallest mode: it opens a socket for each cluster IP and port. It reads only the node's
-//! addresses, and writes no kernel tables.
+//! Tests the smallest mode: it opens a socket for each cluster IP and port. From the kernel, it
+//! reads only the node's addresses. It writes no rules.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod mode;
@@ -53,7 +53,7 @@ impl World {
         }));
     }
 
-    /// Runs the mode until no work is left, and returns all reports as one.
+    /// Runs the mode until no work is left. Returns the sum of all reports.
     fn settle(&mut self) -> Report {
         fixtures::settle(&mut self.mode, &self.model, self.now)
     }
@@ -149,7 +149,7 @@ fn an_unreadable_kernel_is_reported_and_read_again() {
     world.now = world.mode.next_due(world.now).unwrap();
     world.settle();
     assert!(world.mode.node_ports().is_some());
-    // The mode soon reads a new address. It does not read a known address again.
+    // The mode soon reads a new address, but does not read a known one again.
     let notice = |text: &str| Notice::AddressAdded(text.parse().unwrap());
     for (address, reads) in [("192.0.2.1", 2), ("192.0.2.2", 3), ("2001:db8::1", 3)] {
         world.mode.notice(&notice(address), world.now);
@@ -192,7 +192,7 @@ fn many_conflicts_of_one_namespace_do_not_hide_other_conflicts() {
     );
     let losers: Vec<String> = conflicts.iter().map(|of| of.loser.to_string()).collect();
     assert_eq!(losers.first().unwrap(), "default/large-0002");
-    // A change of a Service whose claim is known causes no new conflict.
+    // The claim of this Service is known, so its change causes no new conflict.
     world.service("large-0500", 500, "10.96.0.1");
     assert_eq!(world.sync().conflicts, None);
 }

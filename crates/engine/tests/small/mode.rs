@@ -1,5 +1,5 @@
-//! The smallest mode. The daemon's tests include this file. They show, explain, diff and clean up
-//! this mode, which has no special code in the daemon.
+//! The smallest mode. The daemon's tests also include this file: they show, explain, diff and clean
+//! up this mode, for which the daemon has no special code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ impl engine::Lane for Sockets {
     const ALL: &'static [Self] = &[Self];
 }
 
-/// The sockets to open (true) or close (false).
+/// Sockets to open (true) or to close (false).
 pub(crate) type Plan = BTreeMap<SocketAddr, bool>;
 
 pub(crate) struct NoFlags;
@@ -53,7 +53,7 @@ impl engine::Kinds for Kinds {
     type Plan = Plan;
 }
 
-/// The sockets that each Service wants.
+/// Sockets that each Service wants, and those that are open.
 #[derive(Default)]
 pub(crate) struct Userspace {
     open: Table<SocketAddr, (), Arc<Owner>>,
@@ -193,7 +193,8 @@ impl engine::Scheme for Userspace {
     fn take(&mut self, _: &mut State<Kinds>, (): ()) {}
 }
 
-/// A fake kernel: open sockets, refused sockets, and a flag for readable addresses.
+/// A fake kernel: its open sockets, the sockets that it refuses, and whether its addresses are
+/// readable.
 #[derive(Default)]
 pub(crate) struct Node {
     pub(crate) open: BTreeSet<SocketAddr>,
