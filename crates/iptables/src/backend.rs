@@ -1,4 +1,4 @@
-//! The two packet filters of the kernel behind iptables, and the address families.
+//! The two packet filters of the kernel that iptables can use, and the address families.
 
 use std::fmt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use inet::IpFamily;
 
 use crate::error::IptablesError;
 
-/// A packet filter of the kernel that iptables writes to.
+/// A packet filter of the kernel that the iptables programs write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Backend {
     /// nftables, through `nft_compat`.
@@ -17,8 +17,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Both backends, the preferred one first. Upstream's iptables-wrappers prefers the same one if
-    /// no rules decide.
+    /// Both backends, the preferred one first. Upstream's iptables-wrappers prefers the same one
+    /// when no existing rules decide.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 }
 
@@ -31,11 +31,11 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Checks that the kernel has a family.
+/// Checks that the kernel supports a family.
 ///
 /// # Errors
 ///
-/// The kernel has no IPv6.
+/// The kernel lacks IPv6.
 pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
     if family == IpFamily::V6 && !Path::new("/proc/thread-self/net/if_inet6").exists() {
         return Err(IptablesError::NoIpv6);
@@ -43,20 +43,20 @@ pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
     Ok(())
 }
 
-/// The reason for the choice of a backend.
+/// Reason for the choice of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendReason {
     /// The user requested this backend.
     Asked,
     /// Only this backend is installed.
     Alone,
-    /// Only this backend works on this node.
+    /// This backend has the chains by which the kubelet marks its backend.
     Usable,
-    /// The backend has the kubelet's chains.
+    /// This backend has chains of a kube-proxy.
     Hint,
-    /// The backend has chains of a kube-proxy.
+    /// This backend has more rules than the other one.
     Chains,
-    /// The backend has more rules than the other backend.
+    /// No rules decide, and this backend is the preferred one.
     Rules,
     /// No rules decide, and this backend is the default.
     First,

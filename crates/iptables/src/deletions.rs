@@ -1,6 +1,6 @@
-//! Deletes iptables rules that come after an nft rule which iptables cannot read. For a `-D`,
-//! `iptables-nft-restore` searches from the head of the chain, and fails at the first rule that it
-//! cannot express. The kernel deletes such rules by their handles.
+//! Deletes iptables rules that follow an nft rule which iptables cannot express. For a `-D`,
+//! `iptables-nft-restore` searches from the head of the chain, and fails at the first such rule. So
+//! this module deletes the rules directly in the kernel, by their handles.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_rule_find`).
 
@@ -14,10 +14,11 @@ use crate::nft::kernel_rules::KernelReader;
 use crate::program::Input;
 use crate::saved::Line;
 
-/// Lines of a restore that delete a rule (`-D`), with their table and count.
+/// Lines of a restore that delete a rule (`-D`), each with its table, and how often the line
+/// occurs.
 pub(crate) type Deletions = BTreeMap<(String, String), usize>;
 
-/// Returns the lines of a text that delete rules.
+/// Returns the lines of a text that delete rules, with their tables and numbers.
 pub(crate) fn deletions(text: Input<'_>) -> Deletions {
     let mut found = Deletions::new();
     let mut sink = Lines::new(|table: &str, line: &str| {
@@ -28,18 +29,18 @@ pub(crate) fn deletions(text: Input<'_>) -> Deletions {
         }
         Ok(())
     });
-    // The sink cannot fail.
+    // This sink never returns an error.
     let _ = text(&mut sink);
     found
 }
 
-/// Deletes the matching rules in the kernel, in one transaction. Returns the lines that are done.
-/// Lines of a table without any match count as done, because the failed restore may have applied
-/// this table. If no table has a match, no line is done.
+/// Deletes the matching rules in the kernel, in one transaction. Returns the lines that need not be
+/// restored again. A line of a table without any match is among them, because the failed restore
+/// may have applied this table. If no table has a match, returns no line.
 ///
 /// # Errors
 ///
-/// The query to the kernel fails, or the kernel refuses.
+/// The query fails, or the kernel refuses the deletion.
 pub(crate) fn delete(family: IpFamily, all: &Deletions) -> Result<Deletions, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Deletions::new());
@@ -68,7 +69,7 @@ pub(crate) fn delete(family: IpFamily, all: &Deletions) -> Result<Deletions, Err
     Ok(deleted.into_iter().chain(before).collect())
 }
 
-/// Writes a text without these lines.
+/// Writes a text, but omits these lines.
 pub(crate) fn write_without(
     mut gone: Deletions,
     text: Input<'_>,
@@ -85,7 +86,7 @@ pub(crate) fn write_without(
     text(&mut lines)
 }
 
-/// A sink that passes on each whole line with its table.
+/// A sink that passes each complete line to a function, with its table.
 struct Lines<F> {
     line: Vec<u8>,
     table: String,
@@ -132,7 +133,7 @@ mod tests {
         let text = "*nat\n:A - [0:0]\n-D POSTROUTING -j A\n-D POSTROUTING -j A\n-X A\nCOMMIT\n\
                     *filter\n-D POSTROUTING -j A\nCOMMIT\n";
         let mut write = |sink: &mut dyn Write| {
-            // A piece may end in the middle of a line.
+            // The text arrives in pieces that may end in the middle of a line.
             text.as_bytes()
                 .chunks(7)
                 .try_for_each(|piece| sink.write_all(piece))

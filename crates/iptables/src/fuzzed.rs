@@ -1,12 +1,12 @@
-//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Only the
-//! fuzzer may use them.
+//! Entry points for the fuzzer: each parser of bytes from other programs, as a function of bytes.
+//! No other code may use them.
 
 use inet::IpFamily;
 
 use crate::legacy;
 use crate::saved::{Line, Reader, RuleLine};
 
-/// Parses the output of `iptables-save`.
+/// Parses bytes as the output of `iptables-save`.
 pub fn saved(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut reader = Reader::default();
@@ -18,7 +18,7 @@ pub fn saved(bytes: &[u8]) {
     }
 }
 
-/// Parses entries of a table of legacy iptables.
+/// Parses bytes as the entries of a legacy iptables table.
 pub fn entries(bytes: &[u8]) {
     for family in IpFamily::ALL {
         legacy::look(bytes, family);

@@ -1,5 +1,4 @@
-//! iptables, for the modes that write rules: a language for rules, and the programs that apply
-//! them.
+//! iptables, for the modes that write rules: a type for rules, and the programs that apply them.
 //!
 //! ```text
 //!   Rule ── render ─▶ line ─▶ Restore ─▶ Iptables::restore ─▶ iptables-restore ─▶ kernel
@@ -7,16 +6,16 @@
 //!           Entry ◀─ Reader ◀─ Iptables::save_lines ◀─ iptables-save ◀───────────┘
 //! ```
 //!
-//! A [`Rule`] is data. It has one rendering, that of `iptables-save`, so that wanted rules can be
-//! compared with rules that were read. One [`Reader`] parses rules, and one [`Restore`] writes the
-//! input of `iptables-restore`.
+//! A [`Rule`] is data. Its only rendering is that of `iptables-save`, so wanted rules can be
+//! compared with rules that were read. [`Reader`] parses rules, and [`Restore`] writes the input of
+//! `iptables-restore`.
 //!
-//! [`Iptables`] is one backend of the programs for both IP families. `iptables-save` reads and
-//! `iptables-restore` writes, and each process handles many rules. The kernel reports without a
-//! process whether rules exist, whether they have changed, and whether it would accept rules.
-//! [`Program`] runs the programs. A failure has a [`Kind`].
+//! [`Iptables`] stands for the programs of one backend, for both IP families. `iptables-save` reads
+//! and `iptables-restore` writes, and each process handles many rules. Without a process, the
+//! kernel reports whether rules exist, whether they have changed, and whether it would accept
+//! rules. [`Program`] runs the programs. Each failure has a [`Kind`].
 //!
-//! The crate knows neither Kubernetes nor the modes' rules.
+//! This crate knows neither Kubernetes nor the rules of any mode.
 
 mod backend;
 mod choose;

@@ -1,7 +1,7 @@
-//! Loads kernel modules together. Otherwise, the kernel starts a process for each module at its
+//! Loads kernel modules together. Without this, the kernel starts a process for each module at its
 //! first use.
 //!
-//! This only saves time. If a module cannot be loaded here, the kernel later loads it itself or
+//! This only saves time. If this module cannot load a kernel module, the kernel loads it later or
 //! reports the failure.
 
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::program::Program;
 
-/// Modules that rules of all modes usually need, by the aliases that the kernel requests.
+/// Aliases of the kernel modules that rules of all modes usually need.
 pub const MODULES: [&str; 7] = [
     "ipt_addrtype",
     "ipt_comment",
@@ -22,11 +22,11 @@ pub const MODULES: [&str; 7] = [
     "ip6t_REJECT",
 ];
 
-/// Time limit of the loader.
+/// Time limit of the program that loads modules.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Loads a backend's modules, [`MODULES`] and the `needed` ones in one process of the kernel's own
-/// loader. Ignores failures, because the kernel reports a missing module at its use.
+/// Runs the kernel's own loader once, for the modules of a backend, [`MODULES`] and the `needed`
+/// ones. Ignores errors, because the kernel reports a missing module at its use.
 pub(crate) fn load(backend: &[&str], needed: &[&str]) {
     let Ok(loader) = fs::read_to_string("/proc/sys/kernel/modprobe") else {
         return;
@@ -35,7 +35,7 @@ pub(crate) fn load(backend: &[&str], needed: &[&str]) {
     drop(Program::at(loader.trim_end().into()).run(&arguments, "", LIMIT));
 }
 
-/// Reports whether the kernel has files of all these modules (`modules.dep`).
+/// Reports whether this kernel has files of all these modules (`modules.dep`).
 pub(crate) fn have_files(names: &[&str]) -> bool {
     let kernel = rustix::system::uname();
     let list = |release: &str| {
@@ -50,7 +50,7 @@ pub(crate) fn have_files(names: &[&str]) -> bool {
     names.iter().all(|name| files.contains(name))
 }
 
-/// Reports whether a module may still be loaded: it is not loaded, and this kernel has module
+/// Reports whether a module can still be loaded: it is not loaded, and this kernel has module
 /// files.
 pub(crate) fn is_loadable(name: &str) -> bool {
     let kernel = rustix::system::uname();

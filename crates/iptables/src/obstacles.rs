@@ -1,21 +1,21 @@
 //! Obstacles that nft has created in iptables tables: chains with the name of an iptables chain,
-//! and tables that are switched off.
+//! and dormant tables.
 
 use std::fmt;
 
 use inet::IpFamily;
 
-/// A chain of iptables whose name nft has given to a chain of another kind.
+/// An iptables chain whose name nft has given to a chain of another kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TakenChain {
-    /// The table in nftables, with its family: `ip filter`.
+    /// Family and name of the table in nftables, such as `ip filter`.
     pub table: String,
-    /// The name of the chain.
+    /// Name of the chain.
     pub chain: String,
-    /// The chain's hook and priority, in words.
+    /// Hook and priority of the chain, as text.
     pub found: String,
-    /// True for a built-in chain. False for a chain to which rules lead, but which nft created as a
-    /// base chain.
+    /// True for a built-in chain. False for a chain to which rules jump, but which nft has created
+    /// as a base chain.
     pub is_built_in: bool,
 }
 
@@ -47,17 +47,17 @@ impl fmt::Display for TakenChain {
     }
 }
 
-/// An iptables table that is switched off (`flags dormant` in nft).
+/// An iptables table that nft has made dormant (`flags dormant`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DormantTable {
-    /// The table's family.
+    /// Family of the table.
     pub family: IpFamily,
-    /// The table's name.
+    /// Name of the table.
     pub name: &'static str,
 }
 
 impl DormantTable {
-    /// Reports whether the table contains kube-proxies' rules that serve traffic.
+    /// Reports whether kube-proxies' rules for traffic are in this table.
     pub fn serves(self) -> bool {
         matches!(self.name, "filter" | "nat")
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// An iptables table that a kube-proxy writes to.
+/// An iptables table to which a kube-proxy writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
     /// The table `mangle`.
@@ -14,11 +14,11 @@ pub enum Table {
 }
 
 impl Table {
-    /// All tables in the order of writing. Table filter comes before nat, so that it rejects
-    /// clients before table nat stops serving them.
+    /// All tables, in writing order. Table filter precedes table nat, so that it rejects clients
+    /// before table nat stops serving them.
     pub const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
 
-    /// Returns iptables' name of the table.
+    /// Returns the name of the table in iptables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mangle => "mangle",
@@ -39,18 +39,18 @@ impl fmt::Display for Table {
     }
 }
 
-/// The kernel's built-in chains.
+/// Names of the kernel's built-in chains.
 pub const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
-/// Longest name of a chain in bytes (`XT_EXTENSION_MAXNAMELEN`, without its final NUL byte).
+/// Largest length of a chain's name in bytes (`XT_EXTENSION_MAXNAMELEN` without the final NUL).
 pub const MAX_CHAIN_NAME: usize = 28;
 
-/// Name of a chain to which rules lead. It needs no allocation, because very many exist.
+/// Name of a chain to which rules jump. Very many such names exist, so they need no allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainName {
     /// A constant name.
     Fixed(&'static str),
-    /// A prefix, and ASCII characters that distinguish the chains with this prefix.
+    /// A prefix, and 16 ASCII characters that distinguish the chains with this prefix.
     Hashed(&'static str, [u8; 16]),
 }
 

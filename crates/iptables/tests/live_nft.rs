@@ -1,4 +1,4 @@
-//! The nft backend of iptables, in tables that also contain rules of nft.
+//! Tests the nft backend of iptables, in tables that also contain rules of nft.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::process::Command;
@@ -18,7 +18,7 @@ fn iptables() -> Iptables {
     Iptables::choose(Some(Backend::Nft)).unwrap()
 }
 
-/// Rules of a kube-proxy: jumps from built-in chains, and kube-proxy's chains.
+/// Rules of a kube-proxy: jumps in built-in chains, and its own chains.
 const RULES: &str = "*nat\n\
     :KUBE-SERVICES - [0:0]\n\
     :KUBE-POSTROUTING - [0:0]\n\
@@ -67,7 +67,7 @@ fn a_table_with_native_nft_rules_is_read() {
         ] {
             assert!(saved.lines().any(|each| each == line), "{line}: {saved}");
         }
-        // The remaining output equals the output without the rule of nft.
+        // All other output equals the output without the rule of nft.
         let listed = nft("list chain ip nat POSTROUTING");
         let native = listed.lines().find(|line| line.contains("10.9.0.0"));
         let handle = native.unwrap().rsplit(' ').next().unwrap();
@@ -119,7 +119,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
         let before = rules(&iptables, None).len();
-        // iptables fails at such a rule without naming its chain.
+        // iptables fails at this rule without naming its chain.
         let unknown = "meta priority set 1:2";
         nft("add table ip mangle");
         nft("add chain ip mangle OUTPUT { type route hook output priority mangle; }");
@@ -131,7 +131,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
             let native = format!("-A {chain} [nft] -j [nft]");
             assert!(found.contains(&native), "{found:?}");
         }
-        // iptables cannot delete a rule that follows this rule. The error contains the next step.
+        // iptables cannot delete rules that follow this one. The error contains the next step.
         nft("add rule ip nat PREROUTING meta cpu 9 accept");
         let behind =
             "*nat\n-A PREROUTING -j KUBE-SERVICES\n-D PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
@@ -140,7 +140,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
         nft("flush chain ip nat PREROUTING");
         let before = before - 1;
-        // More chains than the limit of processes.
+        // More chains than the largest number of processes for one table.
         for number in 0..12 {
             nft(&format!("add chain ip nat own{number}"));
             nft(&format!("add rule ip nat own{number} {unknown}"));
@@ -194,8 +194,8 @@ fn a_base_chain_with_a_foreign_priority_is_named() {
     });
 }
 
-/// Checks removal of rules that come after unreadable rules. One rule has a comment with quotes,
-/// and the first try writes a table before it fails.
+/// Checks the removal of rules that follow an unreadable rule. One of them has a comment with
+/// quotation marks, and the first attempt writes a table before it fails.
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
 fn rules_after_an_unreadable_rule_are_removed() {
@@ -219,7 +219,7 @@ fn rules_after_an_unreadable_rule_are_removed() {
             let lines = of_table.map(|rule| rule.replacen("-A", "-D", 1) + "\n");
             format!("*{table}\n{}COMMIT\n", lines.collect::<String>())
         };
-        // The first table is written before the second table is refused.
+        // The first attempt writes the first table before the program refuses the second one.
         let text = delete("filter") + &delete("nat");
         iptables.restore(IpFamily::V4, &text).unwrap();
         let left = rules(&iptables, None);
@@ -243,7 +243,7 @@ fn a_kube_proxy_chain_turned_into_a_base_chain_is_named() {
             .collect();
         assert_eq!(names, [("KUBE-SERVICES", false)]);
         let error = iptables.restore(IpFamily::V4, RULES).unwrap_err();
-        // Only the name of this chain is taken. All other rules can be written.
+        // Only the name of this chain is blocked. All other rules can be written.
         assert!(!error.kind().is_general(), "{error}");
         let said = error.to_string();
         for part in [
@@ -272,7 +272,7 @@ fn a_dormant_table_is_named() {
         assert_eq!(told.len(), 1, "{told:?}");
         let command = told[0].split('`').find(|part| part.starts_with("nft "));
         assert!(told[0].starts_with("table ip nat is dormant"), "{told:?}");
-        // Rules are read and written as usual. The error contains the remedy.
+        // The backend reads and writes rules as usual. The error contains the remedy.
         assert_eq!(rules(&iptables, None).len(), 7);
         nft(command.unwrap().trim_start_matches("nft "));
         assert!(dormant().is_empty());
@@ -308,7 +308,8 @@ fn built_in_chains_of_iptables_are_not_reported_as_foreign() {
                 "add rule ip {table} OUTPUT ct state vmap {{ new : accept }}"
             ));
         }
-        // Only declarations of built-in chains have a policy, so the policies count these chains.
+        // Only declarations of built-in chains have a policy, so the number of policies is the
+        // number of these chains.
         let saved = iptables.save(IpFamily::V4).unwrap();
         assert_eq!(saved.matches(" ACCEPT [0:0]").count(), declared, "{saved}");
     });
