@@ -1,4 +1,4 @@
-//! Statements that change packet marks.
+//! Clauses of rules that change packet marks.
 
 use nftables_netlink::{Comparison, Expression, LookupFor, MetaKey, Name, Register, SetRef};
 
@@ -18,8 +18,8 @@ impl Line {
         self.change_mark(!mark, mark)
     }
 
-    /// Replaces the mark with a map's value for a key: `mark set ip daddr . meta l4proto . th dport
-    /// map @map`. Without that key in the map, the rule ends. Stores the replaced mark as the
+    /// Replaces the mark by the value that a map has for a key: `mark set ip daddr . meta l4proto .
+    /// th dport map @map`. If the map lacks the key, the rule ends. Stores the replaced mark in the
     /// packet's priority, for [`Self::restore_mark`].
     pub fn mark_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         let map = SetRef::Named(map.into());
@@ -33,8 +33,8 @@ impl Line {
             ])
     }
 
-    /// Restores the mark that [`Self::mark_by`] replaced. Skips packets from the node itself,
-    /// packets whose mark has other bits than these, and packets whose former mark was 0.
+    /// Restores the mark that [`Self::mark_by`] replaced. Skips packets of the node itself, packets
+    /// whose mark has bits other than `bits`, and packets whose earlier mark was 0.
     pub fn restore_mark(self, bits: u32) -> Self {
         let mark = || meta(MetaKey::Mark, Register::FIRST);
         let priority = || meta(MetaKey::Priority, Register::FIRST);
