@@ -1,4 +1,4 @@
-//! Settings for detecting traffic from this node's pods.
+//! Settings for the detection of traffic from pods of this node.
 
 use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Node};
@@ -7,20 +7,20 @@ use flags::Flags;
 use flags::nets::nets;
 use flags::unusable_flag::UnusableFlag;
 
-/// Longest name of a network interface, in bytes (`IFNAMSIZ` without its NUL).
+/// Largest length of an interface name in bytes (`IFNAMSIZ` without the final NUL).
 const INTERFACE_NAME_MAX: usize = 15;
 
 /// Value of `--detect-local-mode`, with its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// Pod networks of the cluster, at most one in each family. In a family without a pod network
-    /// here, no traffic counts as local.
+    /// Pod networks of the cluster, at most one for each family. In a family without one, no
+    /// traffic counts as local.
     ClusterCidr(Vec<IpNet>),
-    /// Pod networks in this node's Node object.
+    /// Pod networks in the Node object of this node.
     NodeCidr,
-    /// Bridge to which pods are attached.
+    /// Name of the bridge to which pods are attached.
     BridgeInterface(String),
-    /// Prefix of the names of pods' interfaces.
+    /// Beginning of the names of pods' interfaces.
     InterfaceNamePrefix(String),
 }
 
@@ -71,7 +71,7 @@ impl DetectLocal {
         }
     }
 
-    /// Returns the detector for one family. Uses this node's Node object if it is known.
+    /// Returns the detector for one family. Uses the Node object of this node, if it is known.
     pub fn detector(&self, family: IpFamily, node: Option<&Node>) -> LocalDetector {
         let first = |nets: &[IpNet]| {
             nets.iter()

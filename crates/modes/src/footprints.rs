@@ -20,7 +20,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the names in a mode's footprint, except its nftables tables.
+    /// Returns all names in the footprint of a mode, except those of its nftables tables.
     fn named(mode: &Footprint) -> BTreeSet<(String, String)> {
         let chains = mode.chains.iter().chain(mode.prefixes);
         let chains = chains.map(|(table, chain)| (table.to_string(), (*chain).to_owned()));
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn each_object_in_upstreams_nftables_tables_has_an_origin() {
-        // Tables that upstream's kube-proxy 1.36.2 wrote.
+        // Tables that upstream's kube-proxy 1.36.2 has written.
         const DUMPS: [&str; 4] = [
             include_str!("../../../integration/golden/cases/nftables/affinity-clientip/nft-ip"),
             include_str!(

@@ -25,15 +25,15 @@ use crate::sysctl::row::{SysctlRow, WantedSetting, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
-/// Parts of `iptables-save` output that prove that this mode has served NodePorts on 127.0.0.1.
-/// They are its chain of NodePorts, and the comment of the rule that rejects remote packets to
-/// 127.0.0.0/8.
+/// Texts in the output of `iptables-save` that prove that this mode has served NodePorts on
+/// 127.0.0.1. They are its chain of NodePorts, and the comment on the rule that drops packets of
+/// other hosts to 127.0.0.0/8.
 const OF_LOCALHOST: [&str; 2] = [
     ":KUBE-NODEPORTS ",
     "--comment \"block incoming localnet connections\"",
 ];
 
-/// Kernel modules that the rules of the mode need.
+/// Kernel modules that the mode's rules need.
 const MODULES: &[&str] = &[
     "xt_addrtype",
     "xt_comment",
@@ -111,9 +111,9 @@ impl Definition for IptablesMode {
         }
     }
 
-    /// Returns a line about the setting for NodePorts on 127.0.0.1. The line does not name the
-    /// program that wrote the setting, because the kernel does not record it. Starts a process to
-    /// read rules only if the setting has this mode's value and rules exist.
+    /// Returns a line about the kernel setting for NodePorts on 127.0.0.1. The line does not name
+    /// the program that wrote the setting, because the kernel does not record it. Reads the rules
+    /// in a process only if the setting has this mode's value and rules exist.
     fn left_behind(&self, programs: &Programs) -> Option<String> {
         let (row, _) = sysctls::ROWS
             .iter()

@@ -34,10 +34,10 @@ pub use opened::foresee_scheduler;
 use settings::Timeouts;
 use shim::ChosenShim;
 
-/// Prefix of the line in /proc/net/dev for the link that holds the service addresses.
+/// Beginning of the line in /proc/net/dev for the link that has the service addresses.
 const LINK: &str = "kube-ipvs0:";
 
-/// Modules of the ipsets that the rules of upstream's shim and the lean shim match.
+/// Kernel modules for the ipsets that rules of upstream's shim and of the lean shim use.
 const OF_SETS: &[&str] = &[
     "ip_set",
     "ip_set_hash_ip",
@@ -48,7 +48,7 @@ const OF_SETS: &[&str] = &[
     "xt_set",
 ];
 
-/// Modules of the rules that exact semantics add to these shims.
+/// Kernel modules for the rules that exact semantics add to these shims.
 const OF_MARKS: &[&str] = &["iptable_mangle", "ip6table_mangle"];
 
 /// Definition of IPVS mode.
@@ -64,8 +64,7 @@ impl Definition for IpvsMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // `ipvs.excludeCIDRs` is not in the list, because the modes that clean up after this one
-        // read it too.
+        // Omits `ipvs.excludeCIDRs`, because modes that clean up after this one read it, too.
         &[
             "iptables.masqueradeAll",
             "iptables.masqueradeBit",
@@ -80,8 +79,7 @@ impl Definition for IpvsMode {
     }
 
     fn flags(&self) -> &'static [OwnFlag] {
-        // `ipvs-drain-timeout` is not listed, because a mode that cleans up after this one also
-        // reads it.
+        // Omits `ipvs-drain-timeout`, because modes that clean up after this one read it, too.
         own_flags! {
             "ipvs-shim" ipvs_shim,
             "ipvs-semantics" ipvs_semantics,
@@ -113,7 +111,7 @@ impl Definition for IpvsMode {
         Ok(Box::new(opened))
     }
 
-    /// Loads IPVS and sets its timeouts.
+    /// Makes the kernel load IPVS, and sets the IPVS timeouts.
     fn prepare(&self, settings: &Settings, programs: &Programs) -> Result<()> {
         ChosenShim::choose(settings, programs, Access::Write)?;
         let Timeouts { tcp, tcp_fin, udp } = settings.ipvs.timeouts;
@@ -134,8 +132,8 @@ impl Definition for IpvsMode {
         wanted(sysctls::ROWS, context.as_ref())
     }
 
-    /// Lists the ARP settings if they have strictARP's values. An earlier kube-proxy or another
-    /// program may have written them.
+    /// Lists the ARP settings if they have the values of strictARP. An earlier kube-proxy or
+    /// another program may have written them.
     fn unasked_sysctls(&self, asked: &sysctl::settings::Settings, root: &Path) -> Vec<String> {
         if asked.strict_arp {
             return Vec::new();
@@ -191,8 +189,8 @@ impl Definition for IpvsMode {
     }
 }
 
-/// Returns a reader of all virtual servers of any program, for commands that run without a daemon.
-/// The reader opens no socket before the first read.
+/// Returns a reader of all virtual servers, of any program, for commands that run without a daemon.
+/// The reader opens no socket before its first read.
 pub fn virtual_servers() -> Box<dyn ReadCounters> {
     Box::new(IpvsCounters::default())
 }

@@ -24,7 +24,7 @@ use crate::sysctl::row::WantedSetting;
 use metrics::TableMetrics;
 use opened::OpenedNftables;
 
-/// Kernel modules that the rules of the mode need.
+/// Kernel modules that the mode's rules need.
 const MODULES: &[&str] = &[
     "nft_ct",
     "nft_masq",
@@ -67,7 +67,7 @@ impl Definition for NftablesMode {
         settings::take_flags(flags);
     }
 
-    /// Returns the node's primary addresses as the default, as upstream.
+    /// Returns the node's own address as default, as in upstream.
     fn node_port_addresses(&self) -> NodePortAddresses {
         NodePortAddresses::Primary
     }
@@ -96,8 +96,8 @@ impl Definition for NftablesMode {
             .collect()
     }
 
-    /// Returns no settings, as upstream. The CNI plugin makes the kernel forward NodePort traffic
-    /// to pods, and a listening port serves 127.0.0.1.
+    /// Returns no settings, as in upstream. The CNI plugin makes the kernel forward NodePort
+    /// traffic to pods. A relay serves NodePorts on 127.0.0.1.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<WantedSetting> {
         Vec::new()
     }

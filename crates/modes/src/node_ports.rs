@@ -1,5 +1,6 @@
-//! Finds the addresses of this node that serve NodePorts, at a start. Modes read them only later.
-//! Until then, an external IP could take another Service's node port.
+//! Finds the addresses of this node that serve NodePorts, when the daemon starts. The modes read
+//! these addresses only later. Until then, an external IP could take the node port of another
+//! Service.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +11,7 @@ use route_netlink::Rtnetlink;
 use super::definition::Start;
 use crate::footprints;
 
-/// Returns the addresses, sorted. Returns an empty list if they cannot be read.
+/// Returns the sorted addresses that serve NodePorts. Returns none if they cannot be read.
 pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
     let mut serving: Vec<IpAddr> = Vec::new();
     for family in IpFamily::ALL {
@@ -29,7 +30,7 @@ pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
     serving
 }
 
-/// Returns the addresses of all links, without localhost and the modes' links.
+/// Returns the addresses of all links except localhost and the modes' links.
 fn own(family: IpFamily) -> Option<BTreeSet<IpAddr>> {
     let mut rtnetlink = Rtnetlink::open().ok()?;
     let made = footprint::links(footprints::ALL).into_iter();

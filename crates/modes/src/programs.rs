@@ -1,5 +1,5 @@
-//! Finds the iptables programs of this node. The search starts when a mode first needs one, so a
-//! mode without iptables also starts on a node that has none.
+//! Finds the iptables programs of this node. The search begins when a mode first needs a program.
+//! So a mode without iptables also starts on a node without these programs.
 
 use std::cell::OnceCell;
 
@@ -11,14 +11,14 @@ use super::settings::Settings;
 
 /// The iptables programs of this node.
 pub struct Programs {
-    /// Backend that `--iptables-backend` names, if any.
+    /// Backend in `--iptables-backend`. `None`: the programs are chosen.
     forced: Option<Backend>,
     access: Access,
     chosen: OnceCell<Iptables>,
 }
 
 impl Programs {
-    /// Returns the programs. Does not search for them yet.
+    /// Creates an object that has not searched for programs yet.
     pub fn new(settings: &Settings, access: Access) -> Self {
         Self {
             forced: settings.shared.iptables_backend.forced(),
@@ -27,8 +27,8 @@ impl Programs {
         }
     }
 
-    /// Chooses the programs, once for all callers. Blocks. With write access, loads these kernel
-    /// modules and the modules of iptables if they are missing. With read access, changes nothing.
+    /// Chooses the programs, once for all callers. Blocks. With write access, loads missing kernel
+    /// modules: `modules`, and those of iptables. With read access, changes nothing.
     ///
     /// # Errors
     ///
@@ -45,8 +45,8 @@ impl Programs {
         Ok(self.chosen.get_or_init(|| chosen).clone())
     }
 
-    /// Returns all installed programs, with the chosen ones first. Returns none if they do not
-    /// report their version.
+    /// Returns all installed programs, the chosen ones first. Returns none if they do not report
+    /// their versions.
     pub(super) fn installed(&self) -> Vec<Iptables> {
         match self.chosen.get() {
             Some(used) => [used.clone()]

@@ -1,7 +1,8 @@
-//! Settings of the modes, read from the flags: shared settings, and a part for each mode.
+//! Settings of the modes, read from flags: shared settings, and a part for each mode.
 //!
-//! Equal settings open equal modes, so a changed configuration file reopens the modes only if the
-//! settings differ. The flags of all modes are checked, even those of modes that are not chosen.
+//! Equal settings open equal modes, so the daemon reopens the modes after a changed configuration
+//! file only if the settings differ. The flags of all modes are checked, not only those of the
+//! chosen mode.
 
 use super::iptables::settings as iptables;
 use super::ipvs::settings as ipvs;
@@ -9,7 +10,7 @@ use super::nftables::settings as nftables;
 use super::shared::Shared;
 use super::userspace::settings as userspace;
 
-/// Settings of the modes. Two settings are equal if the chosen mode behaves the same with both.
+/// Settings of the modes. Two values are equal if the chosen mode behaves the same with both.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The chosen mode.
@@ -29,14 +30,14 @@ pub struct Settings {
 /// Value of `--proxy-mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyMode {
-    /// Rules of iptables. As in upstream on Linux, an empty value means this mode, so that
-    /// replacing upstream's image keeps the data plane.
+    /// Rules of iptables. As in upstream on Linux, an empty value chooses this mode. So a node
+    /// whose image is replaced by this one keeps its data plane.
     #[default]
     Iptables,
     /// Virtual servers of IPVS.
     Ipvs,
     /// One nftables table for each family.
     Nftables,
-    /// A relay in this process.
+    /// A relay in this process, to which rules redirect packets.
     Userspace,
 }

@@ -1,6 +1,6 @@
-//! Kernel settings below /proc/sys and /sys: the table of settings, and the code that writes them.
-//! Each mode defines its settings in its module. This module defines the settings of connection
-//! tracking.
+//! Kernel settings below /proc/sys and /sys: a type for tables of settings, and the code that
+//! writes them. The module of each mode defines the mode's settings. This module defines those of
+//! connection tracking.
 
 pub mod apply;
 pub mod conntrack;

@@ -1,4 +1,4 @@
-//! Userspace mode: rules redirect packets to listening ports, and this process relays them to
+//! Userspace mode: rules redirect packets to listening ports of this process, which relays them to
 //! endpoints.
 
 mod counters;
@@ -22,7 +22,7 @@ use crate::metrics::relay::RelayMetrics;
 use crate::sysctl::row::WantedSetting;
 use opened::{Redirector, Userspace};
 
-/// Kernel modules that the rules of the mode need.
+/// Kernel modules that the mode's rules need.
 const MODULES: &[&str] = &["nf_tables", "nft_redir"];
 
 /// Definition of userspace mode.
@@ -34,8 +34,8 @@ impl Definition for UserspaceMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // This mode has no configuration section. It reads iptables mode's section, like upstream
-        // up to Kubernetes 1.25.
+        // The configuration file has no section for this mode. It reads the section of iptables
+        // mode, like upstream up to Kubernetes 1.25.
         &[
             "iptables.localhostNodePorts",
             "iptables.minSyncPeriod",
@@ -87,8 +87,8 @@ impl Definition for UserspaceMode {
         settings.shared.iptables_backend.forced().is_some()
     }
 
-    /// Returns no settings: the relay sends packets from the node's address, so the kernel need not
-    /// forward them.
+    /// Returns no settings. The relay sends packets from the node's address, so the kernel need not
+    /// forward any.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<WantedSetting> {
         Vec::new()
     }

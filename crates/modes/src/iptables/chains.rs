@@ -1,4 +1,4 @@
-//! Compares chains in the output of `iptables-save` with the chains that a restore would write.
+//! Compares chains in the output of `iptables-save` with chains that a restore would write.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use proxy_iptables::WrittenChain;
 
 use crate::preview::{Action, Change};
 
-/// Rules of all chains, by the chain's table and name.
+/// Rules of each chain. The key is the chain's table and name.
 #[derive(Debug, Default)]
 pub(super) struct Chains(HashMap<(String, String), Vec<String>>);
 
@@ -36,7 +36,7 @@ impl Chains {
         chains
     }
 
-    /// Returns the rules that a write of this chain adds and removes.
+    /// Returns the change that a write of this chain makes: the rules that it adds and removes.
     pub(super) fn change(&self, of: IpFamily, chain: WrittenChain, line: String) -> Change {
         let WrittenChain {
             table,

@@ -1,5 +1,5 @@
-//! Reads the connection counters in iptables mode's rules. Each read starts one process per family,
-//! which prints all rules of table nat.
+//! Reads the counters of connections in the rules of iptables mode. Each read starts one process
+//! for each family, which prints all rules of table nat.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use proxy_iptables::{CounterReader, PortConnections, ServedAddress};
 
 use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters};
 
-/// Reader of packet counters that runs `iptables-save`.
+/// A reader of packet counters that runs `iptables-save`.
 pub(super) struct RuleCounters {
     pub(super) iptables: Iptables,
     pub(super) families: Vec<IpFamily>,
@@ -62,8 +62,8 @@ fn tell(
             count(*connections),
         ));
     }
-    // Chooses the first address that is not a NodePort's, which is unspecified. If all addresses
-    // are NodePorts', chooses the first one.
+    // Prefers an address that is not a NodePort's, because that address is unspecified. If all
+    // addresses are NodePorts', takes the first one.
     let mut own = port.addresses.iter().map(|(served, _)| served);
     let first = own.clone().next();
     let own = own

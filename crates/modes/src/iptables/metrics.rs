@@ -14,7 +14,7 @@ use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
 use crate::metrics::{FamilyLabels, ModeLabels, SyncExtent, TableLabels, of};
 
-/// Handles of the metrics.
+/// Handles of the mode's metrics.
 #[derive(Debug, Default)]
 pub(super) struct RuleMetrics {
     failed_restores: FailedRestores,
@@ -34,7 +34,7 @@ impl ModeLabels for RuleMetrics {
             "Cumulative proxy iptables partial restore failures",
             self.failed_partial_restores.clone(),
         );
-        // The metric is a gauge, despite its name.
+        // This metric is a gauge although its name looks like a counter's.
         rows.add(
             "ALPHA",
             "kubeproxy_sync_proxy_rules_iptables_total",

@@ -1,4 +1,5 @@
-//! Reads nfacct counters of rules in iptables mode. Absent if the kernel lacks nfacct.
+//! Reads the nfacct counters of rules in iptables mode. The metrics are absent if the kernel lacks
+//! nfacct.
 
 use std::fmt;
 
@@ -7,11 +8,11 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 use proxy_iptables::{Counter, NfacctSocket};
 
-/// Collector that reads the counters at each scrape.
+/// A collector that reads the counters at each scrape.
 #[derive(Debug)]
 pub(super) struct Counters;
 
-/// nfacct counters, each with its metric name without `_total`, and its help.
+/// nfacct counters, each with the name of its metric and its help. The encoder appends `_total`.
 const ROWS: [(Counter, &str, &str); 2] = [
     (
         Counter::InvalidDropped,

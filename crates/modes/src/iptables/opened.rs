@@ -1,4 +1,4 @@
-//! The kernel, opened for iptables mode.
+//! Opens iptables for iptables mode.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -23,11 +23,11 @@ use crate::footprints;
 use crate::preview::{Change, PlanPreview, Preview};
 use crate::settings::Settings;
 
-/// Sysctl that makes connection tracking accept TCP segments outside the window. Without it, they
-/// count as INVALID.
+/// Kernel setting that makes connection tracking treat TCP segments outside of the window as valid.
+/// Otherwise, they are INVALID.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// iptables, for each family of the node. Its rules have not been read or written yet.
+/// iptables, opened for each family of the node. No rule has been read or written yet.
 pub(super) struct Rules {
     iptables: Iptables,
     families: Families<IptablesKernel>,
@@ -91,7 +91,7 @@ impl IntoProxiers for Rules {
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
         let iptables = self.iptables.clone();
-        // Parses the text at once and drops it, because it may be large.
+        // Parses the text at once and then drops it, because it may be large.
         let there = |family| {
             let saved = iptables.save(family).ok();
             saved.map(|saved| Chains::of(&saved))
@@ -100,7 +100,7 @@ impl IntoProxiers for Rules {
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let found = found.iter().find(|(family, _)| *family == of);
             let told = plan.steps().into_iter();
-            // Without readable chains, changes are shown without a comparison.
+            // If the chains cannot be read, the preview shows changes without a comparison.
             let change = |told: PlanStep| {
                 let found = found.and_then(|(_, found)| found.get_or_init(|| there(of)).as_ref());
                 match (told.chain, found) {
@@ -150,8 +150,8 @@ impl OpenedKernel for Rules {
     }
 }
 
-/// Reports whether the rules of a family can have nfacct counters. With write access, tries such a
-/// rule. With read access, looks for one among the existing rules.
+/// Reports whether rules of a family can have nfacct counters. With write access, writes such a
+/// rule as a test. With read access, searches the existing rules for one.
 fn counts(family: IpFamily, iptables: &Iptables, access: Access) -> bool {
     match access {
         Access::Write => match probe_counters(family, iptables) {

@@ -9,8 +9,8 @@ use crate::shared::Shared;
 pub struct Settings {
     /// True to serve NodePorts on 127.0.0.1.
     pub localhost_node_ports: bool,
-    /// True to make connection tracking accept TCP segments outside the window. One of the mode's
-    /// rules depends on this setting.
+    /// True if connection tracking treats TCP segments outside of the window as valid. One of the
+    /// mode's rules depends on this setting.
     pub tcp_be_liberal: bool,
 }
 
@@ -22,7 +22,7 @@ impl Settings {
         }
     }
 
-    /// Reports whether NodePorts are served on 127.0.0.1: the flag enables it and
+    /// Reports whether the mode serves NodePorts on 127.0.0.1: the flag is set, and
     /// `--nodeport-addresses` includes the address.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
         self.localhost_node_ports && shared.node_port_addresses.has_localhost()

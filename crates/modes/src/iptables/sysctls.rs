@@ -2,14 +2,14 @@
 
 use crate::sysctl::row::{End, Need, Rows, SysctlRow};
 
-/// Inputs from which the mode's kernel settings are computed.
+/// Inputs from which the wanted values of the settings are computed.
 pub(super) struct Context {
     pub(super) serves_localhost: bool,
 }
 
 pub(super) static ROWS: &Rows<Context> = &[
-    // Allows sending packets from 127.0.0.1 to a pod, and receiving the replies. Rules reject
-    // remote packets to 127.0.0.0/8 (k/k#90259).
+    // Makes the kernel route packets from 127.0.0.1 to pods, and accept the replies. Rules drop
+    // packets of other hosts to 127.0.0.0/8 (k/k#90259).
     (
         SysctlRow {
             need: Need::Part {
@@ -28,7 +28,7 @@ pub(super) static ROWS: &Rows<Context> = &[
 
 const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
 
-/// Reports whether NodePorts on 127.0.0.1 need this setting.
+/// Reports whether this setting is the one that NodePorts on 127.0.0.1 need.
 pub(super) fn is_for_localhost(row: &SysctlRow) -> bool {
     row.path == ROUTE_LOCALNET
 }

@@ -15,11 +15,11 @@ use crate::metrics::restores::FailedRestores;
 use crate::metrics::rows::Rows;
 use crate::metrics::{ModeLabels, SyncExtent};
 
-/// The metrics of IPVS mode.
+/// Metrics of IPVS mode.
 #[derive(Debug)]
 pub(super) struct IpvsMetrics {
     restores: FailedRestores,
-    /// Root directory of the kernel's files.
+    /// Root folder of the kernel's files.
     root: PathBuf,
 }
 
@@ -57,14 +57,14 @@ impl ModeLabels for IpvsMetrics {
     }
 }
 
-/// Gauges of the IPVS tables, read at each scrape. Absent if the kernel does not report their
-/// values.
+/// Gauges of the IPVS tables, which a scrape reads from the kernel. Absent if the kernel does not
+/// report the values.
 #[derive(Debug)]
 struct TableGauges {
     root: PathBuf,
 }
 
-/// Name, help and value of a gauge.
+/// A gauge: its name, its help, and its value.
 type Row = (&'static str, &'static str, fn(&Tables) -> Option<u64>);
 
 const ROWS: &[Row] = &[
@@ -139,7 +139,7 @@ mod tests {
         page
     }
 
-    /// The test files are copies from Linux 7.2.7.
+    /// The files of this test are copies of those in Linux 7.2.7.
     #[test]
     fn ipvs_table_sizes_are_gauges_if_the_kernel_exposes_them() {
         let root = std::env::temp_dir().join(format!("ipvs-tables-{}", std::process::id()));

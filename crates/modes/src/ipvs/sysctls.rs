@@ -1,8 +1,8 @@
-//! Kernel settings of IPVS mode, in the order in which they are written, each with its reason.
+//! Kernel settings of IPVS mode, in writing order, each with its reason.
 
 use crate::sysctl::row::{End, Rows, SysctlRow};
 
-/// Inputs from which the mode's kernel settings are computed.
+/// Inputs from which the wanted values of the settings are computed.
 pub(super) struct Context {
     /// Major and minor version of the kernel.
     pub(super) kernel: (u32, u32),
@@ -10,33 +10,33 @@ pub(super) struct Context {
 }
 
 pub(super) static ROWS: &Rows<Context> = &[
-    // Lets conntrack track IPVS connections, which masquerading needs.
+    // Makes conntrack track IPVS connections. Masquerading needs this.
     (SysctlRow::needed("proc/sys/net/ipv4/vs/conntrack"), |_| {
         Some(1)
     }),
-    // Before Linux 5.9, this setting avoids a delay of one second for connections with a reused
-    // source port (k/k#70747). From 5.9 on, the kernel's default is right (k/k#93297). Before 4.1
-    // the setting does not exist.
+    // Before Linux 5.9, this setting avoids a delay of one second for connections whose source port
+    // is reused (k/k#70747). Since 5.9, the kernel's default is right (k/k#93297). Before 4.1, the
+    // setting does not exist.
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/conn_reuse_mode"),
         |Context { kernel, .. }| ((4, 1) <= *kernel && *kernel < (5, 9)).then_some(0),
     ),
-    // Connections to a removed destination end at once, rather than by a timeout.
+    // Connections to a removed destination end at once instead of after a timeout.
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_nodest_conn"),
         |_| Some(1),
     ),
-    // Session affinity stops using a draining destination (k/k#71809).
+    // Session affinity does not use a draining destination (k/k#71809).
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_quiescent_template"),
         |_| Some(1),
     ),
-    // Lets the kernel forward packets for Services to pods.
+    // Makes the kernel forward packets for Services to pods.
     (SysctlRow::needed("proc/sys/net/ipv4/ip_forward"), |_| {
         Some(1)
     }),
-    // Makes the node answer ARP requests only for addresses of the receiving interface. Otherwise
-    // all nodes would answer for service addresses.
+    // Makes the node answer ARP requests only for addresses of the interface that receives them.
+    // Otherwise, all nodes would answer for service addresses.
     (
         of_strict_arp("proc/sys/net/ipv4/conf/all/arp_ignore", "1"),
         |Context { strict_arp, .. }| strict_arp.then_some(1),

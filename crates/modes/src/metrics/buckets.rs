@@ -3,18 +3,18 @@
 use prometheus_client::metrics::family::MetricConstructor;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
 
-/// Bucket boundaries of a histogram.
+/// Upper bounds of a histogram's buckets.
 #[derive(Debug, Clone, Copy)]
 pub enum Buckets {
-    /// From one millisecond, doubled up to 16 s.
+    /// From 1 ms, doubled up to 16 s.
     Sync,
-    /// In steps of a quarter second, then of seconds, then of 5 s and 30 s, up to five minutes.
+    /// In steps of 0.25 s, then of 1 s, 5 s and 30 s, up to 5 minutes.
     NetworkProgramming,
-    /// From a quarter of a millisecond, doubled up to 33 s.
+    /// From 0.25 ms, doubled up to 33 s.
     Programming,
-    /// Buckets of client-go, in seconds.
+    /// Buckets of client-go for request durations, in seconds.
     Request,
-    /// Buckets of client-go, in bytes: 64 to 16 Mi.
+    /// Buckets of client-go for request sizes, in bytes: 64 to 16 Mi.
     Size,
 }
 
@@ -24,8 +24,8 @@ impl MetricConstructor<Histogram> for Buckets {
             Self::Sync => Histogram::new(exponential_buckets(0.001, 2.0, 15)),
             Self::Programming => Histogram::new(exponential_buckets(0.000_25, 2.0, 18)),
             Self::NetworkProgramming => {
-                // As in upstream, the first bucket is 0. Only clocks that disagree yield values in
-                // it.
+                // The first bucket is 0, as in upstream. A value is in it only if the clocks of two
+                // machines differ.
                 let buckets = std::iter::once(0.0)
                     .chain(linear_buckets(0.25, 0.25, 2))
                     .chain(linear_buckets(1.0, 1.0, 59))

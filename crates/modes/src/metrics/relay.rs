@@ -1,5 +1,5 @@
-//! Counts connections and flows that a relay of this process evicted for new ones. Absent without a
-//! relay.
+//! Counts the connections and flows that the relays of this process have evicted. The metric is
+//! absent before the first relay.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use relay::Evictions;
 use super::rows::Rows;
 use super::{ModeLabels, SyncExtent};
 
-/// Name of the metric without `_total`.
+/// Name of the metric, to which the encoder appends `_total`.
 const NAME: &str = "kubeproxy_relay_evictions";
 const HELP: &str = "[ALPHA] Connections (TCP) and flows (UDP) that kube-proxy's relay ended to make room for those of other \
                     clients or Services";
 
-/// Collector that reads the counts at each scrape.
+/// A collector that reads the numbers at each scrape.
 #[derive(Debug)]
 pub struct RelayEvictions(fn() -> Option<Evictions>);
 
 impl RelayEvictions {
-    /// Returns a collector for the relays of this process.
+    /// Creates a collector for all relays of this process.
     pub fn of_process() -> Self {
         Self(Evictions::of_process)
     }
@@ -44,7 +44,7 @@ impl Collector for RelayEvictions {
     }
 }
 
-/// Metrics of a mode that only has the relay's metrics.
+/// Metrics of a mode whose only metrics are those of the relay.
 #[derive(Debug)]
 pub struct RelayMetrics;
 

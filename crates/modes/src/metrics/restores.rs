@@ -9,7 +9,7 @@ use proxy::{IpFamily, Report};
 use super::rows::Rows;
 use super::{FamilyLabels, ModeLabels, SyncExtent, of};
 
-/// Counter of rejected restores. It is the only metric of IPVS mode's rules.
+/// A counter of rejected restores. The rules of IPVS mode have no other metric.
 #[derive(Debug, Default)]
 pub struct FailedRestores(Family<FamilyLabels, Counter>);
 

@@ -10,7 +10,7 @@ use super::buckets::Buckets;
 use super::rows::Rows;
 use super::{FamilyLabels, SyncExtent, of};
 
-/// Histograms of sync durations, by extent of the sync.
+/// Histograms of sync durations, one for each extent of a sync.
 #[derive(Debug)]
 pub struct SyncDurations {
     full: Family<FamilyLabels, Histogram, Buckets>,
@@ -43,7 +43,7 @@ impl SyncDurations {
         );
     }
 
-    /// Records a finished sync.
+    /// Records the duration of a finished sync.
     pub fn synced(&self, family: IpFamily, took: Duration, extent: SyncExtent) {
         let durations = match extent {
             SyncExtent::Full => &self.full,

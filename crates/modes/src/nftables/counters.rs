@@ -1,5 +1,5 @@
-//! Counts connections in nftables mode. As in upstream, its rules have no counters, so this counts
-//! the flows that the kernel tracks, and only for selected addresses.
+//! Counts connections in nftables mode. The rules have no counters, as in upstream. So this reader
+//! counts flows in the kernel's conntrack table, and only for selected addresses.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -11,11 +11,11 @@ use proxy_nftables::LocalhostPorts;
 
 use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters, RelayedPort};
 
-/// Largest number of walks through the conntrack table. If the kernel restarts a walk, flows are
-/// counted twice, so the walk is repeated.
+/// Largest number of walks through the conntrack table. If the kernel restarts a walk, it returns
+/// some flows twice, and the reader repeats the walk.
 const ATTEMPTS: usize = 3;
 
-/// Reader that counts flows in connection tracking.
+/// A reader that counts flows in the conntrack table.
 pub(super) struct TrackedFlows(pub(super) Option<LocalhostPorts>);
 
 impl ReadCounters for TrackedFlows {
@@ -24,7 +24,7 @@ impl ReadCounters for TrackedFlows {
         which: CounterSelection<'_>,
         take: &mut dyn FnMut(CounterSample<'_>),
     ) -> Result<()> {
-        // Refuses to count for all addresses, because a node may track millions of flows.
+        // Does not count for all addresses, because a node may track millions of flows.
         let CounterSelection::Of(addresses) = which else {
             return Ok(());
         };
@@ -71,19 +71,19 @@ fn tell(family: IpFamily, of: &HashSet<At>, take: &mut dyn FnMut(CounterSample<'
     Ok(())
 }
 
-/// Number of flows, by the client's destination address and the endpoint.
+/// Numbers of flows, by the client's destination and the endpoint.
 type Flows = HashMap<(At, SocketAddr), u64>;
 
-/// Counts flows in one walk through the conntrack table.
+/// Returns the numbers of flows to these addresses, from one walk through the conntrack table.
 fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
     let mut conntrack = Conntrack::open().context("cannot count tracked flows")?;
     let mut protocols = of.iter().map(|at| at.protocol);
     let first = protocols.next();
-    // If all addresses have the same protocol, the kernel filters flows by it.
+    // If all addresses have the same protocol, the kernel returns only flows of this protocol.
     let only = first.filter(|first| protocols.all(|protocol| protocol == *first));
     for _ in 0..ATTEMPTS {
         let (mut flows, mut looked_at) = (Flows::new(), 0_usize);
-        // Counts each flow as it arrives, and stores none.
+        // Counts each flow as it arrives. Stores no flow.
         let count = |flow: &Flow| {
             looked_at += 1;
             let at = sent_to(flow);
@@ -95,7 +95,7 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
         let found = conntrack
             .find(family, only, count)
             .context("cannot count tracked flows")?;
-        // If the kernel restarted the walk, it has returned some flows twice.
+        // If the numbers differ, the kernel has restarted the walk and returned some flows twice.
         if looked_at == found.seen {
             return Ok(flows);
         }

@@ -16,14 +16,14 @@ use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
 use crate::metrics::{FamilyLabels, ModeLabels, SyncExtent, of};
 
-/// Labels for a layout of the table.
+/// Labels of the metric for the table's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LayoutLabels {
     ip_family: &'static str,
     layout: &'static str,
 }
 
-/// Handles of the metrics.
+/// Handles of the mode's metrics.
 #[derive(Debug, Default)]
 pub(super) struct TableMetrics {
     failed_syncs: Family<FamilyLabels, Counter>,

@@ -1,5 +1,5 @@
-//! Counts packets rejected on localhost, from the table's named counters. Absent if the table has
-//! no such counters.
+//! Counts the packets that rules reject on localhost, from named counters of the table. The metric
+//! is absent if the table lacks these counters.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ use prometheus_client::metrics::counter::ConstCounter;
 use proxy::{IpFamily, Protocol};
 use proxy_nftables::{TABLE, localhost_counter};
 
-/// Name of the metric without `_total`.
+/// Name of the metric, to which the encoder appends `_total`.
 const NAME: &str = "kubeproxy_nftables_localhost_nodeport_rejected_packets";
 const HELP: &str = "[ALPHA] Number of packets rejected on localhost NodePorts. UDP and SCTP are always rejected; TCP is \
                     rejected when the localhost NodePort proxy is not running";
 
-/// Collector that reads the counters at each scrape.
+/// A collector that reads the counters at each scrape.
 #[derive(Debug)]
 pub(super) struct RejectedCollector;
 

@@ -1,4 +1,4 @@
-//! Kernel settings of connection tracking, which every mode needs.
+//! Kernel settings of connection tracking. Every mode needs them.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use super::machine::Machine;
 use super::row::{AcceptableValue, OnReadOnly, Rows, SysctlRow, WantedSetting, wanted};
 use super::settings::Conntrack;
 
-/// Upstream's upper bound, in entries, for `--conntrack-max-per-core` times the number of CPUs.
+/// Upstream's upper bound for the product of `--conntrack-max-per-core` and the number of CPUs, in
+/// entries.
 const SCALED_ENTRIES_MAX: u64 = 1_048_576;
 
 /// Inputs from which the kernel settings of connection tracking are computed.
@@ -15,9 +16,9 @@ type Context = (Conntrack, Machine);
 static ROWS: &Rows<Context> = &[
     // Every connection to a Service has a conntrack entry. If the table is full, the kernel drops
     // new connections. All network namespaces share one limit, and only the initial namespace may
-    // change it. An administrator may have set a higher limit (k/k#142035), and the kernel does not
-    // record who set it. So a lower value is never written, even if an earlier kube-proxy set the
-    // higher one.
+    // change it. An operator may have set a higher limit (k/k#142035), and the kernel does not
+    // record who set it. So the daemon never writes a lower value, even if an earlier kube-proxy
+    // set the higher one.
     (
         SysctlRow {
             enough: AcceptableValue::AtLeast,
@@ -28,11 +29,11 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| entries(conntrack, machine.cpus),
     ),
-    // On average, a bucket has at most four entries.
+    // A bucket has at most four entries on average.
     (
         SysctlRow {
             enough: AcceptableValue::AtLeast,
-            // With few buckets the table is slow but works. Upstream also ignores this failure.
+            // With few buckets, the table is slow but works. Upstream ignores this failure, too.
             on_read_only: OnReadOnly::Warns,
             ..SysctlRow::flagged(
                 "sys/module/nf_conntrack/parameters/hashsize",
@@ -41,7 +42,7 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| Some(entries(conntrack, machine.cpus)? / 4),
     ),
-    // The kernel's default of five days keeps entries long after both peers are gone.
+    // The kernel's default of five days keeps entries long after both peers have gone.
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established",
@@ -49,8 +50,7 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| seconds(conntrack.tcp_established),
     ),
-    // The kernel's default of one minute is too short for a server that is slow to close
-    // (k/k#32551).
+    // The kernel's default of one minute is too short for servers that close slowly (k/k#32551).
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait",
@@ -58,8 +58,8 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| seconds(conntrack.tcp_close_wait),
     ),
-    // Segments that count as INVALID are not translated back, so their receiver resets the
-    // connection (k/k#74839).
+    // The kernel does not translate segments that count as INVALID. Their receiver would then reset
+    // the connection (k/k#74839).
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal",
@@ -67,7 +67,7 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| conntrack.tcp_be_liberal.then_some(1),
     ),
-    // A client that keeps sending stays with its first endpoint until the entry expires.
+    // A client that keeps sending gets the same endpoint until the entry expires.
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_udp_timeout",
@@ -89,7 +89,7 @@ pub fn settings(asked: Conntrack, machine: Machine) -> Vec<WantedSetting> {
     wanted(ROWS, Some(&(asked, machine)))
 }
 
-/// Returns the wanted size of the conntrack table, in entries. `None` keeps the kernel's size.
+/// Returns the wanted size of the conntrack table in entries. `None`: the kernel's size stays.
 fn entries(asked: &Conntrack, cpus: u64) -> Option<u64> {
     let per_core = u64::from(asked.max_per_core);
     (per_core > 0).then(|| {

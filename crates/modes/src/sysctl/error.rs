@@ -1,11 +1,11 @@
-//! Failures to write kernel settings, with the next step.
+//! Errors of kernel settings, with the next step for the operator.
 
 use std::fmt;
 use std::io;
 
 use super::row::SysctlRow;
 
-/// Failures to write kernel settings. Settings that are not in the list were written.
+/// Kernel settings that could not be read or written. All other settings have been applied.
 #[derive(Debug, thiserror::Error)]
 pub struct SysctlErrors(pub Vec<SysctlError>);
 
@@ -14,13 +14,13 @@ pub struct SysctlErrors(pub Vec<SysctlError>);
 pub struct SysctlError {
     /// Row of the setting.
     pub row: &'static SysctlRow,
-    /// Value that the setting should have.
+    /// Wanted value of the setting.
     pub(super) value: u64,
     pub(super) found: String,
     pub(super) source: io::Error,
 }
 
-/// Groups settings that failed for the same reason.
+/// Formats the errors. Settings with the same reason are in one group.
 impl fmt::Display for SysctlErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut reasons: Vec<(String, Vec<&SysctlError>)> = Vec::new();
@@ -45,7 +45,7 @@ impl fmt::Display for SysctlErrors {
     }
 }
 
-/// Formats the failure with the wanted value and the flag that keeps the setting unchanged.
+/// Formats the error, with the wanted value and the flag that leaves the setting unchanged.
 impl fmt::Display for SysctlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

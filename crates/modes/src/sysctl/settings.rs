@@ -5,37 +5,37 @@ use std::time::Duration;
 use flags::Flags;
 use flags::unusable_flag::UnusableFlag;
 
-/// Kernel settings that flags request.
+/// Kernel settings that flags request by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Settings {
-    /// Settings of connection tracking.
+    /// Requested settings of connection tracking.
     pub conntrack: Conntrack,
-    /// True to set `arp_ignore` and `arp_announce`, in a mode that needs them.
+    /// True to set `arp_ignore` and `arp_announce`, if the mode needs them.
     pub strict_arp: bool,
 }
 
-/// Settings of connection tracking. Zero keeps the kernel's value. A time is at least one second,
-/// the kernel's unit.
+/// Requested settings of connection tracking. Zero leaves the kernel's value unchanged. A time is
+/// at least one second, the kernel's unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Conntrack {
-    /// Largest number of entries for each CPU.
+    /// Largest number of conntrack entries for each CPU.
     pub max_per_core: u32,
-    /// Smallest limit of entries, if `max_per_core` is not zero.
+    /// Lower bound of the limit of conntrack entries, if `max_per_core` is not zero.
     pub min: u32,
-    /// Timeout of idle established TCP connections.
+    /// Timeout of idle TCP connections that are established.
     pub tcp_established: Duration,
     /// Timeout of TCP connections in `CLOSE_WAIT`.
     pub tcp_close_wait: Duration,
-    /// True to accept TCP segments outside the window as valid.
+    /// True to treat TCP segments outside of the window as valid.
     pub tcp_be_liberal: bool,
-    /// Timeout of UDP flows without a reply.
+    /// Timeout of UDP flows that have no reply.
     pub udp: Duration,
-    /// Timeout of UDP flows with replies.
+    /// Timeout of UDP flows that have replies.
     pub udp_stream: Duration,
 }
 
 impl Settings {
-    /// Reads the flags.
+    /// Reads the settings from flags.
     ///
     /// # Errors
     ///

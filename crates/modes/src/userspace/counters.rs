@@ -1,5 +1,5 @@
-//! Reads the counters of this process's relay, by Service port. The relay does not know which
-//! service address a client used.
+//! Reads the counters of the relay in this process, by Service port. The relay does not know to
+//! which service address a client has connected.
 
 use anyhow::Result;
 use proxy::{IpFamily, Protocol};
@@ -10,7 +10,7 @@ use service_counters::{
     Count, CounterSample, CounterSelection, Listener, ReadCounters, RelayedPort,
 };
 
-/// Reader of the relay's counters.
+/// A reader of the relay's counters.
 pub(super) struct RelayCounters(pub(super) Traffic);
 
 impl ReadCounters for RelayCounters {

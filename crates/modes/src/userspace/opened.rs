@@ -1,4 +1,4 @@
-//! Opens the listening ports of userspace mode, and the rules that redirect to them: an nftables
+//! Opens the listening ports of userspace mode and the rules that redirect to them: an nftables
 //! table, or iptables rules.
 
 use std::sync::Arc;
@@ -25,21 +25,21 @@ use crate::programs::Programs;
 use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 
-/// Time for existing connections to end when the process ends. No process accepts new connections
-/// meanwhile, because the next one starts only afterwards.
+/// Time that open connections may continue when the process ends. Meanwhile, no process accepts new
+/// connections: the next one starts only afterwards.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Kernel feature that redirects packets to listening ports.
+/// Kernel feature whose rules redirect packets to listening ports.
 #[derive(Debug, Clone)]
 pub(super) enum Redirector {
-    /// A table of nf_tables. It needs no program or module of iptables.
+    /// A table of nf_tables. It needs no program and no module of iptables.
     Nftables,
-    /// Rules of iptables. Used if the kernel has no nf_tables or a flag names a backend.
+    /// Rules of iptables, if the kernel lacks nf_tables or a flag names an iptables backend.
     Iptables(Iptables),
 }
 
 impl Redirector {
-    /// Chooses the redirector. Blocks.
+    /// Chooses the feature. Blocks.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let can = |family: &IpFamily| match access {
             Access::Write => proxy_userspace::probe_nftables(*family).is_ok(),
@@ -68,7 +68,8 @@ impl Redirector {
         Ok(())
     }
 
-    /// Checks that a family is enabled, and that its rules can be written or read.
+    /// Checks that a family is enabled, and that its rules can be written or, with read access,
+    /// read.
     fn check(&self, family: IpFamily, access: Access) -> Result<(), IptablesError> {
         match self {
             Self::Nftables => iptables::exists(family),
@@ -93,11 +94,11 @@ impl Redirector {
     }
 }
 
-/// The relay, and a redirector for each family of the node.
+/// The relay, and the redirecting rules for each family of the node.
 pub(super) struct Userspace {
     redirector: Redirector,
     relay: Relay,
-    /// Sockets through which this process writes to nftables.
+    /// Sockets of this process that write to nftables.
     written: Arc<OwnSockets>,
     /// Counters of the relay.
     traffic: Traffic,
@@ -154,8 +155,8 @@ impl IntoProxiers for Userspace {
             let config = Config {
                 detector: shared.detect_local.detector(family, start.model.node()),
                 localhost_node_ports: settings.userspace.serves_localhost(shared),
-                // kube-proxy owns this mark bit. The relay's packets have the node's address
-                // anyway.
+                // This mark bit belongs to kube-proxy. Masquerading changes nothing on the relay's
+                // packets, because their source is the node's address anyway.
                 own_mark: Some(shared.masquerade_mark()),
                 sync_period: shared.sync_period,
                 modes: footprints::ALL,

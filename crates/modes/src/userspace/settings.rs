@@ -12,7 +12,7 @@ use crate::shared::Shared;
 pub struct Settings {
     /// True to serve NodePorts on 127.0.0.1.
     pub localhost_node_ports: bool,
-    /// Lifetime of a UDP flow without a datagram in either direction.
+    /// Time without a datagram in either direction after which a UDP flow ends.
     pub udp_timeout: Duration,
 }
 
@@ -32,7 +32,7 @@ impl Settings {
         })
     }
 
-    /// Reports whether NodePorts are served on 127.0.0.1: the flag enables it and
+    /// Reports whether the mode serves NodePorts on 127.0.0.1: the flag is set, and
     /// `--nodeport-addresses` includes the address.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
         self.localhost_node_ports && shared.node_port_addresses.has_localhost()
