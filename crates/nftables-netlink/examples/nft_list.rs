@@ -1,4 +1,4 @@
-//! Prints tables, sets, chains and rules of this network namespace, as `nft list ruleset` does.
+//! Prints the tables, sets, chains and rules of this network namespace, as `nft list ruleset` does.
 //!
 //! ```text
 //! cargo build -p nftables-netlink --example nft_list && sudo target/debug/examples/nft_list
@@ -28,7 +28,7 @@ fn print(family: Family, dump: &TableDump) {
         };
         println!("\t{word} {} {{", set.name);
         println!("\t\ttype {}{values}", types_of(&set.key));
-        // In a set of ranges, a separate element ends each range.
+        // In a set of ranges, the end of each range is an element of its own, which this skips.
         let elements = elements.iter().filter(|element| !element.ends_interval);
         let texts = elements.map(|element| text::element(&set.key, &set.kind, element, None));
         let texts: Vec<String> = texts.collect();

@@ -1,10 +1,10 @@
-//! Entry points for the fuzzer: each parser of foreign bytes as a function of bytes. No other code
-//! may use them.
+//! Entry points for the fuzzer: each parser of bytes from other programs, as a function of bytes.
+//! No other code may use them.
 
 use crate::decode::{self, AnySet};
 use crate::{Chain, Element, KernelRule, Name, Set};
 
-/// Names of the daemon's tables, and of the corpus's table that has every expression.
+/// Names of the daemon's tables, and of the corpus' table that has every kind of expression.
 const TABLES: [&str; 4] = [
     "kube-proxy",
     "kube-proxy-ipvs",
@@ -12,7 +12,7 @@ const TABLES: [&str; 4] = [
     "each",
 ];
 
-/// Parses bytes as each kind of object and as a datagram of a subscription.
+/// Parses bytes as each kind of object, and as a datagram of a subscription.
 pub fn message(bytes: &[u8]) {
     let _ = decode::generation(bytes);
     let _ = decode::table(bytes);
@@ -28,7 +28,7 @@ pub fn message(bytes: &[u8]) {
     let _ = crate::subscription::events(bytes);
 }
 
-/// Objects that a message can be decoded as.
+/// Objects as which a message can be decoded.
 #[derive(Debug, Default)]
 pub struct Pieces {
     /// A chain, if the message decodes as one.
@@ -41,7 +41,7 @@ pub struct Pieces {
     pub elements: Option<(Name, Vec<Element>)>,
 }
 
-/// Decodes a message as each kind of object in any of the known tables, for fuzz targets of other
+/// Decodes a message as each kind of object, in each of the known tables. For fuzz targets of other
 /// crates.
 pub fn pieces(bytes: &[u8]) -> Pieces {
     let mut elements = Vec::new();

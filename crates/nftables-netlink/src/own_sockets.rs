@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::subscription::Subscription;
 
-/// Sockets with which a program writes, and its subscriptions. Each subscription ignores the
-/// changes of all these sockets, so that writing a large table does not fill the subscriptions'
-/// buffers.
+/// Sockets through which a program writes, and the program's subscriptions. Each subscription
+/// ignores changes by all these sockets. So the write of a large table does not fill the buffers of
+/// subscriptions.
 #[derive(Debug, Default)]
 pub struct OwnSockets(Mutex<Registry>);
 
@@ -19,7 +19,7 @@ struct Registry {
 }
 
 impl OwnSockets {
-    /// Registers an open socket. Dropping the returned value ends the registration.
+    /// Adds an open socket to the list. A drop of the returned value removes the socket.
     pub(crate) fn note(self: &Arc<Self>, port: u32) -> OwnSocket {
         let mut registry = self.registry();
         registry.ports.insert(port);
@@ -28,12 +28,12 @@ impl OwnSockets {
         OwnSocket { all, port }
     }
 
-    /// Makes a subscription ignore the changes of all registered sockets, also of sockets
-    /// registered later.
+    /// Makes a subscription ignore the changes of all listed sockets, including those that are
+    /// added later.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel rejects the filter. The subscription then reports all changes.
+    /// The kernel rejects the filter. The subscription then reports all changes.
     pub fn leave_out_of(&self, subscription: Arc<Subscription>) -> io::Result<()> {
         let mut registry = self.registry();
         registry.subscriptions.push(subscription);
@@ -48,7 +48,7 @@ impl OwnSockets {
 impl Registry {
     fn leave_out(&self) -> io::Result<()> {
         let all: Vec<u32> = self.ports.iter().copied().collect();
-        // If one subscription rejects the filter, other subscriptions may still accept it.
+        // A subscription may accept the filter although another one rejects it.
         let subscriptions = self.subscriptions.iter();
         subscriptions
             .map(|subscription| subscription.leave_out(&all))
@@ -56,7 +56,8 @@ impl Registry {
     }
 }
 
-/// Registration of a socket. After it is dropped, another program may get the socket's port number.
+/// Entry of an open socket in the list. After a drop, the kernel may assign the socket's port
+/// number to another program.
 #[derive(Debug)]
 pub(crate) struct OwnSocket {
     all: Arc<OwnSockets>,

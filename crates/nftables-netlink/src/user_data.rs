@@ -1,17 +1,17 @@
-//! User data of `nft`: values with a type and a length of one byte each.
+//! User data of `nft`: a list of values, each with a type and a length of one byte.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-/// Largest size of user data in the kernel (`NFT_USERDATA_MAXLEN`).
+/// Largest size of user data in bytes (`NFT_USERDATA_MAXLEN`).
 const MAX: usize = 256;
 
-/// Longest comment that `nft` can write back (`NFTNL_UDATA_COMMENT_MAXLEN`). It also lists longer
-/// ones.
+/// Largest length in bytes of a comment that `nft` can read back (`NFTNL_UDATA_COMMENT_MAXLEN`).
+/// `nft` also lists longer ones.
 const MAX_COMMENT: usize = 128;
 
-/// User data to write.
+/// User data under construction.
 #[derive(Default)]
 pub(crate) struct UserData(SmallVec<[u8; 128]>);
 
@@ -26,13 +26,13 @@ impl UserData {
         self
     }
 
-    /// Adds a value that consists of other values.
+    /// Adds a value that contains other values.
     pub(crate) fn nested(mut self, kind: u8, inner: &Self) -> Self {
         self.value(kind, &inner.0);
         self
     }
 
-    /// Adds a comment with its terminating NUL, truncated to the limit of `nft` and of the kernel.
+    /// Adds a comment with its final NUL. Truncates it to the limits of `nft` and of the kernel.
     pub(crate) fn comment(mut self, kind: u8, comment: Option<&str>) -> Self {
         let Some(comment) = comment else {
             return self;
@@ -52,19 +52,19 @@ impl UserData {
     }
 }
 
-/// Returns user data with only a comment, as in tables, chains, rules and elements.
+/// Returns user data that contains only a comment, for tables, chains, rules and elements.
 pub(crate) fn comment(kind: u8, comment: Option<&Arc<str>>) -> Option<UserData> {
     comment.map(|comment| UserData::default().comment(kind, Some(comment)))
 }
 
-/// Returns the comment in user data. Returns `None` if the user data cannot be read, because
-/// another program may have written it.
+/// Returns the comment in user data. Returns `None` if there is none, or if the user data is
+/// malformed: another program may have written it.
 pub(crate) fn find_comment(kind: u8, data: &[u8]) -> Option<Arc<str>> {
     let text = find(kind, data)?.split(|byte| *byte == 0).next()?;
     std::str::from_utf8(text).ok().map(Arc::from)
 }
 
-/// Returns a value of this kind in user data.
+/// Returns the first value of this type in user data.
 pub(crate) fn find(kind: u8, mut data: &[u8]) -> Option<&[u8]> {
     while let [found, len, rest @ ..] = data {
         let value = rest.get(..usize::from(*len))?;

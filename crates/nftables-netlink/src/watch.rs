@@ -1,9 +1,9 @@
-//! Detects changes of a table during a read.
+//! Detects changes of a table while a caller reads the table.
 //!
 //! The kernel has one generation number for all tables of a namespace. At the end of a transaction,
-//! when the new number is already in effect, the kernel reports the changed tables. A read is valid
-//! in two cases: the number is unchanged, or every report up to the new number has arrived and none
-//! names this table.
+//! after the new number has taken effect, the kernel reports the changed tables. A read is valid in
+//! two cases. Either the number is unchanged, or every report up to the new number has arrived and
+//! none names this table.
 
 use std::io;
 use std::thread;
@@ -15,21 +15,22 @@ use crate::subscription::{Event, Subscription};
 use crate::transaction::Generation;
 use crate::value::Family;
 
-/// Receive buffer for reports of other transactions, in bytes. A lost report counts as a change.
+/// Size in bytes of the receive buffer for reports of other transactions. A lost report counts as a
+/// change.
 const ROOM: usize = 4 << 20;
 /// Largest number of waits for the end of a transaction in progress. The largest transactions take
-/// a second.
+/// about a second.
 const WAITS: u32 = 1_000;
 const WAIT: Duration = Duration::from_millis(2);
 
-/// Watches a table for changes.
+/// A watch for changes of one table.
 pub(crate) struct Watch<'a> {
     pub(crate) family: Family,
     pub(crate) table: &'a str,
-    /// Generation at the beginning of the watch.
+    /// Generation at the start of the watch.
     pub(crate) generation: Generation,
     subscription: Subscription,
-    /// Generation of the last transaction that was reported completely.
+    /// Generation of the last transaction whose report is complete, or `None` before the first.
     told: Option<Generation>,
     is_touched: bool,
 }
@@ -54,14 +55,14 @@ impl<'a> Watch<'a> {
             told: None,
             is_touched: false,
         };
-        // Reports so far belong to earlier transactions. One transaction may still be running
-        // although its number is already in effect; the kernel reports its end later.
+        // All earlier reports belong to earlier transactions. One transaction may still be running
+        // although its number has taken effect. The kernel reports its end later.
         watch.listen();
         (watch.told, watch.is_touched) = (None, false);
         Ok(watch)
     }
 
-    /// Processes the reports of the kernel that have arrived.
+    /// Processes the reports that have arrived from the kernel.
     pub(crate) fn listen(&mut self) {
         loop {
             match self.subscription.receive() {
@@ -81,8 +82,8 @@ impl<'a> Watch<'a> {
                 self.is_touched |= *family == self.family && **table == *self.table;
             }
             Event::Committed { generation, .. } => {
-                // This transaction was running when the watch began. Its report may lack some of
-                // its changes, so it counts as a change of this table.
+                // This transaction was running when the watch started, so its report may lack some
+                // changes. It therefore counts as a change of this table.
                 self.is_touched |= *generation == self.generation;
                 self.told = Some(*generation);
             }
@@ -90,7 +91,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Returns true if the table did not change since the beginning of the watch.
+    /// Returns true if the table has not changed since the start of the watch.
     pub(crate) fn saw_nothing(mut self, nftables: &mut Nftables) -> Result<bool, Error> {
         let now = nftables.generation()?;
         for _ in 0..WAITS {

@@ -1,5 +1,5 @@
-//! Recreates rulesets that upstream's kube-proxy created with `nft`. The kernel then has the same
-//! bytes, and `nft` lists the same text. Needs root and `nft` 1.0.6.
+//! Recreates rulesets that upstream's kube-proxy has created with `nft`. Afterwards, the kernel
+//! must return the same bytes, and `nft` must list the same text. Needs root and `nft` 1.0.6.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -12,7 +12,8 @@ use common::{FAMILIES, in_namespace, in_order, making, nft, read_all, run, timel
 use netlink_batch::{Attribute, Attributes, Connection, Protocol};
 use nftables_netlink::{Family, Nftables, TableDump};
 
-/// Returns the files of all cases, in `nft` syntax. `NFTABLES_CASES` may name another folder.
+/// Returns the files of all cases, in the syntax of `nft`. `NFTABLES_CASES` may name another
+/// folder.
 fn files() -> Vec<PathBuf> {
     let of_repository = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -40,10 +41,10 @@ fn files() -> Vec<PathBuf> {
 }
 
 /// Returns the kernel's tables, chains, sets, elements and rules as bytes, without handles, use
-/// counts and generations. Anonymous sets are numbered, because kernel and crate name them
-/// differently and no program shows their names.
+/// counts and generations. Numbers replace the names of anonymous sets: the kernel and this crate
+/// name them differently, and no program displays their names.
 fn raw(nftables: &mut Nftables) -> BTreeMap<String, Vec<Vec<u8>>> {
-    // Message types, each with its attributes that differ between kernels or only pad.
+    // Message types, each with the attributes that differ between kernels or are only padding.
     const TABLES: (u16, &[u16]) = (0x0a01, &[3, 4, 5]);
     const CHAINS: (u16, &[u16]) = (0x0a04, &[2, 6, 9]);
     const RULES: (u16, &[u16]) = (0x0a07, &[3, 6, 8]);
@@ -108,7 +109,7 @@ fn raw(nftables: &mut Nftables) -> BTreeMap<String, Vec<Vec<u8>>> {
                 }
             }
         }
-        // The kernel returns the elements in hash order, with a random seed.
+        // The kernel returns elements in hash order, with a random seed.
         all.sort();
         let shown = names.last().unwrap();
         held.insert(format!("{family} {} {shown}", names[0]), all);
@@ -123,7 +124,7 @@ fn write(to: &mut Vec<u8>, kind: u16, content: &[u8]) {
     to.extend(content);
 }
 
-/// Returns a rule's expressions, with numbers for the names of anonymous sets.
+/// Returns the expressions of a rule. Numbers replace the names of anonymous sets.
 fn expressions<'a>(
     kept: &mut Vec<u8>,
     all: Attribute<'_>,
@@ -146,7 +147,7 @@ fn expressions<'a>(
     }
 }
 
-/// The content of a namespace as raw bytes, as text, and as tables.
+/// Content of a namespace: as raw bytes, as text, and as tables.
 struct NamespaceContent {
     raw: BTreeMap<String, Vec<Vec<u8>>>,
     text: Vec<String>,
@@ -163,7 +164,7 @@ fn see(nftables: &mut Nftables) -> NamespaceContent {
     }
 }
 
-/// Compares tables with the names, numbers and handles in the output of `nft -j`.
+/// Compares tables with the names, numbers and handles that `nft -j` prints.
 fn agrees_with_json(whole: &[TableDump]) {
     let json: serde_json::Value = serde_json::from_str(&nft(&["-j", "list", "ruleset"])).unwrap();
     let mut told = BTreeMap::<String, usize>::new();
@@ -254,7 +255,8 @@ fn agrees_with_json(whole: &[TableDump]) {
     assert_eq!(read, told);
 }
 
-/// Loads a file with `nft`, and checks that this crate recreates its tables in another namespace.
+/// Loads a file with `nft`, and checks that this crate can recreate its tables in another
+/// namespace.
 fn same_in_another_namespace(file: &Path) {
     let path = file.to_str().unwrap().to_owned();
     let theirs = in_namespace(move |mut nftables| {
@@ -310,7 +312,7 @@ fn each_expression_and_object_is_recreated() {
     )));
 }
 
-/// Compares the listings by the installed `nft`, or by the versions in `NFTS` (paths separated by
+/// Compares the listings of the installed `nft`, or of the versions in `NFTS` (paths, separated by
 /// spaces).
 #[test]
 fn each_nft_version_lists_the_same_ruleset() {
@@ -330,8 +332,8 @@ fn each_nft_version_lists_the_same_ruleset() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Compares two listings by `program`: one of a file loaded by `loader`, one of the same tables
-/// created by this crate. Returns the difference, if any.
+/// Compares two listings by `program`: of a file that `loader` has loaded, and of the same tables
+/// as this crate creates them. Returns the difference, or `None` if both are equal.
 fn listed_alike(program: String, loader: String, file: &Path) -> Option<String> {
     let what = format!("{program} lists what {loader} loads: {}", file.display());
     let path = file.to_str().unwrap().to_owned();

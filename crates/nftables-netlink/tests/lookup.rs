@@ -1,5 +1,5 @@
-//! Looks up single objects by name and key in rulesets loaded by `nft`, each test in its own
-//! network namespace. Needs root.
+//! Tests lookups of single objects by name and by key, in rulesets that `nft` has loaded. Each test
+//! has its own network namespace. Needs root.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -67,14 +67,14 @@ fn an_element_is_found_by_a_key_within_its_range() {
             find("ranges", &[192, 0, 2, 9]),
             Some((vec![192, 0, 2, 5], Some(vec![192, 0, 2, 10])))
         );
-        // The last key before the end of the range.
+        // 192.0.2.8 is the last key before the end of its range.
         let last = find("ranges", &[192, 0, 2, 8]).unwrap();
         assert_eq!(last.1.unwrap(), [192, 0, 2, 10]);
         assert_eq!(
             find("ranges", &[255, 255, 255, 255]),
             Some((vec![255, 255, 255, 0], None))
         );
-        // A rule added this element.
+        // A rule has added this element.
         assert!(find("clients", &[10, 244, 1, 5]).is_some());
         assert!(find("clients", &[10, 244, 1, 6]).is_none());
         assert!(find("no such set", &[10, 244, 1, 6]).is_none());

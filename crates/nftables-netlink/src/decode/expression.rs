@@ -1,5 +1,5 @@
-//! Decodes expressions. An expression with a field or an operation that this crate does not support
-//! becomes [`Expression::Unknown`] as a whole.
+//! Decodes expressions. If this crate does not support a field or an operation of an expression,
+//! the whole expression becomes [`Expression::Unknown`].
 
 use netlink_batch::{Attribute, Malformed};
 use smallvec::SmallVec;
@@ -18,7 +18,8 @@ use crate::wire::expression::{
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
-/// Number of decoded attribute kinds: those of supported expressions, with room for newer kernels.
+/// Number of attribute kinds that are decoded: those of supported expressions, and some for newer
+/// kernels.
 const MOST: usize = 16;
 
 /// Attributes of an expression, by kind.
@@ -46,7 +47,7 @@ impl<'a> Fields<'a> {
         self.get(kind)?.be32().ok()
     }
 
-    /// Returns the number of an attribute, or 0 if the attribute is absent.
+    /// Returns the number in an attribute, or 0 if the attribute is absent.
     fn number_or_0(&self, kind: u16) -> u32 {
         self.number(kind).unwrap_or_default()
     }
@@ -59,8 +60,8 @@ impl<'a> Fields<'a> {
         Register::of_wire(self.number(kind)?)
     }
 
-    /// Returns the register of an optional range, if the range has one value. The kernel then
-    /// reports the same lower and upper bound.
+    /// Returns the register of an optional range that has only one value. The kernel then reports
+    /// the same register as both bounds.
     fn single(&self, least: u16, greatest: u16) -> PairContent {
         let register = match self.get(least) {
             None => PairContent::Absent,
@@ -140,7 +141,8 @@ pub(crate) fn parse(attribute: &Attribute<'_>) -> Result<Expression, Malformed> 
     })
 }
 
-/// Returns the name of an unsupported expression, followed by the name of its iptables extension.
+/// Returns the name of an unsupported expression. For an iptables expression, the name of its
+/// extension follows.
 fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malformed> {
     let extension = match called.string()? {
         "match" | "target" => fields.get(xt::NAME).map(Attribute::string).transpose()?,
@@ -153,7 +155,7 @@ fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malforme
 }
 
 fn byte_order(fields: &Fields<'_>) -> Option<Expression> {
-    // Both directions swap bytes in the same way, and do nothing if host order equals network
+    // Both operations swap bytes in the same way. They do nothing if host order equals network
     // order.
     fields.number(byteorder::OP)?;
     Some(Expression::ByteOrder {
@@ -274,7 +276,7 @@ fn range_of(fields: &Fields<'_>) -> Option<Expression> {
 }
 
 fn bitwise_of(fields: &Fields<'_>) -> Option<Expression> {
-    // Only `NFT_BITWISE_BOOL` has a mask.
+    // Only the operation `NFT_BITWISE_BOOL` has a mask.
     if fields.number_or_0(bitwise::OP) != 0 {
         return None;
     }
@@ -359,12 +361,12 @@ fn hash_of(fields: &Fields<'_>) -> Option<Expression> {
     })
 }
 
-/// Content of a pair of register attributes.
+/// Content of a pair of attributes that name registers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PairContent {
     Absent,
     Register(Register),
-    /// Several registers, or an unsupported register.
+    /// More than one register, or an unsupported register.
     Other,
 }
 
@@ -446,7 +448,7 @@ fn dynset_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
             set: SetRef::Named(set),
             operation,
             key,
-            // The kernel reports 0 for an absent timeout.
+            // 0 stands for an absent timeout.
             timeout: fields.long(dynset::TIMEOUT).filter(|timeout| *timeout > 0),
         }))
 }

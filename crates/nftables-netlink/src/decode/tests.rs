@@ -1,5 +1,5 @@
-//! Tests that every written object is read back unchanged, and that foreign bytes never cause a
-//! panic.
+//! Tests that a read returns every written object unchanged, and that bytes of other programs never
+//! cause a panic.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,8 @@ fn transaction(changes: Vec<Change>) -> Transaction {
     }
 }
 
-/// Returns the changes of the transaction, decoded from messages as the kernel would return them.
+/// Decodes the changes of a transaction from its messages, which the kernel would return in the
+/// same form.
 fn read(prepared: &PreparedTransaction) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut anonymous: Vec<(Name, AnonymousSet)> = Vec::new();
@@ -147,8 +148,8 @@ fn element() -> impl Strategy<Value = Element> {
         timeout,
     )
         .prop_map(|(key, ends_interval, data, comment, timeout)| Element {
-            // For a test, the end of a range may have any length. From the kernel, it is as long as
-            // the key.
+            // In this test, the end of a range may have any length. The kernel's ends are as long
+            // as the key.
             key_end: ends_interval.then(|| key.clone()),
             key,
             ends_interval,
@@ -195,7 +196,7 @@ fn translation() -> impl Strategy<Value = Expression> {
                 family,
                 address,
                 port,
-                // The two lowest flags follow from the presence of an address and a port.
+                // The lowest two flags follow from the presence of an address and a port.
                 flags: flags & !3,
             }
         }),
@@ -521,7 +522,7 @@ fn many_elements_are_split_over_several_messages() {
         }
     }
     assert_eq!(found, all);
-    // An empty list of elements creates no message, because such a message would flush the set.
+    // An empty list of elements creates no message: the kernel would flush the set.
     let none = vec![Change::AddElements("set".into(), Vec::new())];
     assert_eq!(
         PreparedTransaction::new(&transaction(none), None).messages(),
@@ -566,7 +567,7 @@ fn key_types_are_stored_in_nfts_user_data_format() {
             assert_eq!(read(&prepared), changes);
         }
     }
-    // User data of `typeof numgen random mod 2 . ip daddr . sctp dport`, written by `nft` 1.0.6.
+    // User data of `typeof numgen random mod 2 . ip daddr . sctp dport`, as `nft` 1.0.6 writes it.
     let by_nft = [
         "00040d000000",
         "0148",

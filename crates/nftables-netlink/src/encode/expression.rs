@@ -1,4 +1,4 @@
-//! Encodes expressions, with attributes in the order of `nft`.
+//! Encodes expressions. Their attributes are in the same order as those of `nft`.
 
 use netlink_batch::Writer;
 
@@ -11,7 +11,8 @@ use crate::wire::expression::{
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
-/// Writes an expression's name and attributes. `set` is the name of its anonymous set, if any.
+/// Writes the name and the attributes of an expression. `set` is the name of its anonymous set, if
+/// it has one.
 pub(crate) fn write(w: &mut Writer<'_>, expression: &Expression, set: Option<&str>) {
     w.attr_str(EXPRESSION_NAME, expression.name());
     if !matches!(expression, Expression::Unknown(_)) {
@@ -254,7 +255,7 @@ fn translation(w: &mut Writer<'_>, expression: &Expression) {
     }
 }
 
-/// Returns the flags that the kernel itself sets if an address or a port is present.
+/// Returns the flags that the kernel itself sets for an address and a port.
 pub(crate) fn nat_flags_implied(address: Option<Register>, port: Option<Register>) -> u32 {
     address.map_or(0, |_| nat::MAP_ADDRESSES) | port.map_or(0, |_| nat::PORT_SPECIFIED)
 }

@@ -4,7 +4,7 @@ use super::constant::Kind;
 use crate::object::{AnonymousSet, Element, ElementData, SetKind};
 use crate::value::{DataType, Verdict};
 
-/// Renders an element. In a set of ranges, `end` is the first key after the range.
+/// Renders an element. In a set of ranges, `end` is the first key after the element's range.
 pub fn element(key: &[DataType], kind: &SetKind, element: &Element, end: Option<&[u8]>) -> String {
     let mut text = if element.key.is_empty() {
         "*".to_owned()
@@ -45,7 +45,7 @@ pub(super) fn all(set: &AnonymousSet) -> Vec<String> {
     texts
 }
 
-/// Renders a key, or the range that begins with it.
+/// Renders a key, or the range that begins with this key.
 fn ranged(key: &[DataType], element: &Element, end: Option<&[u8]>) -> String {
     let first = &*element.key;
     match (&element.key_end, end, key) {
@@ -59,7 +59,8 @@ fn ranged(key: &[DataType], element: &Element, end: Option<&[u8]>) -> String {
         }
         (None, Some(end), [only]) => {
             let mut last = end.to_vec();
-            // Computes the last key in the range.
+            // Subtracts 1 from the first key after the range. The result is the last key in the
+            // range.
             for byte in last.iter_mut().rev() {
                 let (less, borrows) = byte.overflowing_sub(1);
                 *byte = less;
@@ -77,8 +78,8 @@ fn range(kind: &Kind, first: &[u8], last: &[u8]) -> String {
     if first == last {
         return kind.text(first);
     }
-    // A range that is exactly a prefix is shown as a prefix. Finds the bits that both ends have in
-    // common.
+    // Renders a range that is exactly a prefix as a prefix. For this, finds the bits that are equal
+    // at both ends.
     let same: Vec<u8> = first
         .iter()
         .zip(last)
@@ -104,7 +105,7 @@ fn concatenation(types: &[DataType], bytes: &[u8]) -> String {
     texts.join(" . ")
 }
 
-/// Splits a value into its parts, without padding.
+/// Splits a value into its parts, and removes the padding.
 fn parts<'a>(types: &[DataType], bytes: &'a [u8]) -> Vec<(Kind, &'a [u8])> {
     let mut rest = bytes;
     let part = |of: &DataType| {

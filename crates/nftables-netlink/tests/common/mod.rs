@@ -1,4 +1,4 @@
-//! Helpers of the live tests.
+//! Helpers for tests on the running kernel.
 
 #![allow(dead_code, reason = "not each test uses all of it")]
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
@@ -8,12 +8,12 @@ use std::process::{Command, Stdio};
 
 use nftables_netlink::{Change, Family, Nftables, TableDump, Transaction};
 
-/// Runs `story` on a separate thread in a new network namespace.
+/// Runs `story` on its own thread, in a new network namespace.
 pub(crate) fn in_namespace<T: Send>(story: impl FnOnce(Nftables) -> T + Send) -> T {
     namespace::in_namespace(|| story(Nftables::open().unwrap()))
 }
 
-/// Runs `nft`.
+/// Runs `nft`, and returns its output.
 pub(crate) fn nft(arguments: &[&str]) -> String {
     run("nft", arguments)
 }
@@ -31,7 +31,7 @@ pub(crate) fn load(rules: &str) {
     assert!(nft.wait().unwrap().success());
 }
 
-/// Runs a program and returns its output.
+/// Runs a program, and returns its output. Panics if the program fails.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
     assert!(
@@ -42,7 +42,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the changes that recreate a table from a dump, in `nft`'s order.
+/// Returns the changes that recreate a table from a dump, in the order of `nft`.
 pub(crate) fn making(whole: TableDump) -> Transaction {
     let table = whole.table.unwrap();
     let mut transaction = Transaction {
@@ -63,7 +63,7 @@ pub(crate) fn making(whole: TableDump) -> Transaction {
     transaction
 }
 
-/// Returns all tables of the namespace.
+/// Returns dumps of all tables in the namespace.
 pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<TableDump> {
     let tables = nftables.tables(None).unwrap();
     tables
@@ -72,8 +72,7 @@ pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<TableDump> {
         .collect()
 }
 
-/// Returns the table without handles and generation, so that it compares equal to a recreated
-/// table.
+/// Returns a dump without handles and generation, so that it equals the dump of a recreated table.
 pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole.generation = nftables_netlink::Generation(1);
     whole.chain_handles.clear();
@@ -87,7 +86,7 @@ pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole
 }
 
-/// Returns a listing with set elements sorted.
+/// Returns the lines of a listing, with sorted elements in sets.
 pub(crate) fn in_order(listing: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut elements: Option<String> = None;
@@ -113,5 +112,5 @@ pub(crate) fn in_order(listing: &str) -> Vec<String> {
     lines
 }
 
-/// Families that the tests read.
+/// Families whose tables the tests read.
 pub(crate) const FAMILIES: [Family; 3] = [Family::Inet, Family::Ip, Family::Ip6];
