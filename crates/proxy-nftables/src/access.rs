@@ -1,4 +1,4 @@
-//! Kernel access for this mode's threads: reads and writes.
+//! Reads and writes of this mode, which its worker threads make.
 
 use engine::KernelAccess;
 use proxy::Unreadable;

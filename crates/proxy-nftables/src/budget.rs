@@ -8,20 +8,20 @@ pub(crate) struct Budget(usize);
 
 impl Budget {
     /// The maximum. It is allowed until every Service was written once, because no other change
-    /// waits then.
+    /// waits for a transaction until then.
     pub(crate) const WHOLE: Self = Self(1_000);
     /// The smallest allowed size. In upstream's layout, each transaction makes the kernel scan all
-    /// elements of verdict maps, which would take most of the time of smaller transactions.
+    /// elements of verdict maps. This scan would take most of the time of smaller transactions.
     pub(crate) const LEAST: Self = Self(125);
-    /// Time that a transaction should take. A change of another Service waits for its end.
+    /// Intended duration of a transaction. Changes of other Services wait for its end.
     const TIME: Duration = Duration::from_millis(30);
 
-    /// Returns the allowed part of `most`, at least 1.
+    /// Returns the allowed part of the limit `most`, at least 1.
     pub(crate) fn of(self, most: usize) -> usize {
         (most * self.0 / Self::WHOLE.0).max(1)
     }
 
-    /// Returns `size` as part of the largest size `most`.
+    /// Returns `size` as a part of the limit `most`.
     pub(crate) fn share(size: usize, most: usize) -> Self {
         Self((size * Self::WHOLE.0).div_ceil(most))
     }
@@ -31,8 +31,8 @@ impl Budget {
         Self(self.0.max(other.0))
     }
 
-    /// Adapts the size to the time that a transaction of size `size` took. Ignores small
-    /// transactions, because their time shows little.
+    /// Returns the size for the next transaction, after one of size `size` took the time `took`.
+    /// Ignores small transactions, because their duration reveals little.
     #[must_use]
     pub(crate) fn after(self, size: Self, took: Duration) -> Self {
         if size.0 * 2 < Self::LEAST.0 {
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(after(1_000, 60), Budget(500));
         assert_eq!(after(1_000, 10_000), least);
         assert_eq!(after(1_000, 0), whole);
-        // With few changes, a transaction takes the time of the kernel's scans.
+        // A transaction with few changes mainly takes the time of the kernel's scans.
         assert_eq!(after(10, 90), least);
     }
 }

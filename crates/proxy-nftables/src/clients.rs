@@ -1,10 +1,11 @@
-//! Sets of clients for session affinity: their timeout, and the kernel memory reserved for them.
+//! Sets of session affinity clients: their timeout, and the memory that the kernel reserves for
+//! them.
 
-/// Timeout value for a set that cannot hold clients, because its key or flags differ. No Service
-/// wants this timeout.
+/// Timeout that stands for a set of another kind: its key or flags differ, so it cannot hold
+/// clients. No Service wants this timeout.
 pub(crate) const OTHER_KIND: u32 = u32::MAX;
 
-/// A set of clients.
+/// State of a set of session affinity clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Clients {
     /// Timeout of a client in seconds, or [`OTHER_KIND`].
@@ -15,19 +16,21 @@ pub(crate) struct Clients {
 /// Memory that the kernel reserves for a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetMemory {
-    /// The hash table is as large as its clients need.
+    /// Memory for a hash table of the size that the clients need.
     AsNeeded,
-    /// 131,072 buckets or 2 MiB, even for an empty set. Up to version 0.1, this program created
-    /// sets with a size, and the kernel reserves this memory for them. Removing an element makes
-    /// the kernel release it.
+    /// Memory for 131,072 buckets or 2 MiB, even if the set is empty. Up to version 0.1, this
+    /// program created sets with a size, for which the kernel reserves this memory. It releases the
+    /// memory when an element is removed.
     Reserved,
 }
 
 impl SetMemory {
-    /// Infers the reserved memory from the handles of a set and of the chain that fills it.
+    /// Infers the reserved memory from the handles of a set and of the chain that adds clients to
+    /// the set.
     ///
-    /// The kernel lists the same size in both cases. But the versions that gave sets a size created
-    /// all sets of a transaction before its chains. Upstream and this version create chains first.
+    /// The kernel reports the same size in both cases. But the versions that gave sets a size
+    /// created all sets of a transaction before its chains. Upstream and this version create chains
+    /// first.
     pub(crate) fn of(set: u64, chain: u64) -> Self {
         if set < chain {
             Self::Reserved
@@ -38,7 +41,7 @@ impl SetMemory {
 }
 
 impl Clients {
-    /// Returns a set as this version creates sets.
+    /// Returns the state of a set that this version creates.
     pub(crate) fn new(seconds: u32) -> Self {
         Self {
             seconds,
@@ -46,7 +49,7 @@ impl Clients {
         }
     }
 
-    /// Returns true for a set of clients.
+    /// Returns true if the set can hold clients.
     pub(crate) fn is_of_clients(self) -> bool {
         self.seconds != OTHER_KIND
     }

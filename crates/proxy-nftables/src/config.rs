@@ -1,4 +1,4 @@
-//! Settings of the nftables mode for one IP family, from flags and from the node.
+//! Settings of the nftables mode for one IP family, from flags and from the Node object.
 
 use std::time::Duration;
 
@@ -9,32 +9,33 @@ use crate::layout::{Layout, LayoutSizes};
 /// Treatment of NodePorts on localhost (KEP-6032).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LocalhostNodePorts {
-    /// The table ignores NodePorts on localhost, because the feature gate is off.
+    /// The rules ignore NodePorts on localhost, because the feature gate is off.
     #[default]
     Off,
-    /// The table rejects and counts packets to NodePorts on localhost.
+    /// The rules reject and count packets to NodePorts on localhost.
     Refused,
-    /// A relay serves TCP NodePorts at 127.0.0.1 or `::1`. The table rejects and counts packets to
-    /// other NodePorts on localhost.
+    /// A relay serves TCP NodePorts at 127.0.0.1 or `::1`. The rules reject and count packets to
+    /// all other NodePorts on localhost.
     Served,
 }
 
 /// Settings of the nftables mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// True to masquerade all traffic to ClusterIPs (`nftables.masqueradeAll`, `--masquerade-all`).
+    /// True if the rules masquerade all traffic to ClusterIPs (`nftables.masqueradeAll`,
+    /// `--masquerade-all`).
     pub masquerade_all: bool,
-    /// Mark of packets to masquerade (`1 << nftables.masqueradeBit`).
+    /// Mark of packets that the rules masquerade (`1 << nftables.masqueradeBit`).
     pub masquerade_mark: u32,
-    /// Layout of the table. If [`sizes`](Self::sizes) are set, the mode changes it.
+    /// Layout of the table. If [`sizes`](Self::sizes) is set, the mode may change the layout.
     pub layout: Layout,
-    /// Sizes at which the layout changes, or `None` if it never changes.
+    /// Numbers of Service ports at which the layout changes. `None`: it never changes.
     pub sizes: Option<LayoutSizes>,
     /// Treatment of NodePorts on localhost.
     pub localhost: LocalhostNodePorts,
-    /// Detector of traffic from this node's pods.
+    /// Detector of traffic from pods of this node.
     pub detector: LocalDetector,
-    /// Longest delay before a failed write is retried (`nftables.syncPeriod`).
+    /// Longest delay before a retry of a failed write (`nftables.syncPeriod`).
     pub sync_period: Duration,
 }
 

@@ -1,12 +1,11 @@
-//! Digest of a chain's rules. The rules themselves take some kilobytes for a chain with 50
-//! endpoints, and are needed only for a write.
+//! Digest of a chain's rules. The rules of a chain with 50 endpoints need some kilobytes, and only
+//! a write needs the rules themselves.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use nftables_netlink::{AnonymousSet, Element, Expression, LookupFor, Rule, SetRef};
 
-/// Digest of a chain's rules. Equal rules have equal digests. Different rules have equal digests
-/// with a probability of 2⁻⁶⁴.
+/// Digest of a chain's rules. Different rules have the same digest only with a probability of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
     /// Number of rules.
@@ -15,7 +14,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Returns the digest of rules in order.
+    /// Returns the digest of these rules, in this order.
     pub fn of<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Self {
         let mut content = Self::default();
         for rule in rules {
@@ -24,7 +23,7 @@ impl Content {
         content
     }
 
-    /// Appends a rule.
+    /// Adds a rule to the end of the chain.
     pub fn add(&mut self, rule: &Rule) {
         let mut hasher = DefaultHasher::new();
         self.digest.hash(&mut hasher);
@@ -44,7 +43,8 @@ fn add_expression(expression: &Expression, hasher: &mut DefaultHasher) {
         what,
     } = expression
     {
-        // Skips the set's types, which only serve listings. The order of elements has no meaning.
+        // Skips the types of the set, which only serve listings. The order of elements has no
+        // meaning.
         (key, what as &LookupFor).hash(hasher);
         add_set(set, hasher);
     } else {

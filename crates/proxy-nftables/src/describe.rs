@@ -1,4 +1,4 @@
-//! Describes changes for the operator.
+//! Describes changes of the table for the operator.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::name::{
     SERVICE_NODE_PORTS,
 };
 
-/// Describes a change.
+/// Returns the description of a change.
 pub fn describe(change: &Change) -> String {
     match change {
         Change::AddTable(table) => format!("add table {}", table.name),
@@ -36,7 +36,7 @@ pub fn describe(change: &Change) -> String {
     }
 }
 
-/// Describes elements.
+/// Returns the description of elements of a set.
 fn told(set: &str, elements: &[Element]) -> String {
     let one = |element: &Element| {
         let key: Vec<String> = if Map::find(set).is_some() {
@@ -50,7 +50,7 @@ fn told(set: &str, elements: &[Element]) -> String {
     all.join(", ")
 }
 
-/// Describes an element of a map of endpoints as `nft` does: number, destination, endpoint.
+/// Describes an element of a map of endpoints like `nft`: number, destination, endpoint.
 fn endpoint_words(element: &Element) -> Vec<String> {
     let address_and_port = |bytes: &[u8]| -> Option<[String; 2]> {
         let (address, port) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of foreign bytes as a function of bytes. No other code
-//! may use them.
+//! Entry points for the fuzzer: each parser of bytes from other programs, as a function of bytes.
+//! No other code may use them.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,13 +11,13 @@ use crate::base;
 use crate::kernel::Object;
 use crate::snapshot::SnapshotBuilder;
 
-/// Names of sets and chains for each family.
+/// Names of the base sets and chains of each family.
 static NAMES: LazyLock<[Vec<Name>; 2]> = LazyLock::new(|| {
     IpFamily::ALL.map(|family| base::names(family).into_iter().map(Into::into).collect())
 });
 
-/// Reads an object of the table. Reads elements as elements of every set, because a message may
-/// name any set.
+/// Parses bytes as an object of the table. Treats elements as elements of every set, because a
+/// message may name any set.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {

@@ -10,15 +10,15 @@ engine::kinds! {
 
 engine::parts! {
     lanes {
-        /// The lane that reads and writes the table.
+        /// Lane that reads and writes the table.
         Table,
-        /// The lane that reads the node's addresses.
+        /// Lane that reads the node's addresses.
         Looks,
     }
     parts {
-        /// The whole table.
+        /// The whole nftables table of this mode.
         Table on Table: "the nftables table kube-proxy",
-        /// The node's addresses.
+        /// Addresses of the node.
         Addresses on Looks: "the addresses of this node",
     }
 }

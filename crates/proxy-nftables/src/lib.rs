@@ -1,4 +1,4 @@
-//! The nftables mode of kube-proxy: the wanted objects of each Service, the kernel's objects, and
+//! The nftables mode of kube-proxy: the objects that Services want, the objects in the kernel, and
 //! the transactions that make both equal.
 //!
 //! ```text
@@ -7,13 +7,13 @@
 //!                      the table ─ Snapshot ─ observe ┘    └ settle ◀─ Outcomes ◀─ transaction┘
 //! ```
 //!
-//! [`Nftables`] holds the tables and implements [`Scheme`](engine::Scheme). An
-//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. Everything up
-//! to the plan is pure. The two implementations of [`Kernel`] are netlink, on its own thread, and
-//! the tests' strict fake.
+//! [`Nftables`] contains the tables and implements [`Scheme`](engine::Scheme). An
+//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. All code up
+//! to the plan is pure. [`Kernel`] has two implementations: netlink, on its own thread, and a
+//! strict fake for tests.
 //!
-//! The table, its sets, maps, chains and rules are those of upstream's nftables mode.
-//! docs/nftables-mode-differences.md lists the differences and their reasons.
+//! The table, its sets, maps, chains and rules equal those of upstream's nftables mode.
+//! docs/nftables-mode-differences.md lists the exceptions, with reasons.
 
 mod access;
 mod base;

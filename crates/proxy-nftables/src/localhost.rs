@@ -16,22 +16,22 @@ pub struct Localhost {
     ports: LocalhostPorts,
 }
 
-/// NodePorts that a relay serves on localhost, for observers. Holding this value does not keep the
-/// relay running.
+/// NodePorts that a relay serves on localhost, for observers. This value does not keep the relay
+/// running.
 #[derive(Debug, Clone, Default)]
 pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);
 
 /// An open port.
 #[derive(Debug, Clone)]
 struct Port {
-    /// Number of the port in the relay.
+    /// Number that identifies the port in the relay.
     number: u64,
     name: Option<ServicePortName>,
     serving: Arc<PortBackends>,
 }
 
 impl Localhost {
-    /// Creates a relay handle without open ports.
+    /// Creates a handle to a relay, without open ports.
     pub fn new(relay: Relay) -> Self {
         let ports = LocalhostPorts::default();
         Self { relay, ports }
@@ -41,7 +41,7 @@ impl Localhost {
     ///
     /// # Errors
     ///
-    /// Fails if the port cannot be opened, or the relay has ended.
+    /// The port cannot be opened, or the relay has ended.
     pub(crate) fn listen(&self, family: IpFamily, port: &LocalhostPort) -> Result<(), String> {
         let at = SocketAddr::new(family.localhost(), port.number);
         let mut ports = self.ports.lock();
@@ -75,7 +75,7 @@ impl Localhost {
         Ok(())
     }
 
-    /// Returns the open ports for observers.
+    /// Returns a view of the open ports, for observers.
     pub fn ports(&self) -> LocalhostPorts {
         self.ports.clone()
     }
@@ -87,7 +87,8 @@ impl Localhost {
 }
 
 impl LocalhostPorts {
-    /// Returns the Service port and the endpoints behind a NodePort on localhost.
+    /// Returns the Service port of a NodePort on localhost, with its endpoints. Returns `None` if
+    /// the port is not open.
     pub fn serving(&self, at: SocketAddr) -> Option<(ServicePortName, Arc<PortBackends>)> {
         let ports = self.lock();
         let port = ports.get(&at)?;

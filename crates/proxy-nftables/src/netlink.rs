@@ -1,6 +1,6 @@
-//! The real kernel: nf\_tables and rtnetlink for one IP family.
+//! The real kernel, for one IP family: nf\_tables and rtnetlink.
 //!
-//! Calls block while the kernel works, so they run on their own thread. The sockets belong to the
+//! Calls block while the kernel works, so a worker thread makes them. The sockets belong to the
 //! network namespace of the thread that opened them.
 
 use std::collections::BTreeSet;
@@ -19,14 +19,15 @@ use crate::plan::LocalhostPort;
 use crate::refusal::refusal_of;
 use crate::snapshot::seconds;
 
-/// The kernel for one IP family, opened on first use.
+/// The kernel for one IP family. It opens its sockets at their first use.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
     nftables: Option<Nftables>,
-    /// This program's sockets, whose changes it ignores.
+    /// Sockets of this program. Its subscriptions ignore their changes.
     own: Arc<OwnSockets>,
-    /// Links that modes create. Their addresses are not the node's.
+    /// Names of the links that modes create. Addresses on these links are not addresses of the
+    /// node.
     links: Vec<&'static str>,
     localhost: Option<Localhost>,
 }
@@ -43,21 +44,22 @@ impl NetlinkKernel {
         }
     }
 
-    /// Lets a relay serve NodePorts on localhost.
+    /// Makes a relay serve NodePorts on localhost.
     #[must_use]
     pub fn on_localhost(mut self, localhost: Option<Localhost>) -> Self {
         self.localhost = localhost;
         self
     }
 
-    /// Ignores the addresses of these modes' links.
+    /// Excludes addresses on the links of these modes from the addresses of the node.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);
         self
     }
 
-    /// Registers this kernel's socket among the program's own sockets, whose changes it ignores.
+    /// Adds this kernel's socket to the program's own sockets, whose changes its subscriptions
+    /// ignore.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;
@@ -73,7 +75,7 @@ impl NetlinkKernel {
     }
 
     fn read(&mut self) -> Result<nftables_netlink::TableDump, Error> {
-        // A socket that failed is not used again.
+        // Drops the socket after a failure, and opens a new one at the next use.
         self.nftables = None;
         let family = Family::from(self.family);
         self.opened()?.read(family, TABLE)
@@ -149,7 +151,7 @@ impl Kernel for NetlinkKernel {
         };
         let refusal = refusal_of(transaction, error);
         if matches!(refusal, Refusal::Unknown(_)) {
-            // A socket that failed is not used again.
+            // Drops the socket after a failure, and opens a new one at the next use.
             self.nftables = None;
         }
         Err(refusal)

@@ -1,4 +1,4 @@
-//! Origins of this mode's objects in the kernel: the Kubernetes object or flag that causes each
+//! Origins of this mode's objects in the kernel: the Kubernetes objects or flags behind each
 //! object.
 
 use footprint::origin::{
@@ -8,13 +8,13 @@ use footprint::origin::{
 
 use crate::TABLE;
 
-/// Table of this mode.
+/// Objects in this mode's table.
 const NFTABLES: Space<'static> = Space::Nftables(TABLE);
 const ON_LOCALHOST: &str = "Services: spec.ports[].nodePort, which nobody serves on localhost; --nodeport-addresses, \
                             --feature-gates=KubeProxyNFTablesLocalhostNodePorts";
 const AFFINITY: &str = "Services: sessionAffinity: ClientIP";
 
-/// Origins by name. If a prefix is the beginning of another, the longer one comes first.
+/// Origins by name. If one name begins with another, the longer one is first.
 pub(crate) const ORIGINS: [Origin; 36] = [
     Origin::of(NFTABLES, "cluster-ips", CLUSTER_IPS),
     Origin::of(NFTABLES, "nodeport-ips", "--nodeport-addresses"),

@@ -1,4 +1,4 @@
-//! Pending changes by owner, in the order of writing.
+//! Pending changes by owner, in writing order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use reconcile::Table as Entries;
 
 use crate::plan::{PortChanges, StaleObject};
 
-/// Number of Service ports of one Service or namespace that keep their place in the order of
-/// writing. Its further ports come last, so that they delay no other Service.
+/// Number of ports up to which a Service or namespace keeps its place in the writing order. Its
+/// further ports follow the ports of other Services.
 pub(crate) const SHARE: usize = 256;
 
 /// Pending changes, grouped by the Service port that owns them.
 #[derive(Default)]
 pub(crate) struct PendingChanges<'a> {
     pub(crate) owned: BTreeMap<(Rank, &'a Arc<Owner>), PortChanges>,
-    /// Unwanted elements of shared sets and maps.
+    /// Elements of shared sets and maps that no Service port wants.
     pub(crate) unowned: Vec<PortChanges>,
     pub(crate) stale: Vec<StaleObject>,
 }
@@ -27,7 +27,7 @@ impl<'a> PendingChanges<'a> {
         self.owned.entry((owner.rank, owner)).or_default()
     }
 
-    /// Sorts the changes, so that the plan does not depend on the order of hash tables.
+    /// Sorts the changes, so that the order of hash tables does not affect the plan.
     pub(crate) fn sort(&mut self) {
         for part in self.owned.values_mut() {
             part.affinity
@@ -43,8 +43,8 @@ impl<'a> PendingChanges<'a> {
     }
 }
 
-/// Returns the pending changes in the order of writing. If a Service or namespace has more ports
-/// than its share, the further ports come last.
+/// Returns the pending changes in writing order. If a Service or namespace has more ports than its
+/// share, the excess ports are last.
 pub(crate) fn in_turns(
     due: BTreeMap<(Rank, &Arc<Owner>), PortChanges>,
 ) -> Vec<(&Arc<Owner>, PortChanges)> {
@@ -64,7 +64,7 @@ pub(crate) fn in_turns(
     placed.map(|(_, owner, part)| (owner, part)).collect()
 }
 
-/// Returns true if a wanted entry is missing and will be retried later.
+/// Returns true if a wanted entry is missing and waits for a retry.
 pub(crate) fn has_later<K, V, O>(entries: &Entries<K, V, O>, now: Instant) -> bool
 where
     K: Clone + Eq + std::hash::Hash,
@@ -78,7 +78,7 @@ where
     entries.due(now).filter(count).count() < entries.pending().filter(count).count()
 }
 
-/// Returns true if an entry is pending and has not failed.
+/// Returns true if an entry is pending and its last write has not failed.
 pub(crate) fn is_due<K, V, O>(entries: &Entries<K, V, O>, key: &K) -> bool
 where
     K: Clone + Eq + std::hash::Hash,

@@ -1,4 +1,4 @@
-//! Tests in advance whether the kernel supports this mode's rules.
+//! Tests whether the kernel supports this mode's rules, before the mode writes any.
 
 use nftables_netlink::{Chain, Change, CommitError, Error, Name, Nftables, Transaction};
 use proxy::{IpFamily, LocalDetector};
@@ -8,16 +8,16 @@ use crate::config::{Config, LocalhostNodePorts};
 use crate::layout::Layout;
 use kube_rules::nft::{Line, Sense, Side};
 
-/// Name of the probe's table, which never exists.
+/// Name of the table in the test. No such table ever exists.
 const PROBE: &str = "kube-proxy-probe";
 
 /// Reason why the kernel does not support this mode.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The kernel lacks nf\_tables, or the process lacks the privilege to use it.
+    /// The kernel lacks nf\_tables, or the process lacks a privilege for it.
     #[error(transparent)]
     Unusable(#[from] Error),
-    /// The kernel lacks a feature.
+    /// The kernel lacks a feature of nf\_tables.
     #[error(
         "the kernel does not take the rules of nftables mode: {0}; it needs the modules nft_ct, nft_nat, nft_masq, nft_fib, nft_numgen and nft_reject"
     )]
@@ -25,12 +25,12 @@ pub enum ProbeError {
 }
 
 /// Checks that the kernel accepts all objects that do not depend on Services, and each kind of rule
-/// for a Service. The kernel never creates the test's table, sends no event, and keeps its
+/// for a Service. The kernel never creates the table of the test, sends no event, and keeps its
 /// generation.
 ///
 /// # Errors
 ///
-/// Fails if the kernel rejects an object.
+/// The kernel rejects an object.
 pub fn probe(
     ip_family: IpFamily,
     layout: Layout,
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     #[ignore = "needs nf_tables"]
     fn missing_kernel_features_are_detected() {
-        // Simulates a kernel without NAT by a table family that has none.
+        // A family of tables without NAT stands for a kernel without NAT.
         let lacking = Transaction {
             family: Family::Netdev,
             ..attempt(IpFamily::V4, Layout::Upstream, LocalhostNodePorts::Off)

@@ -5,11 +5,11 @@ use nftables_netlink::{CommitError, Error, Transaction};
 use crate::describe::describe;
 use crate::kernel::{Blame, Refusal};
 
-/// Returns the refused changes, or the outcome of the whole transaction.
+/// Returns the refused changes of a transaction, or the refusal of the transaction as a whole.
 pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refusal {
     let reason = error.to_string();
     match error {
-        // The kernel is short of memory, so the reported change need not be the cause.
+        // The kernel lacks memory, so the change that it names may be valid.
         CommitError::Whole(refusal) if refusal.errno == libc::ENOMEM => Refusal::General(reason),
         CommitError::Refused { refused, .. }
             if refused.iter().any(|of| of.refusal.errno == libc::ENOMEM) =>
@@ -31,7 +31,7 @@ pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refus
                 changes: changes.collect(),
             }
         }
-        // A smaller transaction may succeed, so no single change is blamed.
+        // A smaller transaction may succeed, so this names no change.
         CommitError::Whole(_) | CommitError::TooLarge(_) => Refusal::Refused {
             reason,
             changes: Vec::new(),

@@ -1,6 +1,6 @@
-//! Recognizes upstream's objects for NodePorts on localhost by their content, under any name. These
-//! chains use one of [its counters](crate::name::localhost_counter), or lead to such a chain
-//! directly or through a map. Such maps are recognized as well. A previous kube-proxy left these
+//! Recognizes upstream's objects for NodePorts on localhost by their content, under any name. Such
+//! a chain uses one of [the counters](crate::name::localhost_counter), or leads to a chain that
+//! does, directly or through a map. Such a map is recognized, too. An earlier kube-proxy left these
 //! objects, and no other program would remove them.
 
 use hashbrown::{HashMap, HashSet};
@@ -9,17 +9,17 @@ use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Ver
 use crate::name::find_counter;
 use kube_rules::nft::COUNTER;
 
-/// Chains and sets whose names this mode does not know.
+/// Chains and sets with names that this mode does not use.
 #[derive(Debug, Default)]
 pub(crate) struct UnknownObjects {
     chains: HashMap<Name, Chain>,
-    /// Chains that each map refers to.
+    /// Chains to which the elements of each map refer.
     maps: HashMap<Name, HashSet<Name>>,
 }
 
 #[derive(Debug, Default)]
 struct Chain {
-    /// True if the chain counts packets that are rejected on localhost.
+    /// True if the chain uses a counter of packets that are rejected on localhost.
     counts: bool,
     leads_to: HashSet<Name>,
     asks: HashSet<Name>,
@@ -41,13 +41,13 @@ fn targets(elements: &[Element]) -> impl Iterator<Item = Name> {
 }
 
 impl UnknownObjects {
-    /// Adds elements of a map.
+    /// Records elements of a map.
     pub(crate) fn elements(&mut self, map: &Name, elements: &[Element]) {
         let known = self.maps.entry(map.clone()).or_default();
         known.extend(targets(elements));
     }
 
-    /// Adds a rule of a chain.
+    /// Records a rule of a chain.
     pub(crate) fn rule(&mut self, chain: &Name, rule: &Rule) {
         let chain = self.chains.entry(chain.clone()).or_default();
         for expression in &rule.expressions {
@@ -71,7 +71,7 @@ impl UnknownObjects {
         }
     }
 
-    /// Returns upstream's chains, and its maps and sets, for NodePorts on localhost.
+    /// Returns upstream's chains for NodePorts on localhost, and its maps and sets.
     pub(crate) fn of_localhost(&self) -> (HashSet<Name>, HashSet<Name>) {
         let counts = self.chains.iter().filter(|(_, chain)| chain.counts);
         let mut chains: HashSet<Name> = counts.map(|(name, _)| name.clone()).collect();

@@ -1,6 +1,6 @@
-//! Compares this mode's table for the objects of a golden case with upstream's table for the same
-//! objects. The same `nft` lists both, each in a separate network namespace. `GOLDEN` may name
-//! another folder of cases. If that folder does not exist, the test compares no tables.
+//! Compares the table that this mode writes for a golden case with upstream's table for the same
+//! objects. The same `nft` lists both, each in its own network namespace. `GOLDEN` may name another
+//! folder of cases. If that folder does not exist, the test compares no tables.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Returns the blocks of a listing with elements and flags sorted.
+/// Returns the blocks of a listing. Sorts elements and flags.
 fn blocks(listing: &str) -> BTreeMap<String, Vec<String>> {
     let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut block = String::new();
@@ -163,15 +163,15 @@ impl Case {
 
 /// Intended differences from upstream (docs/nftables-mode-differences.md).
 const DIFFERENCES: [&str; 2] = [
-    // IPv4 networks in the flag do not open IPv6 addresses.
+    // IPv4 networks in `--nodeport-addresses` do not make IPv6 addresses serve NodePorts.
     "flag-nodeport-addresses-cidr IPv6",
-    // An unwanted chain is deleted immediately.
+    // This mode deletes an unwanted chain at once.
     "restart-leftovers IPv4",
 ];
 
 const ADDRESSES: &str = "ip link set lo up; ip link add eth0 type veth peer name other; ip link set eth0 up; ip link set other up; ip addr add 192.168.99.10/24 dev eth0; ip addr add fd00:99::10/64 dev eth0 nodad";
 
-/// Returns the listing after several starts of the daemon, and the number of changes in the last
+/// Returns the listing after `lives` starts of the daemon, and the number of changes in the last
 /// start. The first start finds the ruleset in the file `there`.
 fn ours(case: &Case, family: IpFamily, there: Option<&Path>, lives: usize) -> (String, usize) {
     let mut model = case.model();

@@ -1,5 +1,5 @@
-//! Compares the strict fake with the kernel: the same transactions fail with the same errors and
-//! leave the same table.
+//! Compares the strict fake with the kernel. The same transactions must fail with the same errors,
+//! and leave the same table.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use proxy::IpFamily;
 use proxy_nftables::fake::FakeKernel;
 use proxy_nftables::{Kernel, NetlinkKernel, Object, Refusal, TABLE};
 
-/// Number of transactions on each table.
+/// Number of transactions for each table.
 const TRANSACTIONS: usize = 60;
 const TABLES: u64 = 12;
 
@@ -74,7 +74,7 @@ fn change(family: IpFamily, chance: &mut Chance) -> Change {
             Change::DeleteElements(name("set", of), elements)
         }
         17 => table(family),
-        // The test adds jumps only to chains with higher numbers, so there are no loops.
+        // Jumps lead only to chains with higher numbers, so that no loop exists.
         _ => {
             let to = chain + 1 + chance.index(3);
             let jump = Expression::Verdict(Verdict::Jump(name("chain", to)));
@@ -87,7 +87,7 @@ fn change(family: IpFamily, chance: &mut Chance) -> Change {
     }
 }
 
-/// Reduces an outcome to the first refused change and its error.
+/// Returns only the first refused change, with its error.
 fn verdict(done: Result<(), Refusal>) -> Result<(), (usize, i32)> {
     done.map_err(|refusal| match refusal {
         Refusal::Refused { changes, .. } => {
@@ -129,7 +129,8 @@ fn transaction(family: IpFamily, changes: Vec<Change>) -> Transaction {
     }
 }
 
-/// Returns true if an element deleted from a map uses its chain until the transaction ends.
+/// Returns true if the kernel keeps a chain in use after the deletion of its last element, until
+/// the transaction ends.
 fn is_old(family: IpFamily, kernel: &mut NetlinkKernel) -> bool {
     let mut only = Element {
         data: Some(ElementData::Verdict(Verdict::Goto(name("chain", 0)))),
@@ -190,6 +191,6 @@ fn compare(family: IpFamily) {
             .commit(&transaction(family, vec![Change::DeleteTable]))
             .unwrap();
     }
-    // Some transactions are refused and some succeed.
+    // Some of the transactions must succeed, and some fail.
     assert!((40..680).contains(&refused), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! Tests NodePorts on localhost with real packets, each test in a separate network namespace.
+//! Tests NodePorts on localhost with real packets. Each test has its own network namespace.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ fn sh(script: &str) {
     assert!(done.success(), "{script}");
 }
 
-/// Starts an endpoint that replies with a name, and returns its address.
+/// Starts an endpoint that replies with a name. Returns its address and port.
 fn named(at: IpAddr, name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind((at, 0)).unwrap();
     let at = listener.local_addr().unwrap();
@@ -168,7 +168,7 @@ impl World {
         }
     }
 
-    /// Restarts the daemon.
+    /// Restarts the daemon with this treatment of NodePorts on localhost.
     fn again(&mut self, localhost: LocalhostNodePorts) -> Report {
         let (proxier, relay) = lives(self.family, self.layout, localhost);
         let at = self.at();
@@ -176,7 +176,8 @@ impl World {
             std::mem::replace(&mut self.proxier, proxier),
             std::mem::replace(&mut self.relay, relay),
         ));
-        // The previous relay ends with its last handle.
+        // Waits until the relay of the previous process has closed its ports, after its last handle
+        // was dropped.
         let start = Instant::now();
         while TcpListener::bind(at).is_err() {
             assert!(
@@ -192,7 +193,7 @@ impl World {
         SocketAddr::new(self.family.localhost(), NODE_PORT)
     }
 
-    /// Returns the name of the endpoint that replies over TCP.
+    /// Returns the name of the endpoint that replies over TCP at the NodePort.
     fn who(&self) -> Result<String, ErrorKind> {
         let connected = TcpStream::connect_timeout(&self.at(), Duration::from_secs(3));
         let mut client = connected.map_err(|error| error.kind())?;
@@ -208,7 +209,7 @@ impl World {
         (0..8).map(|_| self.who().unwrap()).collect()
     }
 
-    /// Returns true if a datagram is rejected immediately.
+    /// Returns true if a datagram to the NodePort is rejected at once.
     fn is_refused_by_udp(&self) -> bool {
         let socket = UdpSocket::bind(SocketAddr::new(self.family.localhost(), 0)).unwrap();
         socket.connect(self.at()).unwrap();
@@ -216,7 +217,7 @@ impl World {
             .set_read_timeout(Some(Duration::from_millis(500)))
             .unwrap();
         let sent = socket.send(b"x").and_then(|_| socket.recv(&mut [0]));
-        // A local sender gets the firewall's error before the ICMP message arrives.
+        // A local sender gets the error of the firewall before the ICMP message arrives.
         let kinds = [ErrorKind::PermissionDenied, ErrorKind::ConnectionRefused];
         kinds.contains(&sent.unwrap_err().kind())
     }
@@ -255,7 +256,7 @@ fn localhost_serves_tcp_node_ports_and_rejects_udp() {
         assert_eq!(world.counted(), counts(0, 0));
         assert!(world.is_refused_by_udp());
         assert_eq!(world.counted(), counts(0, 1));
-        // A client stays with its endpoint, so all replies have the same name.
+        // With session affinity, a client keeps its endpoint, so all replies have the same name.
         world.serve(Service {
             affinity_seconds: Some(60),
             ..world.service()
@@ -296,7 +297,7 @@ fn localhost_node_ports_are_rejected_until_localhost_is_added() {
         assert!(start.elapsed() < Duration::from_secs(1), "at once");
         assert!(world.is_refused_by_udp());
         assert_eq!(world.counted(), counts(1, 1), "{family} {layout:?}");
-        // The counters survive a restart (k/k#142183).
+        // The counters survive the restart (k/k#142183).
         world.again(LocalhostNodePorts::Served);
         assert_eq!(world.all().len(), 2);
         assert_eq!(world.counted(), counts(1, 1), "they go on to count");

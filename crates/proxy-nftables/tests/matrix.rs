@@ -1,6 +1,6 @@
-//! Checks the packet matrix (docs/packet-matrix.md) by rules alone. The interpreter behind
-//! `explain` evaluates the rules of each Service of the matrix in each layout. Scenarios check the
-//! same table with real packets.
+//! Checks the packet matrix (docs/packet-matrix.md) against the rules alone. The interpreter of
+//! `explain` evaluates the rules for each Service of the matrix, in each layout. Scenarios in the
+//! lab check the same matrix with real packets.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "../../packet-path/tests/nft/node.rs"]
@@ -24,7 +24,7 @@ const MATRIX: &str = include_str!("../../../docs/packet-matrix.md");
 const LOCAL: &str = "10.244.1.2";
 const REMOTE: &str = "10.244.2.3";
 
-/// Number of detection modes, which are columns of the matrix.
+/// Number of modes of pod detection. Each is a column of the matrix.
 const DETECTIONS: usize = 3;
 
 fn config(layout: Layout, detection: usize) -> Config {
@@ -92,7 +92,7 @@ impl Section<'_> {
         model
     }
 
-    /// Returns the table that this mode writes for the configuration.
+    /// Returns the tables that this mode writes for the Services of the section.
     fn table(self, config: Config) -> InMemoryTables {
         let mut model = self.model();
         let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", node::NODE]);
@@ -121,7 +121,7 @@ impl Section<'_> {
     }
 }
 
-/// Describes the outcome of a packet in the matrix's words.
+/// Describes the outcome of a packet in the words of the matrix.
 fn words(held: &mut InMemoryTables, from: &str, to: &str) -> String {
     let from = match from {
         "pod" => "10.244.1.77",
@@ -154,7 +154,8 @@ fn words(held: &mut InMemoryTables, from: &str, to: &str) -> String {
     told.to_owned()
 }
 
-/// Returns the matrix's outcomes in nftables mode for each detection mode.
+/// Returns the outcomes that the matrix lists for nftables mode, one for each mode of pod
+/// detection.
 fn wanted(columns: &[&str]) -> [String; DETECTIONS] {
     let [detected, not_detected, all, would, ..] = columns else {
         panic!("{columns:?}");

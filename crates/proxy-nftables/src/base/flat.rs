@@ -1,6 +1,6 @@
-//! The base objects of the layout `flat`: maps of endpoints, and rules that choose an endpoint. All
-//! its base chains have type `nat`, so only the first packet of a connection passes them. These
-//! chains also reject and drop packets.
+//! The base of the layout `flat`: maps of endpoints, and rules that choose an endpoint. All its
+//! base chains have type `nat`, so only the first packet of a connection passes them. They reject
+//! and drop packets, too.
 
 use nftables_netlink::{DataType, Set, SetKind, TypeOf};
 use proxy::Protocol;
@@ -10,7 +10,7 @@ use crate::choice::{Chooser, FEW, Map};
 use crate::name::{CLUSTER_IPS, SERVICE_IPS};
 use kube_rules::nft::{ADDRESS_AND_PORT, DESTINATION, Sense, address_type};
 
-/// Protocols in the order of their rules.
+/// Protocols, in the order of their rules.
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
 pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
@@ -23,7 +23,7 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
         let line = to_cluster_ip.set_mark(config.masquerade_mark);
         Some(line.comment("masquerade all clusterIP traffic"))
     } else {
-        // Checks the source first, because packets from pods then need no look-up in the set.
+        // Checks the source first: packets from pods then need no lookup in the set.
         let outside = base.line().pod_traffic(Sense::IsNot, &config.detector);
         let comment = "masquerade clusterIP traffic from outside cluster";
         outside.map(|line| {
@@ -35,7 +35,7 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
     };
     let mut rules: Vec<_> = masquerade.into_iter().collect();
     rules.push(base.line().verdict_by(ADDRESS_AND_PORT, SERVICE_IPS).rule());
-    // Packets without a match continue with the next rule.
+    // If the map has no element for a packet, the next rule follows.
     for protocol in PROTOCOLS {
         for count in 1..=FEW {
             rules.extend(choose(base, Chooser { protocol, count }));
@@ -47,7 +47,7 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
     base.add_reject_chain("helper for @service-ips / @service-nodeports");
 }
 
-/// Adds the chain that chooses one of `count` endpoints.
+/// Adds the chooser chain for `count` endpoints.
 pub(super) fn add_chooser(base: &mut Base, chooser: Chooser) {
     let rules = choose(base, chooser).into_iter().collect();
     let name = chooser.name().into();

@@ -1,5 +1,5 @@
-//! The base objects of upstream's layout. They include maps for source ranges and missing
-//! endpoints, and the `filter` chains that look up these maps.
+//! The base of upstream's layout. It has maps for source ranges and for Services without endpoints,
+//! and `filter` chains that look up these maps.
 
 use nftables_netlink::{ChainKind, Hook, Rule, SetKind};
 
@@ -61,7 +61,7 @@ fn add_maps(base: &mut Base) {
 }
 
 fn add_filter_chains(base: &mut Base) {
-    // Checks source ranges before DNAT, missing endpoints after it.
+    // Source ranges are checked before DNAT, and missing endpoints after it.
     const EARLY: [&str; 1] = [FIREWALL_CHECK];
     const ONWARD: [&str; 2] = [SERVICES_CHECK, CLUSTER_IPS_CHECK];
     let chains: [(&'static str, Hook, i32, &[&'static str]); 5] = [

@@ -1,6 +1,6 @@
-//! Compiles a Service port in the layout `flat`. A port with only a ClusterIP becomes elements. All
-//! other ports have upstream's chains. This layout has no `filter` chains, so packets without an
-//! endpoint end in the port's chain or in `service-ips`.
+//! Compiles a Service port in the layout `flat`. If the port has only a ClusterIP, its endpoints
+//! become elements of shared maps. All other ports have upstream's chains. This layout has no
+//! `filter` chains, so packets without an endpoint end in the port's chain or in `service-ips`.
 
 use nftables_netlink::{Rule, Verdict};
 
@@ -9,8 +9,8 @@ use crate::choice::{Choices, Chooser, FEW};
 use crate::name::{NameBase, Purpose, REJECT};
 
 impl ServedPort {
-    /// Returns true if the port has only a ClusterIP and no session affinity. Its endpoints are
-    /// then elements, and no chain chooses an endpoint.
+    /// Returns true if the port has only a ClusterIP, and no session affinity. Its endpoints are
+    /// then elements, and the port needs no chain of its own.
     pub(super) fn is_flat(&self) -> bool {
         self.affinity.is_none() && !self.is_reachable_from_outside()
     }
@@ -24,7 +24,7 @@ impl ServedPort {
         }
     }
 
-    /// Returns the chooser chain of the ClusterIP if the port has more than three endpoints.
+    /// Returns the chooser chain that the ClusterIP needs. `None` for at most three endpoints.
     pub(crate) fn chooser(&self) -> Option<Chooser> {
         let count = u32::try_from(self.internal_endpoints().len()).ok()?;
         let is_one_of_many = count > FEW && self.is_flat() && self.is_served(self.internal_local);
@@ -69,14 +69,14 @@ impl ServedPort {
         }
     }
 
-    /// Returns the last rule of `external-...`, which drops packets if the policy allows no
-    /// endpoint.
+    /// Returns the last rule of the chain `external-...`. It drops packets if the traffic policy
+    /// has no endpoint.
     pub(super) fn flat_end_of_external(&self) -> Option<Rule> {
         let is_served = self.is_served(self.external_local);
         (!is_served).then(|| self.line().drop().rule())
     }
 
-    /// Returns the last rule of `firewall-...`, for packets that the source ranges admit.
+    /// Returns the last rule of the chain `firewall-...`, for packets that the source ranges admit.
     pub(super) fn flat_end_of_firewall(&self, base: &NameBase) -> Rule {
         match self.flat_external(base) {
             Verdict::Goto(chain) => self.line().goto(chain).rule(),

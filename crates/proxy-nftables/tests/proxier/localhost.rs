@@ -1,4 +1,4 @@
-//! Tests NodePorts on localhost.
+//! Tests NodePorts on localhost in nftables mode.
 
 use proxy::ServicePort;
 use proxy_nftables::{LocalhostNodePorts, localhost_counter};
@@ -7,21 +7,21 @@ use super::*;
 
 const NODE_PORT: u16 = 30_080;
 
-/// Restarts the daemon with this setting.
+/// Restarts the daemon with this treatment of NodePorts on localhost.
 fn restart_with(world: &mut World, localhost: LocalhostNodePorts) {
     let kernel = world.kernel.clone();
     let config = Config {
         localhost,
         ..config(world.layout, None)
     };
-    // The previous process's relay ended with the process.
+    // The relay of the previous process has ended with its process.
     kernel.state().listening.clear();
     let lanes = Lanes::inline(|| kernel.clone());
     world.proxier = Proxier::new(config, node1(), lanes, world.now);
     world.made();
 }
 
-/// Creates a Service with the same NodePort for TCP and UDP.
+/// Returns a Service with the same NodePort for TCP and for UDP.
 fn exposed(number: u16) -> Service {
     let port = |name: &str, protocol| ServicePort {
         name: name.into(),
@@ -47,7 +47,7 @@ fn exposing(layout: Layout, localhost: LocalhostNodePorts) -> World {
     world
 }
 
-/// Returns the protocols whose NodePorts are rejected on localhost.
+/// Returns the protocols whose NodePorts the rules reject on localhost.
 fn refused(world: &World) -> Vec<u8> {
     let content = world.content();
     let elements = content.sets.get("localhost-nodeports");
@@ -77,12 +77,12 @@ fn localhost_node_ports_are_rejected_only_with_the_feature_gate() {
         world.sync();
         assert_eq!((world.made().len(), world.content()), (0, before));
         assert_eq!(world.proxier.next_due(world.now), None, "idle is idle");
-        // Without the feature gate, all objects for localhost are deleted and no other object
-        // changes.
+        // Without the feature gate, the proxier deletes all objects for localhost, and changes no
+        // other object.
         restart_with(&mut world, LocalhostNodePorts::Off);
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.content(), plain.content(), "{layout:?}");
-        // The elements of a deleted Service are deleted.
+        // The proxier deletes the elements of a deleted Service.
         restart_with(&mut plain, LocalhostNodePorts::Refused);
         plain.sync();
         assert_eq!(refused(&plain), TCP_AND_UDP);
@@ -92,7 +92,8 @@ fn localhost_node_ports_are_rejected_only_with_the_feature_gate() {
     }
 }
 
-/// TCP packets to localhost stay rejected until a restart, because the element stays (k/k#142183).
+/// The rules reject TCP packets to localhost until a restart, because the element stays
+/// (k/k#142183).
 #[test]
 fn localhost_added_later_is_served_after_a_restart() {
     for layout in LAYOUTS {
@@ -154,15 +155,15 @@ fn a_localhost_port_in_use_is_reported_and_the_rest_works() {
     );
     assert!(failure.reason.contains("already in use"), "{failure:?}");
     assert_eq!(failure.owner.as_ref().unwrap().service, name("web-1"));
-    // The proxier tries to open the port again.
+    // The proxier tries again to open the port.
     world.kernel.state().taken.clear();
     world.now = world.proxier.next_due(world.now).unwrap();
     world.settle();
     assert_eq!(listening(&world).len(), 2);
 }
 
-/// Adds upstream's objects under arbitrary names: a map that leads to chains which count and
-/// reject, and a chain that looks up the map.
+/// Adds upstream's objects under other names: a map that leads to chains which count and reject
+/// packets, and a chain that looks up this map.
 #[test]
 fn leftover_objects_of_upstream_are_removed() {
     use nftables_netlink::{Expression, LookupFor, Register, Set, SetKind, SetRef};

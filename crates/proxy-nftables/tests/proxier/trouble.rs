@@ -1,5 +1,5 @@
-//! Tests missing data about the node, missing kernel memory and an unreadable table. Also tests the
-//! preview of a plan.
+//! Tests missing facts about the node, missing kernel memory, an unreadable table, and the preview
+//! of a plan.
 
 use futures::executor::block_on;
 use nftables_netlink::Set;
@@ -7,7 +7,7 @@ use proxy_nftables::Plan;
 
 use super::*;
 
-/// Creates a node without an address of the family.
+/// Returns the event of a Node object without an address of the family.
 fn without_address() -> Event {
     Event::NodeApplied(Node {
         name: "node1".into(),
@@ -50,7 +50,7 @@ fn without_a_node_address_node_ports_are_served_at_all_addresses() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.elements("nodeport-ips"), 1);
         assert_eq!(addresses(&world), 1);
-        // The known address stays when the Node object loses it.
+        // The proxier keeps the known address when the Node object loses it.
         world.apply(without_address());
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.elements("nodeport-ips"), 1);
@@ -87,14 +87,14 @@ fn the_preview_equals_the_writes() {
     assert!(foreseen > 20 && plans.len() == 1);
 }
 
-/// Returns the sets of clients.
+/// Returns the sets of session affinity clients.
 fn of_clients(world: &World) -> Vec<Set> {
     let sets = world.content().sets.into_values().map(|(set, _)| set);
     sets.filter(|set| set.name.starts_with("affinity-"))
         .collect()
 }
 
-/// Replaces a set of clients by a set of another kind without notification.
+/// Replaces a set of clients by a set of another kind, without a notification.
 fn make_other(table: &mut Content, what: fn(&mut Set)) {
     let mut sets = table.sets.values_mut().map(|(set, _)| set);
     what(sets.find(|set| set.name.starts_with("affinity-")).unwrap());
@@ -123,7 +123,7 @@ fn an_affinity_set_of_another_type_is_replaced() {
             let synced = world.damage(|table| make_other(table, kind));
             assert_eq!((synced.failures.len(), synced.pending), (0, 0));
             assert_eq!(world.content(), before);
-            // Only a kernel that cannot change timeouts needs a new set.
+            // Only a kernel that cannot change the timeout of a set needs a new set.
             world.made();
             world.apply(with_affinity(1, 60));
             assert_eq!(world.sync().pending, 0);
@@ -144,7 +144,8 @@ fn a_set_of_another_type_does_not_disable_timeout_changes() {
     world.sync();
     make_other(world.kernel.state().table.as_mut().unwrap(), with_ports);
     world.apply(with_affinity(1, 60));
-    // The kernel refuses the write, so the proxier reads the table and finds a set of another kind.
+    // The kernel refuses the write. So the proxier reads the table, and finds a set of another
+    // kind.
     world.sync();
     world.now = world.proxier.next_due(world.now).unwrap_or(world.now);
     assert_eq!(world.settle().pending, 0);
@@ -177,14 +178,14 @@ fn enomem_blames_no_service_and_all_writes_are_retried() {
     assert_eq!(world.chains().len(), 20);
 }
 
-/// Changes the table ten times a second for some time, and returns the number of reads.
+/// Changes the table ten times a second for this time. Returns the number of reads of the table.
 fn reads_within(world: &mut World, time: Duration) -> usize {
     let before = world.kernel.state().reads;
     let end = world.now + time;
     while world.now < end {
         world.now += Duration::from_millis(100);
         world.proxier.notice(&Notice::Ruleset, world.now);
-        // Ignores work that becomes due, because this loop advances the clock.
+        // Does not run work that becomes due later, because this loop itself advances the clock.
         world.proxier.proceed(&world.model, world.now);
         while world.proxier.book(&world.model, world.now).is_some() {}
     }
@@ -198,7 +199,7 @@ fn foreign_changes_cause_reads_for_a_tenth_of_the_time() {
     world.kernel.state().reading = Duration::from_millis(20);
     world.sync();
     world.now += Duration::from_secs(1);
-    // Reads may take a tenth of 20 s, which is 2 s. A read takes a little longer than 20 ms.
+    // Reads may take a tenth of the 20 s, so 2 s. A read takes a little more than 20 ms.
     let reads = reads_within(&mut world, Duration::from_secs(20));
     assert!((10..=100).contains(&reads), "{reads}");
 }
