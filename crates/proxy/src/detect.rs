@@ -1,17 +1,18 @@
-//! Detection of local traffic. Traffic from this node's own pods needs no masquerading.
+//! Detection of traffic from pods of this node. Such traffic needs no masquerading.
 
 use ipnet::IpNet;
 
-/// Detection of local traffic (`--detect-local-mode`) for one IP family.
+/// Detector of traffic from pods of this node, for one IP family (`--detect-local-mode`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LocalDetector {
-    /// No detection. As in upstream, only traffic from a service address is then masqueraded.
+    /// No detection. As in upstream, the rules then masquerade only traffic from a service address.
     #[default]
     None,
-    /// Detection by source address: modes `ClusterCIDR` and `NodeCIDR`.
+    /// Detection by the source address, for the modes `ClusterCIDR` and `NodeCIDR`.
     SourceNet(IpNet),
-    /// Detection by ingress bridge: mode `BridgeInterface`.
+    /// Detection by the bridge on which packets arrive, for the mode `BridgeInterface`.
     Bridge(String),
-    /// Detection by the prefix of the ingress interface's name: mode `InterfaceNamePrefix`.
+    /// Detection by the beginning of the name of the interface on which packets arrive, for the
+    /// mode `InterfaceNamePrefix`.
     InterfacePrefix(String),
 }

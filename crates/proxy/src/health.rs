@@ -1,8 +1,9 @@
-//! The result of a Service's health-check node port: the ready endpoints on this node.
+//! The result of a Service's health-check node port: the number of ready endpoints on this node.
 //!
-//! A load balancer checks this port on every node, and sends only to nodes with ready endpoints. So
-//! no packet is lost with `externalTrafficPolicy: Local`. Terminating endpoints still serve traffic
-//! that arrives, but do not count, because the load balancer should send elsewhere.
+//! A load balancer checks this port on every node, and sends packets only to nodes with ready
+//! endpoints. So no packet is lost with `externalTrafficPolicy: Local`. Terminating endpoints still
+//! serve packets that arrive. They do not count, so that the load balancer sends new packets to
+//! other nodes.
 
 use std::net::IpAddr;
 
@@ -11,18 +12,18 @@ use hashbrown::HashSet;
 use crate::names::IpFamily;
 use crate::view::ServiceView;
 
-/// The result of one Service's health-check node port in one family.
+/// Result of the health-check node port of one Service, in one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// The health-check node port (`spec.healthCheckNodePort`).
+    /// Health-check node port of the Service (`spec.healthCheckNodePort`).
     pub port: u16,
     /// Number of distinct addresses of ready endpoints on this node.
     pub local_endpoints: usize,
 }
 
 impl HealthCheck {
-    /// Returns the health check of a Service for the node of this name. Returns `None` if the
-    /// Service has no health-check node port or no cluster IP of this family.
+    /// Returns the health check of a Service on the node `node`. Returns `None` if the Service has
+    /// no health-check node port, or no cluster IP of this family.
     pub fn of(view: &ServiceView<'_>, family: IpFamily, node: &str) -> Option<Self> {
         let port = view.service.health_check_node_port?;
         view.service.cluster_ip(family)?;

@@ -1,4 +1,4 @@
-//! Options of Services that this node ignores, and the reasons.
+//! Options of Services that this node ignores, with the reasons.
 
 use std::sync::Arc;
 
@@ -6,19 +6,20 @@ use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::options::{OptionRow, SCHEDULER, ServiceOptions, UnavailableOption};
 
-/// An option of a Service that is ignored.
+/// An option of a Service that this node ignores.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IgnoredOption {
     annotation: Box<str>,
     value: Box<str>,
-    /// The reason and advice for the operator.
+    /// Reason, with advice for the operator.
     pub(crate) reason: String,
-    /// True if the reason depends on this node.
+    /// True if the reason is a property of this node.
     pub(crate) is_of_this_node: bool,
 }
 
 impl IgnoredOption {
-    /// Describes the action that was refused: `heed annotation kube-proxy-ipvs/scheduler "best"`.
+    /// Describes the action that this node does not take: `heed annotation
+    /// kube-proxy-ipvs/scheduler "best"`.
     pub(crate) fn object(&self) -> String {
         format!(
             "heed annotation {} {:?}",
@@ -28,19 +29,19 @@ impl IgnoredOption {
     }
 }
 
-/// Options that this node supports: the mode's options, except values that the kernel lacks.
+/// Options that this node supports: those of the mode, except values that the kernel lacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OptionSupport {
-    /// The mode's name.
+    /// Name of the mode.
     pub mode: &'static str,
-    /// Scheduler of Services that choose none (`--ipvs-scheduler`).
+    /// Scheduler of Services that name none (`--ipvs-scheduler`).
     pub scheduler: Arc<str>,
-    /// Values that the kernel does not support.
+    /// Option values that the kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
 }
 
 impl OptionSupport {
-    /// Returns the ignored options with their Services. O(Services with options).
+    /// Returns all ignored options, each with its Service. O(Services with options).
     pub fn unheeded<'a>(
         &'a self,
         model: &'a Model,
@@ -65,7 +66,7 @@ impl OptionSupport {
             })
     }
 
-    /// Returns the options that the Service's scheduler ignores.
+    /// Returns the options that the scheduler of a Service ignores.
     fn ignored_by_scheduler<'a>(
         &'a self,
         options: &'a ServiceOptions,

@@ -1,4 +1,4 @@
-//! Common parts of all proxy modes: the model of Services and endpoints, and the choice of
+//! Parts that all proxy modes share: the model of Services and endpoints, and the choice of
 //! endpoints.
 //!
 //! ```text
@@ -8,9 +8,9 @@
 //!            NodeFacts ────────────────────────┘   this node: name, zone, addresses
 //! ```
 //!
-//! This crate is pure: it has no clock, no I/O, no kernel and no Kubernetes client. Sources decode
-//! their input into the compact types of [`object`]. A mode (such as `proxy-ipvs`) compiles a
-//! [`ServiceView`] into the wanted kernel entries.
+//! This crate is pure: no clock, I/O, kernel or Kubernetes client. Sources decode their input into
+//! the compact types of [`object`]. A mode, such as `proxy-ipvs`, compiles a [`ServiceView`] into
+//! the kernel entries that it wants.
 
 mod admission;
 mod changes;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 pub use inet::{IpFamily, Protocol};
 
-/// `namespace/name` of an object. Cheap to clone.
+/// Namespace and name of an object, as `namespace/name`. A clone costs little.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespacedName(Arc<str>);
 
 impl NamespacedName {
-    /// Joins a namespace and a name.
+    /// Joins a namespace and a name. The namespace of cluster-scoped objects is empty.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self([namespace, "/", name].concat().into())
     }
@@ -40,15 +40,14 @@ impl fmt::Debug for NamespacedName {
     }
 }
 
-/// One port of one Service: upstream's "service port name". Displayed as in upstream,
-/// `ns/name:port`.
+/// A port of a Service: upstream's `ServicePortName`. Displayed like upstream's: `ns/name:port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {
     /// The Service.
     pub service: NamespacedName,
-    /// The port's name. Empty for the only port of a Service.
+    /// Name of the port. May be empty if the Service has only one port.
     pub port: Arc<str>,
-    /// The protocol. A Service may use one name for a TCP port and a UDP port.
+    /// Protocol. A Service may use one name for a TCP port and for a UDP port.
     pub protocol: Protocol,
 }
 

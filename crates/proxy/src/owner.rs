@@ -7,27 +7,27 @@ use std::sync::Arc;
 use crate::names::{NamespacedName, ServicePortName};
 use crate::object::{Service, ServicePort};
 
-/// A Service port that wants an entry. Owners are ordered by age, then by name. In every mode, the
-/// first owner gets an address and port that several claim. The model has already removed claims
-/// that lose to a load balancer's address.
+/// A Service port that wants an entry. Owners are sorted by age, then by name. If several owners
+/// claim an address and port, the first owner gets it, in every mode. The model has already removed
+/// claims that conflict with a load balancer's address.
 #[derive(Debug, Clone)]
 pub struct Owner {
-    /// Creation time of the Service (`metadata.creationTimestamp`). A Service without a time counts
-    /// as the youngest.
+    /// Creation time of the Service (`metadata.creationTimestamp`) in seconds. A Service without a
+    /// time counts as the youngest.
     pub created: i64,
     /// The Service port.
     pub name: ServicePortName,
-    /// Rank that determines when the owner's entries are written.
+    /// Rank of the owner's entries in the writing order.
     pub rank: Rank,
 }
 
-/// Order of writing on nodes with many entries. The rank does not decide which Service gets an
-/// address.
+/// Rank of a Service in the writing order, for nodes with many entries. The rank does not affect
+/// which Service gets an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// The API server, for which all other work on the node waits (k/k#133773).
+    /// The API server. All other work on the node waits for its entries (k/k#133773).
     ApiServer,
-    /// DNS, for which nearly all other work waits.
+    /// DNS. Nearly all other work waits for its entries.
     Dns,
     /// All other Services.
     Other,
@@ -45,7 +45,7 @@ impl Rank {
 }
 
 impl Owner {
-    /// Returns the owner for a port of a Service.
+    /// Returns the owner that stands for a port of a Service.
     pub fn new(service: &Service, port: &ServicePort) -> Arc<Self> {
         Arc::new(Self {
             created: service.created.unwrap_or(i64::MAX),
@@ -58,7 +58,7 @@ impl Owner {
         })
     }
 
-    /// Returns the sort key. The rank is not part of it, because the name determines the rank.
+    /// Returns the sort key. It omits the rank, which the name determines.
     fn key(&self) -> (i64, &ServicePortName) {
         (self.created, &self.name)
     }

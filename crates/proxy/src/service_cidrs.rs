@@ -1,4 +1,4 @@
-//! The networks of ClusterIPs (KEP-1880), from all ServiceCIDR objects.
+//! Networks of ClusterIPs (KEP-1880), from all ServiceCIDR objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,13 +6,13 @@ use ipnet::IpNet;
 
 use crate::names::{IpFamily, NamespacedName};
 
-/// The ServiceCIDRs of the cluster.
+/// All ServiceCIDR objects of the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceCidrs {
     objects: BTreeMap<NamespacedName, Vec<IpNet>>,
-    /// The combined networks of all objects.
+    /// Networks of all objects, combined.
     nets: BTreeSet<IpNet>,
-    /// True once a list has named every object.
+    /// True once a whole list has contained every object.
     is_known: bool,
 }
 
@@ -29,13 +29,13 @@ impl ServiceCidrs {
         self.objects.contains_key(name)
     }
 
-    /// Adds or replaces an object, and returns true if the networks changed.
+    /// Adds or replaces an object. Returns true if the combined networks have changed.
     pub(crate) fn apply(&mut self, name: NamespacedName, nets: Vec<IpNet>) -> bool {
         self.objects.insert(name, nets);
         self.gather()
     }
 
-    /// Removes an object, and returns true if the networks changed.
+    /// Removes an object. Returns true if the combined networks have changed.
     pub(crate) fn delete(&mut self, name: &NamespacedName) -> bool {
         self.objects.remove(name);
         self.gather()
@@ -46,15 +46,16 @@ impl ServiceCidrs {
         !std::mem::replace(&mut self.is_known, true)
     }
 
-    /// Returns the sorted and unique networks of a family, or `None` until every object is known.
+    /// Returns the networks of a family, sorted and unique. Returns `None` until every object is
+    /// known.
     pub(crate) fn of(&self, family: IpFamily) -> Option<Vec<IpNet>> {
         let nets = self.nets.iter().copied();
         let own = nets.filter(|net| IpFamily::of(net.addr()) == family);
         self.is_known.then(|| own.collect())
     }
 
-    /// Combines the networks of all objects, whose number is small. Returns true if the networks
-    /// changed.
+    /// Combines the networks of all objects, which are few. Returns true if the combined networks
+    /// have changed.
     fn gather(&mut self) -> bool {
         let nets = self.objects.values().flatten().copied().collect();
         std::mem::replace(&mut self.nets, nets) != self.nets

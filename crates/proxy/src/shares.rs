@@ -1,25 +1,25 @@
 //! Shares of Services and namespaces in the writes of one plan.
 //!
-//! A tenant with one namespace can have very many pending writes, by one Service of the largest
-//! size or thousands of smaller ones. A change in another namespace waits for at most one share of
-//! them.
+//! A tenant may have very many pending writes in its namespace, for one Service of the largest size
+//! or for thousands of smaller ones. A change in another namespace waits for one share of them at
+//! most.
 
 use hashbrown::HashMap;
 
 use crate::names::NamespacedName;
 
-/// Rank of a write in a plan. Writes of the smallest rank come first.
+/// Priority of a write in a plan. Writes of the smallest value are first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Share {
-    /// The Service and its namespace are below their shares.
+    /// The Service and its namespace have not used up their shares.
     Within,
-    /// The namespace has used its share.
+    /// The namespace has used up its share.
     AboveNamespace,
-    /// The Service has used its share.
+    /// The Service has used up its share.
     AboveService,
 }
 
-/// Number of a plan's writes for each Service and namespace.
+/// Number of writes in a plan, for each Service and for each namespace.
 #[derive(Debug)]
 pub struct Shares<'a> {
     most: usize,
@@ -28,7 +28,7 @@ pub struct Shares<'a> {
 }
 
 impl<'a> Shares<'a> {
-    /// Creates shares without writes. The share of a Service, and of a namespace, is `most` writes.
+    /// Creates shares without writes. A share is `most` writes, for a Service and for a namespace.
     pub fn new(most: usize) -> Self {
         Self {
             most,
@@ -37,7 +37,7 @@ impl<'a> Shares<'a> {
         }
     }
 
-    /// Returns the priority of the next writes of a Service.
+    /// Adds writes of a Service, and returns their priority.
     pub fn of(&mut self, service: &'a NamespacedName, writes: usize) -> Share {
         let own = self.services.entry(service).or_default();
         let is_within = *own < self.most;

@@ -7,19 +7,19 @@ use hashbrown::HashSet;
 use crate::names::NamespacedName;
 use crate::object::{EndpointSlice, Service};
 
-/// One Service and its slices, as input for compiling.
+/// A Service and its slices: the input of a mode's compiler.
 #[derive(Debug, Clone, Copy)]
 pub struct ServiceView<'a> {
     /// The Service.
     pub service: &'a Service,
     pub(crate) slices: &'a [EndpointSlice],
-    /// Slices that are not served, because the Service exceeds its limits.
+    /// Slices that the proxy does not serve, because the Service exceeds its limits.
     pub(crate) left_out: Option<&'a HashSet<NamespacedName>>,
     pub(crate) api_servers: &'a [SocketAddr],
 }
 
 impl<'a> ServiceView<'a> {
-    /// Returns a view of a Service and its slices, which must be sorted by name.
+    /// Creates a view of a Service and its slices. The slices must be sorted by name.
     pub fn new(service: &'a Service, slices: &'a [EndpointSlice]) -> Self {
         Self {
             service,
@@ -29,8 +29,8 @@ impl<'a> ServiceView<'a> {
         }
     }
 
-    /// Reports whether the API server is known to use this address. Only the API server's own node
-    /// may then have it.
+    /// Reports whether the API server is known to use this address. Only a node of the API server
+    /// may have such an address.
     pub fn is_api_server(&self, address: IpAddr) -> bool {
         self.api_servers.iter().any(|at| at.ip() == address)
     }

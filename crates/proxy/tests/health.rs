@@ -1,6 +1,6 @@
-//! Checks the count of a health-check node port.
+//! Checks the number of endpoints at a health-check node port.
 //!
-//! An endpoint is written `ADDRESS@NODE STATE`. States are `ready`, `dying` (serving while
+//! An endpoint is written `ADDRESS@NODE STATE`. The states are `ready`, `dying` (serving while
 //! terminating) and `starting`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -57,7 +57,7 @@ fn service(cluster_ips: &[&str], port: Option<u16>) -> Event {
     })
 }
 
-/// Returns the number of local endpoints over IPv4 and IPv6 at node `n1`.
+/// Returns the number of local endpoints on node `n1`, over IPv4 and over IPv6.
 fn told(events: impl IntoIterator<Item = Event>) -> [Option<usize>; 2] {
     let mut model = Model::new();
     for event in events {
@@ -103,8 +103,8 @@ fn an_endpoint_address_is_counted_once() {
     let events = [
         service(&DUAL[..1], Some(31999)),
         slice("a", Some(80), &["10.0.0.1@n1 ready", "10.0.0.2@n1 dying"]),
-        // The slice repeats a pod with another port, and an address of a deleted pod that a new pod
-        // has taken over.
+        // This slice repeats a pod with another port, and contains the address of a deleted pod
+        // that a new pod uses now.
         slice("b", Some(81), &["10.0.0.1@n1 ready", "10.0.0.2@n1 ready"]),
     ];
     assert_eq!(told(events), [Some(2), None]);

@@ -1,7 +1,7 @@
-//! Checks which UDP flows are stale: the rule as a table.
+//! Table test of the rule for stale UDP flows.
 //!
-//! A flow is written `DESTINATION ANSWERER`: the client's original destination, and the endpoint
-//! that sends the replies.
+//! A flow is written `DESTINATION ENDPOINT`: the client's original destination, and the endpoint
+//! that replies.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ fn ips<T: FromIterator<IpAddr>>(text: &str) -> T {
         .collect()
 }
 
-/// Creates a Service with a port `dns`, 53, over TCP and over UDP.
+/// Returns a Service with a port `dns` (53) over TCP and over UDP.
 fn service(service: &str, cluster_ips: &str, external_ips: &str) -> Service {
     let port = |protocol, node_port| ServicePort {
         name: "dns".into(),
@@ -45,8 +45,8 @@ fn service(service: &str, cluster_ips: &str, external_ips: &str) -> Service {
     }
 }
 
-/// Creates a slice whose endpoints serve DNS over UDP on `number` and over TCP on 8053. The prefix
-/// `~` of an address means serving while terminating, `-` means not serving.
+/// Returns a slice whose endpoints serve DNS over UDP on port `number` and over TCP on port 8053.
+/// An address with prefix `~` is serving while terminating, one with prefix `-` is not serving.
 fn slice(slice: &str, service: &str, number: u16, endpoints: &str) -> EndpointSlice {
     let port = |protocol, port| EndpointPort {
         name: "dns".into(),
@@ -91,7 +91,7 @@ impl World {
         }
     }
 
-    /// Applies events, and returns true if flows must be compared.
+    /// Applies events. Returns true if a flow may have become stale.
     fn tell(&mut self, events: impl IntoIterator<Item = Event>) -> bool {
         events.into_iter().for_each(|event| self.model.apply(event));
         let mut has_changed = false;
@@ -103,7 +103,7 @@ impl World {
         has_changed
     }
 
-    /// Judges a flow on a node with the addresses 172.35.0.100 and fd35::100.
+    /// Reports whether a flow is stale on a node with the addresses 172.35.0.100 and fd35::100.
     fn is_stale(&self, flow: &str) -> bool {
         self.is_stale_where(flow, false)
     }
@@ -123,7 +123,7 @@ impl World {
     }
 
     /// Records that the mode has removed its rules for these frontends: `ADDRESS:PORT`, or `PORT`
-    /// of the node.
+    /// for a node port.
     fn withdraw(&mut self, frontends: &str) {
         let frontend = |text: &str| match text.parse() {
             Ok(at) => Frontend::Address(at),
@@ -134,8 +134,8 @@ impl World {
     }
 }
 
-/// Returns the Service `dns` with four kinds of frontends, and slices with different ports, in both
-/// families.
+/// Returns the Service `dns` with four kinds of frontends, and its slices with different ports, in
+/// both families.
 fn dns() -> Vec<Event> {
     let mut dns = service("dns", "10.96.0.10 fd96::10", "192.0.2.20 2001:db8::20");
     dns.ingress_ips = ips("192.0.2.10 2001:db8::10");
@@ -325,9 +325,9 @@ fn only_flows_to_lost_addresses_of_a_service_are_stale() {
     }
 }
 
-/// Checks the cost of three Services that claim the same 1,000 addresses × 100 ports, more than the
-/// model allows. A list search for each frontend would take minutes for one Service. A change of
-/// endpoints must not search the frontends.
+/// Checks the cost of three Services that claim the same 1,000 addresses × 100 ports, which is more
+/// than the model allows. If each frontend needed a search of a list, one Service would take
+/// minutes. A change of endpoints must not search the frontends.
 #[test]
 fn the_cost_of_stale_flows_is_linear_in_the_frontends() {
     let address = |at: u16| {

@@ -1,6 +1,6 @@
-//! Checks which endpoints serve cluster traffic and local traffic: the rules as a table.
+//! Table test of the rules by which endpoints serve cluster traffic and local traffic.
 //!
-//! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`. States are `ready`,
+//! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`. The states are `ready`,
 //! `dying` (serving while terminating), `dead` (terminating, not serving) and `starting` (neither).
 //! This node is `n1`, in zone `z1`.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
@@ -329,7 +329,7 @@ fn any_slice() -> impl Strategy<Value = (bool, u16, Vec<String>)> {
 }
 
 proptest! {
-    /// Checks that each endpoint's verdict agrees with the choice.
+    /// The verdict on each endpoint agrees with the choice of endpoints.
     #[test]
     fn the_verdicts_agree_with_the_chosen_endpoints(
         given in prop::collection::vec(any_slice(), 0..4),

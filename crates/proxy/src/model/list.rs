@@ -7,17 +7,17 @@ use crate::names::NamespacedName;
 /// Progress of the lists of one kind.
 #[derive(Debug, Default)]
 pub(super) struct ListProgress {
-    /// True once a list was completed. Stays true during later lists.
+    /// True once a list was completed. It stays true during later lists.
     pub(super) has_completed: bool,
-    /// True once a complete list has named every object and no object is unreadable. Then stays
-    /// true: an object that becomes unreadable later has a known older state, or is too new to have
-    /// kernel entries.
+    /// True once a complete list has contained every object and each of them was readable. It then
+    /// stays true: an object that becomes unreadable later has a known older state, or is too new
+    /// to have kernel entries.
     pub(super) was_whole: bool,
-    /// Known names that no event has confirmed since the last list began. They stay after a list
-    /// that is complete but not whole. When a whole list completes, the objects with these names
-    /// are deleted.
+    /// Known names for which no event has arrived since the last list began. They stay after a list
+    /// that is complete but not whole. When a whole list completes, the model deletes the objects
+    /// with these names.
     pub(super) unconfirmed: Option<HashSet<NamespacedName>>,
-    /// Objects that exist but have never been readable.
+    /// Objects that exist, but were never readable.
     pub(super) unreadable: HashSet<NamespacedName>,
 }
 
@@ -36,8 +36,8 @@ impl ListProgress {
     }
 
     pub(super) fn confirm_unreadable(&mut self, name: NamespacedName, is_known: bool) {
-        // Read before `confirm` removes the name. After a whole list, an unknown object is new and
-        // has no kernel entries, so it does not count.
+        // Reads the flag before `confirm` removes the name. After a whole list, an unknown object
+        // is new and has no kernel entries, so it does not count.
         let was_whole = self.is_whole();
         self.confirm(&name);
         if !is_known && !was_whole {

@@ -1,4 +1,4 @@
-//! Shared values, and the part of a placement that the model keeps.
+//! Values that share memory, and the part of a placement that the model stores.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::object::Placement;
 /// Number of shared values up to which the model does not search for unused ones.
 pub(super) const FEW_SHARED: usize = 64;
 
-/// Name that stands for every other node in hints. No real node has this name.
+/// Name that stands for all other nodes in hints. No node has this name.
 pub(super) const ELSEWHERE: &str = "";
 
-/// Equal values that share memory.
+/// Distinct values. Equal values share the memory of one of them.
 #[derive(Debug)]
 pub(super) struct Shared<T: ?Sized> {
     pub(super) known: HashSet<Arc<T>>,
-    /// Number of values in use after the last cleanup.
+    /// Number of values that were in use at the last cleanup.
     used: usize,
 }
 
@@ -32,7 +32,7 @@ impl<T: ?Sized> Default for Shared<T> {
 
 impl<T: Eq + Hash + ?Sized> Shared<T> {
     /// Returns the shared copy of a value. Drops unused values whenever the number of values has
-    /// doubled, so the cost is amortised O(1).
+    /// doubled, so a call costs O(1) on average.
     pub(super) fn one(&mut self, value: &Arc<T>) -> Arc<T> {
         if self.known.len() > 2 * self.used + FEW_SHARED {
             self.known.retain(|known| Arc::strong_count(known) > 1);
@@ -42,8 +42,8 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
     }
 }
 
-/// Reports whether a placement is on another node and has no hints. The model keeps at most the
-/// zone of such a placement. Nearly all placements are of this kind.
+/// Reports whether a placement is on another node and has no hints. Nearly all placements are of
+/// this kind. The model stores at most the zone of such a placement.
 pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
     let Placement {
         node: Some(node),
@@ -57,7 +57,7 @@ pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -
     own_node.is_some_and(|own| **node != *own) && for_nodes.is_empty() && for_zones.is_empty()
 }
 
-/// Returns the part of a placement that the model of node `own_node` keeps.
+/// Returns the part of a placement that the model of the node `own_node` stores.
 pub(super) fn seen(placement: &Arc<Placement>, own_node: Option<&str>) -> Arc<Placement> {
     let Some(own) = own_node else {
         return Arc::clone(placement);

@@ -73,7 +73,7 @@ fn a_change_affects_only_its_ip_families() {
     }
 }
 
-/// Creates a model from these events, and completes the list of slices.
+/// Creates a model with these events, and completes the list of slices.
 fn model(events: impl IntoIterator<Item = Event>) -> Model {
     let mut model = Model::new();
     model.apply(Event::ListStarted(Kind::EndpointSlice));
@@ -111,7 +111,7 @@ fn a_setting_makes_the_model_ignore_external_ips() {
         (seen, model.has_changes())
     };
     assert_eq!(seen(ExternalIps::Served), (1, true));
-    // Only a part changes that the model does not keep.
+    // The change affects only a part of the Service that the model ignores.
     assert_eq!(seen(ExternalIps::Ignored), (0, false));
 }
 
@@ -252,7 +252,7 @@ fn objects_missing_from_a_list_are_reported_with_counts() {
         [],
         "the first list takes nothing"
     );
-    // During the list, a watch event adds one Service, and another Service appears and disappears.
+    // During the list, the watch adds one Service, and adds and deletes another one.
     model.apply(Event::ServiceDeleted(name("s8")));
     for event in [
         START,
@@ -344,7 +344,7 @@ fn service_networks_are_known_after_the_complete_list() {
         Some(nets.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
     let mut model = Model::new();
-    // This server does not serve ServiceCIDRs.
+    // This API server does not serve ServiceCIDRs.
     model.apply(complete(kind, false));
     assert!(model.are_service_cidrs_listed() && !changed(&mut model));
     assert_eq!(of(&model), None);
@@ -355,7 +355,7 @@ fn service_networks_are_known_after_the_complete_list() {
     model.apply(complete(kind, true));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), ["10.0.0.0/16", "10.8.0.0/16"]);
-    // An equal object changes nothing. An object that a new list lacks is removed.
+    // An equal object changes nothing. The next list lacks the object, so the model deletes it.
     model.apply(cidr("a", &["10.0.0.0/16"]));
     assert!(!model.has_changes());
     model.apply(Event::ListStarted(kind));
@@ -366,7 +366,7 @@ fn service_networks_are_known_after_the_complete_list() {
     model.apply(Event::ServiceCidrDeleted("b".into()));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), [""; 0]);
-    // Services, slices and the Node do not wait for ServiceCIDRs.
+    // The lists of Services, slices and the Node do not wait for ServiceCIDRs.
     assert!(!model.is_complete() && !model.is_node_listed());
 }
 
