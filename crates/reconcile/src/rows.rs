@@ -1,11 +1,11 @@
-//! A view of a table that does not depend on the types of its entries.
+//! A view of a table that is independent of the types of its entries.
 
 use std::hash::Hash;
 use std::time::Instant;
 
 use crate::table::{Removals, Table};
 
-/// The part of a [`Table`] that does not depend on the types of its entries.
+/// The functions of a [`Table`] that do not depend on the types of its entries.
 pub trait Rows {
     /// See [`Table::begin`].
     fn begin(&mut self, now: Instant);
@@ -59,19 +59,19 @@ where
 }
 
 /// Defines `begin` and `all` for a struct of tables, within its `impl`. The arguments name all
-/// fields of the struct, or end with `..`. A table outside the brackets is not in `all`, because
-/// its pending entries are never late.
+/// fields of the struct, or end with `..`. `all` omits tables outside of the brackets, because
+/// their pending entries never count as late.
 #[macro_export]
 macro_rules! tables {
     ([$($table:ident),+] $($apart:ident)* $(, $rest:tt)?) => {
-        /// Sets the current time.
+        /// Sets the current time in all tables.
         pub(crate) fn begin(&mut self, now: ::std::time::Instant) {
             let Self { $($table,)+ $($apart,)* $($rest)? } = self;
             $($table.begin(now);)+
             $($apart.begin(now);)*
         }
 
-        /// Returns the tables whose pending entries may become late.
+        /// Returns the tables whose pending entries may count as late.
         pub(crate) fn all(&self) -> impl Iterator<Item = &dyn $crate::Rows> {
             [$(&self.$table as &dyn $crate::Rows),+].into_iter()
         }

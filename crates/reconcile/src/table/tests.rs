@@ -153,7 +153,7 @@ fn an_unknown_outcome_waits_for_a_read_despite_new_claims() {
     assert_eq!(due(&table, now), []);
     table.observe([(1, 1)]);
     assert_eq!(due(&table, now), [1]);
-    // A key whose last write failed does not wait for a read.
+    // If the last write of a key failed, a new claim makes it due without a read.
     table.fail(&1, now);
     table.claim(&1, [(1, 3)]);
     assert_eq!(due(&table, now), [1]);
@@ -207,7 +207,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Checks the invariant, and compares the table with a naive model of claims and actual values.
+    /// Checks the invariant, and compares the table with a simple model of claims and actual
+    /// values.
     #[test]
     fn a_row_is_pending_if_wanted_and_actual_values_differ(steps in proptest::collection::vec(step(), 0..40)) {
         let mut now = Instant::now();
