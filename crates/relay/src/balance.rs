@@ -1,4 +1,4 @@
-//! The choice of an endpoint for a client: round robin, or the client's previous endpoint.
+//! Chooses an endpoint for a client: the next one in turn, or the client's previous endpoint.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -10,17 +10,17 @@ use ipnet::IpNet;
 
 use super::recent::Recent;
 
-/// Maximum number of remembered clients of one listening port.
+/// Largest number of clients that one listening port remembers.
 const MOST_CLIENTS: usize = 65_536;
 
-/// The endpoints of a listening port, its affinity, and its allowed clients.
+/// Endpoints of a listening port, with its affinity and its allowed clients.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PortBackends {
-    /// Sorted endpoints. If the list is empty, connections are reset.
+    /// Sorted endpoints. If there are none, the relay resets connections.
     pub endpoints: Box<[SocketAddr]>,
-    /// Time that a client keeps its endpoint after its last connection.
+    /// Time for which a client keeps its endpoint after its last connection. `None`: no affinity.
     pub affinity: Option<Duration>,
-    /// Networks of allowed clients. `None` allows all clients.
+    /// Networks of allowed clients. `None`: all clients are allowed.
     pub sources: Option<Box<[IpNet]>>,
 }
 
@@ -30,23 +30,23 @@ impl PortBackends {
         self.endpoints.binary_search(endpoint).is_ok()
     }
 
-    /// Reports whether a client may connect from this address.
+    /// Reports whether a client with this address may connect.
     pub fn admits(&self, client: IpAddr) -> bool {
         let sources = self.sources.as_deref();
         sources.is_none_or(|nets| nets.iter().any(|net| net.contains(&client)))
     }
 }
 
-/// Preference for a client's previous endpoint or for the next one.
+/// Preference for the client's previous endpoint, or for the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// The endpoint that the client had before, because the port has affinity.
+    /// The client's previous endpoint, if the port has affinity.
     Kept,
-    /// The next endpoint, because the previous one accepted no connection.
+    /// Another endpoint, because the previous one has accepted no connection.
     Another,
 }
 
-/// The round-robin state of one listening port.
+/// Round-robin state of one listening port.
 pub(crate) struct Balance {
     serving: Arc<PortBackends>,
     next: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Balance {
 
 impl Balance {
     pub(crate) fn new(serving: Arc<PortBackends>) -> Self {
-        // Starts at a random endpoint, so that not all nodes begin with the same one.
+        // Begins at a random endpoint, so that not all nodes begin at the same one.
         let random = RandomState::new().build_hasher().finish();
         let mut balance = Self {
             serving: Arc::default(),
@@ -66,7 +66,7 @@ impl Balance {
         balance
     }
 
-    /// Replaces the endpoints. Clients keep an endpoint that still serves.
+    /// Replaces the endpoints. A client keeps its endpoint if the port still has it.
     pub(crate) fn update(&mut self, serving: Arc<PortBackends>) {
         if serving.affinity != self.serving.affinity {
             let of = |ttl| Recent::new(ttl, MOST_CLIENTS);
@@ -79,7 +79,7 @@ impl Balance {
         &self.serving
     }
 
-    /// Picks the endpoint for a client's next connection.
+    /// Chooses the endpoint for the next connection of a client.
     pub(crate) fn pick(
         &mut self,
         client: IpAddr,

@@ -1,5 +1,5 @@
-//! Datagrams with their destination address. A reply must come from that address to match
-//! connection tracking.
+//! Receives datagrams with their destination address. A reply must be sent from this address to
+//! match the flow's conntrack entry.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -16,14 +16,14 @@ use socket2::Socket;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-/// A client, and the local address to which the client sent.
+/// A client, and the local address to which the client has sent a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Peer {
     pub(crate) client: SocketAddr,
     pub(crate) own: IpAddr,
 }
 
-/// A socket that receives datagrams with their destination address.
+/// A UDP socket that reports the destination address of each datagram.
 pub(crate) struct Datagrams(UdpSocket);
 
 /// Makes a socket report the destination address of each datagram.
@@ -40,18 +40,18 @@ impl Datagrams {
         Self(socket)
     }
 
-    /// Waits until a datagram may have arrived.
+    /// Waits until the socket may have a datagram.
     pub(crate) async fn readable(&self) -> io::Result<()> {
         self.0.readable().await
     }
 
-    /// Receives a datagram if one has arrived, and returns its length and its peer.
+    /// Receives a datagram. Returns its length and its peer, or `WouldBlock` if none has arrived.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Peer)> {
         let receive = || receive(&self.0, buffer);
         self.0.try_io(Interest::READABLE, receive)
     }
 
-    /// Sends a datagram to a peer if the buffer has room.
+    /// Sends a datagram to a peer. Returns `WouldBlock` if the buffer is full.
     pub(crate) fn send(&self, to: Peer, bytes: &[u8]) -> io::Result<usize> {
         send(&self.0, to, bytes)
     }

@@ -1,4 +1,4 @@
-//! A flow of datagrams.
+//! A UDP flow.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -11,15 +11,15 @@ use super::descriptors::DescriptorPermit;
 use super::shares::ClientPlace;
 use super::traffic::CountedConnection;
 
-/// Identity of a flow: the number of the port, the client, and the local address to which the
-/// client sent.
+/// Key of a flow: the number of its listening port, the client, and the local address to which the
+/// client has sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FlowKey {
     pub(crate) port: u64,
     pub(crate) peer: Peer,
 }
 
-/// A flow of datagrams. The flow ends on drop.
+/// A UDP flow between a client and an endpoint. A drop ends the flow.
 pub(crate) struct Flow {
     pub(crate) endpoint: SocketAddr,
     pub(crate) socket: Rc<UdpSocket>,
@@ -30,7 +30,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Creates a flow. Its task `answers` sends the endpoint's replies.
+    /// Creates a flow. Its task `answers` forwards the endpoint's replies.
     pub(crate) fn new(
         endpoint: SocketAddr,
         socket: Rc<UdpSocket>,

@@ -1,26 +1,28 @@
-//! The check by connection tracking that a flow's first datagram was redirected to this port.
+//! Checks in connection tracking whether the first datagram of a flow was redirected to this port.
 
 use std::net::SocketAddr;
 
 use conntrack_netlink::{Conntrack, Error, Protocol};
 use tracing::warn;
 
-/// The conntrack connection for the check, in the network namespace of the thread that opened it.
+/// A connection to ctnetlink for the check, in the network namespace of the thread that opened it.
+/// `None`: every datagram passes.
 pub(crate) struct RedirectCheck(Option<Conntrack>);
 
 impl RedirectCheck {
-    /// Opens a check that queries connection tracking.
+    /// Opens a check that queries connection tracking. If it cannot be opened, every datagram
+    /// passes.
     pub(crate) fn open() -> Self {
         Self(Conntrack::open().inspect_err(tell).ok())
     }
 
-    /// Creates a check that accepts every datagram as redirected.
+    /// Creates a check that every datagram passes.
     pub(crate) const fn never_asked() -> Self {
         Self(None)
     }
 
-    /// Reports whether `client` sent to an address or port other than `own`, where the datagram
-    /// arrived. Returns true if the query fails.
+    /// Reports whether `client` has sent to another address or port than `own`, at which the
+    /// datagram arrived. Returns true if the query fails.
     pub(crate) fn is(&mut self, client: SocketAddr, own: SocketAddr) -> bool {
         let Some(conntrack) = &mut self.0 else {
             return true;
@@ -38,7 +40,7 @@ impl RedirectCheck {
     }
 }
 
-/// Reports whether the next query would fail as well.
+/// Reports whether every later query would fail, too.
 fn is_for_good(error: &Error) -> bool {
     matches!(
         error,

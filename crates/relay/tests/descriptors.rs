@@ -1,5 +1,5 @@
-//! The relay in a process without free descriptors. The limit applies to the whole process, so this
-//! test is in a separate file.
+//! Tests the relay in a process without free descriptors. The limit applies to the whole process,
+//! so this test has its own binary.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -32,7 +32,7 @@ fn worked(stat: &File) -> u64 {
 #[test]
 fn a_relay_without_free_descriptors_waits_and_recovers() {
     let with = Limits {
-        // The relay assumes that enough descriptors are free.
+        // Makes the relay assume that enough descriptors are free.
         descriptors: Some(1_000_000),
         ..limits()
     };
@@ -51,7 +51,7 @@ fn a_relay_without_free_descriptors_waits_and_recovers() {
         let current = Some(open() as u64 + 8);
         setrlimit(Resource::Nofile, Rlimit { current, ..before }).unwrap();
         let mut taken = all_there_are();
-        // Frees one descriptor for the test's client.
+        // Frees one descriptor for the client in this test.
         taken.truncate(taken.len() - 1 - free);
         let mut waits = world.connect();
         thread::sleep(Duration::from_millis(100));
@@ -71,13 +71,13 @@ fn a_relay_without_free_descriptors_waits_and_recovers() {
     assert_eq!(world.who(), "a");
 }
 
-/// Returns the number of open files.
+/// Returns the number of open descriptors.
 fn open() -> usize {
-    // The listing itself needs one open file.
+    // The listing itself needs one descriptor.
     fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 
-/// Takes every free descriptor.
+/// Takes all free descriptors.
 fn all_there_are() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }

@@ -1,4 +1,4 @@
-//! The relay on loopback, with real sockets.
+//! Tests the relay on loopback, with real sockets.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -56,7 +56,7 @@ fn an_endpoint_that_refuses_connections_is_skipped() {
 
 #[test]
 fn an_endpoint_that_does_not_answer_is_skipped_after_a_timeout() {
-    // The endpoint's queue is full, so a client gets no reply.
+    // The accept queue of this endpoint is full, so its clients get no reply.
     let hangs = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     hangs.bind(&ANY.into()).unwrap();
     hangs.listen(0).unwrap();
@@ -119,7 +119,8 @@ fn a_client_that_was_not_redirected_is_reset() {
 
 #[test]
 fn a_half_closed_connection_still_carries_replies() {
-    // The endpoint replies after the client has ended, and still reads after its own end.
+    // The endpoint replies after the client has closed its direction, and reads after it has closed
+    // its own.
     let at = endpoint(|mut connection| {
         let mut told = Vec::new();
         connection.read_to_end(&mut told).unwrap();
@@ -158,7 +159,7 @@ fn a_reset_resets_the_other_side() {
     client.write_all(b"x").unwrap();
     let error = client.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    // The same test in the opposite direction.
+    // The same test with the directions exchanged.
     let (told, seen) = std::sync::mpsc::channel();
     let at = endpoint(move |mut connection| {
         connection.write_all(b"a").unwrap();
@@ -174,7 +175,7 @@ fn a_reset_resets_the_other_side() {
     assert_eq!(seen.recv().unwrap(), ErrorKind::ConnectionReset);
 }
 
-/// Writes until the buffers are full, and returns the number of bytes.
+/// Writes until all buffers are full. Returns the number of written bytes.
 fn write_until_full(connection: &mut TcpStream) -> usize {
     connection
         .set_write_timeout(Some(Duration::from_millis(700)))
@@ -190,7 +191,7 @@ fn write_until_full(connection: &mut TcpStream) -> usize {
 #[test]
 fn a_slow_reader_delays_the_writer_without_data_loss() {
     let all = [Carriage::Copy, Carriage::Splice, Carriage::Adaptive].map(|one| (one, 1_024));
-    // The same bytes arrive even without room for large reads.
+    // The same bytes also arrive if no large read may wait in memory.
     for (carriage, waiting) in [&all[..], &[(Carriage::Copy, 0), (Carriage::Adaptive, 0)]].concat()
     {
         let with = Limits {
@@ -215,8 +216,8 @@ fn a_slow_reader_delays_the_writer_without_data_loss() {
         let mut client = world.connect();
         let before = resident();
         let written = write_until_full(&mut client);
-        // The socket buffers belong to the kernel, and `tcp_rmem` and `tcp_wmem` bound them. The tests
-        // that run beside this one allocate a few megabytes of their own.
+        // The socket buffers are the kernel's memory, bounded by `tcp_rmem` and `tcp_wmem`.
+        // Parallel tests of this process allocate a few megabytes.
         let grown = resident().saturating_sub(before);
         assert!(grown < 48 << 20, "{carriage:?}: {grown} bytes");
         go.send(()).unwrap();
@@ -261,7 +262,7 @@ fn large_transfers_work_in_both_directions_at_once() {
 #[test]
 fn clients_wait_for_a_free_descriptor() {
     let with = Limits {
-        // Descriptors for the listening port and two connections.
+        // Enough descriptors for the listening port and two connections.
         descriptors: Some(5),
         ..limits()
     };
@@ -283,7 +284,7 @@ fn clients_wait_for_a_free_descriptor() {
     hold(third);
 }
 
-/// Checks that no port opens without a free descriptor, and that existing ports continue.
+/// Without a free descriptor, no port opens, but open ports continue to serve.
 #[test]
 fn a_closed_listening_port_frees_its_descriptor() {
     let with = Limits {
@@ -322,14 +323,14 @@ fn connections_beyond_the_limit_wait() {
     second.read_exact(&mut [0; 1]).unwrap();
 }
 
-/// Checks that bytes are copied without a free pipe or its descriptors.
+/// Without a free pipe, or without descriptors for one, the relay copies bytes.
 #[test]
 fn without_a_free_pipe_bytes_are_copied() {
     let none = Limits {
         pipes: 0,
         ..limits()
     };
-    // Descriptors for the listening port and one connection.
+    // Enough descriptors for the listening port and one connection.
     let few = Limits {
         descriptors: Some(3),
         ..limits()
@@ -345,7 +346,7 @@ fn without_a_free_pipe_bytes_are_copied() {
     }
 }
 
-/// Checks that spare pipes are closed for new connections.
+/// If a new connection needs descriptors, the relay closes unused pipes.
 #[test]
 fn spare_pipes_are_closed_for_new_connections() {
     let with = Limits {
@@ -441,7 +442,7 @@ fn udp(limits: Limits, endpoints: &[SocketAddr]) -> World {
 
 #[test]
 fn a_udp_flow_keeps_its_endpoint_until_idle() {
-    // This time is longer than the delay of a reply on a loaded machine.
+    // Longer than the delay of a reply on a loaded machine.
     let with = Limits {
         udp_idle: Duration::from_secs(2),
         ..limits()
@@ -500,7 +501,7 @@ fn traffic_is_counted_by_endpoint() {
     for _ in 0..5 {
         assert_eq!(ask(&one, "xy"), "axy");
     }
-    // The client may get the reply before the relay counts it.
+    // The client may receive the reply before the relay has counted it.
     until("the last answer is counted", || {
         world.port.counters.read().0.packets_out >= 5
     });
@@ -533,7 +534,7 @@ fn a_udp_flow_to_a_removed_endpoint_ends() {
 fn the_longest_idle_udp_flow_is_evicted_at_the_limit() {
     let with = Limits {
         udp_idle: LONG,
-        // A client may have half of the flows.
+        // One client may have half of these flows.
         udp_flows: 16,
         ..limits()
     };

@@ -1,4 +1,4 @@
-//! Tests of the shares of one client and one Service, in a network namespace with several client
+//! Tests the shares of one client and of one Service, in a network namespace with several client
 //! addresses and a short range of ephemeral ports.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -20,7 +20,7 @@ use support::{ANY, LONG, World, by, connect, limits, named, open, until};
 
 const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// Runs a test scenario on a node with addresses of several clients.
+/// Runs a test on a node that has the addresses of several clients.
 fn on_a_node(story: impl FnOnce() + Send) {
     in_namespace(|| {
         let up = "ip link set lo up && ip addr add 10.0.0.1/24 dev lo";
@@ -35,7 +35,7 @@ fn on_a_node(story: impl FnOnce() + Send) {
     });
 }
 
-/// Connects from this address.
+/// Opens a connection from the address of this client.
 fn connect_from(client: u8, to: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let from = SocketAddr::from(([10, 0, 0, client], 0));
@@ -46,7 +46,7 @@ fn connect_from(client: u8, to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Reports whether the connection is served: the endpoint sends its name.
+/// Reports whether a connection reaches an endpoint, which then sends its name.
 fn is_served(stream: &mut TcpStream) -> bool {
     let mut name = [0];
     stream
@@ -55,7 +55,7 @@ fn is_served(stream: &mut TcpStream) -> bool {
     matches!(stream.read(&mut name), Ok(1))
 }
 
-/// Opens listening ports until opening fails, and returns the ports with the error.
+/// Opens listening ports until an attempt fails. Returns the ports and the error.
 fn open_all(relay: &Relay, transport: Transport, at: IpAddr) -> (Vec<ListeningPort>, String) {
     let mut all = Vec::new();
     loop {
@@ -95,7 +95,7 @@ fn half_of_the_ephemeral_ports_are_left_to_the_node() {
             numbers.len() <= 60,
             "both families have the same: {numbers:?}"
         );
-        // The relay holds at most 60 of the 100 ephemeral ports, so the node can open 40
+        // The relay uses at most 60 of the 100 ephemeral ports, so the node can still open 40
         // connections.
         let server = TcpListener::bind(("127.0.0.1", 80)).unwrap();
         let at = server.local_addr().unwrap();
@@ -185,7 +185,7 @@ fn one_service_cannot_use_all_connections() {
 fn the_largest_client_is_evicted_when_descriptors_run_short() {
     on_a_node(|| {
         let limits = Limits {
-            // Descriptors for the listening ports and 40 connections.
+            // Enough descriptors for the listening ports and 40 connections.
             descriptors: Some(161),
             ..limits()
         };
@@ -210,7 +210,7 @@ fn the_largest_client_is_evicted_when_descriptors_run_short() {
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
 fn one_client_cannot_use_all_udp_flows() {
     on_a_node(|| {
-        // The endpoint reports the source port of each flow.
+        // The endpoint receives the source port of each flow.
         let endpoint = UdpSocket::bind(ANY).unwrap();
         let to = endpoint.local_addr().unwrap();
         thread::spawn(move || {
@@ -265,7 +265,8 @@ fn udp_flows_leave_ephemeral_ports_to_the_node() {
                 socket.send_to(b"x", world.port.at).unwrap();
             }
         }
-        // The relay may use a quarter of the ports, and a Service three quarters of these.
+        // The relay may use a quarter of the ephemeral ports, and a Service three quarters of
+        // these.
         until("all have come", || {
             world.relay.counters().evicted() == 200 - 19
         });

@@ -1,4 +1,4 @@
-//! Endpoints of the relay's tests, on loopback.
+//! Endpoints for tests of the relay, on loopback.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -14,7 +14,7 @@ use relay::{AllowedClients, Limits, ListeningPort, PortBackends, Relay, Transpor
 
 pub(crate) const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Returns the limits of most tests, where no rule redirects.
+/// Returns the limits that most tests use. No rule redirects to their ports.
 pub(crate) fn limits() -> Limits {
     Limits {
         reach: AllowedClients::Anybody,
@@ -23,7 +23,7 @@ pub(crate) fn limits() -> Limits {
     }
 }
 
-/// A relay with one port.
+/// A relay with one open port.
 pub(crate) struct World {
     pub(crate) relay: Relay,
     pub(crate) port: ListeningPort,
@@ -44,7 +44,7 @@ impl World {
         connect(self.port.at)
     }
 
-    /// Returns the name of the endpoint that replies.
+    /// Returns the name of the endpoint that replies to a new connection.
     pub(crate) fn who(&self) -> String {
         let mut client = self.connect();
         let mut name = [0; 1];
@@ -63,7 +63,7 @@ pub(crate) fn open(
     relay.open(transport, at, &"default/web:http".into(), Arc::new(serving))
 }
 
-/// Returns the serving state of these endpoints.
+/// Returns these endpoints, without affinity and for all clients.
 pub(crate) fn by(endpoints: &[SocketAddr]) -> PortBackends {
     let mut endpoints = endpoints.to_vec();
     endpoints.sort();
@@ -79,7 +79,7 @@ pub(crate) fn connect(at: SocketAddr) -> TcpStream {
     client
 }
 
-/// Opens an endpoint that runs `serve` for each connection.
+/// Opens a TCP endpoint that calls `serve` for each connection.
 pub(crate) fn endpoint(serve: impl Fn(TcpStream) + Send + Sync + Clone + 'static) -> SocketAddr {
     let listener = TcpListener::bind(ANY).unwrap();
     let at = listener.local_addr().unwrap();
@@ -92,7 +92,7 @@ pub(crate) fn endpoint(serve: impl Fn(TcpStream) + Send + Sync + Clone + 'static
     at
 }
 
-/// Opens an endpoint for TCP and UDP on one port of an address.
+/// Opens an endpoint at an address, with one port number for both TCP and UDP.
 pub(crate) fn both(at: IpAddr, name: &'static str) -> SocketAddr {
     both_at(SocketAddr::new(at, 0), name)
 }
@@ -102,7 +102,7 @@ pub(crate) fn both_at(at: SocketAddr, name: &'static str) -> SocketAddr {
     fixtures::endpoint::open(at, name).unwrap()
 }
 
-/// Opens an endpoint that sends its name, and then echoes.
+/// Opens an endpoint that sends its name, and then returns all bytes that it receives.
 pub(crate) fn named(name: &'static str) -> SocketAddr {
     endpoint(move |mut connection| {
         let _ = connection.write_all(name.as_bytes());
@@ -110,7 +110,7 @@ pub(crate) fn named(name: &'static str) -> SocketAddr {
     })
 }
 
-/// Returns an address without a listener.
+/// Returns an address and port at which no process listens.
 pub(crate) fn nobody() -> SocketAddr {
     let listener = TcpListener::bind(ANY).unwrap();
     listener.local_addr().unwrap()
