@@ -1,4 +1,4 @@
-//! Reads, writes and queries of this mode, on its kernel threads.
+//! Reads, writes and queries of this mode, which its worker threads make.
 
 use engine::KernelAccess;
 use proxy::Unreadable;
@@ -30,7 +30,8 @@ impl<K: Kernel> KernelAccess<K> for Iptables {
     }
 
     fn query(kernel: &mut K, config: &Config, _: CanaryQuery) -> Result<bool, Unreadable> {
-        // Reads the table with the fewest rules. A flush of all tables empties this table too.
+        // Reads the table that has the fewest rules. A flush of all tables also deletes the canary
+        // in this one.
         let saved = read(kernel, config, Some(Table::Mangle));
         saved.map(|saved| saved.base.has_canary(Table::Mangle))
     }

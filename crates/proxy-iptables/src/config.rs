@@ -1,4 +1,4 @@
-//! Settings of this mode from flags and the node, for one IP family.
+//! Settings of this mode for one IP family, from flags and from the node.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use proxy::LocalDetector;
     reason = "each is a flag, or a fact about the node"
 )]
 pub struct Config {
-    /// True if all Service traffic is masqueraded (`--masquerade-all`).
+    /// True if the rules masquerade all traffic of Services (`--masquerade-all`).
     pub masquerade_all: bool,
-    /// Mark of packets for masquerading: `1 << --iptables-masquerade-bit`.
+    /// Mark of packets that the rules masquerade: `1 << --iptables-masquerade-bit`.
     pub masquerade_mark: u32,
-    /// Detector of traffic from this node's pods.
+    /// Detector of traffic from pods of this node.
     pub detector: LocalDetector,
-    /// True if 127.0.0.0/8 serves NodePorts: `--iptables-localhost-nodeports` is set, and
+    /// True if NodePorts are served at 127.0.0.0/8: `--iptables-localhost-nodeports` is set, and
     /// `--nodeport-addresses` includes these addresses. Always false for IPv6.
     pub localhost_node_ports: bool,
-    /// True if packets that connection tracking marks INVALID pass, because
+    /// True if the rules accept packets that connection tracking marks INVALID, because
     /// `nf_conntrack_tcp_be_liberal` is set.
     pub lets_invalid_pass: bool,
-    /// True if the kernel counts with nfacct. See [`Counter`](crate::Counter).
+    /// True if the kernel has nfacct counters (see [`Counter`](crate::Counter)).
     pub has_counters: bool,
-    /// `--iptables-sync-period`: period of the drift check.
+    /// Period of the drift check (`--iptables-sync-period`).
     pub sync_period: Duration,
-    /// Source port of masqueraded flows.
+    /// Kind of source port for masqueraded flows.
     pub source_port: SourcePort,
-    /// Modes whose leftovers are removed once this mode serves.
+    /// Modes whose leftovers this mode removes once it serves.
     pub modes: Footprints,
 }
 

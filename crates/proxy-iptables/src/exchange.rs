@@ -1,4 +1,4 @@
-//! Messages from and to the kernel threads of this mode.
+//! Messages to and from the worker threads of this mode.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::saved::Saved;
 
-/// The state of one part of the kernel.
+/// Content of one part of the kernel's state, as read.
 pub enum PartState {
     /// All rules, and the duration of their read.
     Rules(Box<Saved>, Duration),
@@ -14,5 +14,5 @@ pub enum PartState {
     Addresses(BTreeSet<IpAddr>),
 }
 
-/// A query for the canary. The answer is true if the canary exists.
+/// A query for the canary. The response is true if the canary exists.
 pub struct CanaryQuery;

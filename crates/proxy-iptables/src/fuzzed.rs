@@ -1,12 +1,12 @@
-//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Only the
-//! fuzzer may use them.
+//! Entry points for the fuzzer: each parser of bytes from other programs, as a function of bytes.
+//! No other code may use them.
 
 use footprint::Footprints;
 
 use crate::config::Config;
 use crate::saved::Reader;
 
-/// Parses the output of `iptables-save`: this mode's rules, and leftovers of these modes.
+/// Parses bytes as the output of `iptables-save`: this mode's rules, and leftovers of these modes.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let config = Config {

@@ -1,24 +1,24 @@
-//! The types of this mode for the [`engine`].
+//! Types of this mode for the [`engine`].
 
 use crate::config::Config;
 use crate::plan::Plan;
 
 engine::kinds! {
-    /// The associated types of the iptables mode.
+    /// Types of the iptables mode.
     IptablesKinds { config: Config, plan: Plan }
 }
 
 engine::parts! {
     lanes {
-        /// The lane that writes rules and reads all rules.
+        /// Lane that writes rules and reads all rules.
         Rules,
-        /// The lane that only reads: addresses, and the canary.
+        /// Lane that only reads: the node's addresses, and the canary.
         Looks,
     }
     parts {
-        /// All rules of all tables.
+        /// All rules of this mode, in all tables.
         Rules on Rules: "the iptables rules",
-        /// The node's addresses.
+        /// Addresses of the node.
         Addresses on Looks: "the addresses of this node",
     }
 }

@@ -9,11 +9,11 @@
 //!
 //! [`Iptables`] contains the tables and implements [`Scheme`](engine::Scheme). An
 //! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. All code up
-//! to the plan is pure. The two implementations of [`Kernel`] are the iptables programs, on a
-//! separate thread, and the tests' strict fake.
+//! to the plan is pure. [`Kernel`] has two implementations: the iptables programs, run by a
+//! separate thread, and a strict fake for tests.
 //!
-//! The chains and rules equal those of upstream's iptables mode. docs/design/iptables-mode.md
-//! describes them, with reasons.
+//! Chains and rules equal those of upstream's iptables mode. docs/design/iptables-mode.md describes
+//! them, with reasons.
 
 mod access;
 mod base;

@@ -1,4 +1,4 @@
-//! Origins of this mode's names in the kernel.
+//! Origins of the names that this mode uses in the kernel.
 
 use footprint::origin::{
     ADDRESSES, ENDPOINTS, FILTER, FORWARD, HEALTH, LOCAL_ENDPOINTS, MANGLE, MARK, MASQUERADE, NAT,
@@ -8,7 +8,7 @@ use footprint::origin::{
 const ENDPOINT: &str = "EndpointSlices: one endpoint";
 const CANARY: &str = "kube-proxy: tells it whether the table was flushed";
 
-/// One row for each name. If one name is the beginning of another, the longer one comes first.
+/// One row for each name. If one name begins with another, the longer one is first.
 pub(crate) const ORIGINS: [Origin; 18] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-NODEPORTS", NODE_PORTS),

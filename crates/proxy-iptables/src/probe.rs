@@ -1,16 +1,16 @@
-//! A check of the kernel's abilities that this mode needs.
+//! Checks that the kernel has the features that this mode needs.
 
 use iptables::{FlowState, Iptables, IptablesError, Line, Match, Rule, SourcePort, Table, Target};
 use proxy::{IpFamily, Protocol};
 
 use crate::nfacct::{Counter, NfacctSocket};
 
-/// Tries rules with each match and target that all clusters need, in an unused chain. Then removes
-/// the rules.
+/// Writes rules with each match and target that all clusters need into an unused chain. Then
+/// removes the rules.
 ///
 /// # Errors
 ///
-/// The first refusal.
+/// Returns the first refusal.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
     const MARK: u32 = 0x4000;
     let localhost = family.localhost();
@@ -31,8 +31,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError>
     iptables.try_rules(family, &rules.collect::<Vec<_>>())
 }
 
-/// Reports whether table filter of a family has counting rules. Without a liberal conntrack, each
-/// family has a counting rule for INVALID packets.
+/// Reports whether table filter of a family has rules that count. Unless conntrack is liberal, this
+/// mode has a rule in each family that counts INVALID packets.
 pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     if iptables.is_empty(family) {
         return false;
@@ -48,11 +48,12 @@ pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
 }
 
 /// Checks that the kernel has counters and that iptables can use them. Creates missing counters.
-/// One process looks for counting rules. If none exists, another process tries a counting rule.
+/// Starts one process to look for rules that count. If there are none, starts another one to write
+/// such a rule.
 ///
 /// # Errors
 ///
-/// The reason, in words.
+/// Returns the reason as text.
 pub fn probe_counters(family: IpFamily, iptables: &Iptables) -> Result<(), String> {
     let ensured = NfacctSocket::open().and_then(|mut accounting| accounting.ensure());
     ensured.map_err(|error| error.to_string())?;

@@ -1,7 +1,7 @@
-//! The tables of this mode: the wanted rules, the actual rules, and their difference.
+//! Tables of this mode: wanted, actual and pending rules.
 //!
-//! The wanted rules may change during a write. So the tables record the rules in the plan, not the
-//! rules that are wanted now.
+//! The wanted rules may change while a plan is being written. So the tables record the rules in the
+//! plan, which may differ from the rules that are wanted now.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,16 +15,16 @@ use crate::plan::{Plan, PortWrites, Verdict, Verdicts};
 use crate::port::{Content, Slot};
 use crate::saved::Leftovers;
 
-/// All tables of one IP family.
+/// Tables of one IP family, one for each kind of entry.
 #[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) base: Entries<(), Arc<Base>, ()>,
     pub(crate) slots: Entries<Slot, Arc<str>, Arc<Owner>>,
     pub(crate) chains: Entries<Chain, Content, Arc<Owner>>,
-    /// Shared chains to write whole. An actual entry means a chain that differs from this mode's
-    /// form.
+    /// Shared chains that must be written as a whole. An actual entry is a chain whose rules are
+    /// not in this mode's form.
     pub(crate) disordered: Entries<Shared, (), ()>,
-    /// Leftovers of other modes. No Service waits for their removal.
+    /// Leftovers of other modes. They never delay a Service.
     pub(crate) leftovers: Entries<(), Leftovers, ()>,
 }
 
@@ -39,13 +39,13 @@ impl Tables {
         tables
     }
 
-    /// Counts unwanted rules of Services as late, unless `removals` excuses them.
+    /// Sets whether unwanted rules of Services count as late.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.chains.count_removals(removals);
     }
 
-    /// Reports whether the kernel has all rules that every Service needs.
+    /// Reports whether the kernel has all rules that Services share.
     pub(crate) fn has_base(&self) -> bool {
         self.base.pending_len() == 0 && self.disordered.pending_len() == 0
     }
@@ -58,12 +58,12 @@ impl Tables {
             && chains.all(|chain| !self.chains.is_pending(chain))
     }
 
-    /// Reports whether all Services are served by this mode.
+    /// Reports whether this mode serves all Services.
     pub(crate) fn serve_all(&self) -> bool {
         self.has_base() && self.slots.pending_len() == 0 && self.chains.pending_len() == 0
     }
 
-    /// Records that the plan wrote no rules.
+    /// Records that the plan has written nothing.
     pub(crate) fn fail_all(&mut self, plan: &Plan, now: Instant) {
         self.fail_base(plan, now);
         for part in &plan.parts {
@@ -77,7 +77,7 @@ impl Tables {
         }
     }
 
-    /// Records the outcome of each part of a plan, and reports the failures.
+    /// Records the outcome of each part of a plan, and adds failures to the report.
     pub(crate) fn settle(
         &mut self,
         plan: &Plan,
@@ -116,7 +116,7 @@ impl Tables {
                         }
                     }
                 }
-                // The kernel accepted other changes, so this change is at fault.
+                // The kernel accepted other changes, so only this change is invalid.
                 Verdict::Refused(_) => {
                     let owner = part.owner.as_ref().map(|owner| owner.name.clone());
                     let failure = failure("write iptables rules", owner, verdict);
@@ -134,7 +134,7 @@ impl Tables {
             let what = format!("remove iptables chain {chain}");
             report.failures.extend(failure(&what, None, verdict));
             if matches!(verdict, Verdict::Refused(_)) {
-                // A rule of another program leads to the chain. No Service is affected.
+                // A rule of another program jumps to the chain. No Service depends on its deletion.
                 self.chains.excuse(chain, now);
             } else {
                 self.chains.fail(chain, now);
@@ -180,7 +180,7 @@ impl Tables {
     }
 }
 
-/// Returns the failure to report for a refusal.
+/// Returns the failure to report for a refusal, or `None` for any other verdict.
 fn failure(object: &str, owner: Option<ServicePortName>, verdict: &Verdict) -> Option<Failure> {
     let Verdict::Refused(reason) = verdict else {
         return None;

@@ -1,5 +1,5 @@
-//! Compares the strict fake with the programs and the kernel. Both accept or refuse the same
-//! restores, and then have the same rules.
+//! Compares the strict fake with the iptables programs and the kernel. Both must accept or refuse
+//! the same restores, and then have the same rules.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fmt::Write as _;
@@ -11,15 +11,15 @@ use proxy::IpFamily;
 use proxy_iptables::fake::FakeKernel;
 use proxy_iptables::{IptablesKernel, Kernel, Table};
 
-/// Number of consecutive restores.
+/// Number of restores in a row.
 const RESTORES: usize = 60;
 
 /// A source of random restores.
 struct Restores(Chance);
 
 impl Restores {
-    /// Returns a rule as `iptables-save` prints it. Jumps lead only to chains of higher numbers, so
-    /// that no loop exists.
+    /// Returns a rule in the form of `iptables-save`. Jumps lead only to chains with higher
+    /// numbers, so that no loop exists.
     fn rule(&mut self, family: IpFamily) -> String {
         let chain = self.0.small(4);
         let name = if self.0.small(6) == 0 {
@@ -48,7 +48,7 @@ impl Restores {
         }
     }
 
-    /// Returns a restore that declares chains first, as the mode does.
+    /// Returns a restore that declares all chains first, as the mode does.
     fn restore(&mut self, family: IpFamily) -> String {
         let mut text = String::new();
         for table in ["filter", "nat"] {
@@ -65,18 +65,19 @@ impl Restores {
     }
 }
 
-/// Returns true if the kernel accepted the restore. An unexpected error ends the test.
+/// Returns true if the kernel accepts the restore, and false if it refuses. Panics on any other
+/// error.
 fn taken(kernel: &mut impl Kernel, text: &str) -> bool {
     let done = kernel.restore(&mut |to| to.write_all(text.as_bytes()));
     match done {
         Ok(()) => true,
-        // The programs' error messages do not distinguish a refused rule from a missing module.
+        // The programs' messages do not distinguish a refused rule from a missing module.
         Err(refusal) if matches!(refusal.kind, Kind::Refused | Kind::NoModule) => false,
         Err(refusal) => panic!("{text}: {refusal:?}"),
     }
 }
 
-/// Returns chains and rules of the written tables.
+/// Returns the chains and rules of the tables that the restores write.
 fn held(kernel: &mut impl Kernel) -> Vec<String> {
     let mut held = Vec::new();
     for table in [Table::Filter, Table::Nat] {
@@ -90,7 +91,7 @@ fn held(kernel: &mut impl Kernel) -> Vec<String> {
             }
         });
         told.unwrap();
-        // Programs sort chains by name or creation. Rules keep their order.
+        // Some programs sort chains by name, others by creation. All keep the order of rules.
         lines.sort_by_key(|line| line.split(' ').take(2).collect::<String>());
         held.push(format!("{table:?}: {lines:#?}"));
     }
@@ -132,7 +133,7 @@ fn compare(family: IpFamily, backend: Backend) {
         "{backend:?} {family}: {}",
         differences.join("\n")
     );
-    // Among the restores are accepted and refused ones.
+    // Some of the restores must be accepted, and some refused.
     assert!((RESTORES / 5..RESTORES).contains(&refused), "{refused}");
 }
 
