@@ -1,4 +1,4 @@
-//! Reads and writes of this mode, on its kernel threads.
+//! Reads and writes of this mode, which its worker threads make.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::port::Listener;
 use crate::proxier::Userspace;
 use relay::PortBackends;
 
-/// Limit of writes in the search for a refused change.
+/// Largest number of writes with which one plan isolates its refused changes.
 const MAX_WRITES: usize = 32;
 
 impl<K: Kernel> KernelAccess<K> for Userspace {
@@ -51,7 +51,7 @@ impl<K: Kernel> KernelAccess<K> for Userspace {
 }
 
 /// Sets the endpoints of a listening port, and opens the port if necessary. After a failure, opens
-/// no further port of that protocol. Each attempt may search all port numbers, and thousands of
+/// no other port of the same protocol. Each attempt may search all port numbers, and thousands of
 /// ports may follow.
 fn serve(
     kernel: &mut impl Kernel,
@@ -74,9 +74,8 @@ fn serve(
     opened
 }
 
-/// Writes the whole plan in one step. If the kernel refuses, writes the base with the existing
-/// redirects first. Then splits the changes in halves again and again, until each refused change is
-/// isolated.
+/// Writes the whole plan in one step. If the kernel refuses, first writes the base with the
+/// existing redirects. Then halves the changes until each refused change is isolated.
 fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
     let Err(refusal) = kernel.redirect(plan) else {
         return RedirectOutcomes::default();
@@ -94,8 +93,8 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
         return refuse_all(refusal);
     }
     if plan.base.is_some() {
-        // A whole write removes all redirects that it does not name, so it must name the existing
-        // ones.
+        // A whole write removes each redirect that it does not name, so this write must name all
+        // existing ones.
         let was_there = plan
             .changes
             .iter()

@@ -1,4 +1,4 @@
-//! The listening ports and redirects that each Service wants.
+//! Claims of Services: the listening ports and redirects that they want.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,19 +10,20 @@ use crate::plan::RedirectTarget;
 use crate::port::{Listener, ListenerKind, ServedPort};
 use crate::tables::Tables;
 
-/// The claims of all Services of one IP family.
+/// Claims of all Services of one IP family.
 #[derive(Default)]
 pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
     by_owner: HashMap<Arc<Owner>, Arc<ServedPort>>,
 }
 
-/// Facts about the node that redirects depend on.
+/// Facts about the node that affect redirects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RedirectFacts {
-    /// The node address that packets from other hosts are redirected to.
+    /// Address of the node to which packets from other hosts are redirected, or `None` while it is
+    /// unknown.
     pub(crate) via: Option<IpAddr>,
-    /// Detector of traffic from this node's pods.
+    /// Detector of traffic from pods of this node.
     pub(crate) detector: LocalDetector,
 }
 
@@ -32,7 +33,7 @@ impl Claims {
         self.ports.keys()
     }
 
-    /// Reports whether the kernel has every port and redirect that a Service claims.
+    /// Reports whether every port and redirect that a Service claims exists.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
         tables.base.pending_len() == 0 && ports.all(|port| tables.has_all_of(&port.owner))
@@ -64,8 +65,8 @@ impl Claims {
         }
     }
 
-    /// Returns the ports of a previous process that rules use for this Service port only. The rules
-    /// stay correct if this process opens the same ports.
+    /// Returns the ports of an earlier process to which rules lead for this Service port alone. If
+    /// this process opens the same ports, the rules stay correct.
     pub(crate) fn ports_before(
         &self,
         owner: &Arc<Owner>,
@@ -107,7 +108,7 @@ impl Claims {
         ports
     }
 
-    /// Claims an owner's redirects again after its ports were opened.
+    /// Claims the redirects of an owner again, because its ports are open now.
     pub(crate) fn aim(
         &self,
         owner: &Arc<Owner>,

@@ -1,4 +1,4 @@
-//! Settings of this mode from flags and the node, for one IP family.
+//! Settings of this mode for one IP family, from flags and from the node.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use proxy::LocalDetector;
 /// Settings of the userspace mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Detector of traffic from this node's pods.
+    /// Detector of traffic from pods of this node.
     pub detector: LocalDetector,
-    /// True if NodePorts on all addresses include localhost.
+    /// True if localhost also serves NodePorts when all addresses do.
     pub localhost_node_ports: bool,
-    /// Mark of the relay's own connections ([`Limits::mark`](relay::Limits::mark)). Marked packets
-    /// are not redirected.
+    /// Mark of the relay's own packets ([`Limits::mark`](relay::Limits::mark)). No rule redirects
+    /// marked packets.
     pub own_mark: Option<u32>,
     /// Period of the drift check.
     pub sync_period: Duration,
-    /// Modes whose leftovers are removed once this mode serves.
+    /// Modes whose leftovers this mode removes once it serves.
     pub modes: Footprints,
 }
 

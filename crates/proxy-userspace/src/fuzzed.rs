@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Only the
-//! fuzzer may use them.
+//! Entry points for the fuzzer: each parser of bytes from other programs, as a function of bytes.
+//! No other code may use them.
 
 use footprint::Footprints;
 use nftables_netlink::fuzzed::pieces;
@@ -11,7 +11,7 @@ use crate::redirect::iptables::SaveReader;
 use crate::redirect::nftables::layout::{maps, table};
 use crate::redirect::nftables::read;
 
-/// Parses the output of `iptables-save`: redirects, and leftovers of these modes.
+/// Parses bytes as the output of `iptables-save`: redirects, and leftovers of these modes.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let config = Config {
@@ -27,7 +27,7 @@ pub fn saved(bytes: &[u8], modes: Footprints) {
     }
 }
 
-/// Parses an object of the redirect table. Treats the elements as elements of each map.
+/// Parses bytes as an object of the redirect table. Treats elements as elements of each map.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     let elements = read.elements.map(|(_, elements)| elements);

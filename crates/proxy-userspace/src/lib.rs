@@ -1,5 +1,5 @@
-//! The userspace mode of kube-proxy: a listening port of this process for each Service port, and
-//! redirects of the Service's addresses to it.
+//! The userspace mode of kube-proxy. This process opens listening ports for each Service port, and
+//! rules redirect packets to them.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables ─┬─▶ Sockets   ─▶ Relay: endpoints
@@ -9,11 +9,10 @@
 //!
 //! [`Userspace`] contains the tables and implements [`Scheme`](engine::Scheme). An
 //! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. All code up
-//! to the plan is pure. The two implementations of [`Kernel`] are a [`Relay`](relay::Relay) with
-//! rules that redirect packets to it, and the tests' strict fake. The relay does not know
-//! Kubernetes.
+//! to the plan is pure. [`Kernel`] has two implementations: a [`Relay`](relay::Relay) with rules
+//! that redirect packets to it, and a strict fake for tests. The relay does not know Kubernetes.
 //!
-//! docs/userspace-mode.md describes the path of packets and the limits of this mode.
+//! docs/userspace-mode.md describes the path of packets, and the limits of this mode.
 
 mod access;
 mod claims;

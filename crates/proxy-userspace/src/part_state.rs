@@ -1,4 +1,4 @@
-//! Kernel state that the threads of this mode have read.
+//! Parts of the kernel's state that the worker threads of this mode have read.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use crate::plan::{Base, RedirectTarget};
 use crate::port::Portal;
 
-/// State that one read returned: the redirects or the addresses.
+/// A part of the kernel's state: the redirects, or the node's addresses.
 pub enum PartState {
     /// The redirects.
     Rules(Box<RedirectState>),
@@ -17,10 +17,10 @@ pub enum PartState {
     Addresses(BTreeSet<IpAddr>),
 }
 
-/// The redirects that the kernel holds.
+/// Redirects and related state that the kernel has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RedirectState {
-    /// Rules that do not depend on Services. `None` if any rule differs from the form that this
+    /// Rules that do not depend on Services. `None` if one of them is not in the form that this
     /// mode writes.
     pub base: Option<Base>,
     /// Redirects by portal.

@@ -1,20 +1,20 @@
-//! A check of the kernel's abilities that this mode needs.
+//! Checks that the kernel has the features that this mode needs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use iptables::{Iptables, IptablesError, Match, Rule, Table, Target};
 use proxy::{IpFamily, Protocol};
 
-/// Kernel modules, by alias, of the matches and targets that this mode usually needs. Used by
-/// [`Iptables::choose_loading`].
+/// Kernel modules, by alias, for the matches and targets that this mode usually needs
+/// ([`Iptables::choose_loading`]).
 pub const MODULES: [&str; 4] = ["ipt_tcp", "ipt_udp", "ipt_mark", "ipt_DNAT"];
 
-/// Tries rules with each match and target that all clusters need, in an unused chain. Then removes
-/// the rules.
+/// Writes rules with each match and target that all clusters need into an unused chain. Then
+/// removes the rules.
 ///
 /// # Errors
 ///
-/// The first refusal.
+/// Returns the first refusal.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
     let localhost: IpAddr = match family {
         IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),

@@ -9,16 +9,16 @@ use crate::part_state::RedirectState;
 use crate::plan::{Redirects, Refusal};
 use proxy::Unreadable;
 
-/// The redirects of one IP family in the kernel.
+/// Redirects of one IP family in the kernel.
 pub(crate) trait Redirect: Send {
-    /// Reads the redirects.
+    /// Returns the redirects that the kernel has.
     ///
     /// # Errors
     ///
     /// The redirects cannot be read.
     fn read(&mut self, config: &Config) -> Result<RedirectState, Unreadable>;
 
-    /// Writes a whole plan or nothing. The caller must have read the redirects before.
+    /// Writes all redirects of a plan, or none. The caller must have read the redirects before.
     ///
     /// # Errors
     ///

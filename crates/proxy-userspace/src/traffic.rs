@@ -1,4 +1,4 @@
-//! Counters and endpoints of all listening ports, by Service port, for observers on other threads.
+//! Counters and endpoints of all open listening ports, for observers on other threads.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,14 +10,14 @@ use proxy::{IpFamily, Protocol, ServicePortName};
 use crate::port::Listener;
 use relay::{ListeningPort, PortBackends, PortCounters, TrafficCounts};
 
-/// The open listening ports with their counters. Clones share the same ports.
+/// Open listening ports with their counters. Clones share the ports.
 #[derive(Debug, Clone, Default)]
 pub struct Traffic(Arc<Mutex<Ports>>);
 
-/// The open ports by family and listener.
+/// Open ports by family and listener.
 type Ports = HashMap<(IpFamily, Listener), OpenPort>;
 
-/// Number of listening ports that this process has opened.
+/// Number of listening ports that this process has opened so far.
 static OPENINGS: AtomicU64 = AtomicU64::new(0);
 
 /// An open listening port.
@@ -29,23 +29,23 @@ struct OpenPort {
     serving: Arc<PortBackends>,
 }
 
-/// The traffic of one listening port. A Service port may have several listening ports.
+/// Traffic of one listening port. A Service port may have several of them.
 #[derive(Debug, Clone)]
 pub struct ListenerTraffic {
     /// Service port that owns the listener.
     pub name: ServicePortName,
-    /// Number of the opening, unique within this process. Each opening starts its counters at 0.
+    /// Number of the opening, unique within this process. Each opening begins with zero counters.
     pub opening: u64,
-    /// Total traffic.
+    /// Total traffic of the port.
     pub sum: TrafficCounts,
-    /// Traffic by endpoint.
+    /// Traffic of each endpoint.
     pub endpoints: Vec<(SocketAddr, TrafficCounts)>,
 }
 
 impl Traffic {
-    /// Returns the traffic of each listening port.
+    /// Returns the traffic of each open listening port.
     pub fn read(&self) -> Vec<ListenerTraffic> {
-        // Copies the ports first, so that the lock is not held while counters are read.
+        // Copies the list of ports first, so that the lock is free while this reads counters.
         let ports: Vec<_> = {
             let held = self.lock();
             let ports = held.iter();
@@ -68,7 +68,7 @@ impl Traffic {
         ports.into_iter().map(read).collect()
     }
 
-    /// Returns the owner and the endpoints of a listening port.
+    /// Returns the owner and the endpoints of an open port.
     pub fn listening(
         &self,
         family: IpFamily,
@@ -165,7 +165,7 @@ mod tests {
         };
         traffic.remove(IpFamily::V4, &listener(Scope::Local));
         assert_eq!(openings(), [cluster]);
-        // A port that is opened again counts from 0.
+        // A port that is opened again begins with zero counters.
         open(Scope::Local, 1_001);
         let again = openings()[1];
         assert!(again != local && again != cluster);

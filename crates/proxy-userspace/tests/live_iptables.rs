@@ -1,4 +1,4 @@
-//! The mode on a real kernel, with real packets, redirected by iptables.
+//! Tests the mode with real packets on a real kernel. iptables rules redirect them.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -54,7 +54,8 @@ fn a_new_process_takes_over_the_redirects() {
         let redirects = saved
             .lines()
             .filter(|line| line.contains("--to-destination"));
-        // Eight rules: two protocols, an address and a NodePort, from outside and from the node.
+        // Eight rules: for two protocols, an address and a NodePort, from outside and from the
+        // node.
         assert_eq!(redirects.count(), 8, "none twice");
     });
 }

@@ -1,4 +1,4 @@
-//! The mode on a real kernel, with real packets, redirected by a table of nf_tables.
+//! Tests the mode with real packets on a real kernel. A table of nf_tables redirects them.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -32,7 +32,8 @@ fn nftables_redirects_reach_the_endpoints_over_ipv6() {
     on_a_node(|| packets_find_their_way_over_ipv6(kernel));
 }
 
-/// Checks that rules which `nft` lists and rewrites equal this mode's rules, byte by byte.
+/// If `nft` lists this mode's rules and writes them again, they equal the original rules byte for
+/// byte.
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
 fn nftables_rules_that_detect_pods_read_back_unchanged() {
@@ -65,7 +66,7 @@ fn nft_lists_the_table_and_drift_is_repaired() {
             "fib daddr type local dnat to meta l4proto . th dport map @nodeports-node comment",
         ] {
             let is_there = listed.contains(part);
-            // Older versions print the comment at the end, and print `ip`.
+            // Older versions of `nft` print the comment at the end, and print `ip`.
             let plain = part.split(" comment").next().unwrap();
             let other = plain.replace("dnat to", "dnat ip to");
             assert!(

@@ -1,16 +1,16 @@
-//! Origins of this mode's names in the kernel.
+//! Origins of the names that this mode uses in the kernel.
 
 use footprint::origin::{FILTER, NAT, Origin, Space};
 
 use super::nftables::TABLE;
 
-/// The table of this mode.
+/// Objects in this mode's nftables table.
 const USERSPACE: Space<'static> = Space::Nftables(TABLE);
 const PORTALS: &str = "Services: their addresses, led to a listening port of kube-proxy";
 const PORTALS_NODE_PORTS: &str =
     "Services: spec.ports[].nodePort, led to a listening port of kube-proxy";
 
-/// One row for each name. If one name is the beginning of another, the longer one comes first.
+/// One row for each name. If one name begins with another, the longer one is first.
 pub(super) const ORIGINS: [Origin; 13] = [
     Origin::of(NAT, "KUBE-PORTALS-CONTAINER", PORTALS),
     Origin::of(NAT, "KUBE-PORTALS-HOST", PORTALS),

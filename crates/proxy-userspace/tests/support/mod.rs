@@ -1,4 +1,4 @@
-//! Endpoints of the mode's live tests.
+//! Endpoints for the tests of this mode on a real kernel.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod world;
@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 pub(crate) use fixtures::endpoint::{LONG, until};
 
-/// Opens an endpoint for TCP and UDP on one port of an address.
+/// Opens an endpoint at an address, with one port number for both TCP and UDP.
 pub(crate) fn both(at: IpAddr, name: &'static str) -> SocketAddr {
     both_at(SocketAddr::new(at, 0), name)
 }

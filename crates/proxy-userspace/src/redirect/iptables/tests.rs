@@ -21,7 +21,7 @@ fn aim(via: Option<&str>, ports: [u16; 3]) -> RedirectTarget {
     }
 }
 
-/// Reads a nat table with these rules.
+/// Returns the redirects that a table nat with these rules contains.
 fn read(family: IpFamily, config: &Config, rules: &[String]) -> (RedirectState, BTreeSet<String>) {
     let mut saved = SaveReader::new(family, config);
     saved.line("*nat");

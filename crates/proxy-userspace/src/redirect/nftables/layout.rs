@@ -13,12 +13,12 @@ use crate::port::Portal;
 /// Name of the table, in the families `ip` and `ip6`.
 pub(crate) const TABLE: &str = "kube-proxy-userspace";
 
-/// The origin of packets.
+/// Origin of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// Packets from an interface.
+    /// Packets that arrive on an interface.
     Outside,
-    /// Packets from pods of this node, which enter by an interface too.
+    /// Packets from pods of this node, which also arrive on an interface.
     Pods,
     /// Packets from this node itself.
     Node,
@@ -27,7 +27,8 @@ pub(super) enum Origin {
 impl Origin {
     pub(super) const ALL: [Self; 3] = [Self::Outside, Self::Pods, Self::Node];
 
-    /// Returns the names of two maps: the map of addresses and the map of NodePorts.
+    /// Returns the names of the two maps for this origin: the map of addresses, and the map of
+    /// NodePorts.
     pub(super) const fn maps(self) -> [&'static str; 2] {
         match self {
             Self::Outside => ["portals", "nodeports"],
@@ -36,7 +37,7 @@ impl Origin {
         }
     }
 
-    /// Returns the name of the map that contains the portal.
+    /// Returns the name of the map that contains this portal.
     pub(super) const fn map(self, portal: &Portal) -> &'static str {
         let [portals, node_ports] = self.maps();
         match portal.address {
@@ -53,7 +54,7 @@ pub(crate) fn table(family: IpFamily) -> Table {
     }
 }
 
-/// Returns all maps, without elements.
+/// Returns the definitions of all maps, without elements.
 pub(crate) fn maps(family: IpFamily) -> impl Iterator<Item = Set> {
     Origin::ALL.into_iter().flat_map(move |from| {
         let address = address_type(family);
@@ -70,7 +71,7 @@ pub(crate) fn maps(family: IpFamily) -> impl Iterator<Item = Set> {
     })
 }
 
-/// Returns the elements of a redirect, each with its map.
+/// Returns the elements of a redirect, each with the name of its map.
 pub(super) fn elements(
     family: IpFamily,
     portal: &Portal,

@@ -1,4 +1,4 @@
-//! The chains of the table and their rules, as `nft` would write them.
+//! Chains of the table with their rules, as `nft` would write them.
 
 use std::net::IpAddr;
 
@@ -11,11 +11,11 @@ use proxy::{IpFamily, LocalDetector};
 use super::layout::Origin;
 use crate::plan::{Base, NodePortsAt};
 
-/// Priority of the chains: `NF_IP_PRI_NAT_DST` less 10. They come before iptables, where leftover
-/// rules may lead to closed ports.
+/// Priority of the chains: `NF_IP_PRI_NAT_DST` less 10. The chains precede those of iptables, whose
+/// leftover rules may lead to closed ports.
 const PRIORITY: i32 = -110;
 
-/// Comment of the rules for NodePorts.
+/// Beginning of the comment on rules for NodePorts.
 pub(super) const EVERYWHERE: &str = "NodePorts";
 
 /// Returns the chains with their rules.
@@ -57,20 +57,21 @@ pub(super) fn chains(
     ]
 }
 
-/// Returns the rule that accepts the relay's packets.
+/// Returns the rule by which packets of the relay skip the redirects.
 fn pass_by(family: IpFamily, mark: u32) -> Rule {
     let line = Line::new(family).marked(mark).verdict(Verdict::Return);
     line.comment("connections of kube-proxy itself")
 }
 
-/// Returns the rule that looks up addresses.
+/// Returns the rule that looks up addresses in the map of portals.
 fn portals(from: Origin, line: &Line) -> Rule {
     let [map, _] = from.maps();
     let line = line.clone().translate_by(ADDRESS_AND_PORT, map);
     line.comment("addresses of Services")
 }
 
-/// Returns the rules that look up NodePorts: one, or one for each configured address.
+/// Returns the rules that look up NodePorts in their map. One rule, or one for each address that
+/// serves NodePorts.
 fn node_ports(family: IpFamily, from: Origin, line: &Line, base: &Base) -> Vec<Rule> {
     let [_, map] = from.maps();
     let line = line.clone();
@@ -97,7 +98,7 @@ fn node_ports(family: IpFamily, from: Origin, line: &Line, base: &Base) -> Vec<R
     }
 }
 
-/// Returns the comment of the rule for one address.
+/// Returns the comment on the rule for one address that serves NodePorts.
 pub(super) fn comment_of(address: IpAddr) -> String {
     format!("{EVERYWHERE} at {address}")
 }
