@@ -1,4 +1,4 @@
-//! Removes chains and jumps of iptables.
+//! Removes iptables chains and jumps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use iptables::{Entry, Iptables, Table, TakenChain, entries, restore_text};
 
 use crate::report::{Cleanup, Manner, many};
 
-/// Removes chains and jumps of these modes from these iptables backends.
+/// Removes the chains and jumps of these modes from these iptables backends.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     installed: &[Iptables],
@@ -82,15 +82,15 @@ pub(crate) fn remove(
     }
 }
 
-/// Empties the chains in these iptables backends. Keeps jumps to the chains, so that a later
-/// cleanup finds them.
+/// Empties the chains of these modes in these iptables backends. Keeps the jumps to them, so that a
+/// later cleanup still finds the chains.
 pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanup: &mut Cleanup) {
     for family in IpFamily::ALL {
         if iptables::exists(family).is_err() {
             continue;
         }
         for iptables in installed {
-            // The kernel tells whether a family has rules, so no program needs to start.
+            // The kernel itself reports a family without rules, so no program needs to run.
             if iptables.is_empty(family) {
                 continue;
             }

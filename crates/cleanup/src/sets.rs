@@ -9,18 +9,18 @@ use ipset_netlink::{Error, Ipset, Reason};
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner, Need, many};
 
-/// Time within which the nft backend releases a set after its last rule is deleted.
+/// Longest time after the deletion of a set's last rule until the nft backend releases the set.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Existing sets of some modes, of any type.
+/// Existing ipsets of some modes, of any type.
 pub(crate) struct Sets {
     ipset: Ipset,
     names: Vec<String>,
 }
 
 impl Sets {
-    /// Looks up each set by its name, because other programs' sets may be huge. Adds the members to
-    /// `evidence`.
+    /// Queries each set by its name, because sets of other programs may be huge. Adds the members
+    /// to `evidence`.
     pub(crate) fn read(
         modes: &[&'static Footprint],
         family: IpFamily,
@@ -50,7 +50,7 @@ impl Sets {
         Ok(Self { ipset, names })
     }
 
-    /// Destroys the sets, except sets whose members are still needed as evidence.
+    /// Destroys the sets. Keeps those whose members are still needed as evidence.
     pub(crate) fn remove(
         &mut self,
         family: IpFamily,

@@ -11,8 +11,8 @@ use nftables_netlink::{Change, CommitError, Element, ElementData, Error, Family,
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner, Need};
 
-/// Adds the members of sets in the modes' own tables to the evidence. These sets have the names of
-/// the ipsets.
+/// Adds the elements of sets in the modes' own tables to the evidence. These sets have the names of
+/// ipsets.
 pub(crate) fn read(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -23,7 +23,7 @@ pub(crate) fn read(
         let sets = (mode.sets)(family).into_iter();
         let telling: Vec<_> = sets.filter(|set| set.says != Says::Nothing).collect();
         for table in mode.nft_tables {
-            // The mode has no table with evidence.
+            // No set in a table of this mode is evidence.
             if telling.is_empty() {
                 continue;
             }
@@ -48,7 +48,8 @@ pub(crate) fn read(
     Ok(())
 }
 
-/// Converts a set element to the corresponding entry of an ipset.
+/// Returns the ipset member that corresponds to an element. Returns `None` for an element of
+/// another form.
 fn entry(says: Says, element: &Element, family: IpFamily) -> Option<Entry> {
     let key = &element.key[..];
     if let Says::NodePorts(_) = says {
@@ -63,7 +64,7 @@ fn entry(says: Says, element: &Element, family: IpFamily) -> Option<Entry> {
     match says {
         Says::Bound => Some(Entry::Ip(ip)),
         Says::VirtualServers | Says::Marks => {
-            // Each field of the key is padded to four bytes.
+            // Each part of the key is padded to four bytes.
             let protocol = IpProtocol(*rest.first()?);
             let port = port(rest.get(4..)?)?;
             Some(match &element.data {
@@ -80,7 +81,7 @@ fn entry(says: Says, element: &Element, family: IpFamily) -> Option<Entry> {
     }
 }
 
-/// Reads a mark, which the kernel stores in host byte order.
+/// Converts a firewall mark from host byte order, in which the kernel stores it.
 fn mark(bytes: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
@@ -95,8 +96,8 @@ fn port(bytes: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(..2)?.try_into().ok()?))
 }
 
-/// Empties the chains of tables whose sets are evidence for virtual servers. Packets then bypass
-/// the table, and its sets can still be read. Returns true if such a table existed.
+/// Empties the chains of tables whose sets are evidence for virtual servers. Packets then skip
+/// these tables, and the sets stay readable. Returns true if such a table existed.
 pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<bool, CommitError> {
     let of = Family::from(family);
     let mut has_any = false;
@@ -117,7 +118,8 @@ pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<b
     Ok(has_any)
 }
 
-/// Removes the tables. Keeps a table whose sets are evidence until the virtual servers are deleted.
+/// Removes the tables. If the sets of a table are evidence, keeps the table until the virtual
+/// servers are deleted.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!(entry(ports, &element(&[]), v4), None);
     }
 
-    /// Querying the kernel needs administrator rights.
+    /// Queries to the kernel need administrator rights.
     #[test]
     fn an_unreadable_table_is_not_reported_as_absent() {
         const MODE: &Footprint = &Footprint {
@@ -223,7 +225,7 @@ mod tests {
             );
             (is_here, read.is_err(), cleanup)
         };
-        // Capabilities belong to the thread, so a separate thread drops them.
+        // Capabilities belong to a thread, so only this thread drops them.
         let (is_here, is_error, cleanup) = thread::spawn(look).join().unwrap();
         if is_here {
             assert!(is_error);

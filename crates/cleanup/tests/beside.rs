@@ -1,6 +1,6 @@
-//! Cleanup while a mode serves, on a kernel with nf_tables. It removes entries of other modes in
-//! every iptables backend and keeps entries of the current mode. The tests compare the output of
-//! `nft` and `iptables-save`.
+//! Tests cleanup beside a serving mode, on a kernel with nf_tables. It removes entries of other
+//! modes from every iptables backend, and keeps those of the current mode. The tests compare the
+//! output of `nft` and `iptables-save`.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod shell;
@@ -23,7 +23,7 @@ const MODES: Footprints = &[
     &NFTABLES,
 ];
 
-/// Leftovers of iptables mode, and foreign rules.
+/// Leftovers of iptables mode, and rules of other programs.
 const RULES: &str = "*nat
 :KUBE-SERVICES - [0:0]
 :KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
@@ -38,8 +38,8 @@ COMMIT
 COMMIT
 ";
 
-/// Runs a test scenario in a separate network namespace with entries of two modes and of other
-/// programs. Returns `None` if the kernel has no nf_tables for IP.
+/// Runs a test in its own network namespace, with entries of two modes and of other programs.
+/// Returns `None` if the kernel lacks nf_tables for the family `ip`.
 fn on_a_node<T: Send>(story: impl FnOnce() -> T + Send) -> Option<T> {
     in_namespace(|| {
         let made = sh(
@@ -112,8 +112,8 @@ const REDIRECTS: &str = "*nat
 COMMIT
 ";
 
-/// Reports three facts about userspace mode: its table exists, one of its chains exists, and that
-/// chain has a rule.
+/// Reports three facts about userspace mode: whether its table exists, whether one of its chains
+/// exists, and whether that chain has a rule.
 fn redirects() -> [bool; 3] {
     let tables = sh("nft list tables ip", "");
     let rules = sh("iptables-nft-save", "");
@@ -148,18 +148,18 @@ fn only_redirects_to_an_ended_process_are_disabled() {
     });
 }
 
-/// Returns the leftovers of IPVS mode with its shim in nftables.
+/// Returns the leftovers of IPVS mode with its shim in nftables, as text.
 fn left_by_ipvs() -> String {
     let script = "nft list tables ip; iptables-nft-save -t nat
                   ip -oneline address show dev kube-ipvs0 2>/dev/null || true
                   ipvsadm -Sn 2>/dev/null || true";
     let left = sh(script, "");
-    // Comments contain the time, so they are removed.
+    // Removes the comments of `iptables-save`, because they contain the time.
     let lines = left.lines().filter(|line| !line.starts_with('#'));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Returns a process that owns an nftables table. No other process may change the table.
+/// Starts a process that owns an nftables table. No other process may change this table.
 fn owner() -> Child {
     let mut owner = Command::new("nft")
         .arg("-i")
@@ -178,13 +178,13 @@ fn owner() -> Child {
     owner
 }
 
-/// If the cleanup continued, the table would send packets to deleted virtual servers.
+/// A cleanup that continued would delete virtual servers to which the table still sends packets.
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
 fn a_table_that_cannot_be_emptied_keeps_its_whole_mode() {
     on_a_node(|| {
         sh(
-            // Some kernels lack one of these features.
+            // Some kernels lack dummy links or IPVS.
             "ip link add kube-ipvs0 type dummy 2>/dev/null || true
             ip addr add 10.96.0.10/32 dev kube-ipvs0 2>/dev/null || true
             ipvsadm -A -t 10.96.0.10:80 -s rr 2>/dev/null || true",
@@ -203,7 +203,7 @@ fn a_table_that_cannot_be_emptied_keeps_its_whole_mode() {
         );
         assert_eq!(cleanup.removed, [""; 0]);
         assert_eq!(left_by_ipvs(), before);
-        // The table disappears with its owner, and the cleanup then succeeds.
+        // The kernel deletes the table together with its owner, and the cleanup then succeeds.
         owner.kill().unwrap();
         owner.wait().unwrap();
         said(&clean_up_beside(MODES, &nftables, &[]));

@@ -1,5 +1,5 @@
-//! iptables programs that do not report their version. The cleanup must report their rules as
-//! unknown and not as absent.
+//! Tests iptables programs that do not report their version. The cleanup must report their rules as
+//! unknown, not as absent.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::fs;
@@ -15,8 +15,8 @@ const ENDED: &Footprint = &Footprint {
     ..Footprint::none("userspace")
 };
 
-/// The cleanup also searches `/usr/sbin` for programs. The mounts of a child process hide that
-/// folder.
+/// The cleanup also searches `/usr/sbin` for programs, so a child process hides that folder by
+/// mounts.
 #[test]
 fn state_behind_failing_programs_is_reported_as_unknown() {
     const IS_INSIDE: &str = "WITH_PROGRAMS_THAT_FAIL";
