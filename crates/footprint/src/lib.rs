@@ -1,5 +1,5 @@
-//! The names that each mode of kube-proxy uses in the kernel, as data. With these names a mode,
-//! `--check` and `--cleanup` find and remove entries of other modes.
+//! The names that each mode of kube-proxy uses in the kernel, as data. A mode, `--check` and
+//! `--cleanup` find and remove the entries of other modes by these names.
 //!
 //! ```text
 //!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save       removed = other modes' entries,
@@ -8,8 +8,8 @@
 //!                              └─▶ nft tables
 //! ```
 //!
-//! A mode knows its own footprint and receives the footprints of the other modes. A new mode adds a
-//! footprint and changes no other mode. The crate `cleanup` removes all entries that footprints
+//! Each mode has its own footprint, and gets the footprints of the other modes. So a new mode adds
+//! a footprint and changes no other mode. The crate `cleanup` removes all entries that footprints
 //! name.
 
 mod footprint;

@@ -1,4 +1,4 @@
-//! Leftovers of modes in iptables, and the tables after their removal.
+//! Tests which iptables entries are leftovers of a mode, and the rules that their removal leaves.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -29,7 +29,8 @@ fn is_jump_of_the_shim(line: &str) -> bool {
     jumps.any(|jump| jump == line)
 }
 
-/// Returns `saved` after the commands in `text`. Panics if a command has no effect.
+/// Returns the rules in `saved` as the commands in `text` change them. Panics if a command has no
+/// effect.
 fn after(saved: &str, text: &str) -> String {
     let table_of = |wanted: &str| {
         let mut table = "";
@@ -131,7 +132,7 @@ fn the_shim_keeps_only_rules_it_shares_with_leftovers() {
                 .all(|(chain, kept)| chain.starts_with(kept)),
         "{chains:?}"
     );
-    // A jump stays only if the shim also has it, or if it belongs to the kubelet.
+    // A jump stays only if the shim has it too, or if it belongs to the kubelet.
     let jumps = left.lines().filter(|line| {
         BUILT_IN
             .iter()
@@ -218,7 +219,7 @@ fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
     ];
     assert_eq!(chains, of_ipvs_mode);
     assert_eq!(found.jumps().count(), 5);
-    // Upstream's rules all belong to this mode.
+    // All of upstream's rules belong to this mode, too.
     assert!(beside(ReferencedChain::Keep, UPSTREAM).is_empty());
 
     let holds =
