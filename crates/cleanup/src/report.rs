@@ -20,10 +20,10 @@ pub struct Cleanup {
     pub draining: Vec<DrainingServer>,
 }
 
-/// Manner of a cleanup.
+/// Manner of a cleanup: which entries it removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// Remove entries.
+    /// Remove all entries of the modes.
     Remove,
     /// Remove entries, except those that open connections still need.
     Drain,
