@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The types of a mode, as an enum without values. Code that needs only these types thus does not
 /// depend on the mode's [`Scheme`](crate::Scheme).
 pub trait Kinds: 'static {
-    /// Settings of the mode.
+    /// Settings of the mode, from flags and the node.
     type Config: Config;
     /// Lanes of the mode. Each lane is a worker thread.
     type Lane: Lane;
@@ -30,7 +30,7 @@ pub trait Config: Send + Sync + 'static {
 /// A part of the kernel's state that one read covers. Either its whole content is known, or nothing
 /// of it.
 pub trait Part: Copy + Eq + Send + 'static {
-    /// Lanes of the mode.
+    /// Lanes that read the parts.
     type Lane;
 
     /// All parts of the mode.
@@ -97,7 +97,7 @@ macro_rules! parts {
         pub enum Part { $($(#[$about_part])* $part,)+ }
 
         impl Part {
-            /// All parts.
+            /// All parts, in the order of their declaration.
             pub const ALL: &'static [Self] = &[$(Self::$part),+];
 
             /// Returns the part's name for operators.

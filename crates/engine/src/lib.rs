@@ -152,7 +152,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
     }
 
-    /// Sets the current time.
+    /// Sets the current time in the state and in all tables.
     fn begin(&mut self, now: Instant) {
         self.state.now = now;
         self.scheme.begin(now);

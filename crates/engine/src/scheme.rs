@@ -10,7 +10,7 @@ use crate::kinds::Kinds;
 use crate::served::Served;
 use crate::state::State;
 
-/// Settings of a mode.
+/// Settings type of a mode.
 pub(crate) type ConfigOf<S> = <<S as Scheme>::Kinds as Kinds>::Config;
 
 /// The lanes of a mode. Each lane is a worker thread.
@@ -24,9 +24,9 @@ pub(crate) type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
 /// The next work of a lane. The lane first writes the plan, and then sends the query.
 pub struct Step<S: Scheme> {
-    /// The plan to write.
+    /// The plan to write, or `None` if no write is due.
     pub plan: Option<PlanOf<S>>,
-    /// The query to send.
+    /// The query to send after the plan, or `None` for no query.
     pub query: Option<S::Query>,
 }
 
@@ -48,7 +48,7 @@ pub enum Extent<'a> {
     First,
     /// All Services, because a fact that affects each of them has changed.
     All,
-    /// Only these Services.
+    /// Only these Services, which have changed.
     These(&'a HashSet<NamespacedName>),
 }
 
@@ -89,15 +89,15 @@ pub enum Concern {
 /// A proxy mode for one IP family: its tables, its writing order, and the results of its reads and
 /// writes. Pure.
 pub trait Scheme: Sized + Send + 'static {
-    /// The mode's types.
+    /// The types of the mode that its components use.
     type Kinds: Kinds;
-    /// Result of a plan.
+    /// Outcomes of the writes in a plan.
     type Outcomes: Send + 'static;
     /// Content of a part, as read from the kernel.
     type PartContent: Send + 'static;
     /// A query to the kernel, other than the read of a part.
     type Query: Send + 'static;
-    /// Response to a query.
+    /// The kernel's response to a query.
     type QueryResponse: Send + 'static;
 
     /// The part with the node's addresses.
@@ -252,6 +252,6 @@ pub trait KernelAccess<K>: Scheme {
     /// Writes a plan to the kernel.
     fn write(kernel: &mut K, plan: &PlanOf<Self>) -> Self::Outcomes;
 
-    /// Sends a query.
+    /// Sends a query to the kernel, and returns the response.
     fn query(kernel: &mut K, config: &ConfigOf<Self>, query: Self::Query) -> Self::QueryResponse;
 }

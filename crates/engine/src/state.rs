@@ -23,11 +23,11 @@ struct Knowledge {
 
 /// State that the engine keeps for a mode.
 pub struct State<K: Kinds> {
-    /// The mode's settings.
+    /// The mode's settings, from flags and the node.
     pub config: Arc<K::Config>,
     /// Time at which the engine was last called.
     pub now: Instant,
-    /// Facts about this node.
+    /// Facts about this node, for the compilation of Services.
     pub node: NodeFacts,
     /// New addresses that the kernel has reported since the last read of the node's addresses.
     pub(crate) arriving: HashSet<IpAddr>,
