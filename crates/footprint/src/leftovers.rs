@@ -20,7 +20,7 @@ pub struct Leftovers {
     tables: BTreeMap<Table, Chains>,
 }
 
-/// Leftovers in one table.
+/// Leftover chains and jumps of one table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Chains {
     names: BTreeSet<String>,
@@ -103,7 +103,7 @@ impl Finder {
         }
     }
 
-    /// Examines a rule.
+    /// Examines a rule, and records it if it belongs to leftovers.
     pub fn rule(&mut self, table: Table, rule: RuleLine<'_>) {
         let of_table = self.names.get_mut(&table);
         if let Some(has_rules) = of_table.and_then(|names| names.get_mut(rule.chain)) {
@@ -137,7 +137,7 @@ impl Finder {
             })
     }
 
-    /// Returns the found leftovers.
+    /// Returns the leftovers that the finder has found.
     pub fn finish(self) -> Leftovers {
         let (mut found, held) = (self.found, self.held);
         for (table, mut names) in self.names {

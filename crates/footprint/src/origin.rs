@@ -10,11 +10,11 @@ use crate::{Footprint, Footprints};
 pub enum Space<'a> {
     /// A chain in this iptables table.
     Iptables(&'a str),
-    /// An ipset.
+    /// An ipset of the mode.
     Ipset,
     /// A chain, set or map in this nf\_tables table.
     Nftables(&'a str),
-    /// A network link.
+    /// A network link of the mode.
     Link,
 }
 

@@ -25,9 +25,9 @@ pub enum KernelFeature {
         /// Name of the scheduler.
         scheduler: String,
     },
-    /// ipset.
+    /// ipset in the kernel.
     Ipset,
-    /// nf_tables.
+    /// nf_tables in the kernel.
     NfTables,
     /// iptables rules of this backend, `nft` or `legacy`.
     Iptables(String),
