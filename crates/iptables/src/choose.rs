@@ -296,7 +296,7 @@ struct Evidence {
 }
 
 impl Evidence {
-    /// Returns the strongest evidence.
+    /// Returns the strongest evidence, as the reason for a choice.
     fn why(&self) -> BackendReason {
         match self {
             Self { has_hint: true, .. } => BackendReason::Hint,

@@ -42,7 +42,7 @@ pub enum IptablesError {
     Run {
         /// Name of the program.
         program: String,
-        /// Error of the system.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The program exceeded its time limit, and was killed.
@@ -66,7 +66,7 @@ pub enum IptablesError {
         table: &'static str,
         /// Family of the table, as nft names it.
         family: &'static str,
-        /// Cause of the failure.
+        /// Reason why the table cannot be read.
         why: String,
     },
     /// A chain that nft created prevents the use of a built-in chain.
@@ -75,7 +75,7 @@ pub enum IptablesError {
     /// The kernel does not report which tables exist.
     #[error("cannot ask nf_tables for the tables of iptables: {why}")]
     Unlisted {
-        /// Cause of the failure.
+        /// Reason why the kernel's reply is missing.
         why: String,
     },
     /// The program succeeded, but its output is incomplete.
@@ -91,7 +91,7 @@ pub enum IptablesError {
     Failed {
         /// Name of the program.
         program: String,
-        /// Kind of failure.
+        /// Kind of failure, derived from the message.
         kind: Kind,
         /// Number of the input line that the program names, counted from 1.
         line: Option<usize>,
@@ -100,7 +100,7 @@ pub enum IptablesError {
     },
 }
 
-/// A kind of failure.
+/// A kind of failure of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -374,7 +374,7 @@ impl Write for LineFinder {
     }
 }
 
-/// Explanation of a failure.
+/// Explanation of a failure, derived from the program's messages.
 struct Explanation {
     kind: Kind,
     /// Number of the faulty input line, counted from 1.

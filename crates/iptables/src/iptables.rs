@@ -102,7 +102,7 @@ impl Iptables {
         self.why
     }
 
-    /// Returns the chosen backend.
+    /// Returns the backend of these programs.
     pub fn backend(&self) -> Backend {
         self.backend
     }

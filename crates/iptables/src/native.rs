@@ -32,7 +32,7 @@ const MAX_PROCESSES: usize = 8;
 /// The part of a table that `iptables-save` has not printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnprintedPart {
-    /// The whole table.
+    /// The whole table was not printed.
     Whole,
     /// Base chains whose names are not those of built-in chains.
     BaseChains,
@@ -56,7 +56,7 @@ pub(crate) struct PrintedTables {
 }
 
 impl PrintedTables {
-    /// Reads an output line.
+    /// Updates the state with an output line.
     pub(crate) fn add(&mut self, line: &str) {
         if let Some(comment) = line.strip_prefix('#') {
             // "# Table `nat' contains incompatible base-chains, use 'nft' tool to list them."

@@ -10,7 +10,7 @@ use inet::IpFamily;
 pub struct TakenChain {
     /// Family and name of the table in nftables, such as `ip filter`.
     pub table: String,
-    /// Name of the chain.
+    /// Name of the blocked chain.
     pub chain: String,
     /// Hook and priority of the chain, as text.
     pub found: String,
@@ -50,9 +50,9 @@ impl fmt::Display for TakenChain {
 /// An iptables table that nft has made dormant (`flags dormant`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DormantTable {
-    /// Family of the table.
+    /// IP family of the table.
     pub family: IpFamily,
-    /// Name of the table.
+    /// Name of the table in iptables.
     pub name: &'static str,
 }
 

@@ -25,18 +25,18 @@ pub type Input<'a> = &'a mut (dyn FnMut(&mut dyn Write) -> io::Result<()> + Send
 /// A function that reads a program's standard output.
 pub type Output<'a> = &'a mut (dyn FnMut(&mut dyn BufRead) + Send);
 
-/// An installed program.
+/// An installed program, by its path.
 #[derive(Debug, Clone)]
 pub struct Program(PathBuf);
 
 /// Result of a program that has exited.
 #[derive(Debug)]
 pub struct ProgramExit {
-    /// Exit status.
+    /// Exit status of the program.
     pub status: ExitStatus,
     /// Standard output. Empty if the caller read it as a stream.
     pub stdout: String,
-    /// Standard error.
+    /// Standard error of the program.
     pub stderr: String,
 }
 
@@ -54,7 +54,7 @@ impl Program {
         Self(path)
     }
 
-    /// Returns the path.
+    /// Returns the path of the program.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -167,9 +167,9 @@ impl Program {
 /// Time limits of a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
-    /// Longest total time.
+    /// Longest total time that the program may run.
     pub whole: Duration,
-    /// Longest time without output.
+    /// Longest time that the program may run without output.
     pub silence: Duration,
 }
 

@@ -25,7 +25,7 @@ pub enum Match {
     InInterface(String),
     /// The packet came in through another interface, or through none.
     NotInInterface(String),
-    /// The transport protocol.
+    /// The packet has this transport protocol.
     Protocol(Protocol),
     /// Always true. Shows a comment to readers of the rules.
     Comment(Cow<'static, str>),
@@ -114,7 +114,7 @@ pub enum Field {
 pub enum Target {
     /// Accepts the packet in this table.
     Accept,
-    /// Drops the packet.
+    /// Drops the packet, without a reply to the sender.
     Drop,
     /// Returns to the rule after the jump to this chain.
     Return,
@@ -225,12 +225,12 @@ impl Rule {
         self
     }
 
-    /// Returns the conditions.
+    /// Returns the conditions, in the order in which they are printed.
     pub fn matches(&self) -> &[Match] {
         &self.matches
     }
 
-    /// Returns the action.
+    /// Returns the action, or `None` if the rule only counts.
     pub fn target(&self) -> Option<Target> {
         self.target
     }
@@ -260,9 +260,9 @@ impl Rule {
 pub struct Jump {
     /// The table of both chains.
     pub table: Table,
-    /// The built-in chain.
+    /// The built-in chain that contains the jump.
     pub from: &'static str,
-    /// The target chain.
+    /// The chain to which the rule jumps.
     pub to: &'static str,
     /// The jump's comment, if any.
     pub comment: Option<&'static str>,

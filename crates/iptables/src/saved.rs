@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use crate::table::Table;
 
-/// A line of `iptables-save`.
+/// A line in the output of `iptables-save`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Line<'a> {
     /// `*nat`: begins a table.
@@ -52,7 +52,7 @@ pub struct CountedRule<'a> {
     /// Number of matched packets. In table nat, this is the number of connections, because only the
     /// first packet of a connection passes the table.
     pub packets: u64,
-    /// The rule.
+    /// The rule without its counters.
     pub rule: RuleLine<'a>,
 }
 
@@ -77,7 +77,7 @@ fn first(words: &str) -> &str {
 pub struct RuleLine<'a> {
     /// The whole line, from `-A` on.
     pub text: &'a str,
-    /// The rule's chain.
+    /// The chain that contains the rule.
     pub chain: &'a str,
 }
 

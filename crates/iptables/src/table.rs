@@ -5,11 +5,11 @@ use std::fmt;
 /// An iptables table to which a kube-proxy writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
-    /// The table `mangle`.
+    /// The table `mangle`, which changes packets.
     Mangle,
-    /// The table `filter`.
+    /// The table `filter`, which accepts and drops packets.
     Filter,
-    /// The table `nat`.
+    /// The table `nat`, which translates addresses.
     Nat,
 }
 
@@ -48,7 +48,7 @@ pub const MAX_CHAIN_NAME: usize = 28;
 /// Name of a chain to which rules jump. Very many such names exist, so they need no allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainName {
-    /// A constant name.
+    /// A constant name, such as `KUBE-SERVICES`.
     Fixed(&'static str),
     /// A prefix, and 16 ASCII characters that distinguish the chains with this prefix.
     Hashed(&'static str, [u8; 16]),
