@@ -32,14 +32,14 @@ const FORWARDING: &str = "kubernetes forwarding rules";
 pub const FROM_OUTPUT: Jump = Jump::new(Table::Nat, "OUTPUT", SERVICES, PORTALS);
 /// Jump to [`SERVICES`] for packets that arrive at this node.
 pub const FROM_PREROUTING: Jump = Jump::new(Table::Nat, "PREROUTING", SERVICES, PORTALS);
-/// Jump to [`POSTROUTING`].
+/// Jump to [`POSTROUTING`] for packets that leave this node.
 pub const FROM_POSTROUTING: Jump = Jump::new(
     Table::Nat,
     "POSTROUTING",
     POSTROUTING,
     "kubernetes postrouting rules",
 );
-/// Jump to [`FORWARD`].
+/// Jump to [`FORWARD`] for forwarded packets.
 pub const FROM_FORWARD: Jump = Jump::new(Table::Filter, "FORWARD", FORWARD, FORWARDING);
 
 /// Returns the match for traffic from pods of this node, or `None` without a detector.

@@ -50,9 +50,9 @@ const fn after(bytes: usize) -> Register {
 /// A side of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The packet's source.
+    /// The source of the packet.
     Source,
-    /// The packet's destination.
+    /// The destination of the packet.
     Destination,
 }
 
@@ -478,7 +478,7 @@ impl Line {
 
     // ---- ends ----
 
-    /// Returns the rule.
+    /// Returns the completed rule, without a comment.
     pub fn rule(self) -> Rule {
         Rule {
             expressions: self.expressions,
