@@ -221,10 +221,10 @@ pub(super) trait IntoProxiers: OpenedKernel + Sized + 'static {
     /// The mode for one family.
     type Proxier: Mode + 'static;
 
-    /// See [`Opened::into_modes`].
+    /// Creates one mode for each family (see [`Opened::into_modes`]).
     fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Self::Proxier>>;
 
-    /// See [`Opened::preview`].
+    /// Returns the writes that the modes would make (see [`Opened::preview`]).
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview>;
 }
 
@@ -248,11 +248,11 @@ pub struct Start<'a> {
     /// Settings without the options that this node does not support. They may differ from the
     /// settings with which the kernel was opened.
     pub settings: &'a Settings,
-    /// Name of this node.
+    /// Name of this node in the cluster.
     pub node: &'a str,
     /// Model of the cluster. It may contain this node's Node object.
     pub model: &'a Model,
-    /// Time of the start.
+    /// Time at which the mode starts.
     pub now: Instant,
 }
 
@@ -266,7 +266,7 @@ impl Start<'_> {
     }
 }
 
-/// A kernel module.
+/// A kernel module that a mode uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
     /// Name of the module.
@@ -297,7 +297,7 @@ pub(super) fn modules<'a>(
 
 /// A flag that only one mode reads.
 pub struct OwnFlag {
-    /// Name without dashes.
+    /// Name of the flag, without dashes.
     pub name: &'static str,
     /// Reports whether the flag's values differ between two sets of flags.
     pub differs: fn(&Flags, &Flags) -> bool,
@@ -325,7 +325,7 @@ pub struct Periods {
 
 /// Inputs for the values of kernel settings.
 pub struct Facts<'a> {
-    /// Settings of the modes.
+    /// Settings of all modes, with the chosen mode.
     pub settings: &'a Settings,
     /// Kernel settings that flags request by name.
     pub asked: &'a sysctl::settings::Settings,

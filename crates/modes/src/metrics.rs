@@ -19,7 +19,7 @@ use rows::Rows;
 /// Metrics that only one mode has. The mode itself provides them, so shared code does not
 /// distinguish modes.
 pub trait ModeLabels: Debug + Send + Sync {
-    /// Registers the metrics.
+    /// Adds the metrics to the registry.
     fn register(&self, rows: &mut Rows);
 
     /// Starts the counters of a family at zero. If a counter appeared only with its first
@@ -37,7 +37,7 @@ pub trait ModeLabels: Debug + Send + Sync {
     /// not distinguish them.
     fn extent(&self, report: &Report) -> Option<SyncExtent>;
 
-    /// Counts a finished sync.
+    /// Counts a finished sync, and records its duration.
     fn synced(&self, family: IpFamily, took: Duration, extent: SyncExtent);
 }
 
@@ -57,7 +57,7 @@ impl SyncExtent {
     }
 }
 
-/// Label for a family.
+/// Label with the IP family.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FamilyLabels {
     /// IP family: `IPv4` or `IPv6`.
@@ -69,7 +69,7 @@ pub struct FamilyLabels {
 pub struct TableLabels {
     /// IP family: `IPv4` or `IPv6`.
     pub ip_family: &'static str,
-    /// Name of the table.
+    /// Name of the iptables table.
     pub table: &'static str,
 }
 

@@ -28,7 +28,7 @@ pub struct Preview {
     /// Form of each family's entries, such as `IPv4: layout flat`. Empty if the mode always uses
     /// the same form.
     pub forms: Vec<String>,
-    /// Warnings for the operator.
+    /// Warnings for the operator, one sentence each.
     pub warnings: Vec<String>,
     /// Option values of Services that this node's kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
@@ -65,7 +65,7 @@ pub struct Change {
     pub kind: &'static str,
     /// Action: adding, changing or removing the entry.
     pub action: Action,
-    /// Description of the change.
+    /// Description of the change, as one line.
     pub write: String,
     /// Worker thread (lane) that makes the change, or the step of a start.
     pub lane: &'static str,
@@ -205,7 +205,7 @@ pub type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 pub struct PlanPreview {
     /// Number of writes to the kernel.
     pub writes: usize,
-    /// Changes of the plan.
+    /// Changes of entries that the plan makes.
     pub changes: Vec<Change>,
 }
 

@@ -13,7 +13,7 @@ use super::userspace::settings as userspace;
 /// Settings of the modes. Two values are equal if the chosen mode behaves the same with both.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The chosen mode.
+    /// The mode that `--proxy-mode` names.
     pub chosen: ProxyMode,
     /// Settings that apply to every mode.
     pub shared: Shared,
@@ -27,14 +27,14 @@ pub struct Settings {
     pub userspace: userspace::Settings,
 }
 
-/// Value of `--proxy-mode`.
+/// Value of `--proxy-mode`: a mode of this build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyMode {
     /// Rules of iptables. As in upstream on Linux, an empty value chooses this mode. So a node
     /// whose image is replaced by this one keeps its data plane.
     #[default]
     Iptables,
-    /// Virtual servers of IPVS.
+    /// Virtual servers of IPVS, with a shim of rules.
     Ipvs,
     /// One nftables table for each family.
     Nftables,

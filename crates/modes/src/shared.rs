@@ -37,7 +37,7 @@ pub struct Shared {
     pub bind_address: IpAddr,
     /// Method of detecting traffic from pods of this node.
     pub detect_local: DetectLocal,
-    /// Addresses that serve NodePorts.
+    /// Addresses that serve NodePorts (`--nodeport-addresses`).
     pub node_port_addresses: NodePortAddresses,
     /// True if the rules masquerade all traffic to cluster IPs. For IPVS and iptables mode.
     pub masquerade_all: bool,

@@ -27,7 +27,7 @@ impl Default for SyncDurations {
 }
 
 impl SyncDurations {
-    /// Registers the histograms.
+    /// Adds the histograms to the registry.
     pub fn register(&self, rows: &mut Rows) {
         rows.add(
             "ALPHA",

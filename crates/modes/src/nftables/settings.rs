@@ -29,7 +29,7 @@ pub enum LayoutChoice {
     /// ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). It is always upstream's on a kernel
     /// that lacks a feature for the layout `flat`.
     Auto,
-    /// Always this layout.
+    /// This layout, whatever the number of Service ports.
     Always(Layout),
 }
 

@@ -24,7 +24,7 @@ pub enum Origin {
     Found,
     /// This process wrote the value.
     Written {
-        /// Value before the write.
+        /// Value that the setting had before the write.
         before: String,
     },
 }

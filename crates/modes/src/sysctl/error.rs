@@ -12,7 +12,7 @@ pub struct SysctlErrors(pub Vec<SysctlError>);
 /// Failure to read or write a kernel setting.
 #[derive(Debug)]
 pub struct SysctlError {
-    /// Row of the setting.
+    /// Row of the setting that failed.
     pub row: &'static SysctlRow,
     /// Wanted value of the setting.
     pub(super) value: u64,

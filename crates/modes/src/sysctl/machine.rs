@@ -3,7 +3,7 @@
 use std::fs;
 use std::thread::available_parallelism;
 
-/// Facts about a machine.
+/// Facts about a machine: its kernel and its CPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
     /// Major and minor version of the kernel.

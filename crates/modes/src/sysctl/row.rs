@@ -85,7 +85,7 @@ pub enum End {
 /// A setting with the value that a mode needs.
 #[derive(Debug)]
 pub struct WantedSetting {
-    /// Row of the setting.
+    /// Properties of the setting.
     pub row: &'static SysctlRow,
     /// Wanted value, or `None` to leave the setting unchanged.
     pub value: Option<u64>,

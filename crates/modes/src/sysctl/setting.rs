@@ -5,7 +5,7 @@ use std::fmt;
 /// A kernel setting whose value differs from the wanted one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// Name of the setting.
+    /// Name of the setting in sysctl(8), or its path.
     pub name: String,
     /// Current value in the kernel.
     pub found: String,

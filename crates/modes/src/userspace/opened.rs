@@ -39,7 +39,7 @@ pub(super) enum Redirector {
 }
 
 impl Redirector {
-    /// Chooses the feature. Blocks.
+    /// Chooses nf_tables or iptables. Blocks while it queries the kernel.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let can = |family: &IpFamily| match access {
             Access::Write => proxy_userspace::probe_nftables(*family).is_ok(),
@@ -100,7 +100,7 @@ pub(super) struct Userspace {
     relay: Relay,
     /// Sockets of this process that write to nftables.
     written: Arc<OwnSockets>,
-    /// Counters of the relay.
+    /// Counters of the relay, by Service port.
     traffic: Traffic,
     families: Families<UserspaceKernel>,
 }
