@@ -133,7 +133,7 @@ fn batch_header(w: &mut Writer<'_>) {
     w.bytes(&[0, 0, high, low]);
 }
 
-/// Writes `struct nfgenmsg`.
+/// Writes the fixed header of a message: `struct nfgenmsg`.
 pub(crate) fn header(w: &mut Writer<'_>, family: u8) {
     w.bytes(&[family, 0, 0, 0]);
 }

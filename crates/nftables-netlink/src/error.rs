@@ -18,7 +18,7 @@ pub enum Error {
         "the kernel's ruleset changed during each of {attempts} attempts to read it; another program writes all the time: try again later"
     )]
     Changing {
-        /// Number of attempts.
+        /// Number of attempts to read the ruleset.
         attempts: u32,
     },
     /// The kernel resized a set during each attempt to read it. Some elements then appeared twice,
@@ -27,11 +27,11 @@ pub enum Error {
         "set {set} of table {table} was resized by the kernel during each of {attempts} attempts to read it, as after very many elements came or went; nothing is wrong with it: try again later"
     )]
     Resizing {
-        /// Table of the set.
+        /// Name of the table that contains the set.
         table: String,
         /// Name of the set.
         set: String,
-        /// Number of attempts.
+        /// Number of attempts to read the set.
         attempts: u32,
     },
     /// The socket failed, a privilege is missing, or the kernel refused the request.

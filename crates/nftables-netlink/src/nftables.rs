@@ -86,7 +86,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails or the kernel refuses the request.
+    /// The socket fails, or the kernel refuses the request.
     pub fn generation(&mut self) -> Result<Generation, Error> {
         let answer = self
             .connection
@@ -197,11 +197,11 @@ impl Nftables {
         }
     }
 
-    /// Returns the tables of a family. `None`: of all families.
+    /// Returns the tables of one family, or of all families if `family` is `None`.
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails or the kernel refuses the request.
+    /// The socket fails, or the kernel refuses the request.
     pub fn tables(&mut self, family: Option<Family>) -> Result<Vec<Table>, Error> {
         let number = family.map_or(0, |family| family as u8);
         Ok(self.connection.dump_into(
@@ -219,7 +219,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails or the kernel refuses the request.
+    /// The socket fails, or the kernel refuses the request.
     pub fn chains(&mut self, family: Family, table: &str) -> Result<Vec<Chain>, Error> {
         let found = self.numbered_chains(family, table)?.into_iter();
         Ok(found.map(|(_, chain)| chain).collect())
@@ -254,7 +254,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails or the kernel refuses the request.
+    /// The socket fails, or the kernel refuses the request.
     pub fn sets(&mut self, family: Family, table: &str) -> Result<Vec<KernelSet>, Error> {
         Ok(self.all_sets(family, table, AllowedChanges::None)?.0)
     }
@@ -264,7 +264,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails or the kernel refuses the request.
+    /// The socket fails, or the kernel refuses the request.
     pub fn counters(&mut self, family: Family, table: &str) -> Result<Vec<NamedCounter>, Error> {
         self.counters_of(family, table, AllowedChanges::None)
     }

@@ -48,7 +48,7 @@ pub enum Feature {
     DestinationNat,
     /// Source NAT to the address of the outgoing interface.
     Masquerade,
-    /// Rejection of packets.
+    /// Rejection of packets with an error to the sender.
     Reject,
 }
 
@@ -131,11 +131,11 @@ impl fmt::Display for Feature {
 /// A feature that the kernel lacks in one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingFeature {
-    /// Missing feature.
+    /// Feature that the kernel lacks.
     pub feature: Feature,
     /// Table family that lacks the feature.
     pub family: Family,
-    /// The kernel's error.
+    /// Error with which the kernel refused the feature.
     pub refusal: Refusal,
 }
 

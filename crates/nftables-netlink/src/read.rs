@@ -38,7 +38,7 @@ pub struct TableDump {
     pub generation: Generation,
     /// The table, or `None` if it does not exist. All other fields are then empty.
     pub table: Option<Table>,
-    /// Chains of the table.
+    /// Chains of the table, without their rules.
     pub chains: Vec<Chain>,
     /// Handles of the chains in the kernel. A table numbers chains, sets and rules in the order of
     /// their creation.
@@ -61,7 +61,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails or the kernel refuses the request.
+    /// The socket fails, or the kernel refuses the request.
     pub fn rules(&mut self, family: Family, table: &str) -> Result<Vec<KernelRule>, Error> {
         let meanwhile = AllowedChanges::None;
         let messages = self.rule_messages(family, table, None, meanwhile)?;
@@ -73,7 +73,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails or the kernel refuses the request.
+    /// The socket fails, or the kernel refuses the request.
     pub fn rules_of_chain(
         &mut self,
         family: Family,
@@ -103,7 +103,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails or the kernel refuses the request.
+    /// The socket fails, or the kernel refuses the request.
     pub fn bare_rules_of_chain(
         &mut self,
         family: Family,

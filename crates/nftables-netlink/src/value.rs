@@ -17,15 +17,15 @@ pub type Name = Arc<str>;
 pub enum Family {
     /// IPv4 packets and IPv6 packets in one table.
     Inet = 1,
-    /// IPv4 only.
+    /// IPv4 packets only.
     Ip = 2,
     /// ARP packets.
     Arp = 3,
     /// Packets of network devices, before routing.
     Netdev = 5,
-    /// Bridged frames.
+    /// Frames on bridges.
     Bridge = 7,
-    /// IPv6 only.
+    /// IPv6 packets only.
     Ip6 = 10,
 }
 
@@ -75,7 +75,7 @@ impl Family {
 pub struct Register(u8);
 
 impl Register {
-    /// First slot.
+    /// The first slot (`NFT_REG_1`).
     pub const FIRST: Self = Self(0);
 
     /// Returns the slot that follows `bytes` bytes of values, each padded to 4 bytes. Returns
@@ -269,12 +269,12 @@ pub struct Concatenation {
 }
 
 impl Concatenation {
-    /// Creates an empty concatenation.
+    /// Creates a concatenation without values.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends an address.
+    /// Appends an IPv4 or IPv6 address.
     #[must_use]
     pub fn address(self, address: IpAddr) -> Self {
         match address {

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use crate::expression::{Comparison, CtKey, Direction, FIB_SOURCE, FibResult, MetaKey, TupleKey};
 use crate::value::{DataType, Family};
 
-/// Format of a value.
+/// Format in which `nft` prints a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     Address4,
@@ -126,7 +126,7 @@ impl Kind {
         })
     }
 
-    /// Renders a value.
+    /// Renders a value in this format.
     pub(super) fn text(&self, bytes: &[u8]) -> String {
         match self {
             Self::Address4 => match address::<4>(bytes) {
