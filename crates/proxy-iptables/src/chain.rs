@@ -20,7 +20,7 @@ pub enum Purpose {
     External,
     /// Checks the source ranges of load-balancer addresses.
     Firewall,
-    /// Leads to one endpoint.
+    /// Sends packets to one endpoint.
     Endpoint,
 }
 

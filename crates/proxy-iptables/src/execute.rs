@@ -120,7 +120,7 @@ impl Verdicts {
     }
 }
 
-/// Execution of one plan.
+/// State of the execution of one plan.
 struct Executor<'a> {
     kernel: &'a mut dyn Kernel,
     /// Number of restores that the plan may still use.

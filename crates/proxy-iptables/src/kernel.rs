@@ -41,13 +41,13 @@ pub trait Kernel: Send + 'static {
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
 }
 
-/// A refused write.
+/// Refusal of a write by iptables.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
     /// Reason, with advice for the operator.
     pub reason: String,
-    /// Kind of the refusal.
+    /// Kind of failure that caused the refusal.
     pub kind: Kind,
 }
 

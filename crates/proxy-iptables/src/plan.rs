@@ -46,7 +46,7 @@ pub struct Plan {
 /// A step of a plan, as text for the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanStep {
-    /// Description of the step.
+    /// Description of the step, as one line.
     pub line: String,
     /// The written chain, if the step replaces a whole chain.
     pub chain: Option<WrittenChain>,
@@ -113,7 +113,7 @@ pub struct Verdicts {
     /// Verdict of each stale chain.
     pub(crate) stale: Vec<Verdict>,
     pub(crate) leftovers: Verdict,
-    /// Number of accepted restores.
+    /// Number of restores that the program accepted.
     pub(crate) taken: usize,
     /// Number of restores that the program refused.
     pub(crate) refused: usize,
@@ -165,13 +165,13 @@ pub(crate) enum Op<'a> {
     Insert(&'a str),
     /// Appends a rule to its chain.
     Append(&'a str),
-    /// Deletes a rule.
+    /// Deletes the first rule that equals this one.
     Delete(&'a str),
     /// Removes a chain and all its rules.
     Remove(Name<'a>),
 }
 
-/// Rules of a chain.
+/// Rules of a chain, in order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines<'a> {
     /// Texts of several lines, each with a line feed. They precede the rules of `tail`.

@@ -27,7 +27,7 @@ const MAX_RESTORES: usize = 32;
 /// order. Its further rules follow the rules of other Services.
 const SHARE: usize = 256;
 
-/// Inputs of a plan.
+/// Inputs from which a plan is made.
 pub(crate) struct Planner<'a> {
     pub(crate) tables: &'a Tables,
     pub(crate) claims: &'a Claims,
@@ -40,7 +40,7 @@ pub(crate) struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Returns the next writes.
+    /// Returns the next writes, possibly none.
     pub(crate) fn plan(&self, config: &Arc<Config>) -> Plan {
         let mut plan = Plan {
             config: Arc::clone(config),

@@ -77,7 +77,7 @@ impl fmt::Display for ServiceAddress {
 /// Settings that affect the rules of all Service ports.
 #[derive(Debug, Clone, Copy)]
 pub struct RuleContext<'a> {
-    /// The mode's settings.
+    /// Settings of the mode for this family.
     pub config: &'a Config,
     /// True if comments omit endpoints, because the family has too many of them (upstream: more
     /// than 1,000).
@@ -583,7 +583,7 @@ impl Slots {
 /// 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
-    /// Number of rules.
+    /// Number of rules in the chain.
     pub rules: u32,
     digest: u64,
 }

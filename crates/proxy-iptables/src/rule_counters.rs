@@ -31,9 +31,9 @@ pub struct CounterReader {
 /// An address and port that rules serve. For a NodePort, the address is unspecified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServedAddress {
-    /// Address and port.
+    /// Address and port that clients use.
     pub at: SocketAddr,
-    /// Transport protocol.
+    /// Transport protocol of the port.
     pub protocol: Protocol,
 }
 
