@@ -88,7 +88,7 @@ pub(crate) enum BaseValue {
     Chain(Option<BaseChain>, Content),
 }
 
-/// Definition of a set.
+/// Definition of a set, without its comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Definition {
     key: Vec<DataType>,
@@ -192,7 +192,7 @@ impl Base {
         base
     }
 
-    /// Adds the chooser chains.
+    /// Adds these chooser chains to the base.
     #[must_use]
     pub(crate) fn with_choosers(mut self, choosers: &BTreeSet<Chooser>) -> Self {
         for chooser in choosers {

@@ -8,7 +8,7 @@ use nftables_netlink::{AnonymousSet, Element, Expression, LookupFor, Rule, SetRe
 /// Digest of a chain's rules. Different rules have the same digest only with a probability of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
-    /// Number of rules.
+    /// Number of rules in the chain.
     pub rules: u32,
     digest: u64,
 }

@@ -20,7 +20,7 @@ use crate::plan::{Outcomes, Plan, PlanUnit, Removal, StaleObject, Timeouts, Unit
 const MAX_TRANSACTIONS: usize = 64;
 
 impl Plan {
-    /// Executes the plan.
+    /// Commits the plan's changes, and returns the outcome of each unit.
     pub(crate) fn apply(&self, kernel: &mut dyn Kernel) -> Outcomes {
         let edits = self.edits(kernel);
         let mut executor = Executor {
@@ -45,7 +45,7 @@ impl Plan {
     }
 }
 
-/// Execution of one plan.
+/// State of the execution of one plan.
 struct Executor<'a> {
     plan: &'a Plan,
     edits: Edits,

@@ -76,7 +76,7 @@ pub struct FakeState {
     pub refusals: usize,
 }
 
-/// Content of a table.
+/// Content of the fake's table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
     /// State of the table: active or dormant.

@@ -18,7 +18,7 @@ pub trait Kernel: Send + 'static {
         Instant::now()
     }
 
-    /// Returns the IP family.
+    /// Returns the IP family of the table.
     fn family(&self) -> IpFamily;
 
     /// Returns the addresses of all interfaces of this node, including loopback addresses.
@@ -74,7 +74,7 @@ pub enum Object {
     /// The read starts over, because another program wrote meanwhile. The caller must discard all
     /// earlier objects.
     Begin,
-    /// The table itself.
+    /// The table itself, without its objects.
     Table(Table),
     /// A set or map without its elements, and its handle. A table numbers sets, chains and rules in
     /// the order of their creation.
@@ -83,7 +83,7 @@ pub enum Object {
     Chain(Chain, u64),
     /// Some elements of a set or map.
     Elements(Name, Vec<Element>),
-    /// A named counter.
+    /// A named counter, by its name.
     Counter(Name),
     /// The next rule of a chain.
     Rule(Name, Rule),

@@ -21,7 +21,7 @@ pub struct Localhost {
 #[derive(Debug, Clone, Default)]
 pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);
 
-/// An open port.
+/// An open NodePort on localhost.
 #[derive(Debug, Clone)]
 struct Port {
     /// Number that identifies the port in the relay.
@@ -80,7 +80,7 @@ impl Localhost {
         self.ports.clone()
     }
 
-    /// Returns the relay.
+    /// Returns the relay that serves the ports.
     pub fn relay(&self) -> &Relay {
         &self.relay
     }

@@ -51,7 +51,7 @@ pub struct Plan {
 /// NodePort on localhost to open, change or close.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalhostPort {
-    /// Number of the port.
+    /// Number of the NodePort.
     pub number: u16,
     /// Service port that the NodePort serves, or `None` to close the port.
     pub name: Option<ServicePortName>,
@@ -137,7 +137,7 @@ pub(crate) enum ChainState {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientsChange {
     pub(crate) wanted: Clients,
-    /// Existing set, if any.
+    /// Existing set, or `None` if the set is new.
     pub(crate) there: Option<Clients>,
 }
 
@@ -180,7 +180,7 @@ impl SlotChange {
     }
 }
 
-/// Object to delete.
+/// An object that the plan deletes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StaleObject {
     Chain(Name),
@@ -215,24 +215,24 @@ pub(crate) enum UnitOutcome {
     Unknown,
 }
 
-/// Outcome of a plan.
+/// Outcome of a plan, unit by unit.
 #[derive(Debug, Clone, Default)]
 pub struct Outcomes {
     pub(crate) base: UnitOutcome,
     pub(crate) services_chain: UnitOutcome,
-    /// Outcome of each part.
+    /// Outcome of each part, in the order of the plan.
     pub(crate) parts: Vec<UnitOutcome>,
     /// Outcome of each stale object.
     pub(crate) stale: Vec<UnitOutcome>,
     /// Result of each NodePort on localhost.
     pub(crate) listeners: Vec<Result<(), Arc<str>>>,
-    /// Number of committed transactions.
+    /// Number of transactions that the kernel committed.
     pub(crate) taken: usize,
     /// Number of changes in these transactions.
     pub(crate) changes: usize,
-    /// Number of refused transactions.
+    /// Number of transactions that the kernel refused.
     pub(crate) refused: usize,
-    /// Duration of all transactions.
+    /// Duration of all transactions together.
     pub(crate) took: Duration,
     /// True if the table may differ from the expected state.
     pub(crate) is_doubtful: bool,
@@ -329,7 +329,7 @@ impl Plan {
         !(self.base_changes.is_empty() && self.node_ports.is_empty())
     }
 
-    /// Returns the plan's units.
+    /// Returns the units of the plan, in writing order.
     pub(crate) fn units(&self) -> impl Iterator<Item = PlanUnit> {
         let base = self.has_base().then_some(PlanUnit::Base);
         let parts = (0..self.parts.len()).map(PlanUnit::Part);

@@ -59,7 +59,7 @@ pub(crate) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    /// Returns the next writes.
+    /// Returns the next writes, possibly none.
     pub(crate) fn plan(&self, config: &Arc<Config>) -> Plan {
         let mut plan = Plan {
             family: self.family,

@@ -44,9 +44,9 @@ use kube_rules::nft::{Line, SOURCE, Sense, Side};
 pub struct Slot {
     /// Address, or `None` for all addresses of this node that serve NodePorts.
     pub address: Option<IpAddr>,
-    /// Protocol of the packets.
+    /// Transport protocol of the packets.
     pub protocol: Protocol,
-    /// Destination port.
+    /// Destination port of the packets.
     pub port: u16,
 }
 

@@ -1,4 +1,4 @@
-//! Interprets a refused transaction.
+//! Interprets the error of a refused transaction.
 
 use nftables_netlink::{CommitError, Error, Transaction};
 

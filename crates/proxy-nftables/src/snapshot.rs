@@ -73,7 +73,7 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Returns the snapshot.
+    /// Returns the snapshot of all objects that were added.
     pub(crate) fn finish(mut self) -> Snapshot {
         let [sets, chains] = &self.handles;
         for (name, clients) in &mut self.snapshot.affinity {
