@@ -92,9 +92,9 @@ pub enum Refusal {
 pub struct RefusedAddress {
     /// Field that contains the address.
     pub field: AddressField,
-    /// The address.
+    /// The refused address.
     pub address: IpAddr,
-    /// Reason for the refusal.
+    /// Reason why the address is refused.
     pub why: Refusal,
 }
 

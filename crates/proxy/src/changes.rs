@@ -23,9 +23,9 @@ pub struct Changes {
     pub node: bool,
     /// True if the networks of ClusterIPs have changed.
     pub service_cidrs: bool,
-    /// Number of Service changes.
+    /// Number of events that changed a Service.
     pub service_changes: usize,
-    /// Number of EndpointSlice changes.
+    /// Number of events that changed an EndpointSlice.
     pub slice_changes: usize,
     /// Trigger times of changed slices. A deleted slice has none, because the time in its
     /// annotation belongs to an earlier change.
@@ -78,9 +78,9 @@ pub struct Trigger {
 /// after an outage of the source. Many suggest that the API server has lost them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingObjects {
-    /// Kind of the list.
+    /// Kind of the listed objects.
     pub kind: Kind,
-    /// Number of missing objects.
+    /// Number of objects that the list lacked.
     pub count: usize,
     /// Number of objects known before, including the missing ones.
     pub known: usize,

@@ -15,9 +15,9 @@ use crate::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, Serv
 /// A part of a Service that is not served as the Service's author intends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Contested {
-    /// The Service.
+    /// The Service that has the part.
     pub service: NamespacedName,
-    /// Contested part.
+    /// The contested part of the Service.
     pub what: ContestedPart,
 }
 

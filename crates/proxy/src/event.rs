@@ -50,7 +50,7 @@ pub enum Event {
     ListStarted(Kind),
     /// The source has sent all objects of the list.
     ListComplete {
-        /// Kind of the list.
+        /// Kind of the listed objects.
         kind: Kind,
         /// True if the list contains every existing object.
         is_whole: bool,

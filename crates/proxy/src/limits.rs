@@ -53,7 +53,7 @@ fn max_destinations(frontends: usize) -> usize {
 /// part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Excess {
-    /// The family.
+    /// The IP family that exceeds the limits.
     pub family: IpFamily,
     /// Number of load-balancer addresses that the proxy does not serve: the last ones of the list.
     pub ingress_ips: usize,

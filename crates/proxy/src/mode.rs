@@ -116,7 +116,7 @@ pub struct Drains {
     pub limit: Option<Duration>,
 }
 
-/// A draining endpoint.
+/// A removed endpoint that keeps its open connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainingEndpoint {
     /// Service address from which the endpoint drains.
@@ -144,7 +144,7 @@ pub enum Notice {
     Anything,
 }
 
-/// Progress of a mode.
+/// Progress of a mode: pending writes, and whether they succeed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Time of the oldest change that the kernel does not have yet. Ignores entries that caused the
@@ -200,9 +200,9 @@ pub struct Report {
     pub unmarked: Vec<ServicePortName>,
     /// Entries that another program had changed and the mode has repaired.
     pub drift: Drift,
-    /// Counters of iptables mode.
+    /// Numbers of rules for the metrics of iptables mode.
     pub iptables: Option<IptablesReport>,
-    /// Counters of nftables mode.
+    /// Numbers of failures for the metrics of nftables mode.
     pub nftables: Option<NftablesReport>,
     /// True if this work temporarily needed much memory: the mode read or compared the kernel's
     /// state, or wrote many entries.

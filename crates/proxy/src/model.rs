@@ -73,7 +73,7 @@ pub enum ExternalIps {
 }
 
 impl Model {
-    /// Creates an empty model.
+    /// Creates an empty model without a node.
     pub fn new() -> Self {
         Self::default()
     }
@@ -101,7 +101,7 @@ impl Model {
         self
     }
 
-    /// Applies one event.
+    /// Applies one event of a source.
     pub fn apply(&mut self, event: Event) {
         match event {
             Event::ListStarted(Kind::Service) => {

@@ -43,7 +43,7 @@ impl fmt::Debug for NamespacedName {
 /// A port of a Service: upstream's `ServicePortName`. Displayed like upstream's: `ns/name:port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {
-    /// The Service.
+    /// The Service that has the port.
     pub service: NamespacedName,
     /// Name of the port. May be empty if the Service has only one port.
     pub port: Arc<str>,

@@ -1,4 +1,4 @@
-//! Facts about this node.
+//! Facts about this node, and the addresses that serve NodePorts.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::names::IpFamily;
 /// Facts about this node that affect the compilation of Services, for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// The family.
+    /// The IP family of these facts.
     pub family: IpFamily,
     /// The node's name. An endpoint with this `nodeName` is local.
     pub name: Arc<str>,
@@ -153,7 +153,7 @@ pub enum NodePortAddresses {
 pub enum Selection<'a> {
     /// Every address of the node.
     All,
-    /// The node's own IP.
+    /// The node's own IP of this family.
     Primary,
     /// Addresses in these networks, at least one.
     Within(Vec<&'a IpNet>),

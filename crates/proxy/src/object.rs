@@ -32,7 +32,7 @@ pub enum ServiceType {
 /// A proxied Service: it has at least one cluster IP, and is neither headless nor `ExternalName`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// Namespace and name.
+    /// Namespace and name of the Service.
     pub name: NamespacedName,
     /// The object's `metadata.uid`. Empty for objects from manifests without a UID.
     pub uid: Arc<str>,
@@ -116,11 +116,11 @@ impl Service {
 /// Address, port and protocol at which clients reach a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceAddress {
-    /// The address.
+    /// The IP address of the Service or node.
     pub address: IpAddr,
-    /// The port.
+    /// The port that clients connect to.
     pub port: u16,
-    /// The protocol.
+    /// The transport protocol.
     pub protocol: Protocol,
 }
 
@@ -151,7 +151,7 @@ impl fmt::Display for ServiceAddress {
 pub struct ServicePort {
     /// The port's name, or empty. The ports of EndpointSlices refer to it by this name.
     pub name: Arc<str>,
-    /// The protocol.
+    /// The transport protocol of the port.
     pub protocol: Protocol,
     /// The port on the Service's addresses.
     pub port: u16,
@@ -181,7 +181,7 @@ pub struct EndpointSlice {
 pub struct EndpointPort {
     /// The name, or empty if absent.
     pub name: Arc<str>,
-    /// The protocol.
+    /// The transport protocol of the port.
     pub protocol: Protocol,
     /// The port that the pods listen on.
     pub port: u16,
@@ -416,7 +416,7 @@ pub struct Placement {
 /// This node's own Node object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// The node's name.
+    /// The name of the Node.
     pub name: Arc<str>,
     /// Addresses of type `InternalIP`, then addresses of type `ExternalIP`, in the order of
     /// `status.addresses`.
@@ -433,9 +433,9 @@ pub struct Node {
 /// A ServiceCIDR (networking.k8s.io/v1): networks from which ClusterIPs are allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceCidr {
-    /// The object's name.
+    /// The name of the ServiceCIDR.
     pub name: Arc<str>,
-    /// The object's networks (`spec.cidrs`).
+    /// The networks of ClusterIPs (`spec.cidrs`).
     pub nets: Vec<IpNet>,
 }
 

@@ -39,7 +39,7 @@ const WRONG_MAX: usize = 4;
 /// Largest number of stored characters of an invalid annotation's key, and of its value.
 const SHOWN_MAX: usize = 100;
 
-/// Description of an option.
+/// Description of an option: a row of the table.
 #[derive(Debug)]
 pub struct OptionRow {
     /// The annotation's key.
@@ -271,7 +271,7 @@ impl OptionValue for Scheduler {
 pub struct UnavailableOption {
     /// The option's annotation.
     pub annotation: &'static str,
-    /// The value.
+    /// The value in the form of the annotation.
     pub value: String,
     /// Reason, with advice for the operator.
     pub reason: String,

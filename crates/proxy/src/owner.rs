@@ -15,7 +15,7 @@ pub struct Owner {
     /// Creation time of the Service (`metadata.creationTimestamp`) in seconds. A Service without a
     /// time counts as the youngest.
     pub created: i64,
-    /// The Service port.
+    /// The Service port that owns the entries.
     pub name: ServicePortName,
     /// Rank of the owner's entries in the writing order.
     pub rank: Rank,

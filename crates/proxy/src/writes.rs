@@ -78,7 +78,7 @@ impl EntryKind {
     }
 }
 
-/// Result of a write.
+/// Result of a write to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fate {
     /// The kernel accepted the write.

@@ -1,4 +1,4 @@
-//! Queries of the model.
+//! Queries of the model, such as its Services, versions and changes.
 
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
