@@ -11,9 +11,9 @@ use crate::port::Portal;
 
 /// A part of the kernel's state: the redirects, or the node's addresses.
 pub enum PartState {
-    /// The redirects.
+    /// The redirects, with the rules that lead to them.
     Rules(Box<RedirectState>),
-    /// The node's addresses.
+    /// The addresses of the node's interfaces.
     Addresses(BTreeSet<IpAddr>),
 }
 
@@ -23,7 +23,7 @@ pub struct RedirectState {
     /// Rules that do not depend on Services. `None` if one of them is not in the form that this
     /// mode writes.
     pub base: Option<Base>,
-    /// Redirects by portal.
+    /// Redirects in the kernel, by portal.
     pub redirects: HashMap<Portal, RedirectTarget>,
     /// Leftovers of other modes.
     pub leftovers: Leftovers,

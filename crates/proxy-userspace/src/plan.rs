@@ -11,7 +11,7 @@ use proxy::{LocalDetector, Protocol, ServicePortName};
 use crate::port::{Listener, Portal};
 use relay::PortBackends;
 
-/// A write to the kernel.
+/// Writes of one lane in one step.
 #[derive(Debug, Clone)]
 pub enum Plan {
     /// Changes of listening ports.
@@ -20,7 +20,7 @@ pub enum Plan {
     Redirects(Redirects),
 }
 
-/// Changes of listening ports.
+/// Changes of listening ports in one step.
 #[derive(Debug, Clone, Default)]
 pub struct Sockets {
     /// Each listener with its endpoints. `None` closes the listener.
@@ -32,7 +32,7 @@ pub struct Sockets {
     pub again: HashMap<Listener, u16>,
 }
 
-/// Changes of redirecting rules.
+/// Changes of redirecting rules in one write.
 #[derive(Debug, Clone, Default)]
 pub struct Redirects {
     /// Detector of traffic from pods of this node.
@@ -41,7 +41,7 @@ pub struct Redirects {
     pub base: Option<Base>,
     /// Redirects that the write replaces.
     pub extent: Extent,
-    /// Redirects to write.
+    /// Redirects to write, change or remove.
     pub changes: Vec<Change>,
     /// Leftovers of other modes to remove after all other writes.
     pub leftovers: Leftovers,
@@ -122,11 +122,11 @@ pub enum NodePortsAt {
     Everywhere,
     /// All addresses of the node except localhost.
     NotAtLocalhost,
-    /// Only these addresses.
+    /// Only these addresses of the node.
     These(Vec<IpAddr>),
 }
 
-/// A refused write.
+/// Refusal of a write by the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
