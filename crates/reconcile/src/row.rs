@@ -62,7 +62,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns the actual value.
+    /// Returns the actual value, or `None` if the entry is absent.
     pub(crate) fn actual(&self) -> Option<&V> {
         match &self.content {
             _ if self.has_wanted => self.wanted(),
@@ -140,7 +140,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         is_other
     }
 
-    /// Sets the actual value.
+    /// Sets the actual value. `None`: the entry is absent.
     pub(crate) fn set_actual(&mut self, actual: Option<V>) {
         self.has_wanted = actual.is_some() && self.wanted() == actual.as_ref();
         let other = actual.filter(|_| !self.has_wanted);
