@@ -1,4 +1,4 @@
-//! A UDP flow.
+//! A UDP flow: the socket to an endpoint, for one client.
 
 use std::net::SocketAddr;
 use std::rc::Rc;

@@ -57,9 +57,9 @@ use shared::Shared;
 /// Transport protocol that the relay forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transport {
-    /// TCP.
+    /// TCP connections.
     Tcp,
-    /// UDP.
+    /// UDP datagrams.
     Udp,
 }
 

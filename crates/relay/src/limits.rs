@@ -11,7 +11,7 @@ pub const DIAL_TIMEOUTS: [Duration; 4] = [
     Duration::from_secs(2),
 ];
 
-/// Limits of a relay.
+/// Limits of a relay: times, numbers and sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Time without a datagram in either direction after which a UDP flow ends. Upstream:

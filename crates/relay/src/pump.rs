@@ -76,7 +76,7 @@ enum Medium {
     Pipe,
 }
 
-/// Result of a read.
+/// Result of a read from a connection.
 enum Transfer {
     /// Number of bytes that were read and completely written.
     All(usize),

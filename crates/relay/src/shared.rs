@@ -164,9 +164,9 @@ struct AllEvictions {
 /// Numbers of connections and flows that relays have evicted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Evictions {
-    /// TCP connections.
+    /// Number of evicted TCP connections.
     pub connections: u64,
-    /// UDP flows.
+    /// Number of evicted UDP flows.
     pub flows: u64,
 }
 

@@ -88,7 +88,7 @@ impl PortCounters {
     }
 }
 
-/// Counters of one endpoint.
+/// Counters of one endpoint, which several threads read.
 #[derive(Debug, Default)]
 struct Tally {
     connections: AtomicU64,
