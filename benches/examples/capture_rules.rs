@@ -1,4 +1,4 @@
-//! Writes the bytes of `tests/data`: nat tables as a real kernel lays them out.
+//! Writes the files of `tests/data`: nat tables in a real kernel's binary layout.
 //!
 //! ```text
 //! cargo build -p lab && cargo build -p bench --example capture_rules
@@ -16,7 +16,7 @@ use std::process::Command;
 use iptables::LegacyTables;
 use proxy::IpFamily;
 
-/// Bytes of an entry that hold the offset of the next one.
+/// Bytes of an entry that hold the offset of the next entry.
 const NEXT: std::ops::Range<usize> = 90..92;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

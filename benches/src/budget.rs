@@ -1,9 +1,9 @@
 //! Predicts the duration of cells, so that no cell starts that cannot finish in time.
 //!
-//! The durations were measured on an idle machine (2 cores of 2024, User Mode Linux). On another or
-//! a busy machine, they differ by a factor, which the budget learns from finished cells. For other
-//! kube-proxies, the durations are estimates from upstream's 1.36. A wrong estimate must not look
-//! like a slow machine, so each of these subjects has its own factor.
+//! The durations were measured on an idle machine (2 cores of 2024, User Mode Linux). On other or
+//! busy machines, they differ by a factor, which the budget learns from finished cells. For other
+//! kube-proxies, the durations are estimates from upstream's 1.36. Each of these subjects has its
+//! own factor, so that a wrong estimate does not look like a slow machine.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub(crate) struct Budget {
     others: BTreeMap<String, Account>,
 }
 
-/// Seconds of the finished cells.
+/// Sums over the finished cells, in seconds.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
     expected: f64,
@@ -74,8 +74,8 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         Axis::Restart => 0.7 + start * if is_iptables { 1.6 } else { 0.4 },
         Axis::Add => 5.5 + if is_iptables { 22.0 * services } else { 0.5 },
         Axis::Change if mode.is_none() => 0.2,
-        // The changes take a sixth of the limit. The warm-up takes a quarter of that. At least ten
-        // changes are made.
+        // The changes take a sixth of the limit, and the warm-up a quarter of that. The cell makes
+        // at least ten changes.
         Axis::Change if cell.subject.kind.is_other() => {
             5.5 + limit / f64::from(cell.patience()) / 5.0 + 10.0 * services
         }
@@ -102,7 +102,7 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
     };
     let all = AROUND + start + rest;
     if cell.is_counting {
-        // strace, and the wait until the subject is calm.
+        // Adds the cost of strace, and the wait until the subject is idle.
         all * 1.5 + 3.5
     } else {
         all
@@ -116,15 +116,16 @@ pub(crate) fn is_over(cell: &Cell) -> bool {
     start(cell) > limit
 }
 
-/// Returns the seconds from the start of a subject until it has programmed its Services, including
-/// the last look.
+/// Returns the seconds from the start of a subject until it has programmed its Services. Includes
+/// the last look at the kernel.
 fn start(cell: &Cell) -> f64 {
     let services = f64::from(cell.size.services) / 1e4;
     let endpoints = services * f64::from(cell.size.endpoints) / 2.0;
     let subject = &cell.subject.kind;
-    // Seconds per ten thousand. The cost of addresses on a device grows by the square.
+    // Seconds per ten thousand Services or endpoints. The cost of addresses on a device grows with
+    // the square of their number.
     let (fixed, by_service, by_endpoint, by_square) = match subject {
-        // Upstream starts some processes for each Service and endpoint.
+        // Upstream starts several processes for each Service and endpoint.
         SubjectKind::KubeProxy {
             mode: Mode::Ipvs,
             is_ours: false,
@@ -134,7 +135,7 @@ fn start(cell: &Cell) -> f64 {
             mode: Mode::Iptables,
             ..
         } => (1.0, 3.0, 4.0, 1.0),
-        // The kernel walks its list of maps for each Service.
+        // The kernel walks the table's list of maps for each Service.
         SubjectKind::KubeProxy {
             mode: Mode::Nftables,
             is_ours: false,

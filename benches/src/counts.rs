@@ -7,8 +7,8 @@ use crate::schema::Counts;
 /// Number of system calls that the report names.
 const NAMED: usize = 12;
 
-/// Counts the lines of `strace -f -s 1000000 -o FILE`. The number of programs includes the subject
-/// itself if the trace has its start.
+/// Counts the system calls in the output of `strace -f -s 1000000 -o FILE`. The number of started
+/// programs includes the subject itself if the output begins with the subject's start.
 pub(crate) fn count(trace: &str) -> Counts {
     let mut counts = Counts::default();
     let mut by_name: BTreeMap<&str, u64> = BTreeMap::new();
@@ -33,8 +33,8 @@ pub(crate) fn count(trace: &str) -> Counts {
         counts.system_calls += 1;
         *by_name.entry(name).or_default() += 1;
         if matches!(name, "sendto" | "sendmsg" | "sendmmsg") {
-            // An nftables transaction without an end message is rolled back. It is a query, not a
-            // write.
+            // The kernel rolls back an nftables transaction without an end message. Such a
+            // transaction is a query, not a write.
             let is_undone =
                 rest.contains("NFNL_MSG_BATCH_BEGIN") && !rest.contains("NFNL_MSG_BATCH_END");
             for message in rest.split("nlmsg_len=").skip(1) {
@@ -61,7 +61,7 @@ pub(crate) fn count(trace: &str) -> Counts {
 }
 
 /// Returns true for a `setsockopt` that replaces a table of legacy iptables: option 64 of the level
-/// IP or IPv6. strace prints it without a name, or with the name of another level's option.
+/// IP or IPv6. strace prints this option as a number, or with the name of another level's option.
 fn is_replacement(arguments: &str) -> bool {
     let mut words = arguments.split(", ").skip(1);
     let (level, option) = (words.next(), words.next().unwrap_or_default());
@@ -69,22 +69,22 @@ fn is_replacement(arguments: &str) -> bool {
         && (option.contains("SO_SET_REPLACE") || option.starts_with("0x40"))
 }
 
-/// Returns the write that a netlink message requests, or `None` if it only reads. The text begins
-/// at the message's length.
+/// Returns the name of the write that a netlink message requests, or `None` if the message only
+/// reads. The text begins at the message's length.
 fn write(message: &str) -> Option<String> {
     let (_, rest) = message.split_once("nlmsg_type=")?;
     let kind: String = rest
         .chars()
         .take_while(|c| !matches!(c, ',' | ' '))
         .collect();
-    // rtnetlink, on a socket whose opening strace did not see: RTM_GETLINK. Generic families begin
-    // at 0x13.
+    // An rtnetlink message on a socket that was opened before strace started: RTM_GETLINK. Generic
+    // netlink families begin at 0x13.
     if kind == "0x12" {
         return None;
     }
     if kind == "IPVS" || kind.starts_with("0x") {
-        // A generic family: the first byte of the content is the command. IPVS_CMD_GET_SERVICE,
-        // GET_DEST, GET_DAEMON, GET_CONFIG and GET_INFO only read.
+        // A generic netlink family: the first byte of the content is the command.
+        // IPVS_CMD_GET_SERVICE, GET_DEST, GET_DAEMON, GET_CONFIG and GET_INFO only read.
         let name = match command(rest) {
             Some(4 | 8 | 11 | 13 | 15) => return None,
             Some(1) => "IPVS_CMD_NEW_SERVICE",
@@ -103,7 +103,8 @@ fn write(message: &str) -> Option<String> {
     (!reads.iter().any(|read| kind.contains(read))).then_some(kind)
 }
 
-/// Returns the first byte of a content that strace writes as a string: `}, "\x08\x01..."`.
+/// Returns the first byte of a message's content, which strace prints as a string: `},
+/// "\x08\x01..."`.
 fn command(message: &str) -> Option<u8> {
     let (_, content) = message.split_once("}, \"\\x")?;
     u8::from_str_radix(content.get(..2)?, 16).ok()

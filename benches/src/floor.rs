@@ -1,10 +1,11 @@
-//! The floor: a bare loader that writes the final state of the IPVS mode. It encodes the messages
-//! before the clock starts. (It encodes set members while it sends them.) It follows the daemon's
-//! order: sets, members, rules, virtual servers with destinations, addresses.
+//! The floor: a bare loader that writes the final state of IPVS mode as fast as the kernel allows.
+//! It encodes the messages before the clock starts, except set members, which it encodes while it
+//! sends them. It writes in the daemon's order: sets, members, rules, virtual servers with
+//! destinations, addresses.
 //!
-//! The floor has no API server, no model and no read-back. Like the daemon, it writes the shim with
-//! one `iptables-restore` per family. It prepares, stops itself (SIGSTOP), and starts its work when
-//! it is continued.
+//! The floor has no API server, no model and no read-back. Like the daemon, it writes the shim's
+//! rules with one `iptables-restore` per family. It prepares its messages and stops itself
+//! (SIGSTOP). When the measurement continues it, it writes.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddrV4};
@@ -25,15 +26,15 @@ use crate::objects::{CLUSTER_CIDR, Objects, PORT, changed};
 use crate::process::Process;
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// Minimum size of a set, equal to the daemon's.
+/// Minimum size of a set, equal to the daemon's minimum.
 const LEAST_ROOM: u32 = 65_536;
 /// Line that the floor prints when it is ready.
 const READY: &str = "ready";
-/// Minimum timeout for the preparation. For the axis `change`, the preparation includes writing the
-/// whole state.
+/// Minimum timeout for a floor's preparation. For the axis `change`, the preparation includes
+/// writing the whole state.
 const PREPARED_WITHIN: Duration = Duration::from_mins(2);
 
-/// Waits until a floor has prepared, and continues it.
+/// Waits until a floor has prepared its messages, and then continues it.
 pub(crate) fn await_ready(mut process: Process, limit: Duration) -> Result<(Process, Instant)> {
     let asked = Instant::now();
     loop {
@@ -58,8 +59,8 @@ fn is_stopped(pid: u32) -> Result<bool> {
         .is_some_and(|state| state == "T"))
 }
 
-/// Runs the verb `floor` in a separate process: the work of a cell's floor. At the end, the process
-/// waits so that its figures can be read.
+/// Runs the subcommand `floor` in a separate process: the floor of a cell. After its work, the
+/// process waits so that the measurement can read its figures.
 pub(crate) fn run(cell: &str) -> Result<()> {
     let cell: Cell = serde_json::from_str(cell).context("cannot read the cell")?;
     if matches!(
@@ -154,7 +155,7 @@ impl Floor {
         took("write_rules");
         accepted(&self.ipvs.execute(&self.servers)?, "virtual servers")?;
         took("write_servers");
-        // The link's index is known only now.
+        // The link's index is unknown until the link exists.
         let addresses = addresses(&self.objects, link);
         accepted(&self.route.execute(&addresses)?, "addresses")?;
         took("write_addresses");
@@ -341,8 +342,8 @@ impl Changes {
         for change in &self.0 {
             let started = Instant::now();
             accepted(&ipvs.execute(&change.made)?, "a change")?;
-            // The daemon reads whether the destination still has connections. Here it never has
-            // any.
+            // The daemon asks the kernel whether the old destination still has connections. Here
+            // the destination never has connections.
             ipvs.destinations(&change.key)?;
             accepted(&ipvs.execute(&change.removed)?, "a removal")?;
             done(&ipset.delete(LOOP_BACK, &change.members)?)?;

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-/// `User-Agent` that distinguishes this program's requests from the subject's.
+/// Value of the header `User-Agent`. It distinguishes this program's requests from the subject's.
 pub(crate) const USER_AGENT: &str = "bench";
 
 /// A connection to the API server fixture.

@@ -1,9 +1,9 @@
-//! Reads back the node's kernel: cheap looks during a wait, and the whole state at the end.
+//! Reads the node's kernel: cheap looks during a wait, and the whole state at the end.
 //!
 //! This program does not rely on a subject's own report. While a subject works, this program looks
 //! up a few entries by their keys. The lookups run at the lowest scheduler priority, so that they
-//! do not slow the subject down. When all these entries exist, the whole state is read and
-//! compared.
+//! do not slow the subject down. When all these entries exist, this program reads and compares the
+//! whole state.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -24,12 +24,12 @@ use crate::objects::{Objects, PORT};
 use crate::rules::{Rules, Servers};
 use crate::schema::{KernelDigest, Mode};
 
-/// Sets with one member per Service or per local endpoint.
+/// Names of sets with one member per Service or per local endpoint.
 pub(crate) const CLUSTER_IP: &str = "KUBE-CLUSTER-IP";
 pub(crate) const IPVS_IPS: &str = "KUBE-IPVS-IPS";
 pub(crate) const LOOP_BACK: &str = "KUBE-LOOP-BACK";
 
-/// The routing protocol number of our daemon's routes (`--ipvs-vip-mode=route`).
+/// Protocol number of the routes that our daemon adds (`--ipvs-vip-mode=route`).
 const OWN_ROUTES: u8 = 107;
 
 /// Number of differences that an outcome names.
@@ -41,13 +41,14 @@ pub(crate) struct Snapshot {
     /// Virtual servers, or the destinations reachable through the nat table. Includes only
     /// destinations that get new connections.
     pub(crate) servers: Servers,
-    /// IPVS: members of the set of cluster IPs.
+    /// IPVS: members of the set of cluster IPs and ports.
     pub(crate) cluster_ip: BTreeSet<SocketAddrV4>,
-    /// IPVS: members of the set of addresses.
+    /// IPVS: members of the set of Service addresses.
     pub(crate) ipvs_ips: BTreeSet<Ipv4Addr>,
     /// IPVS: members of the set of local endpoints.
     pub(crate) loop_back: BTreeSet<SocketAddrV4>,
-    /// IPVS: Service addresses that are local to this node: bound to the device, or routed to it.
+    /// IPVS: Service addresses that are local to this node: bound to the device `kube-ipvs0`, or
+    /// local by a route.
     pub(crate) local: BTreeSet<Ipv4Addr>,
 }
 
@@ -89,7 +90,7 @@ impl Snapshot {
         }
     }
 
-    /// Returns the Services with entries that are in `wanted` and missing here.
+    /// Returns the Services that lack entries of `wanted` here.
     pub(crate) fn lacking(&self, wanted: &Self) -> BTreeSet<Ipv4Addr> {
         let servers = wanted
             .servers
@@ -105,7 +106,7 @@ impl Snapshot {
         self.servers.keys().filter(is_excess).map(|at| *at.ip())
     }
 
-    /// Returns true if all entries of `wanted` exist here. More entries may exist.
+    /// Returns true if this state has all entries of `wanted`. It may have more.
     pub(crate) fn holds(&self, wanted: &Self) -> bool {
         self.lacking(wanted).is_empty()
             && self.cluster_ip.is_superset(&wanted.cluster_ip)
@@ -171,14 +172,14 @@ fn compare<T: Ord + std::fmt::Display>(
 /// Location of IPVS mode's sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetsIn {
-    /// ipset, as in upstream.
+    /// ipset, as upstream uses it.
     Ipset,
-    /// A table of nftables, together with the rules.
+    /// An nftables table, together with the rules.
     Nftables,
 }
 
-/// Sockets to the node's kernel. Opens only the sockets that the mode needs, as the kernel may lack
-/// the other features.
+/// Sockets to the node's kernel. Only the sockets that the mode needs are open, because the kernel
+/// may lack the other features.
 pub(crate) struct Kernel {
     place: Place,
     mode: Mode,
@@ -213,7 +214,7 @@ impl Kernel {
 
     // ---- single entries ----
 
-    /// Returns true if a Service exists and its new connections reach exactly these endpoints.
+    /// Returns true if a Service exists, and its new connections reach exactly these endpoints.
     pub(crate) fn serves(
         &mut self,
         address: Ipv4Addr,
@@ -238,8 +239,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the destinations of a virtual server that get new connections. Empty without the
-    /// virtual server.
+    /// Returns the destinations of a virtual server that get new connections. Empty if there is no
+    /// such virtual server.
     pub(crate) fn reals(&mut self, address: Ipv4Addr) -> Result<BTreeSet<SocketAddrV4>> {
         self.weighty(&ServiceKey::new(
             ipvs_netlink::Protocol::TCP,
@@ -265,7 +266,7 @@ impl Kernel {
         Ok(self.route.way(&asked)?.is_ok_and(|way| way.is_local()))
     }
 
-    /// Returns the number of a set's members, or 0 without the set.
+    /// Returns the number of a set's members, or 0 if the set does not exist.
     pub(crate) fn members(&mut self, set: &str) -> Result<u64> {
         if let Some(tables) = &mut self.tables {
             return Ok(tables.members(nft::SHIM, set)?.len() as u64);
@@ -339,13 +340,13 @@ impl Kernel {
         Ok(())
     }
 
-    // ---- all of it ----
+    // ---- the whole state ----
 
     /// Returns all virtual servers.
     ///
-    /// Reads `/proc/net/ip_vs`, which costs far less than a request for each virtual server's
-    /// destinations. If other network namespaces also have virtual servers, Linux 6.1 omits some
-    /// from this file. Then sends these requests.
+    /// Reads `/proc/net/ip_vs`, which costs far less than a netlink request for the destinations of
+    /// each virtual server. If other network namespaces have virtual servers, too, Linux 6.1 omits
+    /// entries from this file. In this case, sends the netlink requests.
     pub(crate) fn servers(&mut self) -> Result<Servers> {
         let text = self
             .place
@@ -372,8 +373,8 @@ impl Kernel {
         Ok(servers)
     }
 
-    /// Reads the whole state. If parts are expensive to read or not in the kernel, copies these
-    /// parts from `wanted`.
+    /// Reads the whole state. Copies parts from `wanted` that are expensive to read or that the
+    /// kernel does not store.
     pub(crate) fn snapshot(&mut self, wanted: &Snapshot) -> Result<Snapshot> {
         let servers = match self.mode {
             Mode::Ipvs => return self.virtual_state(wanted),
@@ -382,7 +383,7 @@ impl Kernel {
             Mode::Userspace => {
                 let mut servers = Rules::new(&self.nat()?.read()?.0).servers()?;
                 for (at, targets) in &mut servers {
-                    // Each Service has one port of the daemon.
+                    // In userspace mode, each Service leads to one port of the daemon.
                     if let (1, Some(wanted)) = (targets.len(), wanted.servers.get(at)) {
                         targets.clone_from(wanted);
                     }
@@ -445,7 +446,7 @@ impl Kernel {
         Ok(snapshot)
     }
 
-    /// Returns the local addresses of Services: addresses with a host route, and those addresses of
+    /// Returns the local addresses of Services: addresses with a host route, and addresses of
     /// `wanted` that a local route covers.
     fn local_addresses(&mut self, wanted: &BTreeSet<Ipv4Addr>) -> Result<BTreeSet<Ipv4Addr>> {
         let mut found = BTreeSet::new();
@@ -484,7 +485,7 @@ fn at(entry: &DestinationEntry) -> Option<SocketAddrV4> {
     }
 }
 
-/// Returns true for an address in the range of Services, 10.96.0.0/12.
+/// Returns true for an address in the Service range 10.96.0.0/12.
 fn is_service(address: Ipv4Addr) -> bool {
     let [a, b, ..] = address.octets();
     a == 10 && b & 0xf0 == 96

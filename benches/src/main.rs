@@ -151,8 +151,8 @@ fn publish(json: &Path, folder: &Path) -> Result<()> {
     std::fs::write(&copy, text).with_context(|| copy.display().to_string())
 }
 
-/// Returns a reason if another kube-proxy ended with an error about its flags. Such a kube-proxy
-/// does not support the mode or flag of the cell.
+/// Returns the reason if another kube-proxy rejected its flags: this kube-proxy does not support
+/// the mode or a flag of the cell.
 fn refusal(cell: &Cell, why: &str) -> Option<String> {
     if why.contains("the kernel has no nf_tables") {
         return Some("this kernel has no nf_tables; that of lane B has (LANE=B)".to_owned());

@@ -1,4 +1,4 @@
-//! The nat tables of iptables. Returns their length cheaply, and the bytes of the IPv4 table for
+//! Reads the nat tables of iptables: their length cheaply, or the bytes of the IPv4 table for
 //! [`crate::rules`].
 
 use std::io;
@@ -7,13 +7,13 @@ use anyhow::{Context as _, Result, bail};
 use iptables::{LegacyTable, LegacyTables};
 use proxy::IpFamily;
 
-/// Maximum number of attempts to read a table that is replaced during the read.
+/// Maximum number of attempts to read a table. The subject may replace the table during a read.
 const READINGS: u32 = 100;
 
-/// Length of a table. A replacement can have the same length.
+/// Length of a table. Equal lengths do not imply equal tables.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Length {
-    /// Number of rules, including the final rules of chains.
+    /// Number of rules. Includes the final rule of each chain.
     pub(crate) rules: u64,
     bytes: usize,
 }
@@ -52,12 +52,12 @@ impl Nat {
         Ok(!has_rules(&self.v4)? || has_rules(&self.v6)?)
     }
 
-    /// Returns the length of the IPv4 table, or zeros without a table.
+    /// Returns the length of the IPv4 table, or zeros if the table does not exist.
     pub(crate) fn length(&self) -> Result<Length> {
         Ok(table(&self.v4)?.map_or_else(Length::default, |table| Length::of(&table)))
     }
 
-    /// Reads the IPv4 table and its length. Both are empty without a table.
+    /// Reads the IPv4 table and its length. Returns both empty if the table does not exist.
     pub(crate) fn read(&self) -> Result<(Vec<u8>, Length)> {
         for _ in 0..READINGS {
             let Some(table) = table(&self.v4)? else {
@@ -65,7 +65,7 @@ impl Nat {
             };
             match self.v4.content(&table) {
                 Ok(content) => return Ok((content, Length::of(&table))),
-                // The table was replaced after its size was read.
+                // The subject replaced the table after the kernel returned its size.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINVAL)) => {
                 }
                 Err(error) => return Err(error).context("cannot read the nat table"),
@@ -89,7 +89,7 @@ fn keep_memory() {
     }
 }
 
-/// Returns the nat table of a family, or `None` without one.
+/// Returns the nat table of a family, or `None` if it does not exist.
 fn table(tables: &LegacyTables) -> Result<Option<LegacyTable>> {
     match tables.table("nat") {
         Ok(table) => Ok(Some(table)),

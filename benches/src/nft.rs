@@ -14,19 +14,19 @@ use nftables_netlink::{
 
 use crate::rules::Servers;
 
-/// The table of nftables mode, which our daemon and upstream's have.
+/// Name of nftables mode's table. Our daemon and upstream's kube-proxy use the same name.
 pub(crate) const TABLE: &str = "kube-proxy";
 /// Map of Service addresses in the table.
 const SERVICES: &str = "service-ips";
-/// The table of the IPVS mode's shim.
+/// Name of the table that holds the nftables shim of IPVS mode.
 pub(crate) const SHIM: &str = "kube-proxy-ipvs";
-/// A table whose creation tests whether the kernel supports its family.
+/// Name of a table that tests whether the kernel supports a family.
 const PROBE: &str = "bench-probe";
 const PROTOCOL_TCP: u8 = 6;
-/// Number of Services up to which all endpoints are read at the end. Reading one Service takes a
-/// few requests. For each request, the kernel walks all maps.
+/// Number of Services up to which the program reads all endpoints at the end. Reading one Service
+/// takes a few requests. For each request, the kernel walks all maps.
 const WHOLE: usize = 12_000;
-/// Number of Services that are read if there are more than [`WHOLE`].
+/// Number of Services that the program reads if there are more than [`WHOLE`].
 const SAMPLE: usize = 1_000;
 
 /// Layout of nftables mode's table.
@@ -41,12 +41,12 @@ enum Layout {
 /// A connection to nf_tables, in the network namespace of the thread that opened it.
 pub(crate) struct Tables {
     nft: Nftables,
-    /// Chains of Services, from the last read of the map.
+    /// Chains of Services, as of the last read of the map.
     chains: HashMap<SocketAddrV4, Name>,
     /// Layout of nftables mode's table, once the table exists.
     layout: Option<Layout>,
-    /// Service with a wrong state in this generation. Its state is not read again before the
-    /// generation changes.
+    /// Service whose state was wrong in this generation of the ruleset. Its state is not read again
+    /// until the generation changes.
     unwanted: Option<(Ipv4Addr, Generation)>,
 }
 
@@ -54,8 +54,8 @@ impl Tables {
     pub(crate) fn open() -> Result<Self> {
         const NONE: &str = "the kernel has no nf_tables";
         let mut nft = Nftables::open().context(NONE)?;
-        // A kernel may have nf_tables without its families. The probe adds and deletes a table in
-        // one transaction.
+        // A kernel may have nf_tables but lack the family `ip`. The probe adds and deletes a table
+        // in one transaction.
         let probe = Transaction {
             family: Family::Ip,
             table: PROBE.into(),
@@ -78,7 +78,7 @@ impl Tables {
         })
     }
 
-    /// Returns the layout. Assumes upstream's while the table does not exist.
+    /// Returns the table's layout. Assumes upstream's layout while the table does not exist.
     fn layout(&mut self) -> Result<Layout> {
         if self.layout.is_none() && self.has_set(SERVICES)? {
             let is_flat = self.has_set(flat::MANY)?;
@@ -117,21 +117,21 @@ impl Tables {
             self.unwanted = (!serves).then_some((*at.ip(), generation));
             return Ok(serves);
         }
-        // A Service keeps the same chain as long as it exists.
+        // A Service keeps its chain as long as it exists.
         if wanted.is_empty() || !self.chains.contains_key(&at) {
             self.read_chains()?;
         }
         let serves = match self.chains.get(&at).cloned() {
             None => wanted.is_empty(),
-            // The chain may have been deleted in the meantime.
+            // The subject may have deleted the chain in the meantime.
             Some(chain) => self.endpoints(&chain).is_ok_and(|found| found == *wanted),
         };
         self.unwanted = (!serves).then_some((*at.ip(), generation));
         Ok(serves)
     }
 
-    /// Returns all Services with their endpoints. If there are many Services, reads only a sample.
-    /// Any other Service counts as correct if the map leads to its chain.
+    /// Returns all Services with their endpoints. If there are many Services, reads only a sample
+    /// of them. The other Services count as correct if the map leads to their chains.
     pub(crate) fn servers(&mut self, wanted: &Servers) -> Result<Servers> {
         if self.layout()? == Layout::Flat {
             return self.flat_servers();
@@ -163,7 +163,7 @@ impl Tables {
         Ok(servers)
     }
 
-    /// Returns the elements of a set. Empty without the set.
+    /// Returns the elements of a set. Empty if the set does not exist.
     pub(crate) fn members(&mut self, table: &str, set: &str) -> Result<Vec<Element>> {
         match self.nft.elements(Family::Ip, table, set) {
             Err(error) if is_absent(&error) => Ok(Vec::new()),
@@ -171,7 +171,7 @@ impl Tables {
         }
     }
 
-    /// Removes a Service from the map.
+    /// Removes a Service from the map of Services.
     pub(crate) fn take_out(&mut self, at: SocketAddrV4) -> Result<()> {
         let (map, gone) = match self.layout()? {
             Layout::Flat => self.flat_elements(at)?,
@@ -206,7 +206,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Returns the endpoints that the only rule of a Service's chain chooses from.
+    /// Returns the endpoints among which the only rule of a Service's chain chooses.
     fn endpoints(&mut self, chain: &str) -> Result<BTreeSet<SocketAddrV4>> {
         let rules = self.nft.rules_of_chain(Family::Ip, TABLE, chain)?;
         let [rule] = rules.as_slice() else {
@@ -236,7 +236,7 @@ fn is_absent(error: &nftables_netlink::Error) -> bool {
     )
 }
 
-/// Parses the address and port of a key that begins with address, protocol (TCP) and port.
+/// Parses the address and port of a map key. The key begins with address, protocol (TCP) and port.
 pub(crate) fn address(key: &[u8]) -> Option<SocketAddrV4> {
     match key {
         [a, b, c, d, PROTOCOL_TCP, _, _, _, high, low, ..] => Some(SocketAddrV4::new(

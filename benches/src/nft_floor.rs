@@ -1,6 +1,6 @@
-//! The floor of nftables mode: a bare loader that sends the mode's own transactions. First, the
-//! mode writes the objects and each change to a recording kernel that accepts every transaction.
-//! The floor encodes the recorded transactions and then starts its clock. It has no API server, no
+//! The floor of nftables mode: a bare loader that sends the mode's own transactions. Before the
+//! clock starts, the mode writes the objects and each change to a recording kernel, which accepts
+//! every transaction. The floor then encodes the recorded transactions. It has no API server, no
 //! model and no read-back.
 
 use std::collections::BTreeSet;
@@ -23,11 +23,11 @@ use crate::floor::pause;
 use crate::objects::{CLUSTER_CIDR, NAMESPACE, Objects, PORT, TARGET_PORT, changed};
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// Maximum number of turns of a start. More turns are a bug.
+/// Maximum number of sync turns of a start. More turns are a bug.
 const MOST_TURNS: usize = 10_000;
 
-/// Runs the work of a cell's floor in a separate process. At the end, the process waits so that its
-/// figures can be read.
+/// Runs a cell's floor in a separate process. After its work, the process waits so that the
+/// measurement can read its figures.
 pub(crate) fn run(cell: &Cell) -> Result<()> {
     let mut objects = Objects::new(cell.size);
     let mut modes = [IpFamily::V4, IpFamily::V6].map(|family| RecordedMode::new(family, cell));
@@ -81,7 +81,7 @@ pub(crate) fn run(cell: &Cell) -> Result<()> {
     }
 }
 
-/// Returns the transactions that result from changes of the model.
+/// Returns the transactions that changes of the model cause.
 fn record(modes: &mut [RecordedMode; 2], model: &mut Model) -> Result<Vec<PreparedTransaction>> {
     let changes = model.take_changes();
     let mut all = Vec::new();
@@ -140,7 +140,7 @@ impl RecordedMode {
     }
 }
 
-/// A kernel without a table. It accepts and records every transaction.
+/// A substitute for the kernel, without tables. It accepts and records every transaction.
 #[derive(Clone)]
 struct Recorder {
     family: IpFamily,

@@ -1,5 +1,5 @@
-//! The objects that every subject receives. They are derived from their numbers alone, so that each
-//! run has the same objects.
+//! The objects that every subject receives. They depend only on their numbers, so that each run has
+//! the same objects.
 //!
 //! Service `i` is `bench/svc-<i>` with one TCP port 80 on 10.96.1.0 + i. Its endpoints are at port
 //! 8080 of addresses from 10.128.1.0 on. One endpoint in 100 is on this node. Slices have at most
@@ -19,9 +19,9 @@ use crate::schema::Size;
 
 /// Namespace of all objects.
 pub(crate) const NAMESPACE: &str = "bench";
-/// Port of every Service.
+/// Port of every Service (TCP).
 pub(crate) const PORT: u16 = 80;
-/// Port of every endpoint.
+/// Port of every endpoint (TCP).
 pub(crate) const TARGET_PORT: u16 = 8080;
 /// Range of pod addresses: `--cluster-cidr`.
 pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
@@ -34,7 +34,7 @@ const FIRST_OTHER: u32 = u32::from_be_bytes([10, 192, 0, 0]);
 const NODES: u32 = 100;
 /// Maximum number of endpoints in a slice, as in the controller's `--max-endpoints-per-slice`.
 const SLICE: usize = 100;
-/// Maximum number of Services or endpoints in one file. Reading a file needs all of it in memory.
+/// Maximum number of Services or endpoints in one file. The fixture reads a whole file into memory.
 const FILE: usize = 20_000;
 
 /// Endpoint of a Service.
@@ -46,7 +46,7 @@ pub(crate) struct Endpoint {
     pub(crate) is_local: bool,
 }
 
-/// The objects of a size, with the changes made to them.
+/// The objects of a size, with all changes made so far.
 #[derive(Debug, Clone)]
 pub(crate) struct Objects {
     size: Size,
@@ -117,7 +117,7 @@ impl Objects {
             .collect()
     }
 
-    /// Replaces an endpoint of a Service by an endpoint on another node. Each `turn` uses a new
+    /// Replaces an endpoint of a Service with an endpoint on another node. Each `turn` uses a new
     /// address.
     pub(crate) fn replace(&mut self, service: u32, index: usize, turn: u32) -> Endpoint {
         let endpoint = Endpoint {
@@ -195,11 +195,11 @@ impl Objects {
     }
 }
 
-/// Returns the Service and the endpoint index that a change replaces. Visits the Services in a
-/// scattered order, and then their next endpoints.
+/// Returns the Service and the endpoint index that a change replaces. Successive changes visit the
+/// Services in a scattered order, and then their next endpoints.
 pub(crate) fn changed(size: Size, turn: u32) -> (u32, usize) {
-    // A prime that divides no number of Services used here. Every Service is therefore visited once
-    // before any is visited twice.
+    // A prime that divides no number of Services used here. The changes therefore visit every
+    // Service once before any Service twice.
     const STEP: u32 = 7_919;
     let service = u64::from(turn) * u64::from(STEP) % u64::from(size.services);
     let index = turn / size.services % size.endpoints;

@@ -4,9 +4,10 @@
 //!  once each ─▶ counting ─▶ repeats of `All` ─▶ a second time, the rest ─▶ `Spare` ─▶ counting other kube-proxies
 //! ```
 //!
-//! Each phase goes through the points, the most informative first, and measures all subjects at
-//! each point. A change of the machine's speed therefore affects all subjects equally. If the run's
-//! time ends early, it has complete comparisons and every axis.
+//! In each phase, the run visits the points from the most informative to the least. It measures all
+//! subjects at a point before the next point, so a change of the machine's speed affects all
+//! subjects equally. If the run's time ends early, the report has every axis and complete
+//! comparisons.
 //!
 //! Other kube-proxies may take minutes per cell. Without arguments, they first run only the cells
 //! of the main table, and other cells at the end.
@@ -15,22 +16,22 @@ use std::str::FromStr;
 
 use crate::schema::{Axis, Cell, Mode, NATIVE, RANGE, ROUTE, Size, Subject, SubjectKind};
 
-/// Number of Services above which only sizes with two endpoints are measured.
+/// Number of Services above which the run measures only sizes with two endpoints per Service.
 const MANY: u32 = 10_000;
-/// Sizes of a run without limits.
+/// Sizes of a run without limits (`--full`).
 const ALL: [&str; 11] = [
     "1", "100", "1000", "5000", "10000", "50000", "1x50", "100x50", "1000x50", "5000x50",
     "10000x50",
 ];
 
-/// Number of measurements of a point.
+/// Number of measurements of a point, and their place in the order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Often {
     /// The number of repeats on the command line.
     All,
     Twice,
     Once,
-    /// Once if there is another kube-proxy to compare with, otherwise like `Spare`.
+    /// Once, early, if there is another kube-proxy to compare with. Otherwise like `Spare`.
     Beside,
     /// Once, after all other cells.
     Spare,
@@ -59,7 +60,7 @@ fn point(row: &str) -> Option<(Axis, Size, Often)> {
     Some((axis, size, Often::named(words.next()?)?))
 }
 
-/// An axis, at the sizes of the plan or at a separate size: `change@50000`.
+/// An axis, at the sizes of the plan or at one given size: `change@50000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AxisChoice {
     pub(crate) axis: Axis,
@@ -103,7 +104,7 @@ struct Point {
     axis: Axis,
     size: Size,
     often: Often,
-    /// True if the command line names this point. Then no subject is postponed to the end.
+    /// True if the command line names this point. No subject is then postponed to the end.
     is_asked: bool,
 }
 
@@ -122,8 +123,8 @@ impl Point {
     }
 }
 
-/// Returns the frequency for other kube-proxies. Only the points of the main table are measured
-/// early, as each cell may take minutes.
+/// Returns the frequency for other kube-proxies. Each of their cells may take minutes, so the run
+/// measures only the points of the main table early.
 fn often_for_others(axis: Axis, size: Size) -> Often {
     let is_for_a_minute = size.services > MANY && axis != Axis::Cold;
     if !is_main(axis, size) || is_for_a_minute {
@@ -135,8 +136,8 @@ fn often_for_others(axis: Axis, size: Size) -> Often {
     }
 }
 
-/// Returns true if the main table shows an axis at a size. Assumes another kube-proxy in the
-/// report; without one, the table does not show 1,000 Services.
+/// Returns true if the main table shows an axis at a size. Assumes that the report has another
+/// kube-proxy. Without one, the table does not show 1,000 Services.
 pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
     let are_two = size.endpoints == 2;
     match axis {
@@ -183,8 +184,8 @@ impl Plan<'_> {
     ) {
         for point in points {
             for subject in self.subjects {
-                // Without a Service, the number of Services makes no difference. One cell is
-                // enough.
+                // The subject `direct` has no Services, so their number makes no difference. One
+                // cell is enough.
                 let is_told = subject.kind == SubjectKind::Direct
                     && cells.iter().any(|cell| {
                         (cell.axis, cell.repeat) == (point.axis, repeat)
@@ -312,9 +313,8 @@ fn often(axis: Axis) -> Often {
     }
 }
 
-/// Returns true if counting at a point adds information. This is so at the largest size. For
-/// changes, this is so at the smallest size as well, because the counts at both sizes must be
-/// equal.
+/// Returns true if counting at a point adds information: at the largest size. For changes, the
+/// smallest size does, too, because the counts at both sizes must be equal.
 fn is_worth(points: &[Point], point: &Point) -> bool {
     let of_axis = points
         .iter()
@@ -351,8 +351,8 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
             is_ours,
             ..
         } if axis == Axis::Loaded => *is_ours && *mode == Mode::Ipvs && flags.is_empty(),
-        // The kernel does not know the endpoints of userspace mode. The daemon accepts connections
-        // itself.
+        // In userspace mode, the daemon accepts connections itself. The kernel does not know the
+        // endpoints.
         SubjectKind::KubeProxy {
             mode: Mode::Userspace,
             ..
@@ -364,7 +364,7 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
         SubjectKind::KubeProxy { .. } if subject.is_lean() => {
             axis == Axis::Cold || axis.is_data_plane()
         }
-        // The form of local addresses affects the cost of writing.
+        // Device addresses and routes differ in the cost of writing.
         SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => {
             !matches!(axis, Axis::Idle | Axis::Memory | Axis::Big | Axis::Api)
                 && axis <= Axis::First
@@ -384,7 +384,7 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Returns true if a cell takes long compared with its information.
+/// Returns true if a cell takes long for the information that it adds.
 fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     let is_large = size.services > MANY || size.services * size.endpoints > 100_000;
     match subject {
@@ -392,12 +392,12 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
             mode: Mode::Iptables,
             ..
         } => {
-            // Twenty changes would take a minute.
+            // At this size, twenty changes would take a minute.
             (size.services > MANY && !matches!(axis, Axis::Cold | Axis::First))
                 || size.services * size.endpoints > 100_000
         }
         SubjectKind::KubeProxy { .. } if subject.is_lean() => is_large && axis != Axis::First,
-        // Routes differ from device addresses only when addresses are added and removed.
+        // Routes differ from device addresses only when the daemon adds and removes addresses.
         SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => match axis {
             Axis::Cold | Axis::Restart | Axis::Delete => false,
             Axis::Change => size.services > 100,
@@ -590,7 +590,7 @@ mod tests {
         done.iter().filter(is_it).count()
     }
 
-    /// Asserts that the cells include every cell that the aims need.
+    /// Asserts that the cells include every cell on which an aim depends.
     fn assert_aims(done: &[Cell]) {
         let times = |axis, size, name| times(done, axis, size, name);
         for name in LOADERS {
@@ -643,7 +643,7 @@ mod tests {
         assert_eq!(times(done, Axis::First, "10000", "upstream-ipvs"), 0);
     }
 
-    /// Checks that `make bench` measures the aims and the comparison.
+    /// Checks that `make bench` measures all aims and the comparison within its time limit.
     #[test]
     fn forty_eight_minutes_are_enough_for_all_aims() {
         assert_aims(&done(&subjects(), 48));

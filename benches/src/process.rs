@@ -51,7 +51,7 @@ impl Process {
         tail.unwrap_or_default().join("\n")
     }
 
-    /// Returns all output.
+    /// Returns the whole output.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -80,7 +80,8 @@ impl Process {
         Ok(process::status(self.id(), field)?)
     }
 
-    /// Returns the number of voluntary context switches of all threads. Each follows a wakeup.
+    /// Returns the number of voluntary context switches of all threads. Each switch is followed by
+    /// one wakeup.
     pub(crate) fn waits(&self) -> Result<u64> {
         let mut sum = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.id()))? {
@@ -115,8 +116,8 @@ pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
     Ok(threads)
 }
 
-/// Returns the number of processes and threads that this kernel has started, including the kernel's
-/// own threads.
+/// Returns the number of processes and threads started since boot, including the kernel's own
+/// threads.
 pub(crate) fn forks() -> Result<u64> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text

@@ -9,8 +9,8 @@
 //!
 //! The program follows a packet from rule to rule. It knows the packet's address, protocol and
 //! port, but not its sender, its interface or random choices. A rule with an unknown condition
-//! counts as both matching and not matching. Chains without a jump to them are ignored: kube-proxy
-//! leaves such chains behind and deletes them later.
+//! counts as both matching and not matching. The program ignores chains that no rule jumps to:
+//! kube-proxy leaves such chains behind and deletes them later.
 //!
 //! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter/x_tables.h`,
 //! `linux/netfilter/xt_tcpudp.h`, `linux/netfilter/nf_nat.h`.
@@ -20,10 +20,10 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Service addresses with their endpoints: the part of a state that all modes have.
+/// Service addresses with their endpoints: the part of the state that all modes have.
 pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
 
-/// Addresses that a packet may be sent to.
+/// Destinations that the rules may choose for a packet.
 type Targets = BTreeSet<SocketAddrV4>;
 
 /// The rules of an IPv4 table.
@@ -42,7 +42,7 @@ struct Rule<'a> {
     next: usize,
 }
 
-/// Effect of a rule on a packet of which only a part is known.
+/// Effect of a rule on a packet whose fields are only partly known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RuleEffect {
     Never,
@@ -57,13 +57,13 @@ enum Fate {
     On,
     /// Call the chain at this offset.
     Jump(usize),
-    /// Go to the chain at this offset. Its end returns to the caller of this chain.
+    /// Continue in the chain at this offset. Its end returns to the caller of this chain.
     Goto(usize),
     /// Return to the caller of this chain.
     Back,
     /// End the traversal of this table.
     End,
-    /// Translate the destination to this address. Without a port here, the packet keeps its port.
+    /// Translate the destination to this address. If the port is `None`, the packet keeps its port.
     To(Ipv4Addr, Option<u16>),
 }
 
@@ -94,13 +94,13 @@ const ENTRY: usize = 112;
 const NAME: std::ops::Range<usize> = 2..31;
 const REVISION: usize = 31;
 const OWN: usize = 32;
-/// Standard verdict `XT_RETURN`.
+/// Standard verdict `XT_RETURN`: return to the calling chain.
 const RETURN: i32 = -5;
 /// Range flags: `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED`.
 const HAS_ADDRESS: u32 = 1;
 const HAS_PORT: u32 = 2;
-/// Targets that end the packet's traversal, or that this program cannot follow. After any other
-/// target, the traversal continues with the next rule.
+/// Targets that end the packet's traversal, or whose effect this program does not know. After any
+/// other target, the traversal continues with the next rule.
 const ENDS: [&[u8]; 8] = [
     b"MASQUERADE",
     b"NETMAP",
@@ -115,14 +115,14 @@ const ENDS: [&[u8]; 8] = [
 const DEEP: usize = 32;
 
 impl<'a> Rules<'a> {
-    /// Wraps the entries of a nat table, whose first built-in chain is PREROUTING. Without entries,
-    /// the table does not exist.
+    /// Wraps the entries of a nat table, whose first built-in chain is PREROUTING. Pass no entries
+    /// if the table does not exist.
     pub(crate) fn new(entries: &'a [u8]) -> Self {
         Self { entries }
     }
 
-    /// Returns the addresses to which a new TCP connection to this address and port may be sent.
-    /// Empty if no rule takes the connection.
+    /// Returns the destinations that the rules may choose for a new TCP connection to this address
+    /// and port. Empty if no rule translates the connection.
     pub(crate) fn targets(&self, at: SocketAddrV4) -> Result<Targets> {
         let mut targets = Targets::new();
         if !self.entries.is_empty() {
@@ -131,8 +131,8 @@ impl<'a> Rules<'a> {
         Ok(targets)
     }
 
-    /// Returns every address and port that rules for incoming packets match, with the targets of
-    /// their packets. Skips rules for whole networks and rules without a single port.
+    /// Returns every address and port that rules for incoming packets match, with the destinations
+    /// that the rules may choose. Skips rules for whole networks and rules without a single port.
     pub(crate) fn servers(&self) -> Result<Servers> {
         let mut found = BTreeMap::new();
         if !self.entries.is_empty() {
@@ -142,7 +142,7 @@ impl<'a> Rules<'a> {
         Ok(servers.map(|(at, (targets, _))| (at, targets)).collect())
     }
 
-    /// Follows a packet from a rule on. Returns true if the packet may pass the end of the chain.
+    /// Follows a packet from a rule on. Returns true if the packet may reach the end of the chain.
     fn follow(
         &self,
         from: usize,
@@ -186,9 +186,9 @@ impl<'a> Rules<'a> {
     }
 
     /// Walks a chain and the chains that it calls. If a rule matches only one address and port,
-    /// follows a packet to that address instead. `found` maps each such address to the targets of
-    /// its packets, and records whether every packet has been taken. The walk always visits the
-    /// later rules, because packets to other addresses may pass this chain.
+    /// follows a packet to that address instead. `found` maps each such address to the destinations
+    /// of its packets, and records whether the rules have taken every packet. The walk always
+    /// visits the later rules, because packets to other addresses may pass this chain.
     fn gather(
         &self,
         from: usize,

@@ -1,4 +1,4 @@
-//! The host's side: runs cells one after another within the limits, and writes the report.
+//! The host's part: runs cells one after another within the limits, and writes the report.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,14 +24,15 @@ use crate::stage::beside;
 
 /// Version of the format of `report.json`.
 const VERSION: u32 = 1;
-/// Time for a cell in addition to its limits: boot, node setup, the fixture's start and a last
-/// look.
+/// Time for a cell in addition to its limits: boot, node setup, the fixture's start and a last look
+/// at the kernel.
 const AROUND: Duration = Duration::from_mins(2);
-/// Time for another kube-proxy to print its version, including the boot.
+/// Time limit for another kube-proxy to print its version, including the boot.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
-/// Time limit of a run. With the build, a run takes at most an hour.
+/// Time limit of a run, in minutes. With the build, a run takes at most an hour.
 const MINUTES: u64 = 48;
-/// Additional minutes for each other kube-proxy, as upstream's IPVS mode needs for the main table.
+/// Additional minutes for each other kube-proxy. Upstream's IPVS mode needs this time for the main
+/// table.
 const MINUTES_FOR_ANOTHER: u64 = 10;
 
 /// Measures, and writes report.json, report.md and charts.
@@ -171,7 +172,7 @@ impl Run {
                 None => match self.measure(cell, &folder, end) {
                     Ok(measurement) => measurement,
                     Err(error) => {
-                        // The measurements up to now are enough for a report.
+                        // The measurements up to the error are enough for a report.
                         report::draw(&report, &folder, true)?;
                         return Err(error);
                     }
@@ -248,7 +249,7 @@ impl Run {
             name: name.to_owned(),
             kind,
         };
-        // If this build lacks a feature, the first cell that uses it reports so.
+        // If this build lacks a feature, the first cell that uses the feature reports the lack.
         let mut all = vec![
             ours("ipvs", Mode::Ipvs, &[]),
             ours("ipvs-route", Mode::Ipvs, &[ROUTE]),
@@ -322,7 +323,7 @@ impl Run {
         others
     }
 
-    /// Runs `--version` of a program, in a VM: a program that ignores the flag would otherwise
+    /// Runs a program with `--version` in a VM. A program that ignores the flag would otherwise
     /// start its work on this host.
     fn version(&self, path: &Path, folder: &Path) -> String {
         let into = folder.join("version");
@@ -364,8 +365,8 @@ impl Run {
             "--into".into(),
             into.clone().into(),
         ];
-        // The limit covers the preparation and the measurement. The limit is added once more, in
-        // case the state turns out wrong.
+        // The limit covers the preparation and the measurement. The cell gets the limit twice: if
+        // the state is wrong, reading it takes long.
         let limit = Duration::from_secs(cell.limit_s * 2 + cell.idle_s) + AROUND;
         let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
         let is_cut = rest.is_some_and(|rest| rest < limit);
@@ -444,20 +445,20 @@ impl Run {
 /// Cells that are skipped, and the reasons.
 #[derive(Debug, Default)]
 struct SkippedCells {
-    /// Subjects that do not know their mode or flags.
+    /// Subjects that do not support their mode or flags.
     refused: BTreeMap<String, String>,
     /// Cells that exceeded their limit.
     over: Vec<Cell>,
 }
 
 impl SkippedCells {
-    /// Returns the outcome of a skipped cell, or `None` to run it.
+    /// Returns the outcome of a cell that the run skips, or `None` to run the cell.
     fn why(&self, cell: &Cell, end: Option<Instant>, expected: Duration) -> Option<Outcome> {
         let is_repeat_of = |one: &Cell| {
             let counts = one.is_counting == cell.is_counting;
             counts && (one.axis, one.size, &one.subject) == (cell.axis, cell.size, &cell.subject)
         };
-        // Every axis needs a cold start first.
+        // Every axis begins with a cold start.
         let begins_with = |one: &Cell| {
             let is_as_large = one.size.services <= cell.size.services
                 && one.size.endpoints <= cell.size.endpoints;
@@ -504,8 +505,8 @@ pub(crate) fn default_minutes(subjects: &[Subject]) -> u64 {
     MINUTES + MINUTES_FOR_ANOTHER * others.count() as u64
 }
 
-/// Returns the cells with their expected durations in seconds. The duration is `None` if an earlier
-/// cell shows that the cell would exceed its limit.
+/// Returns the cells with their expected durations in seconds. `None`: an earlier cell shows that
+/// the cell would exceed its limit.
 pub(crate) fn foreseen(cells: &[Cell]) -> Vec<(&Cell, Option<f64>)> {
     let mut left_out = SkippedCells::default();
     let mut foreseen = Vec::new();
@@ -584,7 +585,7 @@ fn short(outcome: &Outcome) -> String {
     words.join(", ")
 }
 
-/// Returns the output of a program. Empty if the program cannot run.
+/// Returns the output of a program, or an empty text if the program cannot run.
 fn said(program: &str, arguments: &[&str]) -> String {
     Command::new(program)
         .args(arguments)
@@ -611,7 +612,7 @@ fn utc(time: SystemTime) -> String {
     jiff::Timestamp::from_second(seconds).map_or_else(|_| String::new(), |at| at.to_string())
 }
 
-/// Returns the command line without this machine's folders, which are irrelevant to the
+/// Returns the command line without this machine's folders, which have no influence on the
 /// measurement.
 fn command(arguments: impl Iterator<Item = String>) -> String {
     let mut words = Vec::new();
@@ -664,7 +665,7 @@ mod tests {
     }
 
     /// Returns the subjects that a command line chooses, and the subjects that it excludes. Any
-    /// file serves as our daemon here.
+    /// file can stand in for our daemon here.
     fn chosen(arguments: &str) -> Result<(Vec<String>, Vec<String>)> {
         #[derive(Debug, clap::Parser)]
         struct Line {

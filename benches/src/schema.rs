@@ -21,16 +21,16 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Axis {
     /// Cold start: from exec to the whole state in an empty kernel.
     Cold,
-    /// A cold start with preloaded kernel modules.
+    /// A cold start with kernel modules that are already loaded.
     Loaded,
     /// Restart: from exec to the end of the first sync. The kernel already holds the state.
     Restart,
     /// Time until an added Service is in the kernel.
     Add,
-    /// Replacement of one endpoint of one Service, many times. Each change must be in the kernel
-    /// before the next.
+    /// Replacement of one endpoint of one Service, many times. The next change waits until the
+    /// kernel has the previous one.
     Change,
-    /// 100 endpoints replaced, one object after another without waiting.
+    /// Replacement of 100 endpoints, one object after another without waiting.
     Rolling,
     /// Time until all Services are removed from the kernel.
     Delete,
@@ -61,7 +61,7 @@ impl Axis {
         Self::value_variants().iter().copied()
     }
 
-    /// Returns true if the axis measures packets instead of writes.
+    /// Returns true if the axis measures packets. Other axes measure writes.
     pub(crate) fn is_data_plane(self) -> bool {
         self >= Self::First
     }
@@ -112,7 +112,7 @@ impl Mode {
     }
 }
 
-/// Subject of measurements, and a column of the report.
+/// Program or kernel state that a run measures: a column of the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Subject {
     /// Name of the subject in the report.
@@ -155,11 +155,11 @@ pub(crate) enum SubjectKind {
         mode: Mode,
         /// Additional command line flags of the binary.
         flags: Vec<String>,
-        /// True if the binary is built from this repository. Only then our additional flags are
-        /// allowed.
+        /// True if this repository built the binary. Only such a binary gets our additional flags.
         is_ours: bool,
     },
-    /// The bare loader of IPVS mode. It sends the same final state as messages encoded beforehand.
+    /// The bare loader of IPVS mode. It sends messages for the same final state, encoded
+    /// beforehand.
     Floor,
     /// A bare loader of nftables mode.
     NftFloor,
@@ -173,32 +173,33 @@ pub(crate) enum SubjectKind {
     Direct,
 }
 
-/// Prefix of `anatomy` series from a node that a daemon has programmed. The subject's name follows.
+/// Prefix of `anatomy` series from a node that a daemon has programmed. The name of the daemon's
+/// subject follows.
 pub(crate) const WHOLE: &str = "by the daemon: ";
 /// The series of the axis `anatomy` with address translation enabled and no translating rule.
 pub(crate) const NAT_ALONE: &str = "translation of addresses, no rule";
-/// Reason for skipping a cell after the run's time limit.
+/// Reason for skipping a cell that would not finish within the run's time limit.
 pub(crate) const NO_TIME: &str =
     "it would not have been done in the time of the whole run (--minutes)";
-/// The flag for our lean shim.
+/// Flag that selects the lean shim.
 pub(crate) const LEAN: &str = "--ipvs-shim=lean";
-/// The flag for the nftables shim.
+/// Flag that selects the nftables shim.
 pub(crate) const NATIVE: &str = "--ipvs-shim=nftables";
-/// The flag for the semantics of iptables mode in IPVS mode.
+/// Flag that selects the semantics of iptables mode in IPVS mode.
 pub(crate) const EXACT: &str = "--ipvs-semantics=exact";
-/// The flag for upstream's layout of nftables mode.
+/// Flag that selects upstream's layout of nftables mode.
 pub(crate) const UPSTREAM_LAYOUT: &str = "--nftables-layout=upstream";
-/// The flag for the flat layout of nftables mode.
+/// Flag that selects the flat layout of nftables mode.
 pub(crate) const FLAT: &str = "--nftables-layout=flat";
-/// The flag that makes service addresses local by routes.
+/// Flag that makes Service addresses local by routes.
 pub(crate) const ROUTE: &str = "--ipvs-vip-mode=route";
-/// The flag that makes a network of service addresses local by one route.
+/// Flag that makes a network of Service addresses local by one route.
 pub(crate) const RANGE: &str = "--ipvs-vip-mode=range";
-/// The flag that names this network.
+/// Flag that names the network of [`RANGE`].
 pub(crate) const SERVICE_CIDRS: &str = "--ipvs-service-cidrs=10.96.0.0/12";
 
 impl Outcome {
-    /// Returns the outcome of a cell that is skipped for this reason.
+    /// Returns the outcome of a cell that the run skips for this reason.
     pub(crate) fn skipped(why: impl Into<String>) -> Self {
         Self::Skipped {
             why: why.into(),
@@ -279,9 +280,9 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Returns the factor of the run's time limit for this cell. strace slows the subject down. At
-    /// up to 1,000 Services, other kube-proxies may take minutes. They get more time so that a
-    /// comparison is possible.
+    /// Returns the factor by which this cell's time limit exceeds the run's. strace slows the
+    /// subject down. At up to 1,000 Services, other kube-proxies may take minutes. They get more
+    /// time so that a comparison is possible.
     pub(crate) fn patience(&self) -> u32 {
         let is_slow = self.subject.kind.is_other() && self.size.services <= 1_000;
         if self.is_counting || is_slow { 2 } else { 1 }
@@ -294,15 +295,15 @@ impl Cell {
 pub(crate) enum Outcome {
     /// Figures of a correct state.
     Measured(Box<CellFigures>),
-    /// The time limit passed. The result is "over N s".
+    /// The time limit passed. The report shows "over N s".
     Over {
         /// The limit. In JSON, its name differs from the cell's limit in the same object.
         #[serde(rename = "over_s")]
         limit_s: u64,
-        /// Progress of the subject at the time limit.
+        /// Progress of the subject when the time limit passed.
         reached: String,
     },
-    /// The subject was done, but the kernel's state is wrong.
+    /// The subject finished its work, but the kernel's state is wrong.
     Wrong {
         /// The first differences between the kernel's state and the wanted state.
         differences: String,
@@ -313,18 +314,18 @@ pub(crate) enum Outcome {
         why: String,
     },
     /// Skipped: the subject does not support its mode or flags, its cold start takes too long, or
-    /// the run's time was over.
+    /// the run's time limit would pass.
     Skipped {
         /// The reason.
         why: String,
         /// Time limit in seconds that a cold start of this or a smaller size exceeded. This cell
-        /// would have exceeded it, too.
+        /// would have exceeded it as well.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cold_over_s: Option<u64>,
     },
 }
 
-/// Figures of a cell. Figures that the axis does not measure are absent.
+/// Figures of a cell. A figure that the axis does not measure is absent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct CellFigures {
@@ -334,14 +335,14 @@ pub(crate) struct CellFigures {
     /// CPU time of the subject and its child processes, user and system, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_s: Option<f64>,
-    /// CPU time of the API fixture during the measurement. The fixture shares the CPU, so this time
-    /// is part of the wall time.
+    /// CPU time of the API fixture during the measurement, in seconds. The fixture shares the CPU,
+    /// so this time is part of the wall time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fixture_cpu_s: Option<f64>,
     /// `VmHWM` of the subject, in KiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_kib: Option<u64>,
-    /// `VmRSS` of the subject, in KiB, a while after it finished its work.
+    /// `VmRSS` of the subject after it has finished its work and settled, in KiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) steady_kib: Option<u64>,
     /// Distributions by name: `all` for change; `first`, `middle`, `last` and `direct` for the data
@@ -413,7 +414,7 @@ pub(crate) enum RequestOccasion {
     Reconnect,
     /// The server returns 504 to watches for a while.
     WatchStorm,
-    /// All connections break. For a while, the server rejects lists, too.
+    /// All connections break. For a while, the server returns 504 to lists as well as watches.
     Storm,
 }
 
@@ -440,7 +441,7 @@ impl RequestOccasion {
     }
 }
 
-/// Work of an API server.
+/// Work that an API server did for its clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ServerCost {
     /// Bytes that the server sent on the wire.
@@ -456,11 +457,11 @@ pub(crate) struct ServerCost {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) system_calls: u64,
-    /// Messages sent to netlink sockets, counted in the sent bytes.
+    /// Messages that the subject sent to netlink sockets, counted in the sent bytes.
     pub(crate) netlink_messages: u64,
     /// Netlink messages that change the kernel's state.
     pub(crate) netlink_writes: u64,
-    /// Netlink messages that write, by command or type.
+    /// Netlink messages that write, grouped by command or type.
     #[serde(default)]
     pub(crate) writes_by_name: BTreeMap<String, u64>,
     /// Tables that legacy iptables replaced (`IPT_SO_SET_REPLACE`). iptables-nft writes over
@@ -487,7 +488,7 @@ pub(crate) struct KernelDigest {
     pub(crate) digest: String,
 }
 
-/// A cell with its outcome.
+/// A cell and its outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     #[serde(flatten)]
@@ -519,7 +520,7 @@ pub(crate) struct About {
     pub(crate) cells: usize,
     /// The measured commit, with the suffix `-dirty` if there were uncommitted changes.
     pub(crate) commit: String,
-    /// The command line of the run.
+    /// Command line of the run.
     pub(crate) command: String,
     /// Lane of the lab, which selects the kernel of the VMs: `host`, `A` or `B`.
     pub(crate) lane: String,
@@ -527,9 +528,9 @@ pub(crate) struct About {
     pub(crate) kernel: String,
     /// The model and number of the host's CPUs.
     pub(crate) cpu: String,
-    /// Memory of the VMs.
+    /// Memory of each VM.
     pub(crate) memory: String,
-    /// The host's 1-minute load at the start.
+    /// The host's 1-minute load average at the start.
     pub(crate) load: String,
     /// True if the run had no limits (`--full`).
     pub(crate) is_full: bool,
@@ -537,7 +538,7 @@ pub(crate) struct About {
     pub(crate) subjects: Vec<String>,
     /// The subjects from other sources.
     pub(crate) others: Vec<Other>,
-    /// Kube-proxies that were given but are not among `--subjects`.
+    /// Kube-proxies that `--kube-proxy` gave but `--subjects` does not name.
     pub(crate) not_named: Vec<String>,
 }
 

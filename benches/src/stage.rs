@@ -20,19 +20,19 @@ use crate::process::Process;
 use crate::schema::{Cell, Mode, NATIVE, Subject, SubjectKind};
 use crate::wait::{self, WaitEnd};
 
-/// Address of the fixture, on node1.
+/// Address of the API fixture, on node1.
 pub(crate) const API: &str = "127.0.0.1:18080";
 /// Timeout for the start of the fixture. It allows more than a second per thousand objects.
 const FIXTURE_LIMIT: Duration = Duration::from_mins(5);
-/// The environment of a subject.
+/// Environment of a subject: its node, its objects and its API server.
 pub(crate) struct Stage {
     pub(crate) cell: Cell,
-    /// World of the lab, to add pods and hosts.
+    /// World of the lab, in which a measurement adds pods and hosts.
     pub(crate) world: World,
     /// Node of the subject: 172.35.0.100. Its pods are in 10.200.1.0/24.
     pub(crate) node: Node,
-    /// Expected objects of the fixture. [`Stage::serve`] starts the fixture with them. After that,
-    /// each change is made both here and in the fixture.
+    /// Objects that the fixture should hold. [`Stage::serve`] starts the fixture with them. After
+    /// that, a measurement makes each change both here and in the fixture.
     pub(crate) objects: Objects,
     pub(crate) kernel: Kernel,
     folder: PathBuf,
@@ -64,7 +64,7 @@ impl Stage {
         })
     }
 
-    /// Continues with another subject on another node with a separate API fixture.
+    /// Continues with another subject on another node, with a new API fixture.
     pub(crate) fn go_on(&mut self, node: Node, subject: Subject) -> Result<()> {
         self.fixture = None;
         self.cell.subject = subject;
@@ -78,7 +78,7 @@ impl Stage {
         mode(&self.cell)
     }
 
-    /// Returns a folder for files.
+    /// Returns the folder for temporary files.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -98,7 +98,7 @@ impl Stage {
         Snapshot::wanted(&self.objects, self.mode())
     }
 
-    /// Starts the fixture with the objects, and waits until it serves.
+    /// Starts the fixture with the objects, and waits until it accepts requests.
     pub(crate) fn serve(&mut self) -> Result<()> {
         let objects = self.folder.join("objects");
         self.objects.write(&objects)?;
@@ -137,7 +137,7 @@ impl Stage {
         Api::new(self.node.enter(|| TcpStream::connect(to))?)
     }
 
-    /// Returns the file that strace writes.
+    /// Returns the path of strace's output file.
     pub(crate) fn trace(&self) -> PathBuf {
         self.folder.join("trace")
     }
@@ -194,16 +194,16 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Puts links to the legacy iptables programs first into this process's search path. They have
-/// separate names if iptables-nft is the default, and the VM's kernel may lack nftables. Returns
-/// false if `iptables-legacy` is not installed.
+/// Puts links to the legacy iptables programs first into this process's search path. These programs
+/// have separate names if iptables-nft is the default, and the VM's kernel may lack nftables.
+/// Returns false if `iptables-legacy` is not installed.
 #[allow(unsafe_code, reason = "set_var is unsafe")]
 fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {
     let bin = folder.join("bin");
     let missing = lab::link_iptables("legacy", &bin)?;
     let path = std::env::var("PATH").unwrap_or_default();
-    // SAFETY: this process still has one thread. A cell runs in a separate process, and this call
-    // comes first.
+    // SAFETY: this process still has one thread. A cell runs in a separate process, and calls this
+    // function first.
     unsafe { std::env::set_var("PATH", format!("{}:{path}", bin.display())) };
     Ok(!missing.iter().any(|name| name == "iptables-legacy"))
 }

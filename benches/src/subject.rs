@@ -1,4 +1,4 @@
-//! Starts subjects. A subject does all its work and then keeps running.
+//! Starts subjects. A subject keeps running after its work.
 
 use std::process::Command;
 use std::time::Instant;
@@ -18,7 +18,7 @@ pub(crate) fn start(stage: &Stage) -> Result<(Process, Instant)> {
         stage.cell.subject.kind,
         SubjectKind::Floor | SubjectKind::NftFloor | SubjectKind::NftFlatFloor
     ) {
-        // The subject prepares, stops itself, and writes when it is continued.
+        // The floor prepares its messages, stops itself, and writes when it is continued.
         let process = Process::start(command(stage)?, &log)?;
         floor::await_ready(process, stage.limit())
     } else {
@@ -38,8 +38,8 @@ fn command(stage: &Stage) -> Result<Command> {
         } => {
             let mut command = if stage.cell.is_counting {
                 let mut command = stage.node.command("strace");
-                // With -D, the child process is the subject and receives the signals. The other
-                // options log every sent byte.
+                // With -D, strace runs as a detached grandchild. The child process is the subject,
+                // and receives the signals. The other options make strace print every sent byte.
                 command
                     .args(["-D", "-f", "-qq", "-s", "1000000", "-o"])
                     .arg(stage.trace());
@@ -62,7 +62,7 @@ fn command(stage: &Stage) -> Result<Command> {
                 ])
                 .args(flags);
             if *is_ours && stage.has_legacy_iptables() && lab::iptables_backend() == "nft" {
-                // Other kube-proxies use the program `iptables`. Our daemon would detect nftables.
+                // Other kube-proxies use the program `iptables`. Our daemon would choose nftables.
                 command.arg("--iptables-backend=legacy");
             }
             Ok(command)

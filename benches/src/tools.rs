@@ -14,8 +14,8 @@ use crate::kernel::{CLUSTER_IP, IPVS_IPS, LOOP_BACK};
 use crate::objects::{Objects, PORT};
 use crate::stage::Stage;
 
-/// Writes the input of the tools. Returns the command that runs all of them. At the end, the
-/// command waits so that its figures can be read.
+/// Writes the input of the tools. Returns the command that runs all of them. After its work, the
+/// command waits so that the measurement can read its figures.
 pub(crate) fn command(stage: &Stage) -> Result<Command> {
     let folder = stage.folder();
     let shim = |family| floor::shim(family, ShimStyle::Upstream);

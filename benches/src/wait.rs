@@ -13,16 +13,16 @@ use crate::objects::{Objects, PORT};
 use crate::rules::Rules;
 use crate::schema::{KernelDigest, Mode, Outcome};
 
-/// Number of Services that are looked up before the whole state is read.
+/// Number of Services to look up before reading the whole state.
 const SAMPLE: u32 = 100;
-/// Pause between two looks at a state of many entries. A look takes two system calls, less than 2 %
-/// of the pause.
+/// Pause between two looks at a state of many entries. A look makes two system calls, which take
+/// less than 2 % of the pause.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Minimum factor between the CPU time of a look and the pause after it, as some looks read a whole
-/// table. A look in the background takes no CPU time from the subject. Its pause is as long as the
-/// look.
+/// Minimum ratio of the pause after a look to the CPU time of the look. Some looks read a whole
+/// table. A look in the background takes no CPU time from the subject, so its pause is only as long
+/// as the look.
 const REST: u32 = 10;
-/// Pause between two reads of a whole state that has too many entries.
+/// Pause between two reads of a whole state that has excess entries.
 const WHOLE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Guard that runs this thread at `SCHED_IDLE` priority until dropped. Threads and processes
@@ -33,7 +33,7 @@ pub(crate) struct Background;
 impl Background {
     pub(crate) fn enter() -> Result<Self> {
         schedule(libc::SCHED_IDLE)?;
-        // Yields the CPU to other threads. The kernel notices a change of policy only at its next
+        // Yields the CPU to other threads. The kernel applies a change of policy only at its next
         // tick, up to 10 ms later.
         std::thread::yield_now();
         Ok(Self)
@@ -62,15 +62,15 @@ fn schedule(policy: libc::c_int) -> Result<()> {
 /// Result of a wait.
 #[derive(Debug)]
 pub(crate) enum WaitEnd {
-    /// The state is correct. Has the time of the first correct cheap look, and the state.
+    /// The state is correct. Holds the time of the first cheap look that found it, and the state.
     Done(Instant, KernelDigest),
     /// The wait timed out, or the state is wrong.
     Not(Outcome),
 }
 
-/// Waits until the kernel holds `wanted`: exactly these Services, and rules in both families. (A
-/// family without Services has its shim nevertheless.) Gives up `limit` after `started`. `alive`
-/// fails when the subject has ended.
+/// Waits until the kernel holds `wanted`: exactly these Services, and rules in both families. (Even
+/// a family without Services has its shim.) Gives up `limit` after `started`. `alive` fails when
+/// the subject has ended.
 pub(crate) fn until(
     kernel: &mut Kernel,
     mode: Mode,
@@ -80,8 +80,8 @@ pub(crate) fn until(
     limit: Duration,
     mut alive: impl FnMut() -> Result<()>,
 ) -> Result<WaitEnd> {
-    // Not in the background: while the subject keeps working after its write, a background look
-    // would notice the state too late.
+    // These looks run at normal priority. If the subject keeps working after its write, a look in
+    // the background would notice the state too late.
     let mut looks = match mode {
         Mode::Ipvs => LookSubject::Servers(sample(services)),
         Mode::Nftables => LookSubject::Elements(sample(services)),
@@ -95,7 +95,7 @@ pub(crate) fn until(
     };
     let deadline = started + limit;
     loop {
-        // Repeats the cheap look until it finds the wanted state.
+        // Repeats the cheap look until the wanted state exists.
         let since = loop {
             let before = own_cpu();
             let look = match &mut looks {
@@ -154,14 +154,14 @@ pub(crate) fn until(
     }
 }
 
-/// Part of the kernel's state that a wait looks at.
+/// Part of the kernel's state that a wait reads.
 enum LookSubject {
     /// Virtual servers of the Services not yet found correct, by their keys, and the number of set
     /// members.
     Servers(Vec<Ipv4Addr>),
     /// nftables mode: chains and map elements of the Services not yet found correct.
     Elements(Vec<Ipv4Addr>),
-    /// The nat table, which is replaced and read as a whole.
+    /// The nat table, which a subject replaces and the kernel returns as a whole.
     Table {
         /// Services not yet found correct.
         services: Vec<Ipv4Addr>,
@@ -171,16 +171,16 @@ enum LookSubject {
     },
 }
 
-/// Returns the CPU time of this thread, which the subject loses.
+/// Returns the CPU time of this thread. The subject loses this time.
 fn own_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Returns Services to look up: the first, the last, and others in a scattered order that no
-/// subject is likely to share.
+/// Returns the Services to look up: the first, the last, and others in a scattered order. No
+/// subject is likely to write in this order.
 fn sample(services: u32) -> Vec<Ipv4Addr> {
-    // A prime, so that the steps visit the Services in a scattered order.
+    // A prime, so that successive steps are scattered over the Services.
     const STEP: u32 = 7_919;
     (0..SAMPLE.min(services))
         .map(|turn| turn * STEP % services)
@@ -193,7 +193,7 @@ fn sample(services: u32) -> Vec<Ipv4Addr> {
 enum LookResult {
     /// All entries were correct at this time.
     Done(Instant),
-    /// An entry is missing. The next pause is at least `rest` times the CPU time of this look.
+    /// An entry is missing. The pause after this look is at least `rest` times its CPU time.
     NotYet { rest: u32 },
 }
 
@@ -227,7 +227,7 @@ fn seen(
     Ok(LookResult::Done(Instant::now()))
 }
 
-/// Looks at chains of Services. Removes correct Services from the list.
+/// Looks at chains or map elements of Services. Removes correct Services from the list.
 fn carried(
     kernel: &mut Kernel,
     wanted: &Snapshot,
@@ -244,7 +244,7 @@ fn carried(
     Ok(LookResult::Done(Instant::now()))
 }
 
-/// Looks at the targets of packets to these Services. Removes correct Services from the list.
+/// Looks at the destinations of packets to these Services. Removes correct Services from the list.
 fn reached(
     kernel: &mut Kernel,
     mode: Mode,
@@ -260,8 +260,8 @@ fn reached(
     if unwanted.is_none() {
         return Ok(LookResult::Done(since));
     }
-    // The table may have been replaced by a table of the same length, which only a read shows. A
-    // read takes long, so it runs in the background.
+    // The subject may have replaced the table with one of the same length, which only a read shows.
+    // A read takes long, so it runs in the background.
     let background = if *unwanted == Some(length) {
         Some(Background::enter()?)
     } else {
@@ -287,7 +287,7 @@ fn reached(
         }
         services.pop();
     }
-    // A background read takes an unknown time after the query of the length.
+    // The background read may have waited for a long time after the query of the length.
     Ok(LookResult::Done(
         background.map_or(since, |_| Instant::now()),
     ))

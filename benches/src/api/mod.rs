@@ -1,14 +1,14 @@
-//! Measures the load that a kube-proxy puts on the API server. One subject goes through all
-//! occasions (start, restart, storm) in one VM.
+//! Measures the load that a kube-proxy puts on the API server. In one VM, one subject passes
+//! through all occasions: start, restart, changes and storms (broken connections).
 //!
 //! ```text
 //!  changes without a watching client (to subtract their cost)
 //!  first list ─▶ restart ─▶ reconnect (replayed by many clients) ─▶ changes ─▶ 504 to watches ─▶ and to lists
 //! ```
 //!
-//! The fixture reports its requests and the bytes that it sent. Its CPU time is that of its
-//! process. A machine cannot run hundreds of daemons, so many clients replay the requests of one
-//! reconnecting daemon.
+//! The API fixture (an API server for tests) reports its requests and the bytes that it sent. Its
+//! CPU time is that of its process. One machine cannot run hundreds of daemons, so many clients
+//! replay the requests that one daemon sent when it reconnected.
 
 mod replay;
 mod traffic;
@@ -39,14 +39,15 @@ const CLIENTS: u32 = 500;
 /// Number of additional clients that watch the changes. With this many, the cost of one client
 /// exceeds the noise.
 const MORE: u32 = 20;
-/// A run with fewer changes is a smoke test: it only shows that the axis works.
+/// Number of changes below which a run is a smoke test. A smoke test only shows that the axis
+/// works.
 const FEW: u32 = 100;
 /// Interval between two reads of the API server's request log.
 const LOOK: Duration = Duration::from_millis(100);
 /// Open file limit of this process and the fixture. Each replayed request takes a socket.
 const FILES: u64 = 65_536;
 
-/// Measures a cell of the axis `api`. Runs in the lab.
+/// Measures a cell of the axis `api`. Runs in a VM of the lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     // The fixture inherits this limit.
     let files = Rlimit {
@@ -90,7 +91,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     run.quiet(&stage, &mut subject, &phase)?;
     run.end(&stage, &phase, RequestOccasion::Watch)?;
     if let Some(cost) = run.costs.get_mut(&RequestOccasion::Watch) {
-        // Cost per watching client, without the cost of the changes themselves.
+        // Cost of each watching client, without the cost of the changes themselves.
         cost.cpu_s = (cost.cpu_s - own).max(0.0) / f64::from(MORE + 1);
     }
     if let Some(outcome) = programmed(&mut stage, &mut subject, Instant::now())? {
@@ -140,7 +141,7 @@ fn programmed(
 /// Durations that are the same for every subject.
 #[derive(Clone, Copy)]
 struct Pace {
-    /// Time for which the server refuses requests.
+    /// Duration of a storm, in which the server refuses requests.
     storm: Duration,
     /// Time without a request or response after which the server counts as idle.
     quiet: Duration,
@@ -164,14 +165,14 @@ impl Pace {
 struct Run {
     pace: Pace,
     api: Api,
-    /// Number of changes made.
+    /// Number of changes made so far.
     turn: u32,
     /// Resource kinds that the subject watches.
     watched: Vec<String>,
     costs: BTreeMap<RequestOccasion, ServerCost>,
 }
 
-/// Start of an occasion, as a base for its cost.
+/// Start of an occasion, from which its cost is computed.
 struct Phase {
     since: Mark,
     cpu_s: f64,
@@ -185,7 +186,7 @@ impl Run {
         })
     }
 
-    /// Records the server's cost of a finished occasion.
+    /// Records the server's cost of an occasion that has ended.
     fn end(&mut self, stage: &Stage, phase: &Phase, occasion: RequestOccasion) -> Result<()> {
         let cpu_s = stage.fixture_cpu_s()? - phase.cpu_s;
         let traffic = Traffic::read(&mut self.api, Some(phase.since))?;
@@ -194,7 +195,7 @@ impl Run {
         Ok(())
     }
 
-    /// Replaces endpoints, one request after another.
+    /// Replaces endpoints, one after another.
     fn change(&mut self, stage: &mut Stage) -> Result<()> {
         for _ in 0..stage.cell.changes {
             let (service, index) = changed(stage.cell.size, self.turn);
@@ -283,7 +284,8 @@ impl Run {
         Ok(())
     }
 
-    /// Closes all connections. For a while, the server then returns 504 to requests of some kinds.
+    /// Closes all connections to the API server. During the storm, the server returns 504 to the
+    /// requests that `refused` names.
     fn storm(
         &mut self,
         stage: &Stage,

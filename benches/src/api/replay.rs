@@ -37,8 +37,8 @@ impl Clients {
         })
     }
 
-    /// Reads until no data arrives for `quiet`. Watches stay open. Returns the number of bytes
-    /// read.
+    /// Reads all responses until no data arrives for `quiet`, because watches stay open. Returns
+    /// the number of bytes read.
     pub(super) fn read(&mut self, quiet: Duration) -> Result<u64> {
         let mut bytes = 0;
         while let Some(count) = self.read_once(quiet)? {
@@ -47,7 +47,7 @@ impl Clients {
         Ok(bytes)
     }
 
-    /// Reads all arriving data until `stop` is set.
+    /// Reads arriving data until `stop` is set.
     pub(super) fn read_until(&mut self, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             self.read_once(Duration::from_millis(50))?;
@@ -55,7 +55,8 @@ impl Clients {
         Ok(())
     }
 
-    /// Reads once. Returns `None` if no data arrives within `quiet`.
+    /// Reads once from every socket that has data. Returns `None` if no data arrives within
+    /// `quiet`.
     fn read_once(&mut self, quiet: Duration) -> Result<Option<u64>> {
         let waiting = |socket| PollFd::new(socket, PollFlags::IN);
         let mut waiting: Vec<_> = self.sockets.iter().map(waiting).collect();

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::http::{self, Api};
 use crate::schema::ServerCost;
 
-/// Requests and responses, without those of this program.
+/// Requests and responses of the subject. Excludes those of this program.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Traffic {
@@ -20,7 +20,7 @@ pub(super) struct Traffic {
     count: usize,
 }
 
-/// A point in the fixture's log, as a base for comparison.
+/// A point in the fixture's log, from which later traffic is counted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mark {
     sent_bytes: u64,
@@ -38,15 +38,16 @@ pub(super) struct Request {
     kind: Option<String>,
     pub(super) accept: String,
     pub(super) accept_encoding: String,
-    /// Status code, or `None` before the response.
+    /// HTTP status code, or `None` before the response.
     code: Option<u16>,
     sent_bytes: u64,
 }
 
 impl Traffic {
-    /// Reads the traffic since a mark. Without a mark, the traffic begins now.
+    /// Reads the traffic since a mark. Without a mark, returns only the totals up to now.
     pub(super) fn read(api: &mut Api, since: Option<Mark>) -> Result<Self> {
-        // The fixture's CPU time is measured, so it must not list requests that nobody reads.
+        // The program measures the fixture's CPU time, so the fixture must not list requests that
+        // nobody reads.
         let from = since.map_or(u32::MAX as usize, |mark| mark.count);
         let path = format!("/fixture/requests?from={from}&without={}", http::USER_AGENT);
         serde_json::from_value(api.get(&path)?).context("the fixture's requests are not understood")
@@ -74,8 +75,8 @@ impl Traffic {
         all.filter(|request| request.method == "GET").collect()
     }
 
-    /// Returns the server's cost since the mark `since`. This traffic must have been read from the
-    /// same mark.
+    /// Returns the server's cost since the mark `since`. The caller must have read this traffic
+    /// from the same mark.
     pub(super) fn cost(&self, since: Mark, cpu_s: f64) -> ServerCost {
         let lists = self
             .requests
@@ -91,8 +92,8 @@ impl Traffic {
 }
 
 impl Request {
-    /// Returns true for a list of all objects, except for its further pages. (A list with a limit
-    /// of 1 only queries the resource version.)
+    /// Returns true for a list of all objects. Excludes its further pages, and lists with a limit
+    /// of 1, which only query the resource version.
     pub(super) fn is_full_list(&self) -> bool {
         let is_probe = self.query.split('&').any(|pair| pair == "limit=1");
         self.code == Some(200) && ["list", "streamed-list"].contains(&&*self.asked) && !is_probe

@@ -1,4 +1,4 @@
-//! Control plane: measures the cost of writing a state.
+//! Control plane: measures the cost of writing state into the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

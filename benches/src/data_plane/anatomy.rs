@@ -6,12 +6,13 @@
 //!  in parallel: nodes that a daemon has programmed, in this mode and in the compared modes
 //! ```
 //!
-//! Each step has a separate node with all rules up to this step. All nodes share one kernel, so
-//! that blocks of packets can alternate between the steps. The cost of a rule is far below the
-//! difference between two VMs or two minutes. Rules are added in the order in which a packet from a
-//! pod to a cluster IP meets them. With several Services, every step has a full copy, and the rules
-//! of a hook are added together. The iptables rules are those of the floor. An nftables table is
-//! read from the node that the daemon has programmed.
+//! Each step runs on a separate node, which has all rules up to this step. All nodes share one
+//! kernel, so that blocks of packets can alternate between the steps: the cost of a rule is far
+//! below the difference between two VMs or two minutes. The program adds rules in the order in
+//! which a packet from a pod to a cluster IP traverses them. With several Services, every step has
+//! a full copy, and the program adds the rules of a hook together. The iptables rules are those of
+//! the bare loader ([`crate::floor`]). The program reads an nftables table from the node that the
+//! daemon has programmed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -51,7 +52,7 @@ type Chains = BTreeMap<(String, String), Vec<String>>;
 /// A rule with its table.
 type Rule = (String, String);
 
-/// Addition to a node that the previous node does not have.
+/// Addition to a node, compared with the node of the previous step.
 #[derive(Debug)]
 struct Step {
     title: String,
@@ -71,7 +72,7 @@ enum Add {
     Tracking,
     /// Address translation, enabled by nf_tables.
     Translation,
-    /// The first rules of a table, up to this number. `None` writes all rules.
+    /// The first rules of a table, up to this number. `None`: all rules.
     Pieces(Option<usize>),
 }
 
@@ -104,7 +105,7 @@ impl Track {
         })
     }
 
-    /// Adds a node. Returns the node and its number.
+    /// Adds a node. Returns the node and the third octet of its pod addresses.
     fn node(&mut self, stage: &mut Stage) -> Result<(Node, u8)> {
         self.nodes += 1;
         let third = self.nodes;
@@ -117,7 +118,7 @@ impl Track {
         Ok((node, third))
     }
 
-    /// Adds a client at a fully configured node to the track.
+    /// Adds a client at a fully configured node to the track, and warms up its path.
     fn enter(
         &mut self,
         stage: &mut Stage,

@@ -35,27 +35,27 @@ use crate::stage::Stage;
 use crate::subject;
 use crate::wait::WaitEnd;
 
-/// Address range of the server. It contains all endpoints and no client.
+/// Address range of the server: contains all endpoints, and no client.
 pub(crate) const SERVERS: &str = "10.128.0.0/10";
 /// The range of Service addresses.
 const SERVICES: &str = "10.96.0.0/12";
-/// A pod that is no endpoint of any Service.
+/// Address of a pod that is an endpoint of no Service.
 const POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 190, 0, 1), TARGET_PORT);
 /// Address of the client pod.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 200, 1, 2);
-/// The endpoint of the UDP Service.
+/// Address of the UDP Service's endpoint.
 const UDP_POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 191, 0, 1), TARGET_PORT);
-/// Name of the series of packets to the pod without a Service.
+/// Name of the series of packets sent directly to the pod, without a Service.
 const DIRECT: &str = "direct";
-/// Pause before packets are measured, so that the sync can finish.
+/// Pause before packets are measured, so that the subject's sync can finish.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Flows in a block of first packets. The number is small enough that IPVS' connection table (4096
-/// buckets) keeps its shape.
+/// Flows in a block of first packets. The number is small enough for IPVS' connection table (4096
+/// buckets): its chains stay short.
 const BLOCK: u16 = 128;
 const ROUNDS: usize = 21;
 /// Number of rounds with replies.
 const ANSWERED_ROUNDS: usize = 9;
-/// Minimum number of rounds. Slow packets (milliseconds each) get only these.
+/// Minimum number of rounds. If packets are slow (milliseconds each), no more rounds follow.
 const LEAST_ROUNDS: usize = 7;
 const ENOUGH: Duration = Duration::from_secs(10);
 
@@ -92,7 +92,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     };
     if let Some(subject) = &subject {
         std::thread::sleep(SETTLE);
-        // In userspace mode, the daemon carries the packets and must keep running.
+        // In userspace mode, the daemon relays packets and must keep running.
         if stage.mode() != Mode::Userspace {
             subject.signal(Signal::STOP)?;
         }
@@ -122,13 +122,14 @@ fn silent_host(world: &mut World) -> Result<Place> {
     Ok(server)
 }
 
-/// Makes a host reply for all endpoints. A port without a listener replies with a reset.
+/// Makes a host reply for all endpoints. A port without a listener replies with a TCP reset.
 fn let_answer(host: &Place) -> Result<()> {
     host.read(["ip", "route", "add", "local", SERVERS, "dev", "lo"])?;
     Ok(())
 }
 
-/// Programs the subject's state into the node. Returns the process, or the outcome of a failure.
+/// Lets the subject program its state into the node. Returns the process, or the outcome of a
+/// failure.
 fn programmed(
     stage: &mut Stage,
     measured: &mut CellFigures,
@@ -153,7 +154,7 @@ fn programmed(
     })
 }
 
-/// Creates only virtual servers and one route that makes their addresses local.
+/// Creates only virtual servers, and one route that makes their addresses local.
 fn bare(stage: &mut Stage) -> Result<()> {
     stage
         .node
@@ -185,7 +186,7 @@ fn write_servers(kernel: &mut Kernel, objects: &Objects) -> Result<()> {
     })
 }
 
-/// Returns the first, the middle and the last Service, without duplicates, and the pod.
+/// Returns the first, the middle and the last Service, without duplicates. The pod follows.
 fn targets(stage: &Stage) -> Result<Vec<Target>> {
     let mut targets = Vec::new();
     if stage.cell.subject.kind != SubjectKind::Direct {
@@ -235,7 +236,7 @@ fn rule_order(saved: &str) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// Adds a UDP Service after all other Services, and waits until it replies.
+/// Adds a UDP Service after all other Services, and waits until its endpoint replies.
 fn udp_targets(stage: &mut Stage, client: &Place, server: &Place) -> Result<Vec<Target>> {
     traffic::serve_udp(server, POD)?;
     traffic::serve_udp(server, UDP_POD)?;
@@ -306,8 +307,8 @@ fn udp_objects(address: Ipv4Addr) -> (serde_json::Value, serde_json::Value) {
     (service, slice)
 }
 
-/// Measures first packets. Sends blocks of new flows to each target, and then blocks whose packets
-/// are reset. The reset travels back within the measured time.
+/// Measures first packets. Sends blocks of new flows to each target. Then sends blocks that the
+/// server answers with TCP resets, which travel back within the measured time.
 fn first(
     client: &Place,
     server: &Place,

@@ -1,11 +1,11 @@
-//! Packets in blocks: measures the cost of one packet from the client's socket to the server's
-//! network stack.
+//! Measures the cost of one packet from the client's socket to the server's network stack. Sends
+//! packets in blocks.
 //!
-//! A raw socket sends a block of TCP SYNs with one `sendmmsg`. This kernel has one CPU, so it
+//! A raw socket sends a block of TCP SYNs with one `sendmmsg`. The VM's kernel has one CPU, so it
 //! forwards each packet completely within that call. The server has no listener but counts the
-//! arriving packets. A lost packet fails the measurement. If the server replies with a reset, the
-//! kernel forwards the reset to the client within the call, too. The time of the system call itself
-//! is divided by the packets of the block.
+//! arriving packets. A lost packet fails the measurement. If the server replies with a TCP reset,
+//! the kernel also forwards the reset to the client within the call. The cost of a packet is the
+//! duration of the call divided by the number of packets.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -23,8 +23,8 @@ use rustix::net::{
 
 /// IPv4 and TCP headers without options.
 const PACKET: usize = 40;
-/// Packets before the first block. They resolve neighbours and bring the code and tables into the
-/// CPU's caches.
+/// Number of packets before the first block. They resolve neighbours, and load code and tables into
+/// the CPU's caches.
 const WARM_UP: u16 = 16;
 const ARRIVED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -70,7 +70,7 @@ impl Sender {
 
     /// Sends packets until all neighbours on the path are resolved.
     pub(crate) fn warm_up(&mut self, lane: &ClientSocket) -> Result<()> {
-        // The first packets wait for neighbour resolution, and later packets wait behind them.
+        // The first packets wait for neighbour resolution, and later packets queue behind them.
         for _ in 0..3 {
             self.new_flows(lane, 1)?;
         }
@@ -137,7 +137,7 @@ struct Arrivals(File);
 
 impl Arrivals {
     fn open(place: &Place) -> io::Result<Self> {
-        // The file stays bound to the network namespace in which it was opened.
+        // The open file stays bound to the network namespace of the thread that opened it.
         place
             .enter(|| File::open("/proc/thread-self/net/snmp"))
             .map(Self)

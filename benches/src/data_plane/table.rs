@@ -1,5 +1,5 @@
-//! Reads back an nf_tables table that a daemon has written. Writes it rule by rule into other
-//! network namespaces.
+//! Reads an nf_tables table that a daemon has written. Writes it rule by rule into other network
+//! namespaces.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,10 @@ use nftables_netlink::{
     Register, Rule, Table, TableDump, Transaction, Verdict,
 };
 
-/// A table with helper rules that no packet meets. They make the kernel enable features that other
-/// rules need.
+/// Name of a table with helper rules that match no packet. They make the kernel enable features
+/// that other rules need.
 const BENCH: &str = "bench";
-/// Priority at which IPVS takes a packet at the hook input. Later chains never see the packet.
+/// Priority of IPVS in the hook input. IPVS takes the packets, so later chains never see them.
 const IPVS: i32 = 99;
 
 /// A table, and the rules of its base chains in the order in which a packet meets them.
@@ -68,7 +68,7 @@ impl Pieces {
         self.met.len()
     }
 
-    /// Returns the number of base chain rules that the packet does not meet.
+    /// Returns the number of base chain rules that the packet does not traverse.
     pub(super) fn others(&self) -> usize {
         self.base_rules().count().saturating_sub(self.met.len())
     }
@@ -90,7 +90,7 @@ impl Pieces {
         format!("{}: {what}", found.chain)
     }
 
-    /// Returns true if the first `pieces` rules translate destinations.
+    /// Returns true if the first `pieces` rules include one that translates destinations.
     pub(super) fn translates(&self, pieces: usize) -> bool {
         let is_in_prerouting = |index: &usize| {
             let rule = self.whole.rules.get(*index);
@@ -154,7 +154,7 @@ impl Pieces {
     }
 }
 
-/// Enables connection tracking in the kernel by a rule that no packet meets.
+/// Makes the kernel track connections: adds a rule that needs tracking and matches no packet.
 pub(super) fn track(place: &Place) -> Result<()> {
     let unused: Name = "unused".into();
     let state = Expression::Ct {
@@ -178,8 +178,8 @@ pub(super) fn track(place: &Place) -> Result<()> {
     commit(place, BENCH, changes)
 }
 
-/// Enables address translation in the kernel by a chain without rules, at the last hook where a
-/// packet could meet it.
+/// Makes the kernel translate addresses: adds a chain without rules at the last hook where a packet
+/// could meet it.
 pub(super) fn translate(place: &Place) -> Result<()> {
     let chain = Chain {
         name: "nat".into(),

@@ -1,5 +1,5 @@
-//! Connections, requests, datagrams and bytes per second, over ordinary sockets. The sockets'
-//! system calls are part of each figure.
+//! Measures connections, requests, datagrams and bytes per second over ordinary sockets. Each
+//! figure includes the sockets' system calls.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
@@ -18,12 +18,13 @@ const CONNECTIONS: u32 = 200;
 const REQUESTS: u32 = 1_000;
 /// Duration of a round of the throughput axis.
 const STREAM: Duration = Duration::from_millis(250);
-/// Timeout for a reply.
+/// Timeout for one reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 const MESSAGE: [u8; 64] = [b'x'; 64];
 const CHUNK: u32 = 256 * 1024;
 
-/// Measures an axis. Returns the series, the unit and one value per round. Targets take turns.
+/// Measures an axis with the targets in turns. Returns the series, the unit and one value per
+/// round.
 pub(crate) fn measure(
     axis: Axis,
     client: &Place,
@@ -64,7 +65,8 @@ pub(crate) fn measure(
     Ok(series)
 }
 
-/// Accepts TCP connections one after another. Echoes the received bytes, or discards them.
+/// Accepts TCP connections one after another. Echoes the received bytes, or discards them if
+/// `is_sink` is set.
 fn serve_tcp(server: &Place, is_sink: bool) -> Result<()> {
     let listener = server.enter(|| TcpListener::bind(("0.0.0.0", TARGET_PORT)))?;
     std::thread::spawn(move || {
@@ -114,7 +116,7 @@ pub(crate) fn answers_udp(client: &Place, to: SocketAddrV4) -> io::Result<bool> 
                         | ErrorKind::NetworkUnreachable
                 ) =>
             {
-                // The error came at once, so this waits before the next attempt.
+                // An error returns at once, so this function waits before the next attempt.
                 std::thread::sleep(Duration::from_millis(20));
                 Ok(false)
             }

@@ -1,10 +1,10 @@
 //! Reads the flat layout of nftables mode from the kernel: the endpoints that a packet to a Service
 //! can reach.
 //!
-//! A packet without an entry in `service-ips` is looked up in the maps of Services with one, two
-//! and three endpoints. A packet that `service-ips` sends to `endpoints-of-tcp-N` is looked up in
-//! the map of all other Services. The key is a number below the number of endpoints, followed by
-//! address and port.
+//! If `service-ips` has no entry for a packet, the rules look the packet up in the maps of Services
+//! with one, two and three endpoints. If `service-ips` sends a packet to `endpoints-of-tcp-N`, this
+//! chain looks it up in the map of all other Services. The key of these maps is a number below the
+//! number of endpoints, followed by address and port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddrV4;
@@ -15,9 +15,9 @@ use nftables_netlink::{Element, ElementData, Family, Name, Verdict};
 use super::{PROTOCOL_TCP, SERVICES, TABLE, Tables, address, endpoint};
 use crate::rules::Servers;
 
-/// Map of the Services with many endpoints.
+/// Map of the Services with more than three endpoints.
 pub(super) const MANY: &str = "endpoints-tcp";
-/// Maps of the Services with few endpoints, by the number of endpoints.
+/// Maps of the Services with one to three endpoints, by the number of endpoints.
 const FEW: [(u32, &str); 3] = [
     (1, "endpoints-tcp-1"),
     (2, "endpoints-tcp-2"),
@@ -46,8 +46,8 @@ impl Tables {
         })
     }
 
-    /// Returns the endpoints that new connections to a Service reach. Empty if the Service is
-    /// absent or incomplete.
+    /// Returns the endpoints that new connections to a Service reach. Empty if the Service or one
+    /// of its elements is missing.
     pub(super) fn flat_endpoints(&mut self, at: SocketAddrV4) -> Result<BTreeSet<SocketAddrV4>> {
         let service = service_key(at);
         let (mut map, mut count) = (MANY, 0);
@@ -95,7 +95,7 @@ impl Tables {
         Ok(servers)
     }
 
-    /// Returns the elements of a Service with few endpoints, and their map.
+    /// Returns the elements of a Service with one to three endpoints, and their map.
     pub(super) fn flat_elements(
         &mut self,
         at: SocketAddrV4,
@@ -132,7 +132,8 @@ fn of_services(
     let mut servers = Servers::new();
     for (at, ends) in found {
         if let Some(count) = count(at) {
-            // If a number had no endpoint, packets with this number would be dropped.
+            // The rules drop packets with a number that has no endpoint, so all numbers must be
+            // present.
             let is_whole = ends.keys().copied().eq(0..count);
             let ends = ends.into_values().filter(|_| is_whole);
             servers.insert(at, ends.collect());
@@ -154,13 +155,13 @@ fn service_key(at: SocketAddrV4) -> Vec<u8> {
     [at.ip().octets(), [PROTOCOL_TCP, 0, 0, 0], [high, low, 0, 0]].concat()
 }
 
-/// Returns the key of one of a Service's endpoints.
+/// Returns the map key of one of a Service's endpoints.
 fn slot(number: u32, at: SocketAddrV4) -> Vec<u8> {
     let [high, low] = at.port().to_be_bytes();
     [number.to_ne_bytes(), at.ip().octets(), [high, low, 0, 0]].concat()
 }
 
-/// Parses the number and the Service of a key.
+/// Parses the number and the Service of a map key.
 fn served(key: &[u8]) -> Option<(u32, SocketAddrV4)> {
     let (number, at) = key.split_first_chunk::<4>()?;
     Some((u32::from_ne_bytes(*number), endpoint(at)?))

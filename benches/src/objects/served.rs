@@ -95,7 +95,7 @@ fn manage(metadata: &mut Map<String, Value>, manager: &str, api_version: &str, f
     metadata.insert("managedFields".into(), managed);
 }
 
-/// Returns a UUID derived from a name. It is as incompressible as a real one.
+/// Returns a UUID derived from a name. Like a real UUID, it does not compress.
 fn uid(name: &str) -> String {
     // FNV-1a, 128 bits.
     let hash = name.bytes().fold(

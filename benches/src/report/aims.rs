@@ -9,14 +9,14 @@ use super::{anatomy, api};
 use crate::objects::{Objects, changed};
 use crate::schema::{Axis, Cell, CellFigures, Outcome, Report, Size};
 
-/// Aims: a text, a kind with its bound, and the figures of the report that decide. The figures are
-/// those of `axes.txt`.
+/// The aims. Each has a text, a kind with its bound, and the figures of the report that decide. The
+/// figures are those of `axes.txt`.
 const AIMS: &str = include_str!("aims.txt");
 
-/// A figure as text, and true if it meets the aim, or `None` for an aim without a bound.
+/// A figure as text, and true if it meets the aim. `None`: the aim has no bound.
 type Figure = (String, Option<bool>);
 
-/// An aim: its text, and its figure if this run has it.
+/// An aim: its text, and its figure if this run measured it.
 struct Aim {
     text: &'static str,
     figure: Option<Figure>,
@@ -105,7 +105,7 @@ fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
     }
 }
 
-/// Returns a figure that has a separate table, by the table's title.
+/// Returns the point of a figure that has a separate table. `title` is the title of this table.
 fn point(report: &Report, axis: Axis, title: &str, subject: &str, size: &str) -> point::Cell {
     let metric = SHOWN
         .iter()
@@ -127,7 +127,7 @@ fn ratio(ours: Option<f64>, base: Option<f64>, most: f64) -> Option<Figure> {
     Some((figure, Some(ours / base <= most)))
 }
 
-/// Returns a ratio without a bound.
+/// Returns a ratio for an aim without a bound.
 fn compared(ours: Option<f64>, base: Option<f64>) -> Option<Figure> {
     ratio(ours, base, f64::INFINITY).map(|(figure, _)| (figure, None))
 }
@@ -136,7 +136,7 @@ fn below(value: Option<f64>, unit: &str, most: f64) -> Option<Figure> {
     value.map(|value| (format!("{} {unit}", short(value)), Some(value < most)))
 }
 
-/// Returns the time above the bare loader's, in milliseconds.
+/// Returns the time that exceeds the bare loader's time, in milliseconds.
 fn own(ours: Option<f64>, floor: Option<f64>, most: f64) -> Option<Figure> {
     let own = ours? - floor?;
     Some((format!("{} ms", short(own)), Some(own <= most)))
@@ -149,7 +149,7 @@ fn surplus(addresses: Option<f64>, routes: Option<f64>) -> Option<Figure> {
     Some((format!("{} s ({percent:+.0} %)", short(more)), None))
 }
 
-/// Returns the time that the bare loader reports for its parts at 50,000 Services.
+/// Returns the time that the bare loader reports for its parts, at 50,000 Services.
 fn tables(report: &Report) -> Option<Figure> {
     let part = |name: &'static str| {
         let of = |one: &CellFigures| one.figures.get(name).copied();
@@ -179,8 +179,8 @@ fn tables(report: &Report) -> Option<Figure> {
     Some((text, None))
 }
 
-/// Returns how much our time and the bare time grow from the first size to the second, in
-/// nanoseconds.
+/// Returns the growth from the first size to the second, in nanoseconds: ours, and the bare
+/// loader's.
 fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(to? - from?);
     let (ours, bare) = (by(ours)?, by(bare)?);
@@ -188,7 +188,7 @@ fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     Some((figure, Some(ours <= 1.5 * bare.max(0.0))))
 }
 
-/// Returns how much our time and the bare loader's time grow, in milliseconds.
+/// Returns the growth of our time and of the bare loader's time, in milliseconds.
 fn grown(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(short(to? - from?));
     let figure = format!("{} ms, bare loader {} ms", by(ours)?, by(bare)?);
@@ -206,7 +206,7 @@ fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     Some((figure, Some(ratio >= 1.0 - noise)))
 }
 
-/// Returns the writes of our IPVS mode at the largest counted restart.
+/// Returns the number of writes of our IPVS mode at the largest counted restart.
 fn writes(report: &Report) -> Option<Figure> {
     let (_, measured) = counted(report, Axis::Restart)?;
     let counts = measured.counts.as_ref()?;
@@ -216,12 +216,12 @@ fn writes(report: &Report) -> Option<Figure> {
     Some((figure, Some(writes + tables == 0)))
 }
 
-/// Returns the messages per replaced endpoint, grouped by type.
+/// Returns the number of messages per replaced endpoint, grouped by type.
 fn writes_for_change(report: &Report) -> Option<Figure> {
     let (cell, measured) = counted(report, Axis::Change)?;
     let counts = measured.counts.as_ref()?;
     if counts.writes_by_name.is_empty() && counts.netlink_writes > 0 {
-        // The run did not record the messages by name.
+        // This run did not record the messages by name.
         return None;
     }
     let of_step = |turn: &u32| {
@@ -253,7 +253,7 @@ fn writes_for_change(report: &Report) -> Option<Figure> {
     Some((figure, Some(is_met)))
 }
 
-/// Returns the counts of our IPVS mode on an axis at the largest counted size.
+/// Returns the counts of our IPVS mode on an axis, at the largest counted size.
 fn counted(report: &Report, axis: Axis) -> Option<(&Cell, &CellFigures)> {
     let ours = report.measurements.iter().filter(|one| {
         one.cell.axis == axis && one.cell.is_counting && one.cell.subject.name == "ipvs"

@@ -9,10 +9,10 @@ use crate::schema::{
     Axis, Cell, CellFigures, Distribution, NAT_ALONE, NATIVE, Outcome, Report, Size, WHOLE,
 };
 
-/// Subject with which other subjects are compared.
+/// Name of the subject with which the report compares other subjects.
 const BASE: &str = "iptables";
 
-/// Best block of one kernel, compared with iptables mode's best block in the same kernel.
+/// Best block of a mode in one kernel, compared with iptables mode's best block in the same kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Against {
     pub(super) best: f64,
@@ -26,7 +26,7 @@ impl Against {
 }
 
 /// Compares a complete mode with iptables mode, at one Service. Uses the kernels that ran both
-/// modes, and returns the median kernel.
+/// modes, and returns the result of the median kernel.
 pub(super) fn against(report: &Report, subject: &str) -> Option<Against> {
     of_kernels(report, &format!("{WHOLE}{subject}"), |_| true)
 }
@@ -55,7 +55,7 @@ fn of_kernels(report: &Report, name: &str, is_meant: fn(&Cell) -> bool) -> Optio
     found.get(found.len() / 2).copied()
 }
 
-/// Draws all modes that a daemon has programmed, and the cost without rules.
+/// Draws a table of all modes that a daemon has programmed. The last row is the cost without rules.
 pub(super) fn whole(report: &Report) -> String {
     let mut names: Vec<&str> = report
         .measurements
@@ -77,7 +77,7 @@ pub(super) fn whole(report: &Report) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    // The cell measured a kernel without an iptables table.
+    // The cell that measured this cost ran a kernel without an iptables table.
     let bare = of_kernels(report, NAT_ALONE, |cell| cell.subject.kind.has(NATIVE));
     let what = "IPVS, connection tracking and translation of addresses, no rule".to_owned();
     rows.extend(bare.map(|found| row(what, found)));
@@ -110,7 +110,7 @@ fn title(step: &str) -> &str {
 
 /// Draws the cost of each part of a subject's shim: a table and a chart.
 pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Option<String>) {
-    // The repeats of a step count together, as blocks of packets.
+    // Merges the repeats of a step, as if they were more blocks of packets.
     let mut steps: BTreeMap<&str, Vec<&Distribution>> = BTreeMap::new();
     let of_both = measured(report, Axis::Anatomy, size);
     for (_, measured) in of_both.filter(|(name, _)| *name == subject) {
@@ -129,7 +129,7 @@ pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Opt
         let least = of(|one| one.min).first().copied().unwrap_or_default();
         let medians = of(|one| one.p50);
         let median = medians.get(medians.len() / 2).copied().unwrap_or_default();
-        // The slowest tenth of the packets were interrupted by other work of the VM.
+        // The slowest tenth of the packets was interrupted by other work of the VM.
         let high = of(|one| one.p90).last().copied().unwrap_or_default();
         let added = |now: f64, before: Option<f64>| {
             before.map_or_else(|| "–".to_owned(), |before| format!("{:+.0}", now - before))

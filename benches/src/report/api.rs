@@ -17,7 +17,7 @@ const COLUMNS: [Column; 4] = [
     ("CPU of the server, ms", |cost| cost.cpu_s * 1e3),
 ];
 
-/// Factor within which byte counts are equal.
+/// Ratio up to which two byte counts are equal.
 const NOISE: f64 = 1.05;
 
 /// Draws a table for each size.
@@ -105,8 +105,8 @@ fn median(
     values.get(values.len() / 2).copied()
 }
 
-/// Compares our byte count with other kube-proxies' on each occasion at the largest size. Also
-/// returns true if our count is larger on no occasion, within `NOISE`.
+/// Compares our byte count with other kube-proxies' on each occasion, at the largest size. Also
+/// returns true if our count is never larger, within `NOISE`.
 pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let size = *sizes(report, Axis::Api).last()?;
     let (_, bytes) = COLUMNS.first()?;

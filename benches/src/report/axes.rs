@@ -21,7 +21,7 @@ pub(super) fn title(axis: Axis) -> &'static str {
     section(axis).0
 }
 
-/// Explains an axis: the lines above its figures, as Markdown.
+/// Returns the explanation of an axis as Markdown: the lines above its figures.
 pub(super) fn explained(axis: Axis) -> String {
     let lines = section(axis).1.lines();
     let lines: Vec<&str> = lines.take_while(|line| !line.starts_with("- ")).collect();

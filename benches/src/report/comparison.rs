@@ -1,5 +1,5 @@
-//! Kube-proxies from other sources: their versions, and the figures for which ours is not faster.
-//! Both come from the data, so no author can omit them.
+//! Kube-proxies from other sources: their versions, and the figures for which our daemon is not
+//! faster. The program derives both from the data, so no author can omit an unfavourable figure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use super::table::{brief, short};
 use super::{Figure, services};
 use crate::schema::{Mode, Report, SubjectKind};
 
-/// Two figures within this relative difference are equal, even if their repeats differ less.
+/// Relative difference within which two figures are equal, even if their repeats differ less.
 const NOISE: f64 = 0.05;
 
 /// Another kube-proxy, and our subject in the same mode with default flags.
@@ -25,7 +25,7 @@ enum Verdict {
     /// The difference is within the spread of the repeats.
     Equal,
     Behind,
-    /// The other kube-proxy lacks the figure, but did not exceed the time limit. Or both lack it.
+    /// The other kube-proxy has no figure but did not exceed the time limit, or both have none.
     Unknown,
 }
 
@@ -72,8 +72,8 @@ pub(super) fn named(report: &Report) -> String {
     text
 }
 
-/// Lists the figures for which ours is not faster than another kube-proxy in the same mode. Empty
-/// without another kube-proxy.
+/// Lists the figures for which our daemon is not faster than another kube-proxy in the same mode.
+/// Empty without another kube-proxy.
 pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
     let mut text = String::new();
     for Pair { ours, other } in pairs(report) {
@@ -152,7 +152,7 @@ pub(super) fn files(report: &Report) -> String {
     }
 }
 
-/// Returns the other kube-proxies with a planned cell, in the order of the columns.
+/// Returns the other kube-proxies for which a cell was planned, in the order of the columns.
 pub(super) fn names(report: &Report) -> Vec<&str> {
     let names: BTreeSet<&str> = report
         .measurements

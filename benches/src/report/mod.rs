@@ -1,8 +1,8 @@
 //! The report, drawn from `report.json` alone: `report.md`, and charts as SVG.
 //!
-//! Each figure is the median of its repeats, with the best and the spread. If a cell exceeded its
-//! limit, had a wrong state or failed, the outcome replaces the figure. The end of the report has
-//! the reasons.
+//! Each figure is the median of its repeats, with the best repeat and the spread. If a cell
+//! exceeded its limit, had a wrong state or failed, the report shows this outcome instead of a
+//! figure. The end of the report has the reasons.
 
 mod aims;
 mod anatomy;
@@ -26,7 +26,7 @@ use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use table::{brief, count, full, short, table};
 
-/// Subjects that ratios are computed against, in addition to all other kube-proxies.
+/// Subjects against which the report computes ratios, in addition to all other kube-proxies.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
 /// Explanations of the columns.
@@ -68,7 +68,7 @@ const COLUMNS: [(&str, &str); 16] = [
 const BESIDE: &str = "Our daemon beside other kube-proxies in the same mode, by the first figure of each axis at all sizes. *Ahead* means by more \
     than 5 %, and by more than the spread of the repeats:\n\n";
 
-/// Reason for the absence of a given kube-proxy from a report.
+/// Reason for which a kube-proxy from the command line has no column in the report.
 const NOT_NAMED: &str = "it was given by --kube-proxy, and --subjects does not name it";
 
 /// A figure of the report.
@@ -161,7 +161,7 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
     write("report.md", &lab::pages::wrapped(&text))
 }
 
-/// Returns true if a secondary figure of an axis helps to size a node.
+/// Returns true if a secondary figure of an axis helps an operator to size a node.
 fn is_of_use(metric: &Metric) -> bool {
     ["memory", "CPU time of the program", "99th percentile"]
         .iter()
@@ -326,7 +326,7 @@ fn main_figures(report: &Report) -> Vec<Figure> {
     let mut figures = Vec::new();
     for metric in HEADLINE.iter() {
         let mut sizes = sizes(report, metric.axis);
-        // Without another kube-proxy, these figures would only repeat the rest of the report.
+        // Without another kube-proxy, these figures would only repeat other tables of the report.
         let is_main =
             |&size: &Size| is_main(metric.axis, size) && (are_others || size.services != 1_000);
         if sizes.iter().any(is_main) {
@@ -365,7 +365,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     let names = subjects(report, metric.axis);
     let sizes = sizes(report, metric.axis);
     let of = |name: &str, size| cell(report, metric, name, size);
-    // Skips rows and columns without any figure. The end of the report has the reasons.
+    // Skips rows and columns without figures. The end of the report has the reasons.
     let has_figure = |name: &str, size| {
         !matches!(of(name, size), Cell::Absent | Cell::Skipped)
             && (has_ratios || !matches!(of(name, size), Cell::Over(_)))
@@ -374,7 +374,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         .into_iter()
         .filter(|name| sizes.iter().any(|&size| has_figure(name, size)))
         .collect();
-    // A pod without a Service is measured once, whatever the number of Services.
+    // The run measures a pod without a Service once, because the number of Services has no effect.
     let is_direct_alone = names == ["direct"];
     let sizes: Vec<Size> = sizes
         .into_iter()
@@ -404,7 +404,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         &row(&|size| names.iter().map(|name| full(&of(name, size))).collect()),
     );
 
-    // The columns, and the subjects with which ours are compared.
+    // The columns, and the subjects with which our subjects are compared.
     let others = comparison::names(report);
     let is_base = |ours: &str, base: &str| match ours {
         "ipvs" => BASES.contains(&base) || others.contains(&base),
@@ -483,7 +483,7 @@ fn chart(report: &Report, metric: &Metric) -> Option<String> {
     charts::lines(&title, metric.unit.name(), &lines)
 }
 
-/// Returns each subject with each size.
+/// Returns every pair of a subject and a size.
 fn pairs<'a>(subjects: Vec<&'a str>, sizes: &[Size]) -> impl Iterator<Item = (&'a str, Size)> {
     subjects
         .into_iter()
@@ -502,8 +502,8 @@ fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&s
     })
 }
 
-/// Draws the time that the bare loader and the tools spend on each part, from their output lines
-/// `write_NAME_s`.
+/// Draws the time that the bare loader and the tools spend on each part. The times are from their
+/// output lines `write_NAME_s`.
 fn parts(report: &Report, axis: Axis) -> String {
     let mut values: BTreeMap<(&str, Size), BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
     for one in &report.measurements {
@@ -668,7 +668,7 @@ fn not_measured(report: &Report) -> String {
     text
 }
 
-/// Returns the skipped cells, by subject and reason.
+/// Returns the skipped cells, grouped by subject and reason.
 fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> {
     let mut left_out: BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> = BTreeMap::new();
     for one in &report.measurements {
@@ -680,8 +680,8 @@ fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>
     left_out
 }
 
-/// Draws the additional time of addresses on a link, compared with routes to it. The kernel causes
-/// this difference.
+/// Draws the additional time that addresses on a link take, compared with routes to the link. The
+/// kernel causes this difference.
 fn surplus(report: &Report) -> String {
     let Some(metric) = HEADLINE.iter().find(|one| one.axis == Axis::Cold) else {
         return String::new();

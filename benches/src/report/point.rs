@@ -1,4 +1,4 @@
-//! Points: the combined repeats of one axis, subject and size.
+//! Points: the repeats of one axis, subject and size, combined.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub(super) struct Metric {
     pub(super) of: FigureSource,
 }
 
-/// Unit of a figure. Implies whether more is better.
+/// Unit of a figure. It implies whether more is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Seconds,
@@ -27,7 +27,7 @@ pub(super) enum Unit {
     GigabitsPerSecond,
     PerMinute,
     MillisecondsPerMinute,
-    /// Number of occurrences; more is better.
+    /// Number of events; more is better.
     Count,
     /// Ratio of two figures of the same VM. More is better, as for rates.
     Share,
@@ -87,13 +87,13 @@ pub(super) struct Point {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Point(Point),
-    /// The time limit of this many seconds passed.
+    /// The cell exceeded its time limit of this many seconds.
     Over(u64),
     /// The measured state was wrong.
     Wrong,
-    /// Failed measurement.
+    /// The measurement failed.
     Failed,
-    /// Skipped, for a reason in the report.
+    /// The run skipped the cell. The report has the reason.
     Skipped,
     /// The plan does not have this cell.
     Absent,
@@ -146,8 +146,8 @@ pub(super) fn cell(report: &Report, metric: &Metric, subject: &str, size: Size) 
         .iter()
         .filter(|one| {
             let cell = &one.cell;
-            // Without a Service, the number of Services has no effect, so the subject is measured
-            // once.
+            // The subject `direct` has no Services, so their number has no effect. The run measures
+            // it once.
             let is_size = cell.size == size || cell.subject.kind == SubjectKind::Direct;
             cell.axis == metric.axis && cell.subject.name == subject && is_size
         })

@@ -7,7 +7,7 @@ pub(super) use charts::short;
 
 use super::point::Cell;
 
-/// Formats a Markdown table. The first column is text, the other columns are figures.
+/// Formats a Markdown table. The first column is left-aligned text, the other columns are figures.
 pub(super) fn table(head: &[String], rows: &[Vec<String>]) -> String {
     let line = |cells: &[String]| {
         let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
@@ -30,7 +30,7 @@ pub(super) fn count(number: u32) -> String {
     grouped(f64::from(number))
 }
 
-/// Formats the median. With several repeats, adds the best and the spread.
+/// Formats the median of a point. With several repeats, adds the best repeat and the spread.
 pub(super) fn full(cell: &Cell) -> String {
     let Cell::Point(point) = cell else {
         return brief(cell);
@@ -50,7 +50,7 @@ pub(super) fn full(cell: &Cell) -> String {
     text
 }
 
-/// Formats only the median.
+/// Formats only the median of a point.
 pub(super) fn brief(cell: &Cell) -> String {
     match cell {
         Cell::Point(point) => short(point.median),
