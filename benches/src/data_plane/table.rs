@@ -62,8 +62,8 @@ impl Pieces {
         }
     }
 
-    /// Returns the number of rules that a packet meets. Each rule counts together with the chains
-    /// that it calls.
+    /// Returns the number of rules that a packet traverses. A rule and the chains that it calls
+    /// count as one.
     pub(super) fn len(&self) -> usize {
         self.met.len()
     }

@@ -1,6 +1,6 @@
-//! Measures how much a tenant with large Services slows down other users. The tenant applies,
-//! changes and deletes the largest Services within the limits. Meanwhile, the program times changes
-//! of another Service and responses of `/livez`.
+//! Measures how much a tenant with large Services slows down other users of the cluster. The tenant
+//! applies, changes and deletes the largest Services that the daemon's limits allow. Meanwhile, the
+//! program times changes of another Service and responses of `/livez`.
 //!
 //! ```text
 //! cargo build --release -p kube-proxy
@@ -8,8 +8,8 @@
 //! LAB_LANE=B LAB_KERNEL="$(integration/kernel/build)" KUBE_PROXY=… cargo run -p scenarios --example neighbours -- ipvs
 //! ```
 //!
-//! The time of a change runs from the write at the API server to a packet that reaches the new
-//! endpoint. The API server fixture runs on the same CPUs, so the figures include its work.
+//! The time of a change runs from the write at the API server to the first packet that reaches the
+//! new endpoint. The API server fixture runs on the same CPUs, so the figures include its work.
 #![allow(clippy::print_stdout, reason = "a measurement")]
 
 use std::net::Ipv4Addr;
@@ -25,13 +25,13 @@ use scenarios::{
 };
 use serde_json::{Value, json};
 
-/// Minimum number of changes for a figure.
+/// Minimum number of changes from which a figure is computed.
 const CHANGES: usize = 20;
 /// Time limit of a phase.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Pause between two changes, and between two requests to `/livez`.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Number of endpoints per EndpointSlice, as the controller creates them.
+/// Number of endpoints per EndpointSlice, as in the slices of the real controller.
 const SLICE: usize = 100;
 /// Namespace of the large Services.
 const TENANT: &str = "tenant";
@@ -44,12 +44,12 @@ struct Tenant {
     external_ips: usize,
     endpoints: usize,
     has_affinity: bool,
-    /// True if all Services have the same external IPs.
+    /// True if all Services claim the same external IPs.
     contends: bool,
 }
 
 impl Tenant {
-    /// 41 × 99 frontends with 24 endpoints each: 97,416 destinations.
+    /// One Service of 41 × 99 frontends with 24 endpoints each: 97,416 destinations.
     const WIDE: Self = Self {
         services: 1,
         ports: 99,
@@ -58,7 +58,7 @@ impl Tenant {
         has_affinity: false,
         contends: false,
     };
-    /// Size above the limits. The daemon serves only a part.
+    /// Tenant whose Services exceed the limits. The daemon programs only a part of them.
     const ABOVE: Self = Self {
         ports: 100,
         external_ips: 5_000,
@@ -69,7 +69,7 @@ impl Tenant {
         ..Self::WIDE
     };
 
-    /// Services with 200,000 claims for 2,000 addresses and ports.
+    /// Services that together claim 2,000 addresses and ports 200,000 times.
     const CONTENDING: Self = Self {
         services: 100,
         ports: 10,
@@ -143,7 +143,7 @@ impl Tenant {
         })
     }
 
-    /// Returns all objects as YAML.
+    /// Returns all objects of the tenant as YAML.
     fn objects(&self) -> Vec<String> {
         let of_service = |number: usize| {
             let slices = self.endpoints.div_ceil(SLICE);
@@ -219,15 +219,15 @@ fn web(turn: usize) -> Service {
         .endpoints(endpoint.get(turn % 2).copied().unwrap_or_default())
 }
 
-/// Returns a Service with an endpoint on the node, as nearly every node has. Without one, the
-/// hairpin set would be empty, and every change would toggle the shim's rules.
+/// Returns a Service with an endpoint on the measured node. Nearly every real node has one. Without
+/// it, the hairpin set would be empty, and every change would toggle the shim's rules.
 fn resident() -> Service {
     Service::new("resident", "10.96.0.11")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10")
 }
 
-/// Measures changes of the other Service, and `/livez`, during an action.
+/// Measures changes of the other user's Service, and responses of `/livez`, during an action.
 struct Watch<'a> {
     c: &'a Cluster,
     api: &'a ApiServer,
@@ -235,7 +235,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Changes the Service. Returns the time until packets reach the new endpoint.
+    /// Changes the Service. Returns the time until packets reach its new endpoint.
     fn change(&mut self) -> Result<Duration> {
         self.turn += 1;
         let who = ["near", "far"].get(self.turn % 2).copied();
@@ -256,7 +256,7 @@ impl Watch<'_> {
     }
 
     /// Runs `beside` in the background, and meanwhile measures changes. Ends when the daemon has
-    /// programmed the objects of `beside` and `CHANGES` changes are measured.
+    /// programmed the objects of `beside` and the program has measured `CHANGES` changes.
     fn during(&mut self, what: &str, beside: impl FnOnce() -> Outcome + Send) -> Outcome {
         let is_over = AtomicBool::new(false);
         let lives = Mutex::new(Vec::new());
@@ -266,7 +266,7 @@ impl Watch<'_> {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     let began = Instant::now();
-                    // A missing response within 5 s counts as 5 s.
+                    // If no response arrives within 5 s, the request counts as 5 s.
                     drop(get(&c.node1, HEALTH, "/livez"));
                     if let Ok(mut lives) = lives.lock() {
                         lives.push(began.elapsed());
@@ -308,8 +308,8 @@ impl Watch<'_> {
     }
 }
 
-/// Returns true if the kernel holds the state of all received objects. (Packets may arrive before
-/// the daemon has confirmed its write.)
+/// Returns true if the kernel holds the state of all objects that the daemon has received. (Packets
+/// may arrive before the daemon has confirmed its write.)
 fn is_settled(c: &Cluster) -> bool {
     thread::sleep(PAUSE);
     let Ok((_, text)) = get(&c.node1, METRICS, "/metrics") else {

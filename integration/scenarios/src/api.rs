@@ -1,4 +1,4 @@
-//! The API server fixture in a place of the world, and a server that returns invalid bodies.
+//! The API server fixture at a place of the lab, and a server that returns invalid bodies.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -20,7 +20,7 @@ fn with_node1() -> Result<Cluster> {
     Ok(objects)
 }
 
-/// An API server. Its objects survive its stop.
+/// An API server fixture. Its objects survive a stop of the server.
 #[derive(Debug)]
 pub struct ApiServer {
     place: Place,
@@ -28,12 +28,12 @@ pub struct ApiServer {
     watch_list: bool,
     objects: Cluster,
     server: Option<Server>,
-    /// TLS configuration, with the accepted token.
+    /// TLS configuration of the server, with the token that it accepts.
     tls: Option<(Tls, String)>,
 }
 
 impl ApiServer {
-    /// Creates the first objects, `node1` and the cluster's ServiceCIDR, without a server.
+    /// Creates the first objects (`node1` and the cluster's ServiceCIDR), but no server yet.
     /// `watch_list` enables streamed initial lists.
     pub(crate) fn new(place: &Place, address: SocketAddr, watch_list: bool) -> Result<Self> {
         Ok(Self {
@@ -51,7 +51,7 @@ impl ApiServer {
         self.objects.clone()
     }
 
-    /// Returns the faults of the server, if it is running.
+    /// Returns the faults of the server, or `None` if the server is stopped.
     pub fn faults(&self) -> Option<&apiserver::Faults> {
         self.server.as_ref().map(Server::faults)
     }
@@ -97,13 +97,13 @@ impl ApiServer {
         self.objects.events()
     }
 
-    /// Compacts the history like etcd. A reconnecting client must list again.
+    /// Compacts the history of objects, like etcd. A client that reconnects must then list again.
     pub fn compact(&self) {
         self.objects.compact();
     }
 
-    /// Replaces the storage from the next start on. Only the first objects exist then, and versions
-    /// restart.
+    /// Replaces the storage at the next start. It then holds only the first objects, and resource
+    /// versions begin again.
     pub fn lose_all(&mut self) -> Result<()> {
         self.objects = with_node1()?;
         Ok(())
@@ -137,7 +137,7 @@ impl ApiServer {
         self.server = None;
     }
 
-    /// Returns the requests since its start.
+    /// Returns the requests that the server has received since its start.
     pub fn requests(&self) -> Vec<Request> {
         self.server
             .as_ref()
@@ -145,12 +145,12 @@ impl ApiServer {
             .unwrap_or_default()
     }
 
-    /// Returns a client's kubeconfig.
+    /// Returns a kubeconfig for a client of this server.
     pub fn kubeconfig(&self) -> String {
         self.kubeconfig_of(&self.address.ip().to_string())
     }
 
-    /// Returns a kubeconfig that names the server by another host name.
+    /// Returns a kubeconfig in which the server has this host name.
     pub fn kubeconfig_of(&self, host: &str) -> String {
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: lab\n\
@@ -160,7 +160,7 @@ impl ApiServer {
         )
     }
 
-    /// Starts a server on the same port that returns these bodies as JSON, in turn. The API server
+    /// Starts a server on the same port that returns these bodies in turn, as JSON. The API server
     /// must be stopped.
     pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<InvalidApiServer> {
         InvalidApiServer::start(self.listen()?, bodies)

@@ -1,4 +1,4 @@
-//! Runs `kube-proxy` subcommands like an operator on node1.
+//! Runs `kube-proxy` subcommands on node1, as an operator would.
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;

@@ -16,7 +16,7 @@ use crate::api::ApiServer;
 use crate::kernel::{self, VirtualServers};
 use crate::object::Service;
 
-/// Timeout for a normally immediate event, on a loaded machine.
+/// Timeout for an event that normally follows at once. It allows for a loaded machine.
 pub const SOON: Duration = Duration::from_secs(30);
 /// Timeout for one request.
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
@@ -25,15 +25,15 @@ const GLANCE: Duration = Duration::from_millis(20);
 
 /// Address of the API server, on the external host.
 const API: &str = "172.35.0.9:6443";
-/// Networks that the external host routes to node1.
+/// Networks that the external host routes through node1.
 const SERVICE_RANGES: &str = "10.96.0.0/16 192.0.2.0/24 fd96::/112 2001:db8::/64";
 
-/// Nodes, pods, an outside host, and at most one daemon at a time, on node1.
+/// Nodes, pods and an outside host. At most one daemon runs at a time, on node1.
 ///
 /// Both pods serve on TCP and UDP port 8080, in both families.
 #[derive(Debug)]
 pub struct Cluster {
-    /// World of the lab, to add nodes and pods.
+    /// World of the lab, in which a test adds nodes and pods.
     pub world: World,
     /// Node of the daemon: 172.35.0.100, fd35::100; pods in 10.244.1.0/24, fd44:1::/64.
     pub node1: Node,
@@ -47,24 +47,24 @@ pub struct Cluster {
     pub client: Place,
     /// Host outside the cluster: 172.35.0.9, fd35::9.
     pub outside: Place,
-    /// Prefix of the daemon's command line.
+    /// Words before the daemon's command line, such as `setpriv` with its options.
     pub prefix: Vec<OsString>,
     /// Additional flags at the end of every daemon's command line.
     pub flags: Vec<OsString>,
-    /// Daemon to run instead of the one from this build.
+    /// Path of the daemon to run, or `None` for the daemon of this build.
     pub program: Option<PathBuf>,
     /// Timeout for awaited states. The default is [`SOON`].
     pub patience: Duration,
     folder: PathBuf,
     daemon: Option<Running>,
-    /// Output of ended daemons.
+    /// Output of the daemons that have ended.
     said: String,
 }
 
-/// The daemon's flags in every test.
+/// Flags of the daemon in every test.
 const COMMON: [&str; 6] = [
     "--hostname-override=node1",
-    // Default mode, which a test may override.
+    // The default mode. A test may override it.
     "--proxy-mode=ipvs",
     "--cluster-cidr=10.244.0.0/16,fd44::/16",
     // Only the initial network namespace may set the size of the connection tracking table.
@@ -97,7 +97,7 @@ impl Cluster {
             pod.serve_tcp(8080)?;
             pod.serve_udp(8080)?;
         }
-        // The path may become part of a PATH, which is separated by colons.
+        // The path may become part of a PATH, in which colons separate folders.
         let name = name.replace(':', "-");
         let folder = std::env::temp_dir().join(format!("scenarios-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("manifests"))?;
@@ -132,18 +132,18 @@ impl Cluster {
 
     // ---- objects ----
 
-    /// Writes a Service's file in place.
+    /// Writes the manifest of a Service, in place.
     pub fn apply(&self, service: &Service) -> Result<()> {
         self.write(service.name(), &service.to_string())
     }
 
-    /// Writes the file NAME.yaml in place.
+    /// Writes the manifest NAME.yaml, in place.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
         let file = self.manifests().join(format!("{name}.yaml"));
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// Deletes the file NAME.yaml.
+    /// Deletes the manifest NAME.yaml.
     pub fn delete(&self, name: &str) -> Result<()> {
         let file = self.manifests().join(format!("{name}.yaml"));
         fs::remove_file(&file).with_context(|| format!("cannot delete {}", file.display()))
@@ -157,13 +157,13 @@ impl Cluster {
 
     // ---- the daemon ----
 
-    /// Starts the daemon with the manifests and further flags, and waits for its first sync.
+    /// Starts the daemon with the manifests and these flags. Waits for its first sync.
     pub fn start(&mut self, flags: &[&str]) -> Result<()> {
         self.launch(flags)?;
         self.await_first_sync()
     }
 
-    /// Starts the daemon with an API server, without waiting.
+    /// Starts the daemon with an API server as its source. Returns at once.
     pub fn launch_on(&mut self, api: &ApiServer, flags: &[&str]) -> Result<()> {
         let kubeconfig = self.folder.join("kubeconfig");
         fs::write(&kubeconfig, api.kubeconfig())?;
@@ -171,13 +171,13 @@ impl Cluster {
         self.launch_with(&[&[kubeconfig.as_str()], flags].concat())
     }
 
-    /// Starts the daemon with the manifests, without waiting.
+    /// Starts the daemon with the manifests as its source. Returns at once.
     pub fn launch(&mut self, flags: &[&str]) -> Result<()> {
         let manifests = format!("--manifests={}", self.manifests().display());
         self.launch_with(&[&[manifests.as_str()], flags].concat())
     }
 
-    /// Starts the daemon with flags for its source, without waiting.
+    /// Starts the daemon with flags that select its source. Returns at once.
     pub fn launch_with(&mut self, flags: &[&str]) -> Result<()> {
         ensure!(self.daemon.is_none(), "there is a daemon already");
         self.daemon = Some(self.spawn(flags)?);
@@ -190,14 +190,14 @@ impl Cluster {
             Some(program) => program.into(),
             None => kube_proxy()?.into(),
         });
-        // A later flag overrides an earlier one.
+        // If a flag appears twice, the daemon uses the later one.
         argv.extend(COMMON.iter().chain(flags).map(Into::into));
         argv.extend(self.flags.iter().cloned());
         Ok(self.node1.spawn(argv)?)
     }
 
-    /// Starts a daemon with the manifests and waits for its first sync. The test owns the returned
-    /// daemon, so that the cluster stays accessible.
+    /// Starts a daemon with the manifests, and waits for its first sync. The test owns the returned
+    /// daemon, so that the test can keep using the cluster.
     pub fn start_apart(&self, flags: &[&str]) -> Result<Running> {
         let manifests = format!("--manifests={}", self.manifests().display());
         let mut daemon = self.spawn(&[&[manifests.as_str()], flags].concat())?;
@@ -207,7 +207,7 @@ impl Cluster {
         Ok(daemon)
     }
 
-    /// Runs `kube-proxy check` with the manifests on the node. Returns its output, one change per
+    /// Runs `kube-proxy check` on node1 with the manifests. Returns its output, one change per
     /// line.
     pub fn check(&self, flags: &[&str]) -> Result<String> {
         let (program, manifests) = (kube_proxy()?, self.manifests());
@@ -223,7 +223,7 @@ impl Cluster {
         Ok(output.stdout)
     }
 
-    /// Waits until both families have been synced once.
+    /// Waits until the daemon has synced both families once.
     pub fn await_first_sync(&mut self) -> Result<()> {
         for _family in 0..2 {
             self.await_line("first sync done")?;
@@ -231,20 +231,20 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns the daemon's next output line with `part`, and skips the lines before it.
+    /// Returns the daemon's next output line that contains `part`. Skips the lines before it.
     pub fn await_line(&mut self, part: &str) -> Result<String> {
         let daemon = self.daemon.as_mut().context("there is no daemon")?;
         Ok(daemon.wait_for(part, self.patience)?)
     }
 
-    /// Sends SIGTERM. The daemon must end successfully and log its end.
+    /// Sends the daemon SIGTERM. The daemon must exit successfully and log its exit.
     pub fn stop(&mut self) -> Result<()> {
         let status = self.terminate()?;
         ensure!(status.success(), "kube-proxy ended with {status}");
         Ok(())
     }
 
-    /// Sends SIGTERM. Returns the daemon's exit status.
+    /// Sends the daemon SIGTERM. Returns its exit status.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         Ok(self.end(true)?.status)
     }
@@ -271,7 +271,7 @@ impl Cluster {
         Ok(output.stderr)
     }
 
-    /// Waits until the daemon has finished a short task and ended successfully.
+    /// Waits until a daemon with a short task has exited successfully.
     pub fn await_end(&mut self) -> Result<()> {
         let output = self.end(false)?;
         ensure!(
@@ -283,7 +283,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sends SIGKILL, like the kernel's out-of-memory killer. Returns after the daemon's end.
+    /// Sends the daemon SIGKILL, like the kernel's out-of-memory killer. Waits for its exit.
     pub fn kill(&mut self) -> Result<()> {
         self.signal(Signal::KILL)?;
         self.end(false).map(drop)
@@ -307,14 +307,14 @@ impl Cluster {
         Ok(daemon.id())
     }
 
-    /// Sends the daemon a signal.
+    /// Sends a signal to the daemon.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         let daemon = self.daemon.as_mut().context("there is no daemon")?;
         daemon.signal(signal);
         Ok(())
     }
 
-    /// Returns the output of all daemons of this test.
+    /// Returns the output of all daemons that this test has started.
     pub fn said(&self) -> String {
         self.said.clone() + &self.daemon.as_ref().map(Running::said).unwrap_or_default()
     }
@@ -327,7 +327,7 @@ impl Cluster {
     }
 
     /// Returns the destinations of a virtual server with their weights, separated by blanks. Empty
-    /// without the virtual server.
+    /// if the virtual server does not exist.
     pub fn reals(&self, server: &str) -> Result<String> {
         Ok(self
             .servers()?
@@ -336,13 +336,13 @@ impl Cluster {
             .unwrap_or_default())
     }
 
-    /// Returns the members of a set.
+    /// Returns the members of an ipset.
     pub fn members(&self, set: &str) -> Result<BTreeSet<String>> {
         kernel::members(&self.node1, set)
     }
 
-    /// Returns the addresses of node1 with their devices: `kube-ipvs0 10.96.0.10/32`, or
-    /// `kube-ipvs0 local 10.96.0.10` for a route.
+    /// Returns the addresses of node1 with their devices: `kube-ipvs0 10.96.0.10/32`. A local route
+    /// is `kube-ipvs0 local 10.96.0.10`.
     pub fn addresses(&self) -> Result<BTreeSet<String>> {
         kernel::addresses(&self.node1)
     }
@@ -352,7 +352,7 @@ impl Cluster {
         kernel::state(&self.node1)
     }
 
-    /// Runs a shell command on node1, which must succeed. See [`with_backend`].
+    /// Runs a shell script on node1, which must succeed. See [`with_backend`].
     pub fn sh(&self, script: &str) -> Result<String> {
         Ok(self.node1.read(["sh", "-ec", &with_backend(script)])?)
     }
@@ -375,8 +375,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until node1 serves exactly this Service: its virtual servers with its endpoints at
-    /// weight 1, other destinations draining at weight 0, and its addresses.
+    /// Waits until node1 serves exactly this Service: its addresses, and its virtual servers with
+    /// its endpoints at weight 1. Other destinations may drain at weight 0.
     pub fn until_served(&self, service: &Service) -> Result<Duration> {
         let node: Vec<IpAddr> = self.node1.addresses().iter().map(IpNet::addr).collect();
         let wanted = service.wanted(&node);
@@ -404,7 +404,7 @@ impl Cluster {
         Ok(took + more.with_context(|| format!("Service {}", service.name()))?)
     }
 
-    /// Waits until a virtual server such as `TCP 10.96.0.10:80` is removed.
+    /// Waits until the daemon has removed a virtual server such as `TCP 10.96.0.10:80`.
     pub fn until_gone(&self, server: &str) -> Result<Duration> {
         self.until(&format!("{server} is gone"), || {
             Ok(!self.servers()?.contains_key(server))
@@ -455,10 +455,11 @@ impl Drop for Cluster {
     }
 }
 
-/// Parses an address and port.
+/// Parses an address and port, which is a literal in a test.
+///
 ///
 /// # Panics
-/// Panics if the text is invalid. It is a literal of a test.
+/// Panics if the text is invalid.
 #[allow(clippy::panic, reason = "a story with a slip in it")]
 pub fn at(address: &str) -> SocketAddr {
     address
@@ -466,13 +467,13 @@ pub fn at(address: &str) -> SocketAddr {
         .unwrap_or_else(|_| panic!("{address} is no address and port"))
 }
 
-/// Returns a shell script in which `iptables-$backend` is this lane's iptables.
+/// Returns a shell script in which `iptables-$backend` names this lane's iptables.
 pub fn with_backend(script: &str) -> String {
     format!("backend={}\n{script}", lab::iptables_backend())
 }
 
-/// Returns the path of the daemon: next to the running program, or next to the folder of the test
-/// binary.
+/// Returns the path of the daemon. It is next to the running program, or next to the folder of the
+/// test binary.
 pub fn kube_proxy() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
     let folders = exe.ancestors().skip(1).take(2);

@@ -1,4 +1,4 @@
-//! Wrappers around the programs of iptables that hang or fail during a fault.
+//! Wrappers around the iptables programs. During a fault, a program hangs or fails.
 //!
 //! ```text
 //!   daemon ─▶ FOLDER/iptables-legacy-save ─┬─ during a fault: the fault's script
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use crate::cluster::Cluster;
 use crate::programs::{find, put_first, write_program};
 
-/// Wrappers around the programs.
+/// Folder of the wrappers.
 #[derive(Debug)]
 pub struct Faults(PathBuf);
 
@@ -22,7 +22,7 @@ pub struct Faults(PathBuf);
 #[must_use]
 pub struct Fault {
     script: PathBuf,
-    /// Lock that a hanging program waits for.
+    /// Lock on a file. The hanging program waits until the lock is released.
     _held: File,
 }
 
@@ -54,12 +54,12 @@ impl Faults {
         self.set(program, "flock --shared $fault true")
     }
 
-    /// Makes the program print an error and fail.
+    /// Makes a program print an error and fail.
     pub fn fail(&self, program: &str) -> Result<Fault> {
         self.set(program, "echo 'it fails on purpose' >&2; exit 1")
     }
 
-    /// Makes the program reject input that contains one of these parts.
+    /// Makes a program reject input that contains one of these parts.
     pub fn refuse(&self, program: &str, parts: &[&str]) -> Result<Fault> {
         let parts: Vec<String> = parts.iter().map(|part| format!("*{part}*")).collect();
         let script = format!(
@@ -73,7 +73,7 @@ impl Faults {
     fn set(&self, program: &str, script: &str) -> Result<Fault> {
         let (stem, verb) = program.split_once(' ').context("a stem and a verb")?;
         let file = self.0.join(name(stem, verb) + ".fault");
-        // A reader must not see an incomplete file.
+        // The rename is atomic, so no wrapper reads an incomplete script.
         let draft = self.0.join("draft");
         fs::write(&draft, script)?;
         let held = File::open(&draft)?;

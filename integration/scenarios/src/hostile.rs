@@ -1,13 +1,13 @@
-//! A folder of hostile objects. An API server would reject some of them, and accept others although
-//! they are unusual: thousands of ports, wrong families, loopback and broadcast addresses, names
-//! beyond their limits, ten thousand source ranges, duplicates, and texts that try to break out of
-//! their context.
+//! A manifest folder with hostile objects. An API server would reject some of them, and would
+//! accept others although they are unusual: thousands of ports, wrong families, loopback and
+//! broadcast addresses, names beyond their limits, ten thousand source ranges, duplicates, and
+//! texts that try to break out of their context.
 //!
-//! Their cluster IPs are in 10.96.1.0/24 and fd96::/112.
+//! Cluster IPs of these Services are in 10.96.1.0/24 and fd96::/112.
 
 use std::fmt::Write as _;
 
-/// Text in names that tries to break out of every output format.
+/// Text in object names that tries to break out of every output format.
 const BREAKOUT: &str =
     "x\\\" -j DROP\\n-A INPUT -j DROP\\nCOMMIT\\u001b[31m\\u202e\\u0000\\ud83d\\ude00";
 
@@ -29,8 +29,8 @@ fn slice(of: &str, name: &str, family: &str, ports: &str, addresses: &[&str]) ->
     )
 }
 
-/// Returns files of a manifest folder by name. One Service has `ports` ports, another has `ranges`
-/// source ranges.
+/// Returns manifests by file name. One Service has `ports` ports, another has `ranges` source
+/// ranges.
 pub fn files(ports: usize, ranges: usize) -> Vec<(&'static str, String)> {
     let list = |count: usize, item: &dyn Fn(usize) -> String| {
         let items: Vec<String> = (0..count).map(item).collect();

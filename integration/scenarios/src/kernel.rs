@@ -1,4 +1,4 @@
-//! The kernel's state in the format of the operator's tools.
+//! The kernel's state, in the format of an operator's tools.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,9 +11,9 @@ pub type VirtualServers = BTreeMap<String, VirtualServer>;
 /// A virtual server with its destinations.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// Scheduler and flags: `rr`, `rr -p 10800`.
+    /// Scheduler and flags of the virtual server: `rr`, `rr -p 10800`.
     pub properties: String,
-    /// Weights by address and port.
+    /// Weights of the destinations, by address and port.
     pub reals: BTreeMap<String, u32>,
 }
 
@@ -28,7 +28,7 @@ impl VirtualServer {
 }
 
 impl VirtualServer {
-    /// Returns true if exactly these destinations have a weight, and the weight is 1.
+    /// Returns true if exactly these destinations have a weight above 0, and each weight is 1.
     pub(crate) fn serves(&self, reals: &[String]) -> bool {
         let weighty = self.reals.iter().filter(|(_, weight)| **weight != 0);
         let wanted: BTreeMap<_, _> = reals.iter().map(|real| (real, &1)).collect();
@@ -36,7 +36,7 @@ impl VirtualServer {
     }
 }
 
-/// Returns the virtual servers of a place.
+/// Returns the virtual servers of a network namespace.
 pub fn virtual_servers(place: &Place) -> Result<VirtualServers> {
     let mut servers = VirtualServers::new();
     for line in place.read(["ipvsadm", "-Sn"])?.lines() {
@@ -64,7 +64,7 @@ pub fn virtual_servers(place: &Place) -> Result<VirtualServers> {
     Ok(servers)
 }
 
-/// Returns the members of a set. Empty without the set.
+/// Returns the members of an ipset. Empty if the set does not exist.
 pub fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
     let saved = place.run(["ipset", "save", set])?.stdout;
     let members = saved
@@ -75,8 +75,8 @@ pub fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Returns addresses with their devices: `kube-ipvs0 10.96.0.10/32`. A Service address that is a
-/// route is `kube-ipvs0 local 10.96.0.10`.
+/// Returns addresses with their devices: `kube-ipvs0 10.96.0.10/32`. A Service address that is
+/// local by a route is `kube-ipvs0 local 10.96.0.10`.
 pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
     let lines = place.read(["ip", "-oneline", "address", "show"])?;
     let address = |line: &str| {
@@ -95,8 +95,8 @@ pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
 }
 
 /// Returns all kernel state that a proxy may change, one item per line: virtual servers, sets,
-/// rules of both families and backends (without counters), links and addresses. Lines without a
-/// meaningful order are sorted.
+/// rules of both families and backends (without counters), links and addresses. Sorts the lines
+/// whose order has no meaning.
 pub(crate) fn state(place: &Place) -> Result<String> {
     let part = |script: &str| place.read(["sh", "-c", script]);
     let rules = part(
@@ -105,7 +105,7 @@ pub(crate) fn state(place: &Place) -> Result<String> {
     let rules = rules.lines().filter(|line| !line.contains(" #"));
     // Removes packet counters: `:INPUT ACCEPT [7:420]`.
     let rules = rules.map(|line| line.split(" [").next().unwrap_or(line).to_owned());
-    // Removes the hash seed of sets, which changes whenever a set is created.
+    // Removes the hash seed of ipsets, which differs after each creation of a set.
     let rest = part("ipvsadm -Sn; ipset save | sed 's/ initval 0x[0-9a-f]*//'")?;
     let mut lines: Vec<String> = rest
         .lines()

@@ -1,8 +1,8 @@
 //! Helpers for end-to-end tests of the daemon in the lab.
 //!
-//! A test runs the real `kube-proxy` on a node that is a network namespace. It sends real packets,
-//! and checks the kernel with an operator's tools (`ipvsadm`, `ipset`, `iptables-save`, `ip`). It
-//! checks the daemon's log only if the message is the subject.
+//! A test runs the real `kube-proxy` on a node, which is a network namespace. The test sends real
+//! packets, and reads the kernel's state with an operator's tools (`ipvsadm`, `ipset`,
+//! `iptables-save`, `ip`). It reads the daemon's log only if a message is what it tests.
 //!
 //! ```text
 //!   outside ──┬── node1 (kube-proxy) ── cni0 ── near, client
@@ -11,8 +11,8 @@
 //!                 172.35.0.101                  10.244.2.10          the same for IPv6, see cluster.rs
 //! ```
 //!
-//! The external host routes Service addresses to node1. Objects come from the cluster's manifest
-//! folder, or from the API server fixture on the external host.
+//! The external host routes Service addresses through node1. The daemon reads objects from the
+//! cluster's manifest folder, or from the API server fixture on the external host.
 
 mod api;
 mod asking;

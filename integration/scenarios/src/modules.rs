@@ -6,7 +6,7 @@ use std::process::Command;
 
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
-/// Saved path of the kernel's module loader. The kernel has an invalid path until this guard is
+/// Path of the kernel's module loader, saved. The kernel has an invalid path until this guard is
 /// dropped.
 #[derive(Debug)]
 #[must_use]
@@ -27,7 +27,7 @@ impl Drop for Modprobe {
     }
 }
 
-/// Returns true if the kernel belongs to this lab and loads `name` from a module file.
+/// Returns true if this lab started the kernel, and the kernel loads `name` from a module file.
 pub fn is_module(name: &str) -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     let file = || {

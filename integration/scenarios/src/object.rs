@@ -41,7 +41,7 @@ pub fn sctp(port: u16, target: u16) -> Port {
 }
 
 impl Port {
-    /// Names the port, as required for a Service with several ports.
+    /// Sets the port's name. A Service with several ports needs names.
     #[must_use]
     pub fn named(self, name: &'static str) -> Self {
         Self { name, ..self }
@@ -71,8 +71,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// Creates a Service of type ClusterIP with these addresses: one, or one per family, separated
-    /// by blanks.
+    /// Creates a Service of type ClusterIP with these cluster IPs: one, or one per family,
+    /// separated by blanks.
     pub fn new(name: &str, cluster_ips: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -93,8 +93,8 @@ impl Service {
         self
     }
 
-    /// Sets the endpoints. Endpoints in 10.244.1.0/24 and fd44:1::/64 are on node1, others are on
-    /// node2.
+    /// Sets the endpoints, separated by blanks. Endpoints in 10.244.1.0/24 and fd44:1::/64 are on
+    /// node1, others on node2.
     #[must_use]
     pub fn endpoints(self, endpoints: &str) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Service {
         }
     }
 
-    /// Sets load-balancer addresses, and the type LoadBalancer.
+    /// Sets the load-balancer addresses, and the type LoadBalancer.
     #[must_use]
     pub fn ingress(self, ingress: &str) -> Self {
         Self {
@@ -130,7 +130,7 @@ impl Service {
         ))
     }
 
-    /// Adds fields of `spec` in YAML's flow style.
+    /// Adds fields to `spec`, in YAML's flow style.
     #[must_use]
     pub fn spec(self, spec: &str) -> Self {
         Self {
@@ -139,7 +139,7 @@ impl Service {
         }
     }
 
-    /// Adds fields of `metadata` in YAML's flow style.
+    /// Adds fields to `metadata`, in YAML's flow style.
     #[must_use]
     pub fn metadata(self, metadata: &str) -> Self {
         Self {
@@ -153,8 +153,8 @@ impl Service {
         &self.name
     }
 
-    /// Returns its virtual servers on a node with these addresses: `TCP 10.96.0.10:80`, each with
-    /// its destinations: `10.244.1.10:8080`.
+    /// Returns the virtual servers that a node with these addresses needs: `TCP 10.96.0.10:80`,
+    /// each with its destinations `10.244.1.10:8080`.
     pub(crate) fn wanted(&self, node: &[IpAddr]) -> Vec<(String, Vec<String>)> {
         let vips: Vec<IpAddr> = self.vips().collect();
         let mut wanted = Vec::new();
@@ -181,7 +181,7 @@ impl Service {
         wanted
     }
 
-    /// Returns the service addresses.
+    /// Returns all addresses of the Service.
     pub(crate) fn vips(&self) -> impl Iterator<Item = IpAddr> {
         let further = self
             .external_ips

@@ -1,4 +1,4 @@
-//! The daemon's HTTP pages for probes, load balancers and monitoring.
+//! The daemon's HTTP endpoints for probes, load balancers and monitoring.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -9,12 +9,12 @@ use lab::Place;
 
 use crate::cluster::{Cluster, at};
 
-/// Address of the health endpoints, on node1.
+/// Address of the daemon's health endpoints, on node1.
 pub const HEALTH: &str = "127.0.0.1:10256";
-/// Address of the metrics, on node1.
+/// Address of the daemon's metrics endpoint, on node1.
 pub const METRICS: &str = "127.0.0.1:10249";
 
-/// Returns status and body of `GET http://SERVER/PATH`.
+/// Sends `GET http://SERVER/PATH`. Returns the status and body of the response.
 pub fn get(from: &Place, server: &str, path: &str) -> Result<(u16, String)> {
     let answer = from.enter(|| {
         let mut stream = TcpStream::connect_timeout(&at(server), Duration::from_secs(5))?;
@@ -30,12 +30,12 @@ pub fn get(from: &Place, server: &str, path: &str) -> Result<(u16, String)> {
     Ok((code, body.to_owned()))
 }
 
-/// Returns the status of a health page.
+/// Returns the status of a health endpoint.
 pub fn health(c: &Cluster, path: &str) -> Result<u16> {
     Ok(get(&c.node1, HEALTH, path)?.0)
 }
 
-/// Returns the value of a metric sample, by its name and labels.
+/// Returns the value of a metric sample. `series` is its name with its labels.
 pub fn metric(c: &Cluster, series: &str) -> Result<Option<f64>> {
     let (_, text) = get(&c.node1, METRICS, "/metrics")?;
     let sample = text
@@ -44,7 +44,8 @@ pub fn metric(c: &Cluster, series: &str) -> Result<Option<f64>> {
     Ok(sample.map(str::parse).transpose()?)
 }
 
-/// Returns the number of programmed IPv4 changes, and their total duration in seconds.
+/// Returns the number of IPv4 changes that the daemon has programmed, and their total duration in
+/// seconds.
 pub fn programmed(c: &Cluster) -> Result<(f64, f64)> {
     let (_, text) = get(&c.node1, METRICS, "/metrics")?;
     let value = |name: &str| -> Result<f64> {

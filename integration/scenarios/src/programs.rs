@@ -1,5 +1,5 @@
 //! Records the programs that the daemon starts. Wrappers at the front of its PATH log each call and
-//! then execute the program.
+//! then execute the real program.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use crate::cluster::Cluster;
 
-/// Programs that a kube-proxy in IPVS mode may start, upstream's included.
+/// Names of programs that a kube-proxy in IPVS mode may start. Includes those of upstream.
 const PROGRAMS: [&str; 12] = [
     "iptables-legacy-restore",
     "iptables-legacy-save",
@@ -25,7 +25,8 @@ const PROGRAMS: [&str; 12] = [
     "ip",
 ];
 
-/// Recorded calls. A restore that only tests whether rules can be written appears as `probe`.
+/// File of the recorded calls. A restore that only tests whether the kernel accepts rules appears
+/// as `probe`.
 #[derive(Debug)]
 pub struct Programs(PathBuf);
 
@@ -53,7 +54,7 @@ impl Programs {
         Ok(Self(log))
     }
 
-    /// Returns the calls since the last call of this function: `iptables-legacy-save`,
+    /// Returns the calls recorded since the previous `take`: `iptables-legacy-save`,
     /// `iptables-legacy-restore write`.
     pub fn take(&self) -> Result<Vec<String>> {
         let text = fs::read_to_string(&self.0)
@@ -63,7 +64,7 @@ impl Programs {
     }
 }
 
-/// Finds a program in the PATH.
+/// Returns the path of a program in the PATH.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let search = std::env::var("PATH").unwrap_or_default();
     let mut files = std::env::split_paths(&search).map(|dir| dir.join(name));

@@ -1,4 +1,4 @@
-//! Runs tests ("stories") one after another, each in a fresh cluster, and reports failures.
+//! Runs tests (`Story`) one after another, each in a fresh cluster. Reports failures.
 
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ pub type Outcome = anyhow::Result<()>;
 /// A test, with its name and its condition.
 #[derive(Debug, Clone, Copy)]
 pub struct Story {
-    /// Claim of the test, as words joined by underscores.
+    /// Name of the test: its expected result, as words joined by underscores.
     pub name: &'static str,
     /// The test function.
     pub tell: fn(&mut Cluster) -> Outcome,
@@ -22,8 +22,8 @@ pub struct Story {
     pub is_possible: fn() -> bool,
 }
 
-/// Lists tests by their functions, optionally with a module and a condition: `stories! { one, other
-/// if has_nft() }`, `stories! { module: one, other; }`.
+/// Lists tests by their functions. A module and a condition are optional: `stories! { one, other if
+/// has_nft() }`, `stories! { module: one, other; }`.
 #[macro_export]
 macro_rules! stories {
     ($($module:ident: $($name:ident $(if $possible:expr)?),+;)+) => {
@@ -42,14 +42,14 @@ macro_rules! stories {
     };
 }
 
-/// Time limit of one test, or the time of three of its waits if that is longer. Single waits and
-/// requests have shorter limits.
+/// Time limit of one test. If three times [`Cluster::patience`] is longer, that is the limit.
+/// Single waits and requests have shorter limits.
 const LONGEST: Duration = Duration::from_mins(2);
 
-/// Enters the lab, runs the tests in order, and exits. `limit` applies to all tests together, boot
-/// included.
+/// Enters the lab, runs the tests in order, and exits. `limit` applies to the boot and all tests
+/// together.
 pub fn tell(stories: &[Story], limit: Duration) -> ! {
-    // In a guest, this program is started again, as init and with other arguments.
+    // In a guest, the kernel starts this program again, as init and with other arguments.
     lab::maybe_init();
     let arguments = Arguments::from_args();
     if !arguments.list
@@ -67,8 +67,8 @@ pub fn tell(stories: &[Story], limit: Duration) -> ! {
         } = *story;
         Trial::test(name, move || run(name, tell)).with_ignored_flag(!is_possible())
     };
-    // Runs one test at a time, because there is one CPU, and because the first tests change the
-    // kernel for later ones.
+    // Runs one test at a time: the guest has one CPU, and the first tests change the kernel for
+    // later ones.
     let arguments = Arguments {
         test_threads: Some(1),
         ..arguments

@@ -1,5 +1,5 @@
-//! A program in a separate pseudo-terminal: its output, its input, and the terminal's state after
-//! its end.
+//! A program in its own pseudo-terminal: its output, its input, and the terminal's state after it
+//! has ended.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -19,29 +19,29 @@ use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::cluster::SOON;
 
-/// Switch to the alternate screen, and back (xterm's private mode 1049).
+/// Escape sequences that switch to the alternate screen, and back (xterm's private mode 1049).
 const TAKEN: &str = "\x1b[?1049h";
 const GIVEN_BACK: &str = "\x1b[?1049l";
-/// Shows the cursor (DECTCEM).
+/// Escape sequence that shows the cursor (DECTCEM).
 const CURSOR: &str = "\x1b[?25h";
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A terminal of 100 columns and 30 lines, and its program. The program is killed on drop.
+/// A pseudo-terminal of 100 columns and 30 lines, and its program. Dropping it kills the program.
 #[derive(Debug)]
 pub struct Terminal {
-    /// Our side of the terminal. Writing to it types.
+    /// The test's side of the terminal. Writes to it are keystrokes.
     end: Option<File>,
     /// The program's side, kept open to read the terminal's settings.
     own: OwnedFd,
     before: String,
     program: Child,
     shown: Arc<Mutex<Vec<u8>>>,
-    /// Thread that reads our side.
+    /// Thread that reads the test's side.
     reader: Option<JoinHandle<()>>,
     is_hung_up: Arc<AtomicBool>,
 }
 
-/// Reads the output until the terminal is hung up.
+/// Reads the program's output until the test hangs up the terminal.
 fn read(mut from: File, to: &Mutex<Vec<u8>>, is_hung_up: &AtomicBool) {
     let mut piece = [0; 4096];
     let pause = Timespec {
@@ -53,7 +53,7 @@ fn read(mut from: File, to: &Mutex<Vec<u8>>, is_hung_up: &AtomicBool) {
         if poll(&mut awaited, Some(&pause)).is_ok_and(|count| count == 0) {
             continue;
         }
-        // Reading fails as long as the other side is closed.
+        // A read fails while the program's side is closed.
         let Ok(length @ 1..) = from.read(&mut piece) else {
             return;
         };
@@ -62,7 +62,7 @@ fn read(mut from: File, to: &Mutex<Vec<u8>>, is_hung_up: &AtomicBool) {
     }
 }
 
-/// Returns the terminal's settings, as a shell finds them after the program's end.
+/// Returns the terminal's settings, as a shell would find them after the program has ended.
 fn settings(terminal: &OwnedFd) -> Result<String> {
     let Termios {
         input_modes,
@@ -99,7 +99,8 @@ impl Terminal {
         let (name, arguments) = line.split_first().context("no program")?;
         let (input, output, error) = (own.try_clone()?, own.try_clone()?, own.try_clone()?);
         let program = at.enter(|| {
-            // Makes the terminal its controlling terminal, so that a hang-up sends SIGHUP.
+            // `setsid --ctty` makes this the program's controlling terminal, so that a hang-up
+            // sends SIGHUP.
             Command::new("setsid")
                 .args(["--ctty", name])
                 .args(arguments)
@@ -129,13 +130,13 @@ impl Terminal {
         })
     }
 
-    /// Returns all that has been written to the terminal.
+    /// Returns everything that the program has written to the terminal.
     pub fn shown(&self) -> String {
         let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&shown).into_owned()
     }
 
-    /// Waits until the program writes `text` after its present output.
+    /// Waits until the program writes `text`. Ignores earlier output.
     ///
     /// # Errors
     ///
@@ -158,17 +159,18 @@ impl Terminal {
         Ok(())
     }
 
-    /// Types keys.
+    /// Types keys into the terminal.
     ///
     /// # Errors
     ///
-    /// Fails if the program has closed the terminal.
+    ///
+    /// Fails if the terminal was hung up.
     pub fn types(&mut self, keys: &str) -> Result<()> {
         let end = self.end.as_mut().context("it was hung up")?;
         Ok(end.write_all(keys.as_bytes())?)
     }
 
-    /// Closes the terminal's window.
+    /// Hangs up the terminal, like closing its window.
     pub fn hang_up(&mut self) {
         self.is_hung_up.store(true, Ordering::Release);
         if let Some(reader) = self.reader.take() {
@@ -177,7 +179,7 @@ impl Terminal {
         self.end = None;
     }
 
-    /// Sends a signal.
+    /// Sends a signal to the program.
     ///
     /// # Errors
     ///
@@ -186,7 +188,7 @@ impl Terminal {
         Ok(kill_process(self.pid(), signal)?)
     }
 
-    /// Returns the process id.
+    /// Returns the program's process id.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.program)
     }
@@ -209,14 +211,14 @@ impl Terminal {
         }
     }
 
-    /// Checks that the program has taken over the terminal and given it back with its former
-    /// settings.
+    /// Checks that the program switched to the alternate screen and has restored the terminal with
+    /// its former settings.
     ///
     /// # Errors
     ///
     /// Fails if the terminal is not restored.
     pub fn is_given_back(&self) -> Result<()> {
-        // Waits, because the thread that reads may lag behind.
+        // Waits, because the reading thread may lag behind.
         let began = Instant::now();
         let is_back = |shown: &str| {
             let back = shown.rfind(GIVEN_BACK);
@@ -238,7 +240,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // The program may have ended.
+        // Ignores the error: the program may have ended already.
         let _: io::Result<()> = self.program.kill();
         let _ = self.program.wait();
         self.hang_up();

@@ -1,4 +1,4 @@
-//! Requests to a Service: a series, or continuous requests in the background of a test.
+//! Sends requests to a Service: a series, or continuously in the background of a test.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,16 +15,17 @@ use crate::cluster::{ANSWERED_WITHIN, SOON, at};
 /// Pause between two requests on one path.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Timeout below TCP's first retransmission (1 s). A request with a lost packet fails.
+/// Timeout for a request, shorter than TCP's first retransmission (1 s). A request that loses a
+/// packet fails.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Minimum stall that excuses a timeout: any stall.
+/// Shortest stall that excuses a timeout: any stall.
 pub const ANY_STALL: Duration = Duration::from_nanos(1);
 
-/// Number of ports per path that earlier traffic has used. New traffic uses the next ports, because
-/// reusing a port too soon may break a connection. When virtual servers are removed, IPVS ends
-/// their connections, also those that were reset up to 10 s ago. For each it deletes the conntrack
-/// entry with the same addresses and ports (`ip_vs_conn_drop_conntrack` in
+/// Number of source ports per path that earlier traffic has used. New traffic uses the next ports,
+/// because a reused port may break a connection: when virtual servers are removed, IPVS ends their
+/// connections, including those that were reset up to 10 s ago. For each, IPVS deletes the
+/// conntrack entry with the same addresses and ports (`ip_vs_conn_drop_conntrack` in
 /// `net/netfilter/ipvs/ip_vs_nfct.c`). This entry may already belong to a new connection.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
@@ -37,8 +38,8 @@ pub type Tally = BTreeMap<String, usize>;
 /// Fails if a request gets no reply.
 pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -> Result<Tally> {
     let mut tally = Tally::new();
-    // Open sockets keep their source ports. With the port of an earlier socket, a datagram would
-    // continue that flow, and IPVS would send it to the same pod.
+    // Keeps all sockets open, so that their source ports stay in use. If a port were reused, IPVS
+    // would send the datagram to the same pod as before.
     let mut flows = Vec::new();
     for number in 1..=times {
         let dial = from
@@ -64,8 +65,7 @@ pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -
 }
 
 /// Opens `held` connections on each path. Runs the test while clients send requests on new
-/// connections of each path. Then sends requests on the held connections, to which the same pods
-/// must reply.
+/// connections of each path. Then sends requests on the held connections. The same pods must reply.
 ///
 /// # Errors
 /// Fails if a request gets no reply `within` that time, or if the test fails.
@@ -87,7 +87,8 @@ pub fn under_traffic(
         let mut ports = ports.cycle().skip(used % all).take(all);
         for port in ports.by_ref().take(held) {
             let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
-            // If the port numbers wrap around, the next traffic may use this port again soon.
+            // Resets the connection at its end. After a wrap-around of the port numbers, the next
+            // traffic may soon use this port.
             let mut connection = dial.timeout(SOON).reset_on_close().open()?;
             let who = connection.ask()?.who;
             open.push((connection, who, name.clone()));
@@ -128,9 +129,10 @@ pub fn under_traffic(
     Ok(())
 }
 
-/// Returns the source ports of each path, which are disjoint. IPVS identifies reply packets only by
-/// the client's address and port and the pod's address. If a client used one port for two addresses
-/// of a Service with the same pod, the older connection would get no replies.
+/// Returns the source ports of each path. No port belongs to two paths, because IPVS identifies a
+/// reply packet only by the client's address and port and the pod's address. If a client used one
+/// port for two addresses of a Service with the same pod, the older connection would get no
+/// replies.
 pub fn ports() -> impl Iterator<Item = Range<u16>> {
     (10_000..30_000)
         .step_by(2_500)

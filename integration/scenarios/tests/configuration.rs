@@ -1,5 +1,5 @@
-//! Tests changes of the configuration file during a daemon's run, and the preparation before its
-//! start.
+//! Tests changes of the configuration file while the daemon runs, and the init container that runs
+//! before the daemon (`--init-only`).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -31,8 +31,8 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// A folder with a mounted ConfigMap: the file is a symbolic link into a folder that is itself a
-/// symbolic link.
+/// A folder that looks like a mounted ConfigMap: the file is a symbolic link into a folder that is
+/// itself a symbolic link.
 struct ConfigMap(PathBuf);
 
 impl ConfigMap {
@@ -45,7 +45,8 @@ impl ConfigMap {
         Ok(map)
     }
 
-    /// Publishes files like the kubelet: writes a new folder, and renames a link over the old one.
+    /// Publishes a version of the file as the kubelet does: writes a new folder, and renames a link
+    /// over the old one.
     fn publish(&self, version: &str, fields: &str) -> Result<()> {
         let header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                       conntrack: {maxPerCore: 0}\nclusterCIDR: 10.244.0.0/16,fd44::/16\n";
@@ -90,7 +91,7 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     };
     all_answer()?;
 
-    // The file is invalid, so the current configuration stays.
+    // The new file is invalid, so the current configuration stays in use.
     map.publish("..2", "mode: [\n")?;
     c.await_line("going on with the configuration in use")?;
     ensure!(scheduler(c, "TCP 10.96.0.10:80")? == "rr");
@@ -136,7 +137,7 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     }
     all_answer()?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // The same process keeps watching objects.
+    // The same process still watches objects.
     let less = web().endpoints("10.244.2.10 fd44:1::10");
     c.apply(&less)?;
     c.until_served(&less)?;
@@ -152,8 +153,8 @@ fn told_in_effect(c: &Cluster) -> Result<String> {
     Ok(format!("{:?} {:?}", field("scheduler"), field("strictARP")))
 }
 
-/// The old configuration stays in use, and the daemon says so, until the cause is removed. The file
-/// then takes effect without another edit.
+/// The daemon logs the failure and keeps the old configuration until the cause is removed. The new
+/// file then takes effect without another edit.
 fn a_configuration_change_that_fails_is_retried(c: &mut Cluster) -> Outcome {
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
     c.apply(&web())?;
@@ -212,8 +213,8 @@ fn health_checks_are_served_at_node_port_addresses(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// With `tcpBeLiberal`, no rule drops packets that conntrack considers invalid. (Removing the
-/// option keeps the kernel setting.)
+/// With `tcpBeLiberal`, no rule drops packets that conntrack considers invalid. (If a later file
+/// omits the option, the kernel setting stays.)
 fn invalid_packets_are_accepted_after_a_configuration_change(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |is_liberal: bool| {
@@ -262,7 +263,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
     ] {
         ensure!(line.starts_with('W') && line.contains(part), "{line}");
     }
-    // The daemon applies the rest of the file.
+    // The daemon applies the other fields of the file.
     let line = c.await_line("which needs no restart")?;
     ensure!(
         line.contains("has changed in conntrack.tcpBeLiberal, which"),
@@ -276,7 +277,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
         says("/reason", "RestartRequired") && says("/regarding/kind", "Node")
     };
     c.until("the event", || Ok(api.events().iter().any(of_the_node)))?;
-    // The same process keeps its state and follows objects.
+    // The same process keeps its state and watches objects.
     ensure!(c.state()? == before && c.daemon_id()? == daemon);
     ensure!(c.sh("curl -s http://127.0.0.1:10249/proxyMode")? == "ipvs");
     let configz = c.sh("curl -s http://127.0.0.1:10249/configz")?;
@@ -298,7 +299,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Makes kernel settings read-only, as in an unprivileged container.
+/// Runs later daemons with read-only kernel settings, as in an unprivileged container.
 fn may_not_write_settings(c: &mut Cluster) {
     let script =
         "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys; exec \"$@\"";
@@ -326,8 +327,9 @@ fn crash(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// After a crash, pending changes of the mode and another field do not take effect, because no init
-/// container runs before a restarted container. An invalid file does not end the daemon either.
+/// After a crash, a pending change of the mode does not take effect, nor does that of another
+/// field: no init container runs before a restarted container. An invalid file does not end the
+/// daemon either.
 fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
@@ -357,7 +359,7 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     c.await_line("mode: iptables (in use: ipvs)")?;
     crash(c)?;
     c.start(&flags)?;
-    // The message may come before or after the first sync.
+    // The daemon may log the message before or after its first sync.
     c.until("it is said again", || {
         Ok(c.said().matches("mode: iptables (in use: ipvs)").count() == 2)
     })?;
@@ -366,7 +368,7 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     c.until("the change", || {
         Ok(c.reals("TCP 10.96.0.10:80")? == "10.244.2.10:8080*1")
     })?;
-    // Fields that take effect immediately have the file's value.
+    // For fields that take effect immediately, the page shows the file's value.
     let configz = c.sh("curl -s http://127.0.0.1:10249/configz")?;
     ensure!(configz.contains("172.35.0.0/24"), "{configz}");
 
@@ -381,7 +383,7 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     c.until_answered(&c.client, "10.96.0.10:80")?;
     c.stop()?;
 
-    // The next pod has an empty volume. Its init container writes the record for iptables mode.
+    // The next pod has an empty volume. Its init container records iptables mode there.
     map.publish("..4", "mode: iptables\n")?;
     fs::remove_file(pod.join("config"))?;
     init(c)?;
@@ -392,8 +394,8 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// NodePorts at 127.0.0.1 are the only feature that needs `route_localnet`. No basic feature needs
-/// the conntrack settings. (Upstream exits in both cases.)
+/// Only NodePorts at 127.0.0.1 need `route_localnet`. No basic feature needs the conntrack
+/// settings. (If a setting is not writable, upstream exits in both cases.)
 fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |more: &str| {
@@ -421,7 +423,7 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
         Ok(())
     };
     is_served(c)?;
-    // Takes effect at once, as far as possible.
+    // The change takes effect at once, except for the settings that are not writable.
     map.publish("..2", &fields(""))?;
     let said = |c: &mut Cluster| {
         let line = c.await_line("cannot set net.ipv4.conf.all.route_localnet to 1 (it is 0")?;
@@ -448,8 +450,8 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
     c.stop()
 }
 
-/// If a mode cannot work without a setting, it does not take over, and the previous mode's state
-/// stays. Once a mode has served, it goes on serving.
+/// If the new mode cannot work without a kernel setting, it does not replace the previous mode,
+/// whose state stays. A mode that has served once continues to serve.
 fn the_old_mode_serves_while_the_new_one_cannot_start(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: iptables\n")?;
@@ -459,7 +461,7 @@ fn the_old_mode_serves_while_the_new_one_cannot_start(c: &mut Cluster) -> Outcom
     c.stop()?;
     let prefix = c.prefix.clone();
     map.publish("..2", "mode: ipvs\nipvs: {strictARP: true}\n")?;
-    // Loads the modules, which a container without rights could not, but leaves the settings unset.
+    // Loads the modules (a container without rights could not), but does not change the settings.
     c.sh("ipvsadm -Ln; sysctl -q net.ipv4.vs.conntrack=0")?;
     may_not_write_settings(c);
     let before = c.state()?;
@@ -508,7 +510,7 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     c.await_line("net.ipv4.conf.all.arp_announce is 0 again")?;
     ensure!(arp(c)? == ["0", "0"]);
 
-    // Another program changes one of the settings, and later resets the other.
+    // Another program changes one of the two settings, and later resets the other.
     map.publish("..3", "mode: ipvs\nipvs: {strictARP: true}\n")?;
     c.until("strict ARP", || Ok(arp(c)? == ["1", "2"]))?;
     c.sh("sysctl -q net.ipv4.conf.all.arp_ignore=8")?;
@@ -529,7 +531,7 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     ensure!(!said.contains("route_localnet"), "{said}");
     c.stop()?;
 
-    // Switches from one mode to the other.
+    // Changes the mode, and back.
     map.publish("..7", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
     ensure!(setting(c, "net.ipv4.conf.all.route_localnet")? == "1");
@@ -558,8 +560,8 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(cleaned.contains(part), "{cleaned}");
     }
     ensure!(!cleaned.contains("arp_announce"), "{cleaned}");
-    // If both settings have the values of strict ARP, any program may have written them. The log
-    // then mentions them as information, not as a warning.
+    // If both settings have the values of strict ARP, another program may have written them. The
+    // daemon then logs them at level info, not as a warning.
     let is_told = |c: &Cluster| {
         let said = c.said();
         let last = said.rsplit("\n-- it ended\n").next().unwrap_or_default();
@@ -574,7 +576,7 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(is_told(c) == (announce == 2));
         c.stop()?;
     }
-    // The same change happens while the daemon runs.
+    // The same change takes effect while the daemon runs.
     c.sh("sysctl -q net.ipv4.conf.all.route_localnet=0")?;
     map.publish("..9", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
@@ -588,10 +590,11 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// kubeadm's ConfigMap has `mode: ""` and zero periods. Replacing the image then keeps iptables
-/// mode, and the daemon warns only about the missing mode.
+/// kubeadm's ConfigMap has `mode: ""` and periods of zero. After a replacement of the image,
+/// iptables mode stays, and the daemon warns only about the missing mode.
 fn a_configuration_without_a_mode_means_iptables(c: &mut Cluster) -> Outcome {
-    // In this mode, Service addresses are not local, and the node's packets need a route.
+    // In iptables mode, Service addresses are not bound on the node, so the node's packets need a
+    // route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let periods = "iptables: {minSyncPeriod: 0s, syncPeriod: 0s}\nipvs: {minSyncPeriod: 0s, \
@@ -618,7 +621,8 @@ fn a_configuration_without_a_mode_means_iptables(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Runs `kube-proxy --init-only` on a node with a route.
+/// Runs `kube-proxy --init-only` on a node with a default route. `before` is a script that runs
+/// first.
 fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
     let said = c.sh(&format!(
         "unshare -m sh -c '{before} exec {} --init-only --conntrack-max-per-core=0 {flags}' 2>&1 \
@@ -631,7 +635,7 @@ fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
 fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
     let rules = |c: &Cluster| -> Result<String> {
         let state = c.state()?;
-        // Asking for a table creates it, without rules.
+        // `iptables-save` creates a table that it reads, without rules.
         let is_bare = |line: &&str| {
             !line.contains(" *") && !line.contains(" COMMIT") && !line.contains(" ACCEPT")
         };
@@ -656,10 +660,10 @@ fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The init container reports an error that would end the serving container, before that container
-/// starts.
+/// The init container fails with the error that would end the serving container. The serving
+/// container does not start.
 fn init_only_fails_if_the_node_cannot_run_the_mode(c: &mut Cluster) -> Outcome {
-    // A device node hides both programs behind the many names of iptables.
+    // The iptables programs are links to two binaries. A device node hides each.
     let no_iptables =
         "for multi in legacy nft; do mount --bind /dev/null /usr/sbin/xtables-$multi-multi; done;";
     let read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys;";
@@ -696,8 +700,8 @@ fn init_only_fails_if_the_node_cannot_run_the_mode(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The init container reports a missing module. Otherwise the first Service would reveal it, after
-/// the previous daemon has ended.
+/// The init container reports a missing kernel module. Without it, the failure would show only with
+/// the first Service, after the previous daemon has ended.
 fn init_only_names_a_missing_kernel_module(c: &mut Cluster) -> Outcome {
     for (module, mode, reason) in [
         (
@@ -712,7 +716,7 @@ fn init_only_names_a_missing_kernel_module(c: &mut Cluster) -> Outcome {
             "cannot write the rules of iptables mode",
         ),
     ] {
-        // The kernel's state is the one that all other tests have left.
+        // The earlier tests have left their state in the kernel.
         let (is_done, said) = init_only(c, "", &format!("--proxy-mode={mode}"))?;
         ensure!(is_done, "{said}");
         c.sh("sysctl -q kernel.modprobe=/bin/false")?;

@@ -1,5 +1,5 @@
-//! Tests the Kubernetes events that the daemon posts, and their objects, as `kubectl describe`
-//! shows them.
+//! Tests the Kubernetes events that the daemon posts. Their objects must be those for which
+//! `kubectl describe` shows the events.
 
 use std::fs;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn main() {
     tell(&stories, Duration::from_mins(3))
 }
 
-/// Returns the events with a reason, in the form `TYPE KIND NAME UID NOTE`.
+/// Returns the events with this reason, in the form `TYPE KIND NAME UID NOTE`.
 fn events(api: &ApiServer, reason: &str) -> Vec<String> {
     let text = |event: &serde_json::Value, path: &str| {
         let text = event.pointer(path).and_then(serde_json::Value::as_str);
@@ -56,7 +56,7 @@ fn claim(name: &str, ip: &str, endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// Checks that only `who` replies to the external host at the claimed address.
+/// Checks that only `who` replies to the external host at the address that both Services claim.
 fn answers(who: &str, c: &Cluster) -> Outcome {
     let tally = tally(&c.outside, Transport::Tcp, at(CLAIMED), 4)?;
     assert!(
@@ -112,7 +112,7 @@ fn the_losing_service_gets_an_event_and_takes_over_later(c: &mut Cluster) -> Out
     Ok(())
 }
 
-/// Returns a Service whose health-check port every node opens.
+/// Returns a Service with a health-check port, which every node opens.
 fn web() -> Service {
     Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -138,7 +138,7 @@ fn a_health_check_port_in_use_causes_an_event(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Events wait until they can be sent. All other work continues.
+/// Events wait until the daemon can send them. Meanwhile, it programs all changes.
 fn an_unreachable_api_server_delays_no_write(c: &mut Cluster) -> Outcome {
     let web = web();
     c.node1.serve_tcp(30999)?;
@@ -171,8 +171,9 @@ fn an_unreachable_api_server_delays_no_write(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The kubeconfig names the API server by a host name. At the daemon's start in each mode, a
-/// Service has the server's address in the kernel. Then the name moves to an address of a Service.
+/// The kubeconfig names the API server by a host name. In each mode, a Service already has the
+/// server's address in the kernel when the daemon starts. Then the host name moves to an address of
+/// a Service.
 fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
     let claiming = |name: &str, ip: &str, external: &str| {
         let service = Service::new(name, ip).port(tcp(6443, 8080));
@@ -193,8 +194,8 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
         .map(Into::into)
         .to_vec();
     let mut api = c.api_server(true)?;
-    // Where rules serve Services, their addresses are not local, so the node's own packets need a
-    // route.
+    // In modes that serve Services by rules, Service addresses are not bound on the node, so the
+    // node's own packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let kubernetes = Service::new("kubernetes", "10.96.0.1")
@@ -226,7 +227,7 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
     let has_nftables = lab::iptables_backend() == "nft";
     let in_nftables = in_nftables.into_iter().filter(|_| has_nftables);
     for flags in in_nftables.chain(always) {
-        // The previous daemon did not know the API server.
+        // The previous daemon did not know that this is the API server's address.
         c.apply(&thief)?;
         c.start(flags)?;
         c.until_answered(&c.node1, "172.35.0.9:6443")?;
@@ -239,8 +240,8 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
         c.await_first_sync()?;
         c.until_answered(&c.client, "10.96.0.10:80")?;
         c.stop()?;
-        // The API server's own Service keeps its cluster IP. In userspace mode, the cluster IP does
-        // not work before the process starts.
+        // The API server's own Service keeps its cluster IP. (In userspace mode, the cluster IP
+        // works only after the daemon has started.)
         if !flags.contains(&"--proxy-mode=userspace") {
             let removals = |c: &Cluster| c.said().matches("removed a Service's entries").count();
             let before = removals(c);
@@ -257,7 +258,7 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
     assert!(told.contains("thief"), "{told}");
     assert!(told.contains("spec.externalIPs"), "{told}");
 
-    // Runs `kube-proxy check` in IPVS mode, the last of these modes.
+    // Runs `kube-proxy check` in IPVS mode, the last mode of this test.
     let (program, check) = (scenarios::kube_proxy()?, "check");
     let command = c.prefix.iter().cloned().chain([program.into()]);
     let flags = [

@@ -1,8 +1,8 @@
 //! Migration from upstream's kube-proxy. The daemon takes over a node that upstream has programmed,
 //! keeps its connections, and cleans up completely.
 //!
-//! The node is that of the golden cases. Operator's tools load the state that upstream 1.36.2 left
-//! for `dualstack`.
+//! The node is that of the golden cases. An operator's tools load the kernel state that upstream
+//! 1.36.2 has left for the case `dualstack`.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use scenarios::{
     Cluster, Outcome, SOON, at, kube_proxy, stories, tell, under_traffic, with_backend,
 };
 
-/// Upstream's state of a case, with the case's objects.
+/// Kernel state that upstream programmed for a case, with the objects of the case.
 struct UpstreamState {
     objects: &'static str,
     sets: &'static str,
@@ -45,8 +45,8 @@ macro_rules! golden {
 const DUALSTACK: UpstreamState = golden!("dualstack");
 /// A Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on each node.
 const LOAD_BALANCER: UpstreamState = golden!("lb-ip");
-/// State that upstream's iptables mode makes for the same objects, without rules that use nfacct
-/// counters: no tool can load them.
+/// Kernel state of upstream's iptables mode for the same objects. Rules with nfacct counters are
+/// missing, because no tool can load them.
 const IPTABLES_MODE: UpstreamState = UpstreamState {
     sets: "",
     servers: "",
@@ -64,7 +64,7 @@ const CLUSTER_IP: &str = "10.96.10.10:80";
 const NODE_PORT: &str = "192.168.99.10:30080";
 const LOAD_BALANCER_IP: &str = "203.0.113.10:80";
 
-/// A Service that the fixture of the golden cases adds to their objects.
+/// Service that upstream's fixture adds to the objects of every golden case.
 const KUBERNETES: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: kubernetes, namespace: \
                           default}\n\
     spec: {clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ipFamilies: [IPv4], ports: [{name: \
@@ -84,7 +84,7 @@ fn main() {
 
 /// The node of the golden cases, programmed by upstream. It replaces the cluster's node1.
 struct Programmed {
-    /// Keeps the places alive.
+    /// World of the lab. Its drop would remove the places.
     _world: World,
     node: Node,
     /// A server pod on the node: 10.244.1.5.
@@ -123,7 +123,7 @@ impl Programmed {
         }
         let outside = world.host("outside", "192.168.99.9/24")?;
         world.route(&outside, "203.0.113.0/24", &node)?;
-        // Without kube-ipvs0, the node's packets to service addresses need a route. No host has the
+        // Without kube-ipvs0, the node's packets to Service addresses need a route. No host has the
         // gateway's address.
         node.read(["ip", "route", "add", "default", "via", "192.168.99.9"])?;
         c.write("objects", left.objects)?;
@@ -183,7 +183,8 @@ impl Programmed {
         self.sh(&format!("ipvsadm -R <{}", file.display()))?;
         for setting in left.settings.lines() {
             let (key, value) = setting.split_once(':').context("sysctl-changes")?;
-            // This node lacks some network devices of the recording, so it skips their sysctls.
+            // This node lacks some network devices of the recording. The script skips their
+            // sysctls.
             self.sh(&format!(
                 "[ ! -e /proc/sys/{key} ] || echo {value} >/proc/sys/{key}"
             ))?;
@@ -195,7 +196,7 @@ impl Programmed {
         Ok(self.node.read(["sh", "-ec", &with_backend(script)])?)
     }
 
-    /// Waits until a command succeeds.
+    /// Waits until a shell command succeeds on the node.
     fn awaits(&self, script: &str) -> Result<()> {
         let patient =
             format!("for _ in $(seq 200); do if {script}; then exit; fi; sleep 0.05; done; exit 1");
@@ -212,7 +213,7 @@ impl Programmed {
         )
     }
 
-    /// Starts the daemon behind the command `env`, and waits for the first sync of both families.
+    /// Starts the daemon through the command `env`, and waits for the first sync of both families.
     fn start(&self, env: &[&str]) -> Result<Running> {
         let program = kube_proxy()?.display().to_string();
         let argv = env.iter().copied().chain([program.as_str()]);
@@ -225,7 +226,7 @@ impl Programmed {
         Ok(daemon)
     }
 
-    /// Returns senders and addresses that cover all paths to the Service.
+    /// Returns pairs of a sender and an address that cover all paths to the Service.
     fn ways(&self) -> [(&Place, &str); 6] {
         [
             (&self.client, CLUSTER_IP),
@@ -238,13 +239,13 @@ impl Programmed {
     }
 
     /// Opens connections on each path. Runs the test while clients continuously open new
-    /// connections. Then sends requests on the open connections: the same pods must reply, and no
+    /// connections. Then sends requests on the held connections. The same pods must reply, and no
     /// request may have failed.
     fn under_traffic(&self, story: impl FnOnce() -> Result<()>) -> Result<()> {
         under_traffic(&self.ways(), HELD, SOON, story)
     }
 
-    /// Runs the daemon's program to its end.
+    /// Runs `kube-proxy` with these arguments until it exits.
     fn kube_proxy(&self, first: &[&str]) -> Result<Output> {
         let program = kube_proxy()?.display().to_string();
         let flags = self.flags.iter().map(String::as_str);
@@ -259,7 +260,7 @@ fn swapping_the_image_and_back_interrupts_no_connection(c: &mut Cluster) -> Outc
     p.under_traffic(|| {
         let mut daemon = p.start(&[])?;
         assert_eq!(p.state()?, before);
-        // Removes a pod's endpoint, and adds it again while it drains.
+        // Removes a pod's endpoint. Adds it again while its connections drain.
         let without = LOAD_BALANCER.objects.replace("10.244.3.5", "10.244.2.5");
         let destination = "ipvsadm -Sn | grep -q -- '-a -t 10.96.10.10:80 -r 10.244.3.5:8080 -m -w";
         for (objects, weight) in [(without.as_str(), 0), (LOAD_BALANCER.objects, 1)] {
@@ -269,13 +270,13 @@ fn swapping_the_image_and_back_interrupts_no_connection(c: &mut Cluster) -> Outc
         daemon.stop(SOON)?;
         Ok(())
     })?;
-    // The state must again be the one that upstream makes for these objects.
+    // The daemon's state must again equal the state that upstream programs for these objects.
     assert_eq!(p.state()?, before);
     Ok(())
 }
 
-/// Returns a `PATH` with slow iptables programs, which wait a second between two writes. `arms` has
-/// additional cases for an input, in the form of a shell's `case $input in`.
+/// Returns a `PATH` with slow iptables programs, which wait a second before each write. `arms` adds
+/// cases for an input, as in a shell's `case $input in`.
 fn slow_iptables(c: &Cluster, arms: &str) -> Result<String> {
     let slow = c.folder().join("slow");
     std::fs::create_dir_all(&slow)?;
@@ -352,7 +353,8 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
         );
     }
     assert_eq!(p.state()?, before);
-    // IPVS keeps its open connections. First, with an iptables without nfacct.
+    // Daemons take over while IPVS keeps its open connections. The first one has an iptables
+    // without nfacct.
     let path = slow_iptables(c, "*nfacct*) exit 2 ;;")?;
     p.under_traffic(|| {
         let mut daemon = p.start(&["env", &path])?;
@@ -366,7 +368,7 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
         draining.contains("local 10.96.10.10 proto 107"),
         "{draining}"
     );
-    // The clients have closed the connections. A restart continues the drain.
+    // The clients have closed the connections. After a restart, the daemon continues the drain.
     p.flags.push("--ipvs-drain-timeout=1s".to_owned());
     let mut daemon = p.start(&["env", &path])?;
     p.awaits("! ip link show kube-ipvs0 >/dev/null 2>&1 && [ -z \"$(ipset list -name)\" ]")?;
@@ -377,7 +379,7 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
     for gone in ["IPVS", "match-set", "KUBE-LOAD-BALANCER", "nfacct"] {
         assert!(!uncounted.contains(gone), "{gone}: {uncounted}");
     }
-    // With nfacct there are a few more rules. The connections must survive as well.
+    // With nfacct, there are a few more rules. Again, the connections must survive.
     p.under_traffic(|| Ok(p.start(&[])?.stop(SOON).map(drop)?))?;
     let counted = saved()?;
     assert_eq!(
@@ -395,7 +397,7 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
     assert_eq!(output.status.code(), Some(0), "{}", output.stderr);
     let left = saved()?;
     let left: Vec<&str> = left.lines().filter(|line| line.contains("KUBE-")).collect();
-    // This chain belongs to the kubelet.
+    // The chain KUBE-FIREWALL belongs to the kubelet.
     assert!(
         left.len() == 2 * 3 && left.iter().all(|line| line.contains("KUBE-FIREWALL")),
         "{left:?}"
@@ -492,7 +494,7 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
     ] {
         assert!(lines.contains(&line), "{line}: {}", diff.stdout);
     }
-    // The lines of each of the five sections, and the gaps between them.
+    // Lines of each of the five sections, and the blank lines between the sections.
     assert_eq!(lines.len(), 10 + 5 + 4, "{}", diff.stdout);
     let planned = p.kube_proxy(&["plan", "-o", "wide"])?;
     assert_eq!(planned.status.code(), Some(1), "{planned:?}");
@@ -509,7 +511,7 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
     let changes = dry.pointer("/changes").and_then(|of| of.as_array());
     assert_eq!(changes.map(Vec::len), Some(10), "{dry}");
     assert_eq!(p.state()?, before);
-    // After a daemon's repair, there are no differences.
+    // After a daemon has repaired the state, `diff` reports no differences.
     p.start(&[])?.stop(SOON)?;
     let mended = p.kube_proxy(&["diff"])?;
     assert_eq!(
@@ -517,7 +519,7 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
         (Some(0), ""),
         "{mended:?}"
     );
-    // The leftover entries may belong to an unreadable object.
+    // While an object is unreadable, leftover entries may belong to it.
     c.write(
         "broken",
         "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n",

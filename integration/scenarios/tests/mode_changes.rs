@@ -1,7 +1,8 @@
-//! Changes between all pairs of modes and back, under continuous requests and with open connections.
-//! No request may fail, no connection may end, and the previous mode may leave no state.
+//! Changes between all pairs of modes and back, during continuous requests and with open
+//! connections. Every request must succeed, every connection must survive, and the previous mode
+//! must leave no state.
 //!
-//! `migrate` has changes from upstream's state.
+//! `migrate` tests changes from upstream's state.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -17,13 +18,13 @@ use scenarios::{
     with_backend,
 };
 
-/// A form of a mode, with the kernel state that it leaves when it ends.
+/// A form of a mode, with the kernel state by which a test recognizes it.
 struct ModeForm {
-    /// Name in the names of tests.
+    /// Name of the form, as part of test names.
     name: &'static str,
     flags: &'static [&'static str],
     /// Parts of the output of [`held`] while this form is active. Every other form lacks at least
-    /// one of them.
+    /// one of these parts.
     marks: &'static [&'static str],
 }
 
@@ -35,7 +36,8 @@ impl ModeForm {
 
 const DEVICE: &str = "dev kube-ipvs0";
 const SET: &str = "create KUBE-CLUSTER-IP";
-/// Service address on the link. `RANGE` and `ROUTE` are the routes that replace it.
+/// Output line for a Service address on the link. `RANGE` and `ROUTE` are the routes that replace
+/// it.
 const ADDRESS: &str = "inet 10.96.0.10/32";
 const RANGE: &str = "local 10.96.0.0/12 proto 107";
 const ROUTE: &str = "local 10.96.0.10 proto 107";
@@ -76,7 +78,7 @@ const IPVS_NFTABLES: ModeForm = ModeForm {
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
     marks: &[DEVICE, ADDRESS, "kube-proxy-ipvs\n"],
 };
-/// Routes make networks of service addresses local.
+/// IPVS mode in which routes make networks of Service addresses local.
 const IPVS_RANGES: ModeForm = ModeForm {
     name: "ipvs_ranges",
     flags: &[
@@ -122,19 +124,19 @@ const ALL: [&ModeForm; 9] = [
     &NFTABLES_FLAT,
 ];
 
-/// Set with the firewall marks of exact semantics.
+/// Output line for the ipset with the firewall marks of exact semantics.
 const MARKS: &str = "create KUBE-LOCAL-MARK";
 
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
-/// A virtual server of another program.
+/// Virtual server that belongs to another program.
 const FOREIGN: &str = "-a -t 198.51.100.9:9 -r 10.244.2.10:9 -m -w 1";
 
 /// Number of Services without traffic.
 const CROWD: usize = 1_000;
 
-/// Time for which conntrack keeps a UDP flow without packets, less the time of a request.
+/// Time for which conntrack keeps a UDP flow without packets, minus the time of a request.
 const TRACKED: Duration = Duration::from_secs(25);
 
 /// Number of connections held open on each path.
@@ -198,8 +200,8 @@ fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Returns the kernel state of all modes: tables, maps of one layout, rules, sets, virtual servers,
-/// addresses.
+/// Returns the kernel state of all modes: tables, the maps of one layout, rules, sets, virtual
+/// servers and addresses.
 fn held(c: &Cluster) -> Result<String> {
     c.sh(&with_backend(
         "nft list tables 2>/dev/null || true
@@ -213,15 +215,15 @@ fn held(c: &Cluster) -> Result<String> {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // In modes without local Service addresses, the node's packets need a route.
+    // In modes that do not bind Service addresses on the node, the node's packets need a route.
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
-    // The nftables mode serves node ports only at the addresses of the Node object.
+    // nftables mode serves node ports only at the addresses of the Node object.
     c.write("node", NODE)?;
     let service = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
     let service = service.port(udp(80, 8080).named("udp"));
     let service = service.ingress("192.0.2.10").external("192.0.2.20");
     c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
-    // A virtual server of another program, which every change keeps.
+    // A virtual server of another program. Every change of the mode must keep it.
     c.sh("ipvsadm -A -t 198.51.100.9:9 -s rr && ipvsadm -a -t 198.51.100.9:9 -r 10.244.2.10:9 -m")?;
     // With exact semantics, clients outside reach this Service by firewall mark.
     let local = Service::new("local", "10.96.0.12 fd96::12").port(tcp(80, 8080));
@@ -233,7 +235,7 @@ fn set_up(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// Returns senders and addresses.
+/// Returns pairs of a sender and an address.
 fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
     [
         (&c.client, "10.96.0.10:80"),
@@ -245,7 +247,7 @@ fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
     ]
 }
 
-/// Addresses of a Service that has no chain in the flat layout.
+/// Addresses of a Service that has no chain of its own in the flat layout.
 const INNER: [&str; 2] = ["10.96.0.11:80", "[fd96::11]:80"];
 
 /// Addresses of a Service with `externalTrafficPolicy: Local`.
@@ -265,14 +267,15 @@ fn crowd() -> String {
     crowd
 }
 
-/// Changes modes with enough Services for a slow first sync. The Services with traffic come last.
+/// Changes modes with enough Services for a slow first sync. The daemon programs the Services with
+/// traffic last.
 fn among_many(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
     c.write("crowd", &crowd())?;
     c.patience = Duration::from_mins(1);
     there_and_back(c, one, other)
 }
 
-/// Adds Services to a running daemon with default flags until its table becomes flat, and removes
+/// Adds Services to a running daemon with default flags until its table becomes flat. Then removes
 /// them again.
 fn by_number_of_services(c: &mut Cluster) -> Outcome {
     set_up(c)?;
@@ -310,10 +313,10 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     if other.marks == NFTABLES_FLAT.marks {
         asked.extend(INNER.map(|to| (&c.client, to)));
     } else if [one, other].iter().any(|form| form.is_exact()) {
-        // Only clients outside use these addresses, so that every connection has a mark.
+        // Only clients outside use these addresses, so every connection has a firewall mark.
         asked.extend(LOCAL.map(|to| (&c.outside, to)));
     } else {
-        // The node's own packets have another source address if the Service's address is local.
+        // If the Service's address is local, the node's own packets have another source address.
         asked.extend(["10.96.0.10:80", "[fd96::10]:80"].map(|to| (&*c.node1, to)));
     }
     for (from, to) in [(one, other), (other, one)] {
@@ -335,7 +338,7 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
             }
             let output = daemon.stop(SOON)?;
             ensure!(output.status.success(), "it ended with {}", output.status);
-            // The kernel has the state that the form leaves.
+            // After the daemon has ended, the form's state stays in the kernel.
             if leaves_ipvs {
                 drains(c, to)
             } else {
@@ -356,14 +359,14 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
         );
         if leaves_ipvs {
             drain_ends(c, to).with_context(|| format!("{step}, after a restart"))?;
-            // The first packet after the drain may be lost.
+            // After the drain, the first packet may be lost.
             c.until("the UDP flow goes the new way", || Ok(flow.ask().is_ok()))?;
         }
     }
     clean(c)
 }
 
-/// Waits until the form serves, and IPVS has only the open connections.
+/// Waits until the form serves, and IPVS keeps only the open connections.
 fn drains(c: &Cluster, to: &ModeForm) -> Outcome {
     let mut wrong = String::new();
     let waited = c.until("open connections in IPVS alone", || {
@@ -392,14 +395,14 @@ fn drains(c: &Cluster, to: &ModeForm) -> Outcome {
 
 /// Restarts the form, which continues the drain. The clients have closed their connections.
 fn drain_ends(c: &Cluster, to: &ModeForm) -> Outcome {
-    // The UDP flow stays open, and the kernel counts closed connections for some time.
+    // The UDP flow stays open. The kernel counts closed connections for some time.
     let mut daemon = c.start_apart(&[to.flags, &["--ipvs-drain-timeout=1s"]].concat())?;
     is_alone(c, to)?;
     daemon.stop(SOON)?;
     Ok(())
 }
 
-/// Addresses on `kube-ipvs0` count as node addresses only while the link exists.
+/// An address on `kube-ipvs0` counts as an address of the node only while the link exists.
 fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     let mut told = serde_json::Value::Null;
     let waited = c.until("no node port at a service address", || {
@@ -421,13 +424,14 @@ fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     waited.map(drop).with_context(|| told.to_string())
 }
 
-/// Checks that all marks of a form are present, and that at least one mark of every other form is
-/// missing.
+/// Checks that all marks of a form are present, and that every other form lacks at least one of its
+/// marks.
 fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
     let mut wrong = String::new();
     let waited = c.until("one mode alone", || {
         wrong.clear();
-        // `iptables-save` fails if an ipset is removed during the lookup of its name.
+        // `iptables-save` fails if a daemon removes an ipset while `iptables-save` looks up the
+        // set's name.
         let held = match held(c) {
             Ok(held) => held,
             Err(error) => {
@@ -439,7 +443,7 @@ fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
         for mark in way.marks.iter().filter(|mark| !has(mark)) {
             wrong.extend(["no ", *mark, "; "]);
         }
-        // Marks that belong only to other forms.
+        // Marks that other forms have and this form does not.
         let others = ALL.iter().flat_map(|other| other.marks);
         for mark in others.filter(|mark| !way.marks.contains(mark)).filter(has) {
             wrong.extend(["still ", *mark, "; "]);
@@ -451,7 +455,7 @@ fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
         .with_context(|| format!("{}: {wrong}", way.name))
 }
 
-/// Script that prints evidence for a lost request.
+/// Script that prints evidence about a lost request.
 const SEEN: &str =
     "conntrack -L 2>&1 || true; ipvsadm -Lnc; ipvsadm -Ln; nft list ruleset; iptables-save";
 

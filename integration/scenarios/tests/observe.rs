@@ -1,4 +1,5 @@
-//! Tests kube-proxy's interfaces for probes, load balancers, monitoring, and operators with curl.
+//! Tests kube-proxy's HTTP endpoints for probes, load balancers, monitoring, and operators with
+//! curl.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -66,8 +67,8 @@ fn each_http_page_is_served_at_upstreams_path(c: &mut Cluster) -> Outcome {
         );
     }
     ensure!(metric(c, "kubeproxy_proxy_healthz_total{code=\"200\"}")? == Some(1.0));
-    // Load balancers send requests from outside, in either family. Monitoring pages are only for
-    // the node by default.
+    // Load balancers send requests from outside, in either family. By default, the monitoring
+    // endpoints respond only on the node.
     for node in ["172.35.0.100", "[fd35::100]"] {
         let (code, _) = get(&c.outside, &format!("{node}:10256"), "/healthz")?;
         ensure!(code == 200, "{node}: {code}");
@@ -131,7 +132,7 @@ fn readiness_means_the_first_complete_sync(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Applies our Node with this `spec`.
+/// Applies the daemon's Node object with this `spec`.
 fn apply_node(api: &ApiServer, spec: &str) -> Result<()> {
     api.apply(&format!(
         "{{apiVersion: v1, kind: Node, metadata: {{name: node1}}, spec: {spec}, \
@@ -160,7 +161,7 @@ fn load_balancers_skip_a_node_being_deleted(c: &mut Cluster) -> Outcome {
     apply_node(&api, "{}")?;
     c.until("the taint is gone", || Ok(health(c, "/healthz")? == 200))?;
 
-    // A change made after the daemon's start is measured until the kernel has it.
+    // The daemon measures the latency of changes made after its start, until the kernel has them.
     let measured = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
     ensure!(
         metric(c, measured)? == Some(0.0),
@@ -346,7 +347,7 @@ fn per_service_metrics_are_exported_on_request(c: &mut Cluster) -> Outcome {
         c.start(&[&mode, "--metrics-per-service=endpoints"])?;
         let before = metric(c, &port("connections_total"))?.unwrap_or_default();
         tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 20)?;
-        // IPVS updates its counters every two seconds.
+        // IPVS updates its counters every two seconds, so the test waits.
         for series in [port("connections_total"), endpoint.clone()] {
             c.until("20 connections", || {
                 Ok(metric(c, &series)?.is_some_and(|count| count >= before + 20.0))
@@ -372,8 +373,8 @@ fn per_service_metrics_are_exported_on_request(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Rules of nftables mode do not count packets. The daemon reports the number of tracked flows, and
-/// omits packet counts, which would be 0.
+/// The rules of nftables mode do not count packets. The daemon reports the number of tracked flows.
+/// It omits packet counts, because they would be 0.
 fn nftables_mode_reports_tracked_flows(c: &mut Cluster) -> Outcome {
     let node = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                 status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";

@@ -1,5 +1,5 @@
-//! UDP clients that send without pause, like DNS clients. When their endpoint is removed, they move
-//! to another one, and no other client moves.
+//! UDP clients that send without pause, like DNS clients. When their endpoint is removed, the
+//! kernel must send their packets to another endpoint. No other client's flow may move.
 //!
 //! The tests check the replies, and the tracked flows in `conntrack`.
 
@@ -15,7 +15,7 @@ const FAR: &str = "10.244.2.10 fd44:2::10";
 
 /// Pause between two packets of a client.
 const PACE: Duration = Duration::from_millis(50);
-/// Limit for moving a flow.
+/// Limit for moving a flow to another endpoint.
 const MOVED_WITHIN: Duration = Duration::from_secs(1);
 
 fn main() {
@@ -108,7 +108,7 @@ impl Client {
         Ok(Self { flow, about })
     }
 
-    /// Sends a packet, and waits for a reply until the next packet is due.
+    /// Sends a packet, and waits for a reply until the time of the next packet.
     fn ask(&mut self) -> Option<String> {
         Some(self.flow.ask().ok()?.who)
     }
@@ -123,8 +123,8 @@ fn ask_in_vain(clients: &mut [Client]) -> Outcome {
     Ok(())
 }
 
-/// Keeps all clients sending until `who` replies to each of them. Returns the time. Afterwards, no
-/// other server may reply.
+/// Keeps all clients sending until `who` replies to each of them. Returns the time that this took.
+/// Afterwards, no other server may reply.
 fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<Duration> {
     let started = Instant::now();
     let mut others: Vec<&mut Client> = clients.iter_mut().collect();
@@ -149,7 +149,7 @@ fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<D
     }
     let took = started.elapsed();
     for client in clients {
-        // On a busy machine a reply may be late, but never from another server.
+        // On a busy machine, a reply may be late, but another server must never reply.
         let answer = client.ask().or_else(|| client.ask());
         ensure!(
             answer.as_deref() == Some(who),
@@ -160,8 +160,8 @@ fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<D
     Ok(took)
 }
 
-/// Returns the tracked UDP flows of node1 by source and destination: the id and the replying server
-/// of each.
+/// Returns the tracked UDP flows of node1. The keys are source and destination. The values are the
+/// flow's id and the server that replies.
 fn flows(c: &Cluster) -> Result<BTreeMap<String, (String, String)>> {
     let text = c.sh("conntrack -L -f ipv4 -p udp -o id 2>/dev/null; conntrack -L -f ipv6 -p udp -o id 2>/dev/null")?;
     let flow = |line: &str| {
@@ -190,7 +190,7 @@ fn flows(c: &Cluster) -> Result<BTreeMap<String, (String, String)>> {
         .collect()
 }
 
-/// Returns true if a flow goes to `DESTINATION PORT`.
+/// Returns true if a flow's original destination is `ADDRESS PORT`.
 fn to(flow: &str, destination: &str) -> bool {
     flow.ends_with(&format!("> {destination}"))
 }
@@ -220,7 +220,7 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
             clients.push(Client::new(from, to)?);
         }
     }
-    // Flows that must stay: of another Service, to another host at the node port's number, and of
+    // Flows that must stay: of another Service, of another host at the node port's number, and of
     // the node itself.
     let mut staying = vec![
         Client::new(&c.client, "10.96.0.11:53")?,
@@ -242,7 +242,7 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     println!("    {} clients moved within {took:.0?}", clients.len());
     c.until_served(&dns().endpoints(FAR))?;
 
-    // No other client has sent since, so their entries cannot be new.
+    // The clients of these flows have not sent since, so their entries cannot be new.
     let after = flows(c)?;
     let is_other = |flow: &str| to(flow, "10.96.0.11 53") || to(flow, "fd96::11 53");
     let is_foreign = |flow: &str| to(flow, "172.35.0.9 30053") || to(flow, "fd35::9 30053");
@@ -265,7 +265,7 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     assert_eq!(stale, []);
     until_all_ask(&mut staying, "near", MOVED_WITHIN)?;
     until_all_ask(&mut foreign, "outside", MOVED_WITHIN)?;
-    // At the removed endpoint, IPVS has only clients of the other Service.
+    // At the removed endpoint, IPVS has only connections of the other Service's clients.
     let entries = c.sh("ipvsadm -Lnc")?;
     let stale: Vec<_> = entries
         .lines()
@@ -275,11 +275,11 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     Ok(())
 }
 
-/// Flows that IPVS never saw, because the node forwarded them before the Service existed. IPVS
-/// never deletes such flows.
+/// The node forwarded these flows before the Service existed, so IPVS never saw them. IPVS never
+/// deletes such flows.
 fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
-    // Without the Service, its addresses are routed to a pod, which drops the packets.
+    // Without the Service, the node routes packets for its addresses to a pod, which drops them.
     c.sh(
         "for a in 192.0.2.0/24 10.96.0.0/16; do ip route add $a via 10.244.1.99; done
         for a in 2001:db8::/64 fd96::/112; do ip -6 route add $a via fd44:1::99; done",
@@ -311,11 +311,11 @@ fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Another program removes virtual servers, so a client's packets are forwarded to a wrong place.
-/// Its conntrack entry would keep them there as long as the client sends.
+/// Another program removes virtual servers, so the node forwards a client's packets to a wrong
+/// place. Their conntrack entry would keep them there as long as the client sends.
 fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
-    // The daemon runs with the default periods.
+    // The daemon runs with its default periods.
     let service = Service::new("dns", "10.96.0.10 fd96::10")
         .port(udp(53, 8080))
         .endpoints(NEAR);
@@ -335,7 +335,7 @@ fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
         "ipvsadm -C",
         "ipvsadm -D -u 10.96.0.10:53; ipvsadm -D -u [fd96::10]:53",
     ] {
-        // Stops the daemon, which could otherwise repair the damage before the test sees it.
+        // Stops the daemon. Otherwise it could repair the damage before the test sees it.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
         ask_in_vain(&mut clients)?;
@@ -380,7 +380,7 @@ fn a_restart_deletes_only_stale_flows(c: &mut Cluster) -> Outcome {
     assert!(!c.said().contains("stale UDP flows deleted"));
     assert_eq!(flows(c)?, before);
 
-    // The endpoint is replaced while the daemon is stopped.
+    // The endpoint is replaced while no daemon runs.
     c.stop()?;
     c.apply(&dns().endpoints(FAR))?;
     until_all_ask(&mut clients, "near", scenarios::SOON)?;
@@ -401,13 +401,13 @@ fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// A Service loses its last endpoint, is deleted, and is deleted while the daemon is stopped
+/// A Service loses its last endpoint, then is deleted, and later is deleted while no daemon runs
 /// (k/k#139628, k/k#141371). Clients that keep sending get no reply. Later, the same sockets get
 /// replies again. Flows of other Services stay.
 fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
     c.node1
         .read("ip route replace default via 172.35.0.9".split(' '))?;
-    // On a busy machine, a flow may pause for longer than its default timeout of 30 s.
+    // On a busy machine, a client may pause for longer than the default timeout of a flow, 30 s.
     c.sh("sysctl -q net.netfilter.nf_conntrack_udp_timeout=600 net.netfilter.nf_conntrack_udp_timeout_stream=600")?;
     c.outside.serve_udp(30053)?;
     c.world
@@ -442,7 +442,8 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     };
     let before = of_others(c)?;
     assert_eq!(before.len(), 2, "{before:?}");
-    // The translated flows of the Service, to one of its pods or to userspace mode's relay.
+    // The flows of the Service that the kernel translates, to one of its pods or to userspace
+    // mode's relay.
     let led = |c: &Cluster, to_pods: bool| -> Result<Vec<String>> {
         let pods = ["10.244.1.10 ", "fd44:1::10 ", "fd44:0001:"];
         let is_led = |(flow, (_, answerer)): &(String, (String, String))| {
@@ -494,7 +495,7 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     until_all_ask(&mut lost, "near", scenarios::SOON)?;
     kept.append(&mut lost);
 
-    // The Service is deleted while the daemon is stopped.
+    // The Service is deleted while no daemon runs.
     c.stop()?;
     c.delete("dns")?;
     c.start(flags)?;
@@ -504,7 +505,7 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     Ok(())
 }
 
-/// Waits until this number of daemons has checked the flows of both families.
+/// Waits until this number of daemons has compared the flows of both families.
 fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     let count = || {
         c.said()
@@ -515,7 +516,7 @@ fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     c.until("flows are compared", || Ok(count() >= 2 * daemons))
 }
 
-/// Thousands of flows to another host, at the node port's number. The guest's table has room for
+/// Thousands of flows to another host use the node port's number. The guest's table has room for
 /// 8192 flows.
 fn a_full_conntrack_table_delays_no_change(c: &mut Cluster) -> Outcome {
     const FOREIGN: usize = 5_000;
@@ -547,8 +548,8 @@ fn a_full_conntrack_table_delays_no_change(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The maximum number of tracked flows, which applies to all network namespaces. Only the initial
-/// namespace can change it. It is restored on drop.
+/// Maximum number of tracked flows in all network namespaces, saved. Only the initial namespace can
+/// change it. Dropping this guard restores the number.
 struct Room(usize);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -567,7 +568,8 @@ impl Drop for Room {
     }
 }
 
-/// Limit for the growth of the daemon's memory. The kernel's messages about the flows have 25 MB.
+/// Limit for the growth of the daemon's memory, in KiB. The kernel's messages about the flows have
+/// 25 MB.
 const ROOM_KIB: u64 = 6_144;
 
 fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
@@ -604,7 +606,7 @@ fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
 }
 
 /// The daemon logs the missing module once per family, with the next step. All other work
-/// continues, and the deletions follow later.
+/// continues. The daemon deletes the flows later.
 fn without_ctnetlink_the_log_names_the_module(c: &mut Cluster) -> Outcome {
     // Prevents the kernel from loading the module on demand.
     c.sh("sysctl -q kernel.modprobe=/bin/false; rmmod nf_conntrack_netlink")?;
@@ -628,7 +630,7 @@ fn without_ctnetlink_the_log_names_the_module(c: &mut Cluster) -> Outcome {
     until_all_ask(&mut client, "near", MOVED_WITHIN)?;
     ask_in_vain(&mut from_before)?;
 
-    // The flows are deleted with the next sync.
+    // The next sync deletes the flows.
     c.sh("modprobe nf_conntrack_netlink; sysctl -q kernel.modprobe=/sbin/modprobe")?;
     c.delete("other")?;
     c.until("it is done", || Ok(said("can be deleted again") == 2))?;

@@ -1,8 +1,8 @@
 //! Tests userspace mode: its specific features, and changes from and to other modes.
 //!
-//! Its process carries the connections, which therefore end with it. Requests fail until the next
-//! mode works. The tests check that requests succeed then, and that no state of the previous mode
-//! redirects packets.
+//! In this mode, the daemon relays connections, so they end with the daemon. Requests fail until
+//! the next mode works. The tests check that requests then succeed, and that no state of the
+//! previous mode redirects packets.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -18,19 +18,20 @@ use scenarios::{
     with_backend,
 };
 
-/// Timeout below TCP's retransmission of a lost packet after a second.
+/// Timeout for a request, shorter than TCP's retransmission of a lost packet after a second.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Timeout above the sum of all attempts of a connection, with a margin for a loaded machine.
+/// Timeout for a connection, longer than all attempts of the relay together, with a margin for a
+/// loaded machine.
 const PASSED_OVER: Duration = Duration::from_secs(4);
 
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
-/// A manifest with unreadable content.
+/// A manifest that the daemon cannot parse.
 const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
 
-/// A form of a mode.
+/// A form of a mode, and the state by which a test recognizes it.
 struct ModeForm {
     flags: &'static [&'static str],
     /// Part of the output of [`held`] while the form is active.
@@ -128,16 +129,16 @@ fn has_nftables() -> bool {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // In modes without local Service addresses, the node's packets need a route.
+    // In modes that do not bind Service addresses on the node, the node's packets need a route.
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
-    // The nftables mode serves node ports only at the addresses of the Node object.
+    // nftables mode serves node ports only at the addresses of the Node object.
     c.write("node", NODE)?;
     let service = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
     let service = service.ingress("192.0.2.10").external("192.0.2.20");
     c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))
 }
 
-/// Checks that every path to the Service replies immediately.
+/// Checks that the Service replies immediately on every path.
 fn is_served(c: &Cluster) -> Outcome {
     let ways: [(&Place, &str); 7] = [
         (&c.client, "10.96.0.10:80"),
@@ -162,7 +163,7 @@ fn held(c: &Cluster) -> anyhow::Result<String> {
     ))
 }
 
-/// Waits until the state of one form is present, and that of another form is gone.
+/// Waits until the state of one form is present and that of another form is absent.
 fn until_alone(c: &Cluster, way: &ModeForm, other: &ModeForm) -> Outcome {
     let waited = c.until("one way alone", || {
         let held = held(c)?;
@@ -187,7 +188,7 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     c.stop()
 }
 
-/// Redirects to an ended process must be disabled even before all objects are known.
+/// The daemon must disable redirects to an ended process even before it knows all objects.
 fn with_a_broken_object(c: &mut Cluster, userspace: &ModeForm, other: &ModeForm) -> Outcome {
     set_up(c)?;
     c.start(userspace.flags)?;
@@ -206,12 +207,13 @@ fn with_a_broken_object(c: &mut Cluster, userspace: &ModeForm, other: &ModeForm)
     c.stop()
 }
 
-/// One endpoint rejects connections, and one has no host. The third endpoint serves each client.
+/// One endpoint rejects connections, and one address has no host. The third endpoint serves each
+/// client.
 fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
         .port(udp(80, 8080).named("udp"));
-    // The client pod has no server, and .77 has no host.
+    // The client pod has no server, and no host has the address .77.
     let endpoints = "10.244.2.10 10.244.1.99 10.244.1.77";
     c.sh("ip route replace default via 172.35.0.9")?;
     c.apply(&service.clone().endpoints(endpoints))?;
@@ -228,7 +230,7 @@ fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome
             ensure!(took < PASSED_OVER, "{}: {took:?}", from.name());
         }
     }
-    // No endpoint accepts: the client gets an error before its timeout.
+    // No endpoint accepts connections. The client gets an error before its timeout.
     c.apply(&service.clone().endpoints("10.244.1.99"))?;
     c.until("a client is reset", || {
         let asked = c.client.dial(Transport::Tcp, cluster_ip);
@@ -247,7 +249,7 @@ fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome
 }
 
 /// Metrics, table and JSON show connections by Service port and endpoint. A removed endpoint is
-/// shown while it has a connection.
+/// shown as long as it has a connection.
 fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
@@ -316,7 +318,7 @@ fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
         text.contains("drains: 1 connection open; kube-proxy carries them until they end"),
         "{text}"
     );
-    // TCP packets are not counted, so the output omits their number, which would be 0.
+    // The relay does not count TCP packets, so the output omits their number, which would be 0.
     let row = text.lines().find(|line| line.contains("10.96.0.10:80"));
     let row = row.with_context(|| text.clone())?;
     ensure!(row.split_whitespace().nth(6) == Some("-"), "{row}");
@@ -328,8 +330,8 @@ fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// An address moves from a Service that stays to another Service. Existing flows must not stay with
-/// the first Service's port as long as their clients send.
+/// An address moves from a Service that stays to another Service. Existing flows must move, too,
+/// even if their clients never stop sending.
 fn a_busy_udp_client_follows_a_moved_address(c: &mut Cluster) -> Outcome {
     const PACE: Duration = Duration::from_millis(50);
     const SHARED: &str = "192.0.2.20";

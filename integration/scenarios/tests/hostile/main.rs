@@ -1,5 +1,5 @@
-//! Attacks by a user who may write Services. The user must not get other users' packets, nor
-//! disturb other Services. The daemon has only the rights of its manifests.
+//! Attacks by a user who may write Services. The attacker must not get other users' packets, and
+//! must not disturb other Services. The daemon has only the rights that its manifests grant.
 
 mod objects;
 mod rights;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use scenarios::{Cluster, Outcome, Story, tell};
 
-/// Defines a test in each mode.
+/// Defines a test for each mode.
 macro_rules! in_each_mode {
     ($($name:literal: $tell:path),+;) => {
         &[$(
@@ -73,8 +73,8 @@ fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Adds a default route. In modes without IPVS, Service addresses are not local, and the node's
-/// packets need a route.
+/// Adds a default route. Modes other than IPVS do not bind Service addresses on the node, so its
+/// packets to a Service need a route.
 fn way_out(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;

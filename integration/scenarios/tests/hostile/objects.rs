@@ -1,4 +1,4 @@
-//! Hostile objects next to a valid Service.
+//! Hostile objects beside a valid Service.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use scenarios::{
     with_backend,
 };
 
-/// Limit of the daemon's peak memory, in KiB.
+/// Limit for the daemon's peak memory, in KiB.
 const MEMORY_MAX: u64 = 128 * 1024;
-/// Maximum time for which the valid Service may be out of date.
+/// Limit for the time that the daemon takes to program a change of the valid Service.
 const FRESH_WITHIN: Duration = Duration::from_secs(40);
 fn good(endpoint: &str) -> Service {
     Service::new("web", "10.96.0.10")
@@ -23,7 +23,7 @@ fn peak_memory(c: &Cluster) -> Result<u64> {
     Ok(lab::process::status(c.daemon_id()?, "VmHWM")?)
 }
 
-/// Checks that a text has no character that a terminal or a parser treats specially.
+/// Checks that a text has no character with a special meaning for a terminal or a parser.
 fn is_plain(what: &str, text: &str) -> Outcome {
     let odd = text.lines().find(|line| {
         line.contains(|of: char| of.is_control() && of != '\t') || line.contains('\u{202e}')
@@ -34,8 +34,9 @@ fn is_plain(what: &str, text: &str) -> Outcome {
 
 pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) -> Outcome {
     c.apply(&good("10.244.1.10"))?;
-    // Half of the objects exist at the start, and half are added later. Objects that are slow with
-    // iptables programs or this lab's kernel are only tested on the fakes.
+    // Half of the objects exist at the start. The test adds the others later. Outside of default
+    // IPVS mode, they have fewer ports and ranges, which are slow with iptables programs or this
+    // lab's kernel. Tests with fake kernels cover large objects.
     let is_ipvs = !c.flags.iter().any(|flag| flag != "--proxy-mode=ipvs");
     let files = if is_ipvs {
         hostile::files(2_000, 10_000)
@@ -54,7 +55,7 @@ pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) ->
         for (name, text) in later {
             c.write(&format!("hostile-{name}"), text)?;
         }
-        // The daemon still follows changes of valid objects.
+        // The daemon still programs changes of valid objects.
         let second = Service::new("second", "10.96.0.11")
             .port(tcp(80, 8080))
             .endpoints("10.244.2.10");
@@ -72,14 +73,14 @@ pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) ->
                 .ask_tcp(at("10.96.0.11:80"), Duration::from_secs(2));
             Ok(answer.is_ok_and(|answer| answer.who == "near"))
         })?;
-        // It also serves the valid parts of partly invalid objects.
+        // The daemon also serves the valid parts of partly invalid objects.
         for to in ["10.96.1.2:1", "10.96.1.2:200"] {
             c.until_answered(&c.client, to)?;
         }
         Ok(())
     })?;
 
-    // No text of an object broke out of its context.
+    // No text from an object has broken out of its context.
     is_plain("the log", &c.said())?;
     let rules = c.sh(&with_backend(
         "iptables-$backend-save; nft list ruleset 2>/dev/null || true",

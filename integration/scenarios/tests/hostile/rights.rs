@@ -1,4 +1,4 @@
-//! Tests the daemon's rights, and its messages if a right is missing.
+//! Tests the daemon with few rights, and its messages if a right is missing.
 
 use std::time::Duration;
 
@@ -11,12 +11,13 @@ fn web() -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// An unknown user id.
+/// A user id without an entry in `/etc/passwd`.
 const NOBODY: u32 = 65_532;
-/// The only user who may read the list of legacy iptables tables.
+/// User id of root, who alone may read the list of legacy iptables tables.
 const ROOT: u32 = 0;
 
-/// Runs the daemon as this user with exactly these capabilities. Its child processes inherit them.
+/// Makes the daemon run as this user with exactly these capabilities. Its child processes inherit
+/// them.
 fn act_as(c: &mut Cluster, user: u32, capabilities: &[&str]) {
     let with = |sign: &str| -> Vec<String> {
         let own = capabilities.iter().map(|one| format!("+{one}"));
@@ -46,7 +47,7 @@ fn raw() -> &'static [&'static str] {
 
 pub(crate) fn a_non_root_daemon_serves_after_init_only(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
-    // Otherwise only root could use the folder and the iptables lock.
+    // By default, only root can use the test's folder and the iptables lock.
     c.sh(&format!(
         "chmod -R a+rX {}; touch /run/xtables.lock; chmod 666 /run/xtables.lock",
         c.folder().display()
@@ -83,7 +84,7 @@ pub(crate) fn a_non_root_daemon_serves_after_init_only(c: &mut Cluster) -> Outco
             "grep -E '^(Uid|CapEff|CapBnd)' /proc/{}/status",
             c.daemon_id()?
         ))?;
-        // CAP_NET_ADMIN is 12, CAP_NET_RAW 13.
+        // Bit 12 is CAP_NET_ADMIN, bit 13 is CAP_NET_RAW.
         let bits = if capabilities.len() == 2 {
             "0000000000003000"
         } else {
@@ -114,7 +115,7 @@ pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.sh(&format!("chmod -R a+rX {}", c.folder().display()))?;
     c.sh("echo 0 >/proc/sys/net/ipv4/ip_forward")?;
-    // Without a capability, each mode exits with a message that names the capability.
+    // If a capability is missing, the daemon exits in each mode with a message that names it.
     let mut modes = vec!["ipvs", "iptables", "userspace"];
     if lab::iptables_backend() == "nft" {
         modes.push("nftables");
@@ -126,8 +127,7 @@ pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
         let said = c.refusal()?;
         ensure!(said.contains("CAP_NET_ADMIN"), "{mode}: {said}");
     }
-    // With the capabilities and read-only settings, the daemon names the settings and the next
-    // step.
+    // With all capabilities but read-only settings, the daemon logs the settings and the next step.
     let read_only =
         "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec \"$@\"";
     c.prefix = ["sh", "-c", read_only, "sh"].map(Into::into).to_vec();
@@ -145,7 +145,7 @@ pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Pages other than probes respond only to this node, and are read-only.
+/// HTTP endpoints other than probes respond only to clients on this node, and are read-only.
 pub(crate) fn only_this_node_can_read_the_inspection_api(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
@@ -170,7 +170,7 @@ pub(crate) fn only_this_node_can_read_the_inspection_api(c: &mut Cluster) -> Out
             ensure!(code == 404, "{path}: {code}");
         }
     }
-    // Another user of this node cannot query internals either.
+    // A user other than root cannot query internals from this node either.
     let program = scenarios::kube_proxy()?;
     let asked = c.sh(&format!(
         "setpriv --reuid=1000 --regid=1000 --clear-groups {} services 2>&1 || true",

@@ -10,7 +10,7 @@ use scenarios::{Cluster, HEALTH, METRICS, Outcome, Service, ask, get, tcp};
 /// Text that every secret here contains.
 const SECRET: &str = "s3cr3t";
 
-/// Time for which the test reads the output of a daemon that cannot start.
+/// Time for which the test reads the output of a daemon that may be unable to start.
 const SPOKEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
@@ -22,12 +22,12 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
     api.start()?;
     let token = c.folder().join("token");
     fs::write(&token, "s3cr3t-of-the-file")?;
-    // Credentials of each kind.
+    // Users with each kind of credential.
     let users = [
         "{token: s3cr3t-token}".to_owned(),
         "{username: somebody, password: s3cr3t-password}".to_owned(),
         format!("{{tokenFile: '{}'}}", token.display()),
-        // Invalid values must not be quoted in errors.
+        // An error must not quote an invalid value.
         "{client-certificate-data: czNjcjN0LWNlcnRpZmljYXRl, client-key-data: czNjcjN0LWtleQ==}"
             .to_owned(),
         "{client-key-data: 's3cr3t !', token: [s3cr3t]}".to_owned(),
@@ -38,7 +38,8 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
         "http://somebody:s3cr3t-password@172.35.0.9:9",
         "https://172.35.0.9:6443",
     ] {
-        // The reachable server gets all credentials, and each other server gets the first.
+        // The reachable server gets every user's credentials, each other server only the first
+        // user's.
         let count = if server == "http://172.35.0.9:6443" {
             users.len()
         } else {
@@ -55,7 +56,8 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
             )?;
             let kubeconfig = format!("--kubeconfig={}", path.display());
             c.launch_with(&[&kubeconfig, "--v=10"])?;
-            // Waits until the daemon serves, or reports that it cannot.
+            // Waits for the daemon's first sync. A daemon that cannot start has no first sync, so
+            // the wait has a limit.
             let began = Instant::now();
             while began.elapsed() < SPOKEN_WITHIN {
                 let said = c.said();
@@ -85,7 +87,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
                 c.daemon_id()?
             ))?;
             if c.stop().is_err() {
-                // This fails if the daemon had already ended.
+                // The stop fails if the daemon has already ended.
             }
             let said = c.said();
             for (what, text) in [("the log", &said), ("a page", &shown)] {

@@ -8,7 +8,7 @@ use serde_json::Value;
 const VICTIM: &str = "10.96.0.10:80";
 const API: &str = "172.35.0.9:6443";
 
-/// Returns a Service that is older than all others, which would give it priority.
+/// Returns a Service that is older than all others. In a conflict, the oldest Service would win.
 fn thief(name: &str, cluster_ip: &str, port: u16, external: &str) -> Service {
     Service::new(name, cluster_ip)
         .port(tcp(port, 8080))
@@ -43,11 +43,11 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10")
         .metadata("creationTimestamp: '2024-01-01T00:00:00Z'");
-    // Another Service's cluster IP, the API server's address with another port, the node's address,
-    // and an unused address.
+    // The Service claims another Service's cluster IP, the API server's address with another port,
+    // the node's address, and an unused address.
     let all = "10.96.0.10 172.35.0.9 172.35.0.100 192.0.2.20";
     api.apply(&thief("a-thief", "10.96.0.66", 80, all))?;
-    // The API server's address and port.
+    // This Service claims the API server's address and port.
     api.apply(&thief("b-thief", "10.96.0.67", 6443, "172.35.0.9"))?;
     api.apply(&victim)?;
     api.start()?;
@@ -57,16 +57,16 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
     c.until_answered(&c.client, VICTIM)?;
     answers(&c.client, VICTIM, "near")?;
     answers(&c.outside, VICTIM, "near")?;
-    // The Service keeps its own, legitimate addresses.
+    // The Services keep their own, legitimate addresses.
     for to in ["10.96.0.66:80", "192.0.2.20:80"] {
         c.until_answered(&c.outside, to)?;
         answers(&c.outside, to, "far")?;
     }
     c.until_answered(&c.client, "10.96.0.67:6443")?;
-    // As in upstream, the node's address is served, with a log message. It stays an address of the
-    // node.
+    // As in upstream, the daemon serves the node's address and logs a message. The address stays
+    // with the node.
     c.until_answered(&c.outside, "172.35.0.100:80")?;
-    // The node can still reach the API server, because its address did not become local.
+    // The node still reaches the API server, whose address has not become local.
     let (code, body) = get(&c.node1, API, "/api/v1/services")?;
     ensure!(code == 200 && body.contains("victim"), "{code} {body}");
     let addresses = c.sh("ip -o address show")?;
@@ -128,8 +128,8 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
             && has("NodeAddressClaimed", "a-thief"))
     })?;
 
-    // The watch continues. After a cluster IP is released, the Service gets it, until another
-    // Service owns the cluster IP again.
+    // The watch continues. When the victim releases its cluster IP, the thief gets it, until
+    // another Service owns the cluster IP again.
     api.delete_service("victim")?;
     c.until("the thief to have it", || {
         let answer = c.client.ask_tcp(at(VICTIM), SOON);
@@ -143,7 +143,7 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
     answers(&c.client, VICTIM, "near")?;
 
     // With a list of allowed addresses, the daemon programs no other address and removes existing
-    // ones.
+    // entries for such addresses.
     api.apply(&thief("c-free", "10.96.0.68", 80, "192.0.2.5 198.51.100.5"))?;
     c.until_answered(&c.outside, "192.0.2.5:80")?;
     c.stop()?;

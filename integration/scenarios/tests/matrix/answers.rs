@@ -1,4 +1,5 @@
-//! Paths on which packets arrive but replies may not. Compares `kube-proxy explain` with packets.
+//! Paths on which packets arrive but replies may not. The tests compare `kube-proxy explain` with
+//! packets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,12 +11,12 @@ use serde_json::Value;
 
 use crate::clients::{Mode, answers_come_back, place, policies, start};
 
-/// Timeout for a reply that explain does not expect. All places are on one machine, where replies
-/// take milliseconds.
+/// Timeout for a reply if explain expects none. All places are on one machine, where replies take
+/// milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// Requests with their senders: pods of this node and of another node, and a process of this node.
-/// They cover the pods' own addresses and masquerading, IPv4 and IPv6.
+/// They cover IPv4 and IPv6, with the pods' own addresses and with masquerading.
 const QUESTIONS: [(&str, &str); 9] = [
     ("pod", "10.96.3.1:80"),
     ("pod", "10.96.3.2:80"),
@@ -28,7 +29,7 @@ const QUESTIONS: [(&str, &str); 9] = [
     ("outside", "[fd35::100]:30181"),
 ];
 
-/// The Services that receive the requests.
+/// Names of the Services that receive the requests.
 const SERVICES: [&str; 3] = ["default/web1", "default/web2", "default/host"];
 
 /// An obstacle for replies.
@@ -38,11 +39,12 @@ struct Fault {
     put: &'static str,
     /// Script that removes the obstacle.
     take: &'static str,
-    /// True to test all modes, not only IPVS. Their requests also traverse FORWARD.
+    /// True to test all modes, because their requests also traverse FORWARD. False to test only
+    /// IPVS.
     is_for_all: bool,
 }
 
-/// `-I` inserts the rules, and `-D` removes them.
+/// Obstacles for replies. `-I` inserts the rules, and `-D` removes them.
 const FAULTS: [Fault; 10] = [
     Fault {
         what: "nothing",
@@ -117,8 +119,8 @@ ports: [{protocol: TCP, port: 8081}]
 endpoints: [{addresses: [172.35.0.100], nodeName: node1, conditions: {ready: true}}]
 ";
 
-/// If explain expects a reply, the reply must arrive. If it expects none, none may arrive. If this
-/// node cannot know, explain must say so.
+/// If explain expects a reply, the reply must arrive. If explain expects none, none may arrive. If
+/// the node cannot know, explain must report so.
 pub(crate) fn explain_predicts_replies(c: &mut Cluster) -> Outcome {
     c.node1.serve_tcp(8081)?;
     for (number, endpoint) in [(1, "10.244.1.10 fd44:1::10"), (2, "10.244.2.10 fd44:2::10")] {
@@ -163,9 +165,9 @@ fn web(name: &str, number: u16) -> Service {
     Service::new(name, &cluster_ips).port(tcp(80, 8080).node_port(30_180 + number))
 }
 
-/// Packets of an external client are forwarded to another node without masquerading. The reply
-/// takes another path, so this node cannot see whether it arrives. If a mode drops the packet,
-/// explain sees the drop.
+/// A packet of an external client goes to another node without masquerading. The reply takes
+/// another path, so this node cannot see whether the reply arrives. If a mode drops the packet,
+/// explain must report the drop.
 fn nobody_knows(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     let to = "172.35.0.100:30184";
     let is_forwarded = Mode::of(c) == Mode::Ipvs;
@@ -216,7 +218,7 @@ fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -
     Ok(())
 }
 
-/// Number of compared replies.
+/// Comparison of explain with packets, and the number of compared replies.
 #[derive(Default)]
 struct Comparison {
     all: usize,
@@ -225,7 +227,7 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// Compares an output of explain with packets. Returns the difference.
+    /// Compares an output of explain with packets. Returns the difference, if any.
     fn differs(&mut self, c: &Cluster, from: &str, to: &str, said: &str) -> Option<String> {
         let is_said = said == "answered";
         let patience = if is_said { SOON } else { BRIEFLY };

@@ -1,13 +1,13 @@
-//! The clients, and numbered Services that are reachable in every way.
+//! The clients of the matrix, and numbered Services with every kind of address.
 
 use std::net::SocketAddr;
 
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Service, at, sctp, tcp, udp};
 
-/// The kinds of addresses of a Service from [`service`].
+/// Kinds of addresses that a Service from [`service`] has.
 pub(crate) const WAYS: [&str; 4] = ["ClusterIP", "NodePort", "LoadBalancer", "externalIP"];
-/// Locations of clients.
+/// Places from which clients send requests.
 pub(crate) const PLACES: [&str; 3] = ["pod", "node", "outside"];
 
 /// Returns a LoadBalancer Service with external IPs, on port 80 of TCP, UDP and SCTP in both
@@ -94,7 +94,7 @@ impl Mode {
         matches!(self, Self::Ipvs | Self::Exact)
     }
 
-    /// Returns the mode of a test's daemons.
+    /// Returns the mode of a cluster's daemons.
     pub(crate) fn of(c: &Cluster) -> Self {
         let is = |mode: &str| {
             c.flags
@@ -116,14 +116,14 @@ impl Mode {
     }
 }
 
-/// Returns true if a test's daemons use nftables mode's flat layout.
+/// Returns true if a cluster's daemons use nftables mode's flat layout.
 pub(crate) fn is_flat(c: &Cluster) -> bool {
     c.flags
         .iter()
         .any(|flag| *flag == *"--nftables-layout=flat")
 }
 
-/// Returns the transports among these that a mode supports.
+/// Returns those of the given transports that a mode supports.
 pub(crate) fn transports<const N: usize>(
     mode: Mode,
     all: [Transport; N],
@@ -133,8 +133,9 @@ pub(crate) fn transports<const N: usize>(
     all.into_iter()
 }
 
-/// Converts a result of the rule-based modes into that of userspace mode (G). The endpoint sees the
-/// node's address. A client that is accepted without an endpoint is reset.
+/// Converts a result of the rule-based modes into the result of userspace mode (reason G). In this
+/// mode, the endpoint sees the node's address, and the relay resets a client if there is no
+/// endpoint.
 pub(crate) fn carried(mode: Mode, transport: Transport, by_rules: &'static str) -> &'static str {
     match by_rules {
         said if mode != Mode::Userspace => said,
@@ -155,7 +156,7 @@ pub(crate) fn has_nftables() -> bool {
 /// Starts the daemon, and waits until its state is complete in the kernel.
 pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
     if Mode::of(c) == Mode::Exact {
-        // This route determines the source of the node's own packets.
+        // The kernel takes the source address of the node's own packets from this route.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         return c.start(flags);
     }
@@ -164,8 +165,8 @@ pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
         if !c.manifests().join("node.yaml").exists() {
             c.write("node", NODE)?;
         }
-        // Service addresses are not local, so the node's own packets need a route before their
-        // translation.
+        // Service addresses are not bound on the node. The node's own packets need a route before
+        // rules translate them.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         return c.start(flags);
     }
@@ -191,9 +192,9 @@ pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
     }
 }
 
-/// Routes packets from node2's pods to the outside host through node1. Without this route, replies
-/// to a client that was not masqueraded would bypass node1, which must translate them. The test
-/// could then not see the endpoint.
+/// Routes packets from node2's pods to the outside host through node1. Without this route, the
+/// reply to a client that was not masqueraded would bypass node1, which must translate it. The test
+/// then could not see which endpoint replied.
 pub(crate) fn answers_come_back(c: &Cluster) -> Outcome {
     c.node1.read([
         "sysctl",

@@ -1,4 +1,4 @@
-//! ICMP echo requests like `ping`, through the kernel's ping sockets (icmp(7)).
+//! Sends ICMP echo requests like `ping`, through the kernel's ping sockets (icmp(7)).
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use lab::Place;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with};
 
 const AT_MOST: Duration = Duration::from_secs(2);
-/// Timeout if no reply is expected. Replies take milliseconds.
+/// Timeout if the test expects no reply. Replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
 /// Sends an echo request from a place. Returns `answered`, `refused` (port unreachable), `not sent`
@@ -25,14 +25,14 @@ pub(crate) fn ping(from: &Place, to: IpAddr, expected: &str) -> String {
         IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, 128),
     };
     let exchange = || {
-        // Allows such sockets to root's group, because by default no group may open them.
+        // Allows ping sockets to root's group. By default, no group may open them.
         fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0")?;
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(family, SocketType::DGRAM, flags, Some(protocol))?;
         connect(&socket, &SocketAddr::new(to, 0))?;
         let socket = UdpSocket::from(socket);
         socket.set_read_timeout(Some(patience))?;
-        // The kernel fills in checksum and identifier, and delivers only replies with this
+        // The kernel fills in the checksum and the identifier, and delivers only replies with this
         // identifier.
         socket.send(&[request, 0, 0, 0, 0, 0, 0, 1])?;
         socket.recv(&mut [0; 64])

@@ -1,5 +1,5 @@
-//! Cases beside the table: no endpoints, unexposed ports, a pod that calls itself, the last
-//! endpoints, source ranges, `ping`.
+//! Cases that the table does not have: no endpoints, unexposed ports, a pod that calls itself, the
+//! last endpoints, source ranges, `ping`.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,8 @@ use crate::echo::ping;
 use crate::explained::ExplainOutputs;
 use crate::observe::{see, see_by_chance};
 
-/// Maximum time of an immediate reply. TCP retransmits a lost first packet after a second.
+/// Maximum time of a reply that counts as immediate. TCP retransmits a lost first packet after a
+/// second.
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 const NEAR: &str = "10.244.1.10 fd44:1::10";
@@ -26,16 +27,17 @@ const NEAR: &str = "10.244.1.10 fd44:1::10";
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                     status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";
 
-/// Disables node1's ICMP rate limits, and delays requests by a millisecond. The kernel normally
-/// sends each host at most one port unreachable message per second (`icmp_ratelimit`, icmp(7)).
-/// These tests send more requests than any real client.
+/// Disables node1's ICMP rate limits, and delays requests by a millisecond.
+///
+/// The kernel normally sends each host at most one port unreachable message per second
+/// (`icmp_ratelimit`, icmp(7)). These tests send more requests than any real client.
 ///
 /// Without the delay, the ICMP error arrives while the client's `connect` still holds its socket.
-/// The kernel then treats the error as transient (`TcpExtLockDroppedIcmps` counts it) and waits for
-/// the next, a second later. With polling over IPv6, this happens sometimes on Linux 6.1, and
-/// always on 6.12 (docs/kernels.md).
+/// The kernel then treats the error as transient (`TcpExtLockDroppedIcmps` counts it), and the
+/// client waits a second for the next error. With polling over IPv6, this happens sometimes on
+/// Linux 6.1, and always on 6.12 (docs/kernels.md).
 fn speak_freely(c: &Cluster) -> Outcome {
-    // Types that the limits apply to: none, and one that is not an error.
+    // Message types that are limited: none over IPv4, and over IPv6 one that is not an error.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
     for (from, device) in [(&c.client, "eth0"), (&c.outside, "eth0"), (&c.node1, "lo")] {
         from.read([
@@ -45,8 +47,8 @@ fn speak_freely(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// Creates Service 0 with both policies Cluster, 1 with externalTrafficPolicy Local, 2 with
-/// internalTrafficPolicy Local, 3 with both Local.
+/// Creates four Services. Service 0 has both policies Cluster, 1 has externalTrafficPolicy Local, 2
+/// has internalTrafficPolicy Local, 3 has both Local.
 fn four_services(c: &mut Cluster, endpoints: &str) -> Outcome {
     for number in 0..4 {
         let policies = policies(number & 1 != 0, number & 2 != 0);
@@ -55,7 +57,7 @@ fn four_services(c: &mut Cluster, endpoints: &str) -> Outcome {
     start(c, &[])
 }
 
-/// Returns their addresses of all kinds in both families.
+/// Returns all addresses of the four Services, of every kind and in both families.
 fn all_ways() -> impl Iterator<Item = SocketAddr> {
     (0..4).flat_map(|number| {
         WAYS.iter()
@@ -83,8 +85,8 @@ fn each<'a>(
         };
         let is_late = |took: Duration| expected != "timeout" && took > AT_ONCE;
         let (mut seen, mut took) = try_it();
-        // If the client's socket is busy, the kernel treats an ICMP error as transient, and sends
-        // the SYN again.
+        // A busy socket makes the kernel treat an ICMP error as transient. The client then sends
+        // the SYN again, so the test repeats the request.
         if seen == expected && is_late(took) {
             (seen, took) = try_it();
         }
@@ -103,8 +105,8 @@ fn each<'a>(
     explained.agree(&unlike)
 }
 
-/// Returns explain's target for an address and port: the Service, or the address if no Service
-/// exposes it. One address represents all addresses of a Service.
+/// Returns the argument for `explain`: the Service that exposes an address and port, or the address
+/// if no Service exposes it. One address represents all addresses of a Service.
 fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     let ways = |number| {
         let ways = WAYS.into_iter();
@@ -118,9 +120,9 @@ fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     is_first.then(|| format!("{to}/{transport:?}"))
 }
 
-/// With any policies, the client gets a port unreachable immediately. Over UDP, the node itself
-/// gets an error of the send, like that of a REJECT rule. (An SCTP client gets the message too, but
-/// treats it as transient and retries.)
+/// With any policies, the client immediately gets an ICMP port unreachable. Over UDP, the node
+/// itself gets an error when it sends, as from a REJECT rule. (An SCTP client gets the message too,
+/// but treats it as transient and retries.)
 pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, "")?;
@@ -128,7 +130,7 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     let questions = PLACES.iter().flat_map(|from| {
         let transports = [Transport::Tcp, Transport::Udp].into_iter();
         transports.flat_map(move |transport| {
-            // Timeouts are slow, so one Service stands for all.
+            // Timeouts are slow, so one Service represents all.
             let is_dropped = carried(mode, transport, "refused") == "timeout";
             let most = if is_dropped {
                 2 * WAYS.len()
@@ -161,8 +163,9 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     )
 }
 
-/// Returns the result for an unexposed port or a ping. The packet is rejected if the node has the
-/// address or a rule matches. Otherwise it is forwarded, and gets no reply.
+/// Returns the expected result for an unexposed port or a ping. If the node has the address or a
+/// rule matches, the packet is rejected. Otherwise, the node forwards the packet, and no reply
+/// arrives.
 fn unexposed(mode: Mode, to: IpAddr) -> &'static str {
     let is_cluster_ip = all_cluster_ips().any(|cluster_ip| cluster_ip == to);
     match mode {
@@ -176,8 +179,8 @@ fn all_cluster_ips() -> impl Iterator<Item = IpAddr> {
     (0..4).flat_map(|number| [v4("ClusterIP", number), v6("ClusterIP", number)].map(|to| to.ip()))
 }
 
-/// Returns service addresses with the expected result for an unexposed port. Timeouts are slow, so
-/// one Service stands for all.
+/// Returns Service addresses with the expected result for an unexposed port. Timeouts are slow, so
+/// one Service represents all.
 fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
     let vips = all_ways().filter(|to| to.port() == 80).map(|to| to.ip());
     let vips = vips.map(|to| (to, unexposed(mode, to)));
@@ -191,8 +194,8 @@ fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
         .collect()
 }
 
-/// A process on the node that listens on all addresses is not reachable through a Service address
-/// (k/k#72236). Neither is a Service's node port.
+/// A process that listens on all addresses of the node is not reachable through a Service address
+/// (k/k#72236). Nor is a Service's node port.
 pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     let process = c.node1.serve_tcp(2222)?;
@@ -241,9 +244,9 @@ pub(crate) fn a_pod_reaches_itself_through_its_service(c: &mut Cluster) -> Outco
     )
 }
 
-/// Endpoints on this and another node: ready, terminating but serving, or neither. Then the
-/// policies, and the results for a pod at the ClusterIP and for the external host at the load
-/// balancer's address.
+/// Endpoints on this node and another node: ready, terminating but serving, or neither. Then the
+/// policy, and the results for a pod at the ClusterIP and for the external host at the
+/// load-balancer address.
 const LAST_ENDPOINTS: [(&str, &str, bool, &str, &str); 8] = [
     ("serving", "serving", false, "both kept", "both masq"),
     ("serving", "serving", true, "local kept", "local kept"),
@@ -280,7 +283,7 @@ pub(crate) fn terminating_endpoints_serve_only_without_ready_endpoints(c: &mut C
     let mode = Mode::of(c);
     let questions = LAST_ENDPOINTS.iter().enumerate().flat_map(
         |(number, (here, _, is_local, pod, outside))| {
-            // Only IPVS mode falls back to all other endpoints (C, F).
+            // Only IPVS mode falls back to all other endpoints (reasons C and F).
             let is_nobody = mode != Mode::Ipvs && *is_local && *here == "gone" && *pod != "refused";
             let of = |seen| {
                 let by_rules = if is_nobody { "timeout" } else { seen };
@@ -300,8 +303,8 @@ pub(crate) fn terminating_endpoints_serve_only_without_ready_endpoints(c: &mut C
     each(c, questions)
 }
 
-/// loadBalancerSourceRanges, and the results for an external host, another external host, a pod and
-/// the node.
+/// loadBalancerSourceRanges, and the results for an external host, a second external host, a pod
+/// and the node.
 const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
     (
         "172.35.0.9/32",
@@ -321,7 +324,7 @@ const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
     ),
 ];
 
-/// Source ranges apply only to load-balancer addresses. They allow the node if they contain the
+/// Source ranges apply only to load-balancer addresses. They admit the node if they contain the
 /// address of its Node object.
 pub(crate) fn source_ranges_limit_load_balancer_addresses(c: &mut Cluster) -> Outcome {
     let other = c.world.host("other", "172.35.0.8/24")?;
@@ -348,8 +351,8 @@ pub(crate) fn source_ranges_limit_load_balancer_addresses(c: &mut Cluster) -> Ou
     each(c, questions)
 }
 
-/// `ping` to a Service address behaves like a request to an unexposed port. An address of the node
-/// replies.
+/// `ping` to a Service address has the result of a request to an unexposed port. An address of the
+/// node replies.
 pub(crate) fn service_addresses_answer_ping(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, NEAR)?;
@@ -360,8 +363,8 @@ pub(crate) fn service_addresses_answer_ping(c: &mut Cluster) -> Outcome {
     let addresses: Vec<_> = all_vips(mode).into_iter().chain(nodes).collect();
     for from in PLACES {
         for (to, expected) in &addresses {
-            // The rule is in the node's output path. Over IPv6, the sender of the request gets no
-            // error for a dropped packet; the sender of the reply does.
+            // The rejecting rule is in the node's output path. Over IPv6, the sender of the request
+            // gets no error for a dropped packet, but the sender of the reply does.
             let is_send =
                 !mode.is_ipvs() && to.is_ipv4() && from == "node" && *expected == "refused";
             let expected = if is_send { "not sent" } else { *expected };

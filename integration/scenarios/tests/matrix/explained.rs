@@ -1,5 +1,5 @@
-//! Compares `kube-proxy explain` with packets. explain reads the kernel, and must predict the same
-//! result.
+//! Compares `kube-proxy explain` with packets. explain reads the kernel, and must predict each
+//! packet's result.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ const ELSEWHERE: [&str; 2] = ["10.244.2.10", "fd44:2::10"];
 /// A second external host, which some tests have.
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 35, 0, 8));
 
-/// Outputs of explain for each Service since the daemon's start. One call covers all senders.
+/// Outputs of explain since the daemon's start, by Service. Each output covers all senders.
 #[derive(Default)]
 pub(crate) struct ExplainOutputs {
     services: RefCell<BTreeMap<String, Value>>,
@@ -28,12 +28,12 @@ pub(crate) struct ExplainOutputs {
 }
 
 impl ExplainOutputs {
-    /// Clears the outputs after a change of the daemon.
+    /// Clears the outputs. Tests call this after they have changed the daemon.
     pub(crate) fn forget(&self) {
         self.services.borrow_mut().clear();
     }
 
-    /// Prints the number of compared paths. Fails if some differed.
+    /// Prints the number of compared paths. Fails if explain differed from packets on some path.
     pub(crate) fn agree(&self, unlike: &[String]) -> Outcome {
         let compared = self.compared.load(Ordering::Relaxed);
         println!(
@@ -50,7 +50,7 @@ impl ExplainOutputs {
         Ok(())
     }
 
-    /// Compares explain with the packets of one path. Returns the difference.
+    /// Compares explain with the packets of one path. Returns the difference, if any.
     pub(crate) fn differs(
         &self,
         c: &Cluster,
@@ -61,7 +61,7 @@ impl ExplainOutputs {
     ) -> Result<Option<String>> {
         let said = self.says(c, from, (transport, to), service)?;
         self.compared.fetch_add(1, Ordering::Relaxed);
-        // If a rule rejects the packet on output, sending fails at once.
+        // If a rule rejects a packet on output, the send fails at once.
         let seen = if seen == "not sent" { "refused" } else { seen };
         let from = from.name();
         Ok((said != seen).then(|| {
@@ -104,8 +104,8 @@ impl ExplainOutputs {
         };
         if is_unsure(journey) {
             self.unsure.fetch_add(1, Ordering::Relaxed);
-            // True only if packets of an external client are forwarded to another node without
-            // masquerading.
+            // explain may be unsure only about packets of an external client that the node forwards
+            // to another node without masquerading.
             let is_so = !is_node && from.name() != c.client.name() && from.name() != c.near.name();
             ensure!(
                 is_so,
@@ -125,7 +125,7 @@ fn words(text: &str) -> impl Iterator<Item = IpAddr> {
 /// Runs explain for a Service, with all senders of these tests.
 fn ask(c: &Cluster, service: &str) -> Result<Value> {
     let program = kube_proxy()?.display().to_string();
-    // For an address, only senders of its family are valid.
+    // For an address, explain accepts only senders of the address's family.
     let at = service
         .rsplit_once('/')
         .and_then(|(at, _)| at.parse::<SocketAddr>().ok());
@@ -137,7 +137,7 @@ fn ask(c: &Cluster, service: &str) -> Result<Value> {
     let from = format!("--from=node,{}", senders.join(","));
     let argv = [&*program, "explain", service, &from, "-o", "json"];
     let output = c.node1.run(argv)?;
-    // Status 1 means that a path fails, status 2 that the fate of replies is unknown.
+    // Status 1: a path fails. Status 2: explain does not know whether replies return.
     if !matches!(output.status.code(), Some(0..=2)) || output.stdout.is_empty() {
         bail!(
             "explain {service} ends with {}: {} {}",
@@ -150,13 +150,13 @@ fn ask(c: &Cluster, service: &str) -> Result<Value> {
         .with_context(|| format!("explain {service}: {}", output.stdout))
 }
 
-/// Returns true if explain does not know whether replies return. In this lab they do.
+/// Returns true if explain does not know whether replies return. In this lab, they return.
 fn is_unsure(journey: &Value) -> bool {
     let walks = journey["walks"].as_array().map_or(&[][..], Vec::as_slice);
     walks.iter().any(|walk| walk["unsure"].is_string())
 }
 
-/// Returns explain's result for one path, in the table's terms.
+/// Returns explain's result for one path, in the words of the table.
 fn word(journey: &Value, is_node: bool) -> String {
     let walks = journey["walks"].as_array().map_or(&[][..], Vec::as_slice);
     let words: BTreeSet<String> = walks.iter().map(|walk| walk_word(walk, is_node)).collect();
@@ -195,7 +195,7 @@ fn walk_word(walk: &Value, is_node: bool) -> String {
             format!("{who} {source}")
         }
         "refused" | "reset" => fate.to_owned(),
-        // In this lab, a packet that is forwarded unchanged gets no reply.
+        // In this lab, no reply arrives for a packet that the node forwards unchanged.
         "dropped" | "forwarded" => "timeout".to_owned(),
         other => other.to_owned(),
     }

@@ -1,4 +1,4 @@
-//! The packet matrix: which client reaches which endpoint, and whether the source is rewritten.
+//! The packet matrix: which client reaches which endpoint, and whether the source is translated.
 //!
 //! `--print` prints docs/packet-matrix.md from the table in `table.rs`. The test fails if the table
 //! differs from the observed packets or from the document. Each test runs with every shim of IPVS
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use scenarios::{Story, tell};
 
-/// Repeats each test with other flags.
+/// Repeats each test with the flags of each mode.
 macro_rules! stories {
     ($($module:ident: $($name:ident),+;)+) => {
         &[$($(
@@ -29,11 +29,13 @@ macro_rules! stories {
             story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
                 clients::has_nftables, $module::$name),
             story!("ipvs_exact::", ["--ipvs-semantics=exact"], clients::has_nftables, $module::$name),
-            // Exact semantics by iptables rules, only on request: `--include-ignored ipvs_exact`.
+            // Exact semantics by iptables rules. These tests run only on request:
+            // `--include-ignored ipvs_exact`.
             story!("ipvs_exact_upstream::", ["--ipvs-semantics=exact", "--ipvs-shim=upstream"], || false, $module::$name),
             story!("ipvs_exact_lean::", ["--ipvs-semantics=exact", "--ipvs-shim=lean"],
                 || is_in_tests(concat!(stringify!($module), "::", stringify!($name))), $module::$name),
-            // Redirects by nftables if the kernel has nftables, otherwise (lane A) by iptables.
+            // nftables redirects packets if the kernel has nftables. Otherwise (lane A), iptables
+            // does.
             story!("userspace::", ["--proxy-mode=userspace"], || true, $module::$name),
         )+)+]
     };
@@ -52,9 +54,9 @@ macro_rules! story {
     };
 }
 
-/// Returns true for the story that runs by default with exact semantics in iptables. On lane A, it
-/// tests the rows for UDP and SCTP only, which takes a quarter of the time. `make test-full` tests
-/// those for TCP on lane B.
+/// Returns true for the test that runs by default with exact semantics in iptables. On lane A, this
+/// is only the test of the rows for UDP and SCTP, which takes a quarter of the time. On lane B,
+/// `make test-full` runs the test of the rows for TCP.
 fn is_in_tests(story: &str) -> bool {
     let rows = if clients::has_nftables() {
         "matrix::each_row_of_the_matrix_holds"
@@ -90,7 +92,7 @@ fn main() {
             clients::has_nftables,
             matrix::each_row_of_the_matrix_holds
         ),
-        // On lane A, the rules are the same, so IPVS mode is enough.
+        // On lane A, the rules are the same in all modes, so a test of IPVS mode is enough.
         story!("", [], || true, answers::explain_predicts_replies),
         story!(
             "iptables::",

@@ -13,8 +13,8 @@ use crate::explained::ExplainOutputs;
 use crate::observe::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
-/// The daemon's flags for the three columns. By default, the daemon of a test knows the pods'
-/// networks. Without a network of the family, it cannot detect local traffic.
+/// Flags of the daemon for the three columns. By default, a test's daemon gets the pod networks. If
+/// the flags have no network of a family, the daemon cannot detect local traffic of that family.
 const MODES: [&[&str]; 3] = [&[], &["--cluster-cidr=fd44::/16"], &["--masquerade-all"]];
 
 const DOCUMENT: &str = include_str!("../../../../docs/packet-matrix.md");
@@ -70,7 +70,7 @@ pub(crate) fn each_row_of_the_matrix_holds(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Tests every row in a mode with random endpoints, in the column of that name.
+/// Tests every row in a mode that chooses endpoints at random. The column has the same name.
 fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let mode = Mode::of(c);
@@ -101,8 +101,8 @@ fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     explained.agree(&unlike)
 }
 
-/// UDP, SCTP, and IPv6 have the same results as TCP over IPv4. Skips internalTrafficPolicy, which
-/// does not depend on the protocol.
+/// UDP, SCTP and IPv6 have the same results as TCP over IPv4. The test skips internalTrafficPolicy,
+/// which does not depend on the protocol.
 pub(crate) fn each_row_holds_for_udp_and_sctp(c: &mut Cluster) -> Outcome {
     let mode = Mode::of(c);
     c.near.serve_sctp(8080)?;
@@ -144,7 +144,7 @@ pub(crate) fn each_row_holds_for_udp_and_sctp(c: &mut Cluster) -> Outcome {
     explained.agree(&unlike)
 }
 
-/// Creates the Services of all sections, and the reply path.
+/// Creates the Services of all sections, and routes replies through node1.
 fn set_up(c: &Cluster) -> Outcome {
     answers_come_back(c)?;
     for (number, section) in SECTIONS.iter().enumerate() {

@@ -8,15 +8,16 @@ use std::time::Duration;
 use lab::{Failure, Place, Transport};
 use scenarios::{Cluster, SOON};
 
-/// Timeout for an unexpected reply. All places are on one machine, where replies take milliseconds.
+/// Timeout for a reply that the test does not expect. All places are on one machine, where replies
+/// take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Sends requests until each endpoint has had its turn. Returns the result: `both kept`, `local
-/// masq`, `remote vip`, `timeout`. The document explains the terms.
+/// Sends requests until each endpoint has replied in its turn. Returns the result: `both kept`,
+/// `local masq`, `remote vip`, `timeout`. The document explains these terms.
 ///
-/// `expected` selects the timeout. For the node's own packets, only a changed port shows
-/// masquerading. An unexpected result is checked twice, because the random port may by chance equal
-/// the original one.
+/// `expected` selects the timeout. For the node's own packets, only a changed port reveals
+/// masquerading. The random port may by chance equal the original port, so an unexpected result is
+/// checked twice.
 pub(crate) fn see(
     c: &Cluster,
     from: &Place,
@@ -30,7 +31,7 @@ pub(crate) fn see(
         .unwrap_or_else(look)
 }
 
-/// Sends requests until each endpoint of a random choice has replied, up to a limit.
+/// Sends requests until each endpoint of a random choice has replied, up to a limit of requests.
 pub(crate) fn see_by_chance(
     c: &Cluster,
     from: &Place,
@@ -39,7 +40,7 @@ pub(crate) fn see_by_chance(
     expected: &str,
 ) -> String {
     let (asked, wanted) = match expected.strip_prefix("both ") {
-        // One of two endpoints misses all requests with a probability of 2⁻³⁰.
+        // With two endpoints, one endpoint gets no request with a probability of 2⁻³⁰.
         Some(source) => (
             31,
             ["local", "remote"]
@@ -59,7 +60,7 @@ pub(crate) fn see_by_chance(
         } else {
             odd.push(word);
         }
-        // A random port may equal the original port once, but hardly twice.
+        // By chance, a random port may equal the original port once, but hardly twice.
         if seen == wanted && odd.len() < 2 && (wanted.len() > 1 || turn == asked) {
             return expected.to_owned();
         }
@@ -69,7 +70,7 @@ pub(crate) fn see_by_chance(
 }
 
 fn look(c: &Cluster, from: &Place, transport: Transport, to: SocketAddr, expected: &str) -> String {
-    // The Service has at most two endpoints, which round robin uses in turn.
+    // Round robin uses the Service's endpoints in turn. There are at most two.
     let [one, other] = [(); 2].map(|()| ask(c, from, transport, to, expected));
     match (one, other) {
         (Ok((one, source)), Ok((other, same))) if one != other && source == same => {
@@ -86,7 +87,7 @@ fn look(c: &Cluster, from: &Place, transport: Transport, to: SocketAddr, expecte
     }
 }
 
-/// Sends one request. Returns the endpoint and the source rewrite, or the failure.
+/// Sends one request. Returns the endpoint and the client address that it saw, or the failure.
 fn ask(
     c: &Cluster,
     from: &Place,
@@ -115,7 +116,7 @@ fn ask(
             Failure::Unreachable => "unreachable",
             Failure::TimedOut => "timeout",
             Failure::Reset => "reset",
-            // EPIPE: the connection was reset before the write.
+            // EPIPE: the peer reset the connection before the write.
             Failure::Other(text) if text.contains("os error 32)") => "reset",
             // EPERM: a rule or IPVS dropped the packet on output.
             Failure::Other(text) if text.contains("os error 1)") => "not sent",
@@ -142,8 +143,8 @@ fn ask(
     }
 }
 
-/// Returns an unused source port. A port that is reused within seconds may match the previous
-/// connection's conntrack entry. If the source is not rewritten, the port stays the same.
+/// Returns an unused source port. A port that is reused within seconds may match the conntrack
+/// entry of the previous connection. If the source is not translated, the endpoint sees this port.
 fn unused_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(10_000);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! The expected table, and its document.
+//! The expected results as a table, and the document with this table.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,8 @@ use lab::Transport;
 
 use crate::clients::{Mode, carried};
 
-/// Services of one kind, with a row for each sender and address.
+/// A group of Services with the same policies and endpoints. It has a row for each sender and
+/// address.
 pub(crate) struct Section {
     /// True if the Services have `externalTrafficPolicy: Local`.
     pub(crate) external_local: bool,
@@ -17,19 +18,20 @@ pub(crate) struct Section {
     rows: &'static str,
 }
 
-/// A row: the sender, the address, and the results with local detection, without it, and with
+/// A row: the sender, the address, and three results: with local detection, without it, and with
 /// `--masquerade-all`.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) from: &'static str,
     pub(crate) to: &'static str,
     pub(crate) seen: [&'static str; 3],
-    /// Different results of iptables and nftables mode: one for all three columns, or one for each.
+    /// Results of iptables and nftables mode if they differ from IPVS mode: one for all three
+    /// columns, or one for each.
     iptables: &'static str,
     why: &'static str,
 }
 
-/// Reasons for differences from the rule-based modes.
+/// Reasons for which IPVS mode differs from the rule-based modes.
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
@@ -300,13 +302,13 @@ impl Row {
         carried(mode, transport, said.unwrap_or_default())
     }
 
-    /// Returns the results of a mode in the three columns.
+    /// Returns the expected results of a mode in the three columns.
     fn results(&self, mode: Mode) -> [&'static str; 3] {
         [0, 1, 2].map(|column| self.expected(mode, Transport::Tcp, column))
     }
 
-    /// Returns a mode's cell: one result for all three columns, or one for each. Empty if the mode
-    /// has the results of IPVS mode.
+    /// Returns a mode's cell in the document: one result for all three columns, or one for each.
+    /// Empty if the mode has the results of IPVS mode.
     fn cell(&self, mode: Mode) -> String {
         let all = self.results(mode);
         let [first, ..] = all;
@@ -319,7 +321,7 @@ impl Row {
         }
     }
 
-    /// Returns true if the results of iptables mode match their reasons.
+    /// Returns true if the row gives valid reasons exactly where iptables mode differs.
     pub(crate) fn is_sound(&self) -> bool {
         if self.iptables.is_empty() {
             return self.why.is_empty();
@@ -365,7 +367,7 @@ page.
 | **vip** | the endpoint sees the service address, the source of the node's own packets |
 ";
 
-/// Results outside the tables, in which exact semantics differ from iptables mode.
+/// Results outside the tables that differ between exact semantics and iptables mode.
 const EXCEPTIONS: &str = "
 Outside these rows, `exact` differs from iptables mode where [the
 kernel](ipvs-shim.md#exact-semantics) forces it:
@@ -396,7 +398,7 @@ fn differing_rows() -> String {
     text + EXCEPTIONS
 }
 
-/// Returns the document with the observed results, row by row.
+/// Returns the document with results that a test has observed, row by row.
 pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String {
     let mut text = INTRODUCTION.to_owned() + &differing_rows();
     for section in &SECTIONS {

@@ -1,8 +1,8 @@
 //! Calico with its data plane of iptables and ipsets.
 //!
 //! A packet that IPVS forwards passes INPUT and OUTPUT instead of FORWARD. If the link `kube-ipvs0`
-//! exists, Felix therefore marks such packets in INPUT with their origin, and applies the policies
-//! of both pods in OUTPUT. These marks have the bits 0xfff00000.
+//! exists, Felix (Calico's agent) therefore marks such packets in INPUT with their origin, and
+//! applies the policies of both pods in OUTPUT. These marks use the bits 0xfff00000.
 
 use anyhow::ensure;
 use lab::Transport;
@@ -10,8 +10,8 @@ use scenarios::{Cluster, Outcome, Service, at, tally, tcp};
 
 use super::{EXACT, Form, in_modes, policed_services, policies_hold};
 
-/// Turns the pods `near`, `client` and `other` into Calico's: without a bridge, with one route and
-/// one interface `cali…` each. Then adds the rules of Felix. Pod `near` admits only `client`.
+/// Script that turns the pods `near`, `client` and `other` into Calico's: no bridge, and one route
+/// and one interface `cali…` each. Then it adds Felix's rules. Pod `near` admits only `client`.
 const CALICO: &str = "
     for pair in port2:near:10 port4:client:99 port6:other:98; do
         IFS=: read -r port pod last <<.
@@ -115,14 +115,15 @@ $t
     done
 ";
 
-/// Moves the jumps to Felix's chains to the front, as Felix does when it finds other rules before
-/// them. kube-proxy, like upstream's, puts its own jumps to the front only when they are missing.
+/// Script that moves the jumps to Felix's chains to the front. Felix does so when it finds other
+/// rules before them. kube-proxy, like upstream's, moves its own jumps to the front only when they
+/// are missing.
 const REFRESH: &str = "
     for t in iptables-$backend ip6tables-$backend; do
         for chain in INPUT FORWARD OUTPUT; do $t -D $chain -j cali-$chain; $t -I $chain -j cali-$chain; done
         $t -t nat -D POSTROUTING -j cali-POSTROUTING; $t -t nat -I POSTROUTING -j cali-POSTROUTING
     done";
-/// Prints the first rule of each chain.
+/// Script that prints the first rule of each chain.
 const FIRST: &str = "
     for t in iptables-$backend ip6tables-$backend; do
         for chain in INPUT FORWARD OUTPUT; do $t -S $chain 1; done
@@ -142,7 +143,7 @@ fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
     let other = c.world.pod(&node1, "other", "10.244.1.98 fd44:1::98")?;
     c.sh(CALICO)?;
     policed_services(c)?;
-    // Endpoints that admit every client.
+    // A Service whose endpoints admit every client.
     c.client.serve_tcp(8080)?;
     let open = Service::new("open", "10.96.0.13")
         .port(tcp(80, 8080).node_port(30083))
@@ -157,10 +158,11 @@ fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
             first.lines().all(|line| line.contains("-j cali-")),
             "{first}"
         );
-        // The lean shim sets our mark in table mangle, before Felix. Felix adds its bits to the
-        // mark, so IPVS finds no virtual server by mark (docs/neighbours.md).
+        // The lean shim sets our mark in table mangle, before Felix's rules. Felix adds its bits to
+        // the mark, so IPVS finds no virtual server for the mark (docs/neighbours.md).
         if form.name != "ipvs, exact, lean shim" {
-            // Clients outside reach only the endpoint of this node, with their own address.
+            // Clients outside reach only the endpoint on this node. The endpoint sees the client's
+            // own address.
             let answers = tally(&c.outside, Transport::Tcp, at("192.0.2.13:80"), 4)?;
             let answers: Vec<_> = answers.keys().collect();
             ensure!(answers == ["client from 172.35.0.9"], "{answers:?}");

@@ -1,13 +1,13 @@
 //! kube-router as network plug-in and for network policies, without its service proxy.
 //!
-//! The names of its chains begin with `KUBE-`, as those of kube-proxy's chains do.
+//! Like kube-proxy's chains, its chains have names that begin with `KUBE-`.
 
 use lab::Place;
 use scenarios::{Cluster, Outcome};
 
 use super::{Form, in_each_mode, policed_services, policies_hold};
 
-/// Adds the sets and rules. Pod `near` admits only `client`.
+/// Script that adds kube-router's sets and rules. Pod `near` admits only `client`.
 const KUBE_ROUTER: &str = "
     for t in ip::10.244.1:10.96.0.0/12 ip6:inet6=:fd44-1-:fd96--/112; do
         IFS=: read -r ip prefix pods vips <<.
@@ -54,7 +54,7 @@ $t
     done
 ";
 
-/// Moves the jumps to the front, as kube-router does at each sync.
+/// Script that moves kube-router's jumps to the front, as kube-router does at each sync.
 const REFRESH: &str = "
     for t in iptables-$backend ip6tables-$backend; do for chain in INPUT FORWARD OUTPUT; do
         $t -D $chain -m comment --comment 'kube-router netpol' -j KUBE-ROUTER-$chain

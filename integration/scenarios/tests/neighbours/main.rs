@@ -1,10 +1,10 @@
 //! kube-proxy beside network plug-ins and other programs of a node.
 //!
-//! Most of these programs are not among Debian's packages. Scripts in this folder therefore create
-//! the rules, sets, addresses and virtual servers of such a program. Only keepalived itself runs.
-//! Each test changes from one mode of the lane to the next. In each mode, it sends packets and
-//! compares the other program's state. At the end, `--cleanup` must restore exactly the state from
-//! before the first start. docs/neighbours.md has the results.
+//! Debian has no packages for most of these programs. Scripts in this folder therefore create the
+//! rules, sets, addresses and virtual servers of such a program. Only keepalived itself runs. Each
+//! test changes from one mode of the lane to the next. In each mode, it sends packets and compares
+//! the other program's state. At the end, `--cleanup` must restore exactly the state from before
+//! the first start. docs/neighbours.md has the results.
 
 mod calico;
 mod kube_router;
@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Service, at, kube_proxy, stories, tcp, tell};
 
-/// The lab's time limit. Each test has a shorter one.
+/// Time limit of the lab run. Each test has a shorter limit.
 const LIMIT: Duration = Duration::from_mins(8);
 
 fn main() {
@@ -38,7 +38,7 @@ pub(crate) fn has_nft() -> bool {
 pub(crate) const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
-/// A mode with its flags.
+/// A mode, and the flags that select it.
 #[derive(Debug)]
 pub(crate) struct Form {
     pub(crate) name: &'static str,
@@ -46,10 +46,10 @@ pub(crate) struct Form {
     needs_nft: bool,
 }
 
-/// The mode with exact semantics and the shim in nftables.
+/// Name of IPVS mode with exact semantics and the shim in nftables.
 pub(crate) const EXACT: &str = "ipvs, exact, shim in nftables";
 
-/// The modes in the order of a test. Each one takes over from its predecessor.
+/// Modes in the order of a test. Each mode takes over from the previous one.
 const FORMS: [Form; 6] = [
     Form {
         name: "ipvs, upstream's shim",
@@ -91,15 +91,15 @@ const FORMS: [Form; 6] = [
     },
 ];
 
-/// Flags for several resyncs during a test, and a short drain when IPVS mode ends.
+/// Flags for several resyncs during a test, and for a short drain when IPVS mode ends.
 const FLAGS: [&str; 3] = [
     "--iptables-sync-period=2s",
     "--ipvs-sync-period=2s",
     "--ipvs-drain-timeout=1s",
 ];
 
-/// Prints the kernel state that kube-proxy shares with other programs. Omits counters, hash seeds,
-/// header lines of tables, and the chain KUBE-FIREWALL, which the kubelet also uses.
+/// Script that prints the kernel state that kube-proxy shares with other programs. Omits counters,
+/// hash seeds, header lines of tables, and the chain KUBE-FIREWALL, which the kubelet also uses.
 const STATE: &str = "
     for t in iptables ip6tables; do $t-$backend-save | sed \"s/^/$t /\"; done |
         sed -E 's/ \\[[0-9]+:[0-9]+\\]$//' | grep -vE '^ip6?tables (#|COMMIT|\\*|:[A-Z]+ ACCEPT)|KUBE-FIREWALL'
@@ -129,8 +129,8 @@ pub(crate) fn in_each_mode(
     in_modes(c, |_| true, refresh, packets)
 }
 
-/// Runs kube-proxy in each chosen mode beside another program. `refresh` is the script by which
-/// this program repairs its state after a start of kube-proxy. `packets` checks traffic in a mode.
+/// Runs kube-proxy in each chosen mode beside another program. `refresh` is a script that repairs
+/// the other program's state after a start of kube-proxy. `packets` checks the traffic in a mode.
 pub(crate) fn in_modes(
     c: &mut Cluster,
     is_chosen: impl Fn(&Form) -> bool,
@@ -173,10 +173,10 @@ fn stays(c: &Cluster, before: &[String]) -> Outcome {
     Ok(())
 }
 
-/// Time after which a request counts as denied.
+/// Timeout after which a request counts as denied.
 const DENIED_AFTER: Duration = Duration::from_millis(900);
 
-/// Adds Services whose endpoint on this node, `near`, is behind a network policy.
+/// Adds Services whose endpoint on this node, the pod `near`, has a network policy.
 pub(crate) fn policed_services(c: &Cluster) -> Outcome {
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
     c.write("node", NODE)?;
@@ -190,14 +190,14 @@ pub(crate) fn policed_services(c: &Cluster) -> Outcome {
         .spec("externalTrafficPolicy: Local")
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
     c.apply(&local)?;
-    // An endpoint on another node, to which no policy of this node applies.
+    // An endpoint on another node. No policy of this node applies to it.
     let far = Service::new("far", "10.96.0.12 fd96::12")
         .port(tcp(80, 8080))
         .endpoints("10.244.2.10 fd44:2::10");
     c.apply(&far)
 }
 
-/// Checks that only `client` and the node reach the pod `near`, directly and through Services.
+/// Checks that only `client` and the node reach the pod `near`, both directly and through Services.
 pub(crate) fn policies_hold(c: &Cluster, other: &Place) -> Outcome {
     for (from, to) in [
         (&c.client, "10.96.0.10:80"),

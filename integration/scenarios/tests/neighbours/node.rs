@@ -1,5 +1,5 @@
-//! Tests a node with flannel (VXLAN), NodeLocal DNSCache, Istio (ambient, and a sidecar in a pod),
-//! kube-vip and a running keepalived. Tests another node with Cilium's rules.
+//! Tests a node with flannel (VXLAN), NodeLocal DNSCache, Istio (ambient mode, and a sidecar in a
+//! pod), kube-vip and a running keepalived. Another test has Cilium's rules.
 
 use std::fs;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use scenarios::{Cluster, Outcome, SOON, Service, at, tcp, udp};
 
 use super::{Form, in_each_mode};
 
-/// Connects the nodes by VXLAN, and masquerades as flannel does.
+/// Script that connects the nodes by VXLAN and masquerades as flannel does.
 const FLANNEL: &str = "
     ip link add flannel.1 type vxlan id 1 dev eth0 local 172.35.0.100 dstport 8472 nolearning
     ip link set flannel.1 address 02:00:00:00:01:01 up
@@ -30,7 +30,7 @@ const FLANNEL: &str = "
     $x -t nat -A FLANNEL-POSTRTG -s 10.244.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE --random-fully
     $x -t nat -A FLANNEL-POSTRTG ! -s 10.244.0.0/16 -d 10.244.0.0/16 -j MASQUERADE --random-fully
 ";
-/// The other end of the tunnel.
+/// Script that sets up the tunnel's other end, on node2.
 const FLANNEL_PEER: &str = "
     ip link add flannel.1 type vxlan id 1 dev eth0 local 172.35.0.101 dstport 8472 nolearning
     ip link set flannel.1 address 02:00:00:00:01:02 up
@@ -40,7 +40,7 @@ const FLANNEL_PEER: &str = "
     ip route replace 10.244.1.0/24 via 10.244.1.0 dev flannel.1 onlink
 ";
 
-/// The cache's own address, with rules that keep its connections out of conntrack.
+/// Script that adds the cache's own address, and rules that keep its connections out of conntrack.
 const NODE_LOCAL_DNS: &str = "
     ip link add nodelocaldns type dummy; ip addr add 169.254.20.10/32 dev nodelocaldns
     for proto in tcp udp; do
@@ -51,7 +51,8 @@ const NODE_LOCAL_DNS: &str = "
         iptables-$backend -A OUTPUT -s 169.254.20.10/32 -p $proto --sport 53 -j ACCEPT
     done
 ";
-/// Commands by which the cache takes over the DNS Service's address, in modes without IPVS.
+/// Commands by which the cache takes over the DNS Service's address. They run in modes without
+/// IPVS.
 const TAKE_DNS: &str = "
     ip addr $do 10.96.0.53/32 dev nodelocaldns
     iptables-$backend -t raw $rule PREROUTING -d 10.96.0.53/32 -p tcp --dport 53 -j NOTRACK
@@ -59,7 +60,8 @@ const TAKE_DNS: &str = "
     iptables-$backend -t raw $rule OUTPUT -d 10.96.0.53/32 -p tcp --dport 53 -j NOTRACK
 ";
 
-/// Istio's rule on an ambient node. It gives probes of the kubelet a known source address.
+/// Script with Istio's rule on an ambient node. The rule gives probes of the kubelet a known source
+/// address.
 const ISTIO: &str = "
     ipset create istio-inpod-probes-v4 hash:ip; ipset add istio-inpod-probes-v4 10.244.1.10
     iptables-$backend -t nat -N ISTIO_POSTRT
@@ -67,7 +69,7 @@ const ISTIO: &str = "
         -m set --match-set istio-inpod-probes-v4 dst -j SNAT --to-source 169.254.7.127
     iptables-$backend -t nat -I POSTROUTING -j ISTIO_POSTRT
 ";
-/// A sidecar's rules in its pod. They redirect incoming connections to port 15006.
+/// Script with a sidecar's rules in its pod. They redirect incoming connections to port 15006.
 const SIDECAR: &str = "
     x=iptables-$backend
     for chain in ISTIO_INBOUND ISTIO_IN_REDIRECT; do $x -t nat -N $chain; done
@@ -77,8 +79,8 @@ const SIDECAR: &str = "
     $x -t nat -A ISTIO_IN_REDIRECT -p tcp -j REDIRECT --to-ports 15006
 ";
 
-/// kube-vip's address and load balancer of the control plane, and the address of a Service that it
-/// has announced.
+/// Script with kube-vip's address and load balancer for the control plane, and with the address of
+/// a Service that kube-vip announces.
 const KUBE_VIP: &str = "
     ip addr add 192.0.2.61/32 dev eth0
     ipvsadm -A -t 192.0.2.61:6443 -s rr; ipvsadm -a -t 192.0.2.61:6443 -r 10.244.1.10:8080 -m
@@ -160,7 +162,7 @@ pub(crate) fn services_work_beside_programs_of_the_node(c: &mut Cluster) -> Outc
         c.client.ask_udp(at("10.96.0.53:53"), SOON)?;
         if !form.name.starts_with("ipvs") {
             c.sh(&format!("do=add rule=-A\n{TAKE_DNS}"))?;
-            // A virtual server that still drains takes packets before the cache does.
+            // A virtual server that still drains takes packets before they reach the cache.
             c.until("the cache answers", || {
                 let dial = c.client.dial(Transport::Tcp, at("10.96.0.53:53"));
                 let answer = dial.timeout(Duration::from_millis(500)).ask();
@@ -174,7 +176,8 @@ pub(crate) fn services_work_beside_programs_of_the_node(c: &mut Cluster) -> Outc
     Ok(())
 }
 
-/// The rules of Cilium without kube-proxy replacement. Its eBPF programs are missing.
+/// Script with the rules that Cilium adds without kube-proxy replacement. Cilium's eBPF programs
+/// are missing.
 const CILIUM: &str = "
     ip link add cilium_host type veth peer name cilium_net
     for x in iptables-$backend ip6tables-$backend; do

@@ -1,4 +1,4 @@
-//! Clients of a rolling update.
+//! Clients that send requests during a rolling update.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -10,22 +10,22 @@ use lab::{Failure, Place, http};
 
 use crate::web::SLOW_PATH;
 
-/// Behaviour of a client.
+/// Way in which a client uses connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientBehaviour {
-    /// One connection per request, closed by the server. IPVS keeps it in TIME_WAIT while the
-    /// client's port is free.
+    /// One connection per request, closed by the server. The client can reuse its port while IPVS
+    /// still keeps the connection in TIME_WAIT.
     New,
-    /// One connection per request, reset by the client. IPVS keeps it in CLOSE.
+    /// One connection per request, reset by the client. IPVS keeps the connection in CLOSE.
     Reset,
     /// A connection that lasts until the server closes it.
     Kept,
-    /// Like `Kept`, with requests that take a second.
+    /// Like `Kept`, with requests whose responses take a second.
     Slow,
 }
 
-/// A client: its behaviour, its address, its source ports in turn, and its pause between two
-/// requests.
+/// A client: its behaviour, the Service's address, its source ports in turn, and its pause between
+/// two requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pub(crate) manner: ClientBehaviour,
@@ -35,7 +35,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts the client. Its account has the name of its behaviour.
+    /// Starts the client. The traffic report lists it under the name of its behaviour.
     pub(crate) fn start(self, traffic: &mut Traffic, place: &Place) {
         let mut ports = self.ports.clone().cycle();
         let mut kept: Option<TcpStream> = None;
@@ -51,8 +51,8 @@ impl Client {
         });
     }
 
-    /// Sends one request, on a new connection if none is open. Returns the reply, and the
-    /// connection if it is reusable.
+    /// Sends one request, on a new connection if none is open. Returns the response, and the
+    /// connection if the client can reuse it.
     fn ask(
         &self,
         kept: Option<TcpStream>,

@@ -1,5 +1,5 @@
-//! Endpoints are removed and added under load, and no request may fail. Separate tests cover each
-//! aspect of draining. [`scenarios::Cluster`] describes the places.
+//! Tests that no request fails while endpoints are removed and added under load. Separate tests
+//! cover each aspect of draining. [`scenarios::Cluster`] describes the places.
 
 mod load;
 mod stories;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use scenarios::{stories, tell};
 
-/// The lab's time limit. Each test has a shorter one.
+/// Time limit of the lab run. Each test has a shorter limit.
 const LIMIT: Duration = Duration::from_mins(5);
 
 fn main() {

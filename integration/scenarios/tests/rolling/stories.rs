@@ -12,7 +12,7 @@ use crate::web::Web;
 const CLUSTER_IP: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "172.35.0.100:30080";
 const SERVER: &str = "TCP 10.96.0.10:80";
-/// The endpoints in the format of `Cluster::until_reals`.
+/// Endpoints in the format of `Cluster::until_reals`.
 const NEAR: &str = "10.244.1.10:8080";
 const FAR: &str = "10.244.2.10:8080";
 
@@ -23,13 +23,13 @@ fn web(endpoints: &str) -> Service {
 }
 
 const BOTH: &str = "10.244.1.10 10.244.2.10";
-/// Timeout below TCP's retransmission of a lost SYN after a second.
+/// Timeout for a connection, shorter than TCP's retransmission of a lost SYN after a second.
 const AT_ONCE: Duration = Duration::from_millis(900);
 const ONLY_NEAR: &str = "10.244.1.10";
 const ONLY_FAR: &str = "10.244.2.10";
 
-/// Opens connections until the pod `who` replies. All connections end with a reset, after which
-/// IPVS keeps them for ten seconds.
+/// Opens connections until the pod `who` replies. Resets all other connections, so that IPVS
+/// forgets them after ten seconds.
 fn open_to(who: &str, dial: &Dial<'_>) -> Result<Connection> {
     for _ in 0..4 {
         let mut connection = dial.clone().reset_on_close().open()?;
@@ -113,7 +113,7 @@ pub(crate) fn a_deleted_service_refuses_new_connections(c: &mut Cluster) -> Outc
     c.start(&[])?;
     c.until_served(&web(BOTH))?;
     let mut kept = open_to("near", &c.outside.dial(Transport::Tcp, at(NODE_PORT)))?;
-    // One endpoint drains when the Service is deleted.
+    // When the Service is deleted, one of its endpoints already drains.
     c.apply(&web(ONLY_FAR))?;
     c.until_reals(&format!("TCP {NODE_PORT}"), &format!("{NEAR}*0 {FAR}*1"))?;
     c.delete("web")?;
@@ -132,17 +132,17 @@ pub(crate) fn a_deleted_service_refuses_new_connections(c: &mut Cluster) -> Outc
             place.name()
         );
     }
-    // If the node keeps the address, an open connection is reset. Otherwise it gets ICMP
-    // unreachable, which does not end a TCP connection.
+    // If the node keeps the address, it resets an open connection. Otherwise, the client gets an
+    // ICMP unreachable, which does not end a TCP connection.
     assert_eq!(kept.ask(), Err(Failure::Reset));
-    // The address can be used again at once.
+    // The address is available again at once.
     c.apply(&web(BOTH))?;
     c.until_served(&web(BOTH))?;
     c.until_answered(&c.client, CLUSTER_IP)?;
     Ok(())
 }
 
-/// Returns the IPVS connection of a client port on node1: its state and its destination.
+/// Returns the state and the destination of the IPVS connection that a client port has on node1.
 fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
     let text = c.sh("ipvsadm -Lcn")?;
     let source = format!("10.244.1.99:{port}");
@@ -158,7 +158,7 @@ fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
     Ok(found.next())
 }
 
-/// A busy client, or an NFS client, reuses a source port while IPVS still has the previous
+/// A busy client, or an NFS client, reuses a source port while IPVS still keeps the previous
 /// connection (k/k#81775, k/k#84322).
 pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Outcome {
     const PORT: u16 = 45_000;
@@ -173,13 +173,13 @@ pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Ou
     c.until_served(&on(BOTH))?;
     let (near_at, far_at) = ("10.244.1.10:8081", "10.244.2.10:8081");
 
-    // The end of the client's connection, the state that IPVS then has, and the time limit of the
-    // next connection.
+    // Three values: the end of the client's connection, the state that IPVS then has, and the time
+    // limit of the next connection.
     let after_one_syn = Duration::from_millis(2900);
     let ways = [
         (ConnectionEnd::ServerCloses, "TIME_WAIT", AT_ONCE),
         (ConnectionEnd::Reset, "CLOSE", AT_ONCE),
-        // The first SYN removes the entry, and the second SYN opens a new connection.
+        // The first SYN removes IPVS' entry, and the second SYN opens a new connection.
         (ConnectionEnd::Silently, "ESTABLISHED", after_one_syn),
     ];
     for (going, state, limit) in ways {
@@ -214,7 +214,7 @@ pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Ou
     Ok(())
 }
 
-/// End of a client's connection.
+/// Way in which a client's connection ends.
 #[derive(Debug, Clone, Copy)]
 enum ConnectionEnd {
     ServerCloses,
@@ -224,13 +224,14 @@ enum ConnectionEnd {
 }
 
 /// Sends one request from a source port on a new connection, which the server closes. Returns the
-/// server.
+/// name of the server.
 fn ask(c: &Cluster, port: u16) -> Result<String> {
     let ask = || Ok(get(&mut connect(at(CLUSTER_IP), port, false)?, "/", true)?.0);
     Ok(c.client.enter(ask)?)
 }
 
-/// Sends one request from a source port on a connection with this end. Returns the server.
+/// Sends one request from a source port on a connection with this end. Returns the name of the
+/// server.
 fn ask_and_go(c: &Cluster, going: ConnectionEnd, port: u16) -> Result<String> {
     if matches!(going, ConnectionEnd::ServerCloses) {
         return ask(c, port);
@@ -277,10 +278,10 @@ pub(crate) fn a_client_with_affinity_moves_from_a_draining_endpoint(c: &mut Clus
     c.apply(&sticky(left))?;
     c.until_reals(SERVER, &drains)?;
     // Affinity must not send new connections to the removed endpoint (k/k#81587). Open connections
-    // stay.
+    // stay with it.
     assert_eq!(answers(c)?, all_from(second));
     assert_eq!(kept.ask()?.who, first);
-    // The first endpoint is back, but the client now has affinity to the second.
+    // The first endpoint is back, but the client now has affinity to the second endpoint.
     c.apply(&sticky(BOTH))?;
     c.until_served(&sticky(BOTH))?;
     assert_eq!(answers(c)?, all_from(second));
@@ -312,7 +313,7 @@ pub(crate) fn a_drain_ends_at_its_configured_limit(c: &mut Cluster) -> Outcome {
         served > limit * 2 / 3 && took < limit + Duration::from_secs(2),
         "{served:?} {took:?}"
     );
-    // Connected clients get a reset instead of a timeout.
+    // Clients with open connections get a reset instead of a timeout.
     for (of, connection) in [("client", &mut kept), ("outside", &mut outside)] {
         let failure = connection
             .ask()

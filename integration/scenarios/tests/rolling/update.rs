@@ -1,4 +1,4 @@
-//! A continuous rolling update under load: every endpoint is replaced, one after another.
+//! A continuous rolling update under load. It replaces every endpoint, one after another.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -12,17 +12,17 @@ use scenarios::{ApiServer, Cluster, Outcome, at};
 use crate::load::{Client, ClientBehaviour};
 use crate::web::{SLOW, Web};
 
-/// Number of pods at a time.
+/// Number of pods that serve at a time.
 const PODS: usize = 4;
-/// Time after which a terminating pod must get no new connection. The daemon collects changes for a
-/// second.
+/// Time after which a terminating pod must get no new connection. The daemon collects changes for
+/// up to a second.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Timeout for a pod to end after its removal from the EndpointSlice.
+/// Timeout for the shutdown of a pod after its removal from the EndpointSlice.
 const GRACE: Duration = Duration::from_secs(5);
 const CLUSTER_IP: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "172.35.0.100:30080";
 
-/// An endpoint and its pod.
+/// A pod, and its endpoint of the Service.
 #[derive(Debug)]
 struct Pod {
     place: Place,
@@ -31,14 +31,14 @@ struct Pod {
     web: Web,
 }
 
-/// The Service `web` and its pods. Addresses of removed pods are reused, the oldest first.
+/// The Service `web` and its pods. New pods reuse the addresses of removed pods, the oldest first.
 #[derive(Debug)]
 struct Rollout {
     api: ApiServer,
     pods: VecDeque<Pod>,
     free: Vec<(Node, VecDeque<String>)>,
     made: usize,
-    /// Longest time until the last connection of a pod ended.
+    /// Longest time that a pod took until its last connection ended.
     longest_end: Duration,
 }
 
@@ -57,7 +57,7 @@ impl Rollout {
         }
     }
 
-    /// Starts another serving pod, which is not an endpoint yet.
+    /// Starts another pod, which serves but is not an endpoint yet.
     fn pod(&mut self, c: &mut Cluster) -> Result<Pod> {
         let (node, addresses) = self
             .free
@@ -77,7 +77,7 @@ impl Rollout {
         })
     }
 
-    /// Replaces the oldest pod, through the whole lifecycle of both pods.
+    /// Replaces the oldest pod. Both pods pass through their whole lifecycle.
     fn replace(&mut self, c: &mut Cluster) -> Result<()> {
         let new = self.pod(c)?;
         let old = self.pods.pop_front().context("there are no pods")?;
@@ -113,7 +113,7 @@ impl Rollout {
         Ok(())
     }
 
-    /// Publishes the endpoints: ready pods, and the terminating pod, which still serves.
+    /// Publishes an EndpointSlice with the ready pods and the terminating pod, which still serves.
     fn publish(&self, going: Option<&Pod>) -> Result<()> {
         let mut slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
              metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}\n\
@@ -176,14 +176,14 @@ pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
         rollout.pods.push_back(pod);
     }
     rollout.publish(None)?;
-    // Upstream's default interval for collecting changes.
+    // Upstream's default minimum interval between two syncs.
     c.launch_on(&rollout.api, &["--ipvs-min-sync-period=1s"])?;
     c.await_first_sync()?;
 
     let mut traffic = Traffic::default();
     start_clients(c, &mut traffic);
     let started = Instant::now();
-    // Two generations of pods reuse addresses. `make test-full` replaces twice as many, on lane B.
+    // Two generations of pods reuse addresses. On lane B, `make test-full` replaces twice as many.
     let generations = if lab::iptables_backend() == "nft" {
         4
     } else {

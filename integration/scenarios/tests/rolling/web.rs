@@ -1,4 +1,4 @@
-//! A web server in a pod that shuts down gracefully: it finishes open requests and then closes its
+//! A web server in a pod with a graceful shutdown: it finishes open requests and then closes its
 //! connections.
 //!
 //! ```text
@@ -17,13 +17,13 @@ use anyhow::Result;
 use lab::Place;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// Path of a request whose response takes [`SLOW`].
+/// Path of a request whose response takes the time [`SLOW`].
 pub(crate) const SLOW_PATH: &str = "/slow";
 /// Duration of a slow response.
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
-/// Interval between two checks of a waiting thread.
+/// Interval between two checks in a waiting thread.
 const GLANCE: Duration = Duration::from_millis(100);
-/// Time without a new connection after which no more are expected.
+/// Time without a new connection after which the server expects no more.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// The server. Dropping it cuts its open connections.
@@ -74,7 +74,7 @@ impl Web {
         })
     }
 
-    /// From now on, closes each connection after its next response.
+    /// Begins the shutdown: closes each connection after its next response.
     pub(crate) fn leave(&self) {
         self.state.is_leaving.store(true, Ordering::SeqCst);
     }
@@ -84,8 +84,8 @@ impl Web {
         self.state.accepted.load(Ordering::SeqCst)
     }
 
-    /// Waits, at most for `grace`, until all connections are closed and no new one arrives. Then
-    /// stops the server. Returns the number of connections that it cut.
+    /// Waits until all connections are closed and no new one arrives, but at most for `grace`. Then
+    /// stops the server. Returns the number of connections that it had to cut.
     pub(crate) fn end(mut self, grace: Duration) -> usize {
         let deadline = Instant::now() + grace;
         let mut seen = (self.accepted(), Instant::now());
@@ -132,7 +132,7 @@ impl PodState {
         }
     }
 
-    /// Responds to the requests on one connection until either side closes it.
+    /// Responds to all requests on one connection until either side closes it.
     fn serve_connection(&self, mut socket: TcpStream) -> io::Result<()> {
         socket.set_read_timeout(Some(GLANCE))?;
         socket.set_nodelay(true)?;

@@ -58,19 +58,19 @@ pub(crate) fn added_node_addresses_have_exact_semantics(c: &mut Cluster) -> Outc
             "{to}: added after {added:?}"
         );
         let pods = |from| Ok::<_, anyhow::Error>(tally(from, Transport::Tcp, at(to), times)?.len());
-        // Clients outside get the endpoint of the node, pods get both.
+        // Clients outside reach only the node's endpoint. Pods reach both endpoints.
         assert_eq!((pods(&c.outside)?, pods(&c.client)?), (1, 2), "{to}");
         asked += 2 * times;
     }
-    // Connections by a mark count at their Service. The kernel updates its counters every two
-    // seconds.
+    // A connection by a firewall mark counts for its Service. The kernel updates its counters every
+    // two seconds.
     c.until("all connections are counted", || {
         let (_, one) = ask_json(c, &["services", "default/web"])?;
         let count = one.pointer("/ports/0/counters/connections");
         let count = count.and_then(serde_json::Value::as_u64);
         Ok(count.is_some_and(|count| count >= asked as u64))
     })?;
-    // An address outside of --nodeport-addresses serves none.
+    // An address outside of --nodeport-addresses serves no node port.
     c.refuses(&c.client, "10.244.1.1:30080")
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn node_ports_at_a_moved_address_are_removed(c: &mut Cluster) -> Outc
         assert_eq!(servers_at(c, address)?, 3, "node ports at {address}");
     }
     c.stop()?;
-    // The addresses move to another node, where a third program serves two of the ports.
+    // The addresses move to another node, where a third program listens on two of the ports.
     c.sh(
         "ip address del 172.35.0.150/24 dev eth0; ip address del fd35::150/64 dev eth0
         ipvsadm -A -t 198.51.100.7:30080 -s rr; ipvsadm -a -t 198.51.100.7:30080 -r 10.244.1.10:8080 -m

@@ -1,10 +1,11 @@
-//! Tests an API server as the source: lists, watches, absence, invalid responses.
+//! Tests an API server as the source of objects: lists, watches, an absent server, invalid
+//! responses.
 
 use std::time::Duration;
 
 use scenarios::{Cluster, Outcome, Service, at, tcp};
 
-/// Timeout for a reconnect. After several failures, a client waits some seconds before the next
+/// Timeout for a reconnect. After several failures, the daemon waits some seconds before its next
 /// attempt.
 const BACK_OFF: Duration = Duration::from_secs(40);
 
@@ -90,7 +91,7 @@ pub(crate) fn an_api_server_that_starts_later_is_awaited(c: &mut Cluster) -> Out
     c.await_first_sync()?;
     c.until_served(&web())?;
 
-    // Repeats this with kernel state that must stay.
+    // Repeats this with state in the kernel, which must stay.
     let before = c.state()?;
     c.stop()?;
     api.stop();
@@ -120,7 +121,7 @@ pub(crate) fn services_stay_while_the_api_server_is_unreachable(c: &mut Cluster)
     let moved = web().endpoints("10.244.2.10");
     api.apply(&moved)?;
     api.delete_service("dns")?;
-    // The reconnecting daemon cannot resume its watch, and must detect deletions by a new list.
+    // The reconnecting daemon cannot resume its watch. A new list must reveal the deletions.
     api.compact();
     c.until_served(&web())?;
     c.until_served(&dns())?;

@@ -1,4 +1,4 @@
-//! Endpoints are removed while connections to them are open.
+//! Tests the removal of endpoints while connections to them are open.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -12,8 +12,8 @@ use scenarios::{Cluster, Outcome, Service, Tally, ask, ask_json, at, tally, tcp,
 
 const CLUSTER_IP: &str = "10.96.0.10:80";
 
-/// Opens a connection to the pod `who`. This and all rejected connections end with a reset, because
-/// IPVS keeps a regularly closed connection for two minutes.
+/// Opens a connection to the pod `who`. This connection and all connections to other pods end with
+/// a reset, because IPVS keeps a regularly closed connection for two minutes.
 fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Connection> {
     for _ in 0..4 {
         let mut connection = from
@@ -27,7 +27,7 @@ fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Conn
     anyhow::bail!("{who} does not answer")
 }
 
-/// Checks the reports about a removed endpoint.
+/// Checks that `kube-proxy services` reports a removed endpoint.
 fn is_told(c: &Cluster) -> Outcome {
     let (code, one) = ask_json(c, &["services", "default/web"])?;
     ensure!(code == 0, "{code} {one}");
@@ -86,8 +86,8 @@ pub(crate) fn an_open_connection_of_a_removed_endpoint_continues(c: &mut Cluster
     );
     is_told(c)?;
 
-    // The endpoint returns with its connection, and is removed again. Meanwhile, the daemon
-    // restarts.
+    // The endpoint returns with its open connection. The test then removes it again and restarts
+    // the daemon.
     c.apply(&web)?;
     c.until_served(&web)?;
     assert_eq!(kept.ask()?.who, "far");
@@ -102,8 +102,8 @@ pub(crate) fn an_open_connection_of_a_removed_endpoint_continues(c: &mut Cluster
     assert_eq!(kept.ask()?.who, "far");
     is_told(c)?;
 
-    // IPVS keeps a reset connection for ten seconds, and the daemon checks drains at least every
-    // eight seconds.
+    // IPVS keeps a reset connection for ten seconds. The daemon checks draining destinations at
+    // least every eight seconds.
     drop(kept);
     let closed = Instant::now();
     while c.reals("TCP 10.96.0.10:80")? != "10.244.1.10:8080*1" {
@@ -136,14 +136,14 @@ pub(crate) fn udp_clients_move_to_another_endpoint_at_once(c: &mut Cluster) -> O
     let moved = dns.endpoints(left);
     c.apply(&moved)?;
     c.until_served(&moved)?;
-    // One datagram to the removed destination may be lost, the next may not.
+    // The kernel may lose one datagram to the removed destination, but not the next.
     let answer = flow.ask().or_else(|_| flow.ask())?;
     assert_eq!(answer.who, next);
     Ok(())
 }
 
-/// One endpoint is removed and added while the other stays. Other Services are added and removed,
-/// too.
+/// One endpoint is removed and added while the other stays. Meanwhile, other Services are added and
+/// removed.
 pub(crate) fn endpoint_changes_lose_no_udp_query(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).node_port(30080));
     let (both, near) = (

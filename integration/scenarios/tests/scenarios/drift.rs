@@ -1,4 +1,4 @@
-//! Another program changes our entries.
+//! Tests the repair of entries that another program has changed.
 
 use std::time::{Duration, Instant};
 
@@ -30,10 +30,10 @@ pub(crate) fn a_resync_repairs_each_kind_of_damage(c: &mut Cluster) -> Outcome {
     c.until_served(&web)?;
     let whole = c.state()?;
     for damage in DAMAGE {
-        // Stops the daemon, which would repair some changes before the test sees them.
+        // Stops the daemon. Otherwise it could repair the damage before the test sees it.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
-        // The check starts a dozen programs, which is slow on a busy machine.
+        // Reading the state starts a dozen programs, which is slow on a busy machine.
         let looked = Instant::now();
         assert_ne!(c.state()?, whole, "{damage} has damaged something");
         let look = looked.elapsed();
@@ -41,7 +41,8 @@ pub(crate) fn a_resync_repairs_each_kind_of_damage(c: &mut Cluster) -> Outcome {
         let took = c
             .until("it is repaired", || Ok(c.state()? == whole))
             .map_err(|error| error.context(damage))?;
-        // The repair starts as many programs as one check, so one check may be too early.
+        // The repair starts as many programs as one read of the state, so one read may come too
+        // early.
         assert!(
             took < 3 * SYNC_PERIOD + 3 * look,
             "{damage}: repaired after {took:?}, and a look takes {look:?}"

@@ -1,4 +1,4 @@
-//! Tests that the daemon avoids unnecessary work.
+//! Tests that the daemon starts no program and writes no state without need.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
-    // This Service has an endpoint on this node, so the hairpin set (packets of a pod to itself) is
-    // never empty.
+    // This Service has an endpoint on this node, so the hairpin set (packets of a pod to itself)
+    // always has a member.
     let near = Service::new("near", "10.96.0.12 fd96::12")
         .port(tcp(80, 8081))
         .endpoints("10.244.1.10 fd44:1::10");
@@ -21,12 +21,12 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     let programs = Programs::record(c)?;
     c.start(&[])?;
     c.until_served(&web)?;
-    // The kernel has no rules, so the daemon neither reads them nor tests the backends by a write.
+    // The kernel has no rules, so the daemon neither reads rules nor tests the backends by a write.
     let backend = lab::iptables_backend();
     let of_both = |verb: &str| [4, 6].map(|family| program(family, backend, verb));
     assert_eq!(sorted(programs.take()?), of_both("restore write"));
 
-    // Endpoints change, and a Service with only a cluster IP is added and removed.
+    // The test replaces endpoints, and adds and removes a Service with only a cluster IP.
     let moved = web.clone().endpoints("10.244.2.10 fd44:2::10");
     c.apply(&moved)?;
     c.until_served(&moved)?;
@@ -45,7 +45,7 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(programs.take()?, [""; 0], "idle");
 
-    // The first external IP needs new rules, the second does not.
+    // The first external IP needs new rules. The second one only needs set members.
     c.apply(&web.clone().external("192.0.2.20"))?;
     c.until("it is there", || {
         Ok(c.servers()?.contains_key("TCP 192.0.2.20:80"))
@@ -62,8 +62,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.stop()?;
     programs.take()?;
 
-    // If the kernel state is right, a start reads each family once. After another program changes a
-    // rule, the daemon reads again.
+    // If the kernel's state is right, a starting daemon reads each family once. After another
+    // program has changed a rule, the daemon reads again.
     c.start(&["--ipvs-sync-period=1s"])?;
     c.until_served(&web)?;
     std::thread::sleep(Duration::from_millis(2500));
@@ -71,7 +71,7 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.sh("iptables-$backend -N NOT-OURS")?;
     std::thread::sleep(Duration::from_millis(2500));
     let read = sorted(programs.take()?);
-    // All tables of nftables share one generation number.
+    // All nftables tables share one generation number.
     let own = [program(4, backend, "save")];
     assert!(read == own || read == of_both("save"), "{read:?}");
     std::thread::sleep(Duration::from_millis(2500));

@@ -1,4 +1,5 @@
-//! `--ipvs-semantics=exact` with sets and rules of iptables. The packet matrix shows the packets.
+//! Tests `--ipvs-semantics=exact` with ipsets and iptables rules. The packet matrix tests the
+//! packets.
 
 use std::fs;
 
@@ -7,10 +8,11 @@ use scenarios::{Cluster, Outcome, Service, kube_proxy, tcp};
 
 const EXACT: &str = "--ipvs-semantics=exact";
 const LEAN: [&str; 2] = [EXACT, "--ipvs-shim=lean"];
-/// Script that prints table mangle and the marks. Without exact semantics, the sets do not exist.
+/// Script that prints the table mangle and the sets of marks, which exist only with exact
+/// semantics.
 const MARKS: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle; \
                      for set in KUBE-LOCAL-MARK KUBE-6-LOCAL-MARK; do ipset save $set || true; done";
-/// Script that adds rules of another program, and one that prints them.
+/// Scripts that add rules of another program, and that print these rules.
 const ADD_FOREIGN: &str = "for t in iptables ip6tables; do $t-$backend -t mangle -N OTHER; \
                            $t-$backend -t mangle -A INPUT -m mark --mark 0x99 -j OTHER; done";
 const FOREIGN: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle";
@@ -28,7 +30,7 @@ pub(crate) fn marks_in_iptables_survive_and_leave_no_trace(c: &mut Cluster) -> O
     for to in ["192.0.2.20:80", "[2001:db8::20]:80", "172.35.0.100:30080"] {
         c.until_answered(&c.outside, to)?;
     }
-    // An exception of the packet matrix.
+    // An exception that the packet matrix lists.
     c.refuses(&c.node1, "127.0.0.1:30080")?;
     let marks = c.sh(MARKS)?;
     for part in [
@@ -40,7 +42,7 @@ pub(crate) fn marks_in_iptables_survive_and_leave_no_trace(c: &mut Cluster) -> O
         ensure!(marks.contains(part), "no {part:?}:\n{marks}");
     }
 
-    // A restart adopts everything.
+    // A restarted daemon adopts all entries.
     c.stop()?;
     let preview = c.check(&LEAN)?;
     ensure!(!preview.contains("KUBE-"), "{preview}");
@@ -50,7 +52,7 @@ pub(crate) fn marks_in_iptables_survive_and_leave_no_trace(c: &mut Cluster) -> O
         ensure!(line.contains("written=0"), "{line}");
     }
 
-    // Another program changes a mark and a rule.
+    // Another program changes a firewall mark and a rule.
     c.stop()?;
     c.sh(
         "ipset -exist add KUBE-LOCAL-MARK 192.0.2.20,tcp:80 skbmark 0x7/0xff; \
@@ -90,7 +92,7 @@ pub(crate) fn a_missing_target_for_marks_is_reported(c: &mut Cluster) -> Outcome
     let (bin, folder) = (c.folder().join("bin"), c.folder().join("xtables"));
     fs::create_dir_all(&bin)?;
     fs::create_dir_all(&folder)?;
-    // The programs find their extensions in this folder.
+    // The iptables programs find their extensions in this folder.
     c.sh(&format!(
         "cp -rs $(dirname $(find /usr/lib -name libxt_SET.so | head -n 1))/*.so {folder} && rm {folder}/libxt_SET.so; \
          for program in iptables-legacy-restore iptables-nft-restore; do printf '#!/bin/sh\\nXTABLES_LIBDIR={folder} exec %s \"$@\"\\n' \

@@ -53,7 +53,7 @@ pub(crate) fn the_api_reports_the_kernels_state(c: &mut Cluster) -> Outcome {
     for _ in 0..4 {
         c.client.ask_tcp(at("10.96.0.10:80"), SOON)?;
     }
-    // The kernel updates its counters every two seconds.
+    // The kernel updates its counters every two seconds, so the test waits.
     c.until("connections are told", || {
         let (_, one) = ask_json(c, &["services", "default/web"])?;
         Ok(one["ports"][0]["counters"]["connections"] == 4)
@@ -111,7 +111,7 @@ pub(crate) fn the_api_reports_the_kernels_state(c: &mut Cluster) -> Outcome {
     let (code, _) = ask(c, &["services", "--nonsense"])?;
     ensure!(code == 2, "wrong usage: {code}");
 
-    // Pages at the metrics address require a Host header that names this node.
+    // The HTTP endpoints at the metrics address require a Host header that names this node.
     let (code, text) = get(&c.node1, METRICS, "/api/v1/status")?;
     ensure!(code == 403 && text.contains("localhost"), "{code} {text}");
     rules_of_others_are_quoted_to_root_alone(c)?;
@@ -127,7 +127,7 @@ pub(crate) fn the_api_reports_the_kernels_state(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Only root may use the local socket, while every user of the node may use the metrics address.
+/// Only root may use the daemon's local socket. Every user of the node may use the metrics address.
 fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     let rule = "INPUT -p tcp --dport 80 -m comment --comment of-others -j DROP";
     let program = format!("iptables-{}", lab::iptables_backend());
@@ -158,8 +158,8 @@ fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// A load balancer probes a node port from its Service's address. In IPVS mode, that address is
-/// local to the node, so the kernel drops its packets.
+/// A load balancer probes a node port, with its Service's address as the source. In IPVS mode, that
+/// address is local to the node, so the kernel drops the probes.
 pub(crate) fn explain_follows_a_sender_with_a_service_address(c: &mut Cluster) -> Outcome {
     const BALANCER: &str = "198.51.100.134";
     let lb = |mode: &str| {
@@ -211,8 +211,8 @@ pub(crate) fn explain_follows_a_sender_with_a_service_address(c: &mut Cluster) -
     c.stop()
 }
 
-/// An external IP that belongs to another node makes that node's other ports unreachable. The
-/// output must explain this.
+/// A Service claims another node's address as its external IP. The other node's remaining ports
+/// become unreachable, and the output must explain the reason.
 pub(crate) fn explain_names_an_address_taken_from_another_node(c: &mut Cluster) -> Outcome {
     let nginx = Service::new("nginx", "10.96.0.18")
         .port(tcp(8088, 8080))

@@ -1,5 +1,5 @@
-//! Invalid objects, and objects that the kernel rejects. The daemon names each with the next step,
-//! and continues with the rest.
+//! Tests invalid objects, and objects that the kernel rejects. The daemon logs each with the next
+//! step, and programs all other objects.
 
 use anyhow::Context as _;
 use scenarios::{Cluster, Outcome, Service, at, tcp, udp};
@@ -60,7 +60,7 @@ endpoints: [{addresses: []}, {addresses: ['fd44:1::10']}, {addresses: [10.244.2.
         assert!(is_said, "no line has {parts:?}");
     }
 
-    // A Service that becomes invalid keeps its previous state.
+    // If a Service becomes invalid, its previous state stays.
     let broken = web().to_string().replace("10.96.0.10", "10.96.0.1000");
     c.write("web", &broken)?;
     c.await_line("10.96.0.1000")?;
@@ -96,7 +96,7 @@ pub(crate) fn an_endpoint_refused_by_the_kernel_is_reported(c: &mut Cluster) -> 
     c.until_served(&corrected).map(drop)
 }
 
-/// A foreign set has one of our names and another type.
+/// A set of another program has the name of one of our sets, and another type.
 pub(crate) fn a_foreign_ipset_with_our_name_is_reported(c: &mut Cluster) -> Outcome {
     c.sh("ipset create KUBE-NODE-PORT-UDP hash:ip")?;
     c.apply(&web())?;
@@ -121,7 +121,7 @@ pub(crate) fn a_foreign_ipset_with_our_name_is_reported(c: &mut Cluster) -> Outc
     assert!(line.contains("ipset"), "{line}");
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // After the operator removes the set and its rule, the daemon completes its state without a
+    // The operator removes the set and its rule. The daemon then completes its state without a
     // restart.
     c.sh("iptables-$backend -t nat -F KUBE-NODE-PORT || true; ipset destroy KUBE-NODE-PORT-UDP")?;
     c.until("the set is filled", || {

@@ -27,12 +27,12 @@ use std::time::Duration;
 
 use scenarios::{stories, tell};
 
-/// The lab's time limit. Each test has a shorter one.
+/// Time limit of the lab run. Each test has a shorter limit.
 const LIMIT: Duration = Duration::from_mins(8);
 
 fn main() {
     let stories = stories! {
-        // Comes first, because it needs a kernel that has never loaded IPVS.
+        // The module `refusals` comes first, because it needs a kernel that has never loaded IPVS.
         refusals: a_kernel_without_ip_vs_is_reported if is_ip_vs_loadable(), missing_capabilities_are_reported, a_missing_scheduler_stops_the_start, unknown_flags_stop_the_start, a_missing_manifest_folder_stops_the_start, an_unreadable_kubeconfig_stops_the_start;
         ways_in: each_service_address_works_over_tcp, each_service_address_works_over_udp, each_service_address_works_over_sctp, each_service_address_bound_as_route_works_over_tcp, each_service_address_bound_as_route_works_over_udp, a_service_with_several_ports_works, clients_with_session_affinity_keep_their_endpoint, a_node_address_as_external_ip_stays_on_its_interface, headless_and_foreign_services_are_ignored;
         manifests: added_edited_and_deleted_manifests_are_followed, manifests_renamed_into_place_are_followed, an_address_moved_between_services_is_always_served, an_invalid_manifest_keeps_its_services, an_invalid_manifest_at_start_blocks_removals;
@@ -70,7 +70,8 @@ fn has_both() -> bool {
             .is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
 }
 
-/// Returns true if `ip_vs` is an unloaded module in a kernel of this lab.
+/// Returns true if this lab started the kernel, and the kernel has not loaded the module `ip_vs`
+/// yet.
 fn is_ip_vs_loadable() -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     is_guest && !Path::new("/sys/module/ip_vs").exists()

@@ -1,4 +1,4 @@
-//! Tests a folder of manifests that is edited during the daemon's run.
+//! Tests a manifest folder that is edited while the daemon runs.
 
 use std::fs;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use lab::Transport;
 use scenarios::{Cluster, FIRST_TRY, Outcome, Service, at, tally, tcp, under_traffic};
 
-/// Limit for a change to reach the kernel, measured by polling with `ipvsadm`. The daemon is much
+/// Limit for a change to reach the kernel. The test polls with `ipvsadm`. The daemon itself is much
 /// faster.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
 
@@ -61,7 +61,7 @@ pub(crate) fn added_edited_and_deleted_manifests_are_followed(c: &mut Cluster) -
     Ok(())
 }
 
-/// Editors and mounted ConfigMaps replace a file by renaming.
+/// Editors, and the kubelet for ConfigMaps, replace a file by renaming.
 pub(crate) fn manifests_renamed_into_place_are_followed(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
@@ -99,7 +99,7 @@ pub(crate) fn an_invalid_manifest_keeps_its_services(c: &mut Cluster) -> Outcome
     );
     assert!(line.contains("corrected"), "the next step is named: {line}");
 
-    // The daemon still follows the other files.
+    // The daemon still follows changes of the other files.
     let dns = Service::new("dns", "10.96.0.53")
         .port(tcp(53, 8080))
         .endpoints("10.244.1.10");
@@ -141,14 +141,14 @@ pub(crate) fn an_invalid_manifest_at_start_blocks_removals(c: &mut Cluster) -> O
         Ok(c.reals("TCP 10.96.0.53:53")?.contains("10.244.2.10:8080*1"))
     })?;
 
-    // The content is known again, so removals are allowed.
+    // The daemon knows the content again, so it may remove entries.
     c.delete("web")?;
     c.until_gone("TCP 10.96.0.10:80")?;
     c.until_served(&moved).map(drop)
 }
 
-/// An edit of one file splits a Service in two, or moves its address to another Service. No client
-/// may be rejected during the change.
+/// An edit of one file splits a Service in two, or moves its address to another Service. During the
+/// change, every client must get a reply.
 pub(crate) fn an_address_moved_between_services_is_always_served(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 12;
     const SHARED: &str = "192.0.2.30 2001:db8::30";

@@ -22,19 +22,19 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// Returns the rules of kube-proxy in a backend, for both families.
+/// Returns the rules of kube-proxy in one backend, for both families.
 fn held(c: &Cluster, backend: &str) -> anyhow::Result<String> {
     c.sh(&format!(
         "for tables in iptables ip6tables; do $tables-{backend}-save 2>/dev/null; done | {OURS}"
     ))
 }
 
-/// Fails unless one backend has all rules in both families, and the rules rewrite the source of
-/// external packets.
+/// Fails unless one backend has all rules in both families, and these rules masquerade external
+/// packets.
 fn is_served_with(c: &Cluster, backend: &str) -> Outcome {
     let other = if backend == "nft" { "legacy" } else { "nft" };
     c.until_served(&web())?;
-    // The other backend's rules are removed after this backend works.
+    // The daemon removes the other backend's rules after this backend works.
     c.until("all rules are in one backend", || {
         Ok(held(c, other)?.is_empty())
     })?;
@@ -62,7 +62,7 @@ pub(crate) fn iptables_nft_is_the_default_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     is_served_with(c, "nft")?;
-    // The kernel must not have created legacy tables, because they would slow down every packet.
+    // The kernel must not have created legacy tables, because they slow down every packet.
     assert_eq!(c.sh("iptables-legacy-save; ip6tables-legacy-save")?, "");
     c.stop()
 }
@@ -70,7 +70,7 @@ pub(crate) fn iptables_nft_is_the_default_backend(c: &mut Cluster) -> Outcome {
 pub(crate) fn the_kubelets_hint_switches_the_iptables_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let mut open = Vec::new();
-    // Before each start, the leftovers of the previous backend suggest that backend.
+    // Before each start, the leftovers of the previous backend suggest that backend to the daemon.
     for backend in ["legacy", "nft", "legacy"] {
         c.sh(&format!(
             "for other in legacy nft; do iptables-$other -t mangle -X KUBE-IPTABLES-HINT 2>/dev/null || true; done
@@ -161,8 +161,8 @@ pub(crate) fn a_cleanup_covers_both_iptables_backends(c: &mut Cluster) -> Outcom
     Ok(())
 }
 
-/// Conntrack zones do not depend on nft, but only this kernel supports them. Flows with the same
-/// addresses in other zones must stay.
+/// Conntrack zones do not depend on nftables, but only this lane's kernel supports them. Flows with
+/// the same addresses in other zones must stay.
 pub(crate) fn conntrack_flows_in_foreign_zones_stay(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(udp(53, 8080))
@@ -189,7 +189,7 @@ pub(crate) fn conntrack_flows_in_foreign_zones_stay(c: &mut Cluster) -> Outcome 
     Ok(())
 }
 
-/// Native nft rules in tables of iptables. iptables cannot represent them.
+/// nftables rules in tables of iptables-nft. iptables cannot represent these rules.
 const NATIVE: &str = "
     table ip nat {
       set hosts { type ipv4_addr; flags interval; elements = { 10.9.0.0/16 }; }
@@ -205,7 +205,7 @@ const NATIVE: &str = "
       }
     }";
 
-/// Returns how often each of these chains jumps to a chain of kube-proxy.
+/// Returns how often each of these base chains jumps to a chain of kube-proxy.
 fn jumps(c: &Cluster) -> anyhow::Result<String> {
     c.sh("for chain in nat.POSTROUTING nat.PREROUTING filter.INPUT; do
             nft list chain ip ${chain%.*} ${chain#*.} | grep -o 'jump KUBE-.*' | sed \"s/^/$chain /\" || true
@@ -255,7 +255,7 @@ pub(crate) fn native_nft_rules_stay_beside_iptables_rules(c: &mut Cluster) -> Ou
             ensure!(node && is_right, "{flags:?}: {who} answers {source}");
             if first.is_empty() {
                 first = jumps(c)?;
-                // Twice the period of the full comparison.
+                // Waits for twice the period of the full comparison.
                 thread::sleep(Duration::from_secs(2));
             }
             let now = jumps(c)?;
@@ -270,7 +270,7 @@ pub(crate) fn native_nft_rules_stay_beside_iptables_rules(c: &mut Cluster) -> Ou
         ensure!(cleaned.status.success(), "{flags:?}: {cleaned:?}");
         assert_eq!(native(c)?, before, "{flags:?}");
         let left = c.sh("nft list ruleset; ipset list -name")?;
-        // The kubelet needs the chain, too.
+        // The chain KUBE-FIREWALL stays, because the kubelet needs it.
         let mut ours = left.lines().filter(|line| !line.contains("KUBE-FIREWALL"));
         ensure!(
             !ours.any(|line| line.contains("KUBE-")),

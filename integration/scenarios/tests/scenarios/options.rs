@@ -1,4 +1,4 @@
-//! Options of Services: their effect on packets, and messages about ignored options.
+//! Tests options of Services: their effect on packets, and messages about ignored options.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const VIP: &str = "10.96.0.10:80";
 
-/// Value of the option that limits connections.
+/// Value of the option that limits the connections of an endpoint.
 const CEILING: usize = 20;
 
 /// Returns a Service with this scheduler. An empty scheduler selects the node's default.
@@ -45,10 +45,10 @@ fn answering(c: &Cluster, to: &str) -> anyhow::Result<usize> {
     Ok(tally(&c.client, Transport::Tcp, at(to), 8)?.len())
 }
 
-/// Denies the program the right to load modules, and hides their files. The kernel then loads them
-/// by `modprobe` on the host.
+/// Denies the daemon the right to load modules, and hides the module files from it. The kernel can
+/// still load modules: it runs `modprobe` outside of the daemon's mount namespace.
 fn without_modules(c: &mut Cluster) -> Outcome {
-    // Only iptables programs load the modules of iptables.
+    // Only iptables programs load iptables' own modules, so the test loads them.
     c.sh("modprobe -qa ip_vs iptable_nat iptable_filter ip6table_nat ip6table_filter || true")?;
     let script = "mount -t tmpfs none /lib/modules && exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$@\"";
     c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
@@ -80,7 +80,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
         module.exists() || !is_module("ip_vs_sh"),
         "the kernel has loaded it"
     );
-    // At one Service, each client stays at one endpoint. At the other, the endpoints take turns.
+    // One Service keeps each client at one endpoint. The endpoints of the other Service take turns.
     ensure!(answering(c, VIP)? == 1 && answering(c, "[fd96::10]:80")? == 1);
     let turns = tally(&c.client, Transport::Tcp, at("10.96.0.11:80"), 8)?;
     assert_eq!(turns.into_values().collect::<Vec<_>>(), [4, 4]);
@@ -122,7 +122,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     flags_and_a_ceiling_hold(c, &mut api)?;
     weights_divide_connections(c, &mut api)?;
 
-    // A restart finds the module loaded, and writes nothing.
+    // A restarted daemon finds the module loaded, and writes nothing.
     let before = c.state()?;
     c.stop()?;
     c.launch_on(&api, &["--nodeport-addresses=primary"])?;
@@ -134,7 +134,8 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Checks with packets that `sh-port` spreads one client, and that full endpoints refuse clients.
+/// Checks with packets that `sh-port` spreads the connections of one client, and that full
+/// endpoints refuse connections.
 fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
     api.apply(&with_flags("sh", "sh-port"))?;
     until_scheduled(c, "sh -b sh-port")?;
@@ -161,13 +162,13 @@ fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outc
         held.len()
     );
     ensure!(matches!(refusal, Failure::Refused), "{refusal}");
-    // Connections that were opened while waiting for the Service count, too.
+    // Connections that were opened while the test waited for the Service count, too.
     ensure!(held.len() > CEILING, "{}", held.len());
     api.apply(&full)?;
     c.until("no ceiling", || Ok(open().is_ok())).map(drop)
 }
 
-/// Checks with packets that the pod on this node gets its share.
+/// Checks with packets that the pod on this node gets its share of the connections.
 fn weights_divide_connections(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
     let weighted = Service::new("weighted", "10.96.0.13")
         .port(tcp(80, 8080))
@@ -204,7 +205,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
     until_scheduled(c, "rr")?;
     until_told(c, &api, "one of rr, wrr, lc")?;
 
-    // The scheduler is corrected, and then replaced by one that cannot be loaded.
+    // The test corrects the scheduler. Then it names a scheduler that the kernel cannot load.
     api.apply(&with("sh"))?;
     until_scheduled(c, "sh")?;
     let (code, shown) = ask(c, &["services", "default/web"])?;
@@ -219,7 +220,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
         c.until_answered(&c.client, VIP)?;
         drop(taken_away);
     }
-    // `check` predicts the same with a folder of manifests.
+    // With a manifest folder, `check` predicts the same result.
     c.stop()?;
     c.apply(&with("best"))?;
     for (flags, why) in [
@@ -239,7 +240,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
     Ok(())
 }
 
-/// Waits for the event about the Service, and checks its error.
+/// Waits for the event about the Service, and checks the reason in it.
 fn until_told(c: &Cluster, api: &scenarios::ApiServer, why: &str) -> Outcome {
     c.until("an event", || {
         Ok(api.events().iter().any(|event| {

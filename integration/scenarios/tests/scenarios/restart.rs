@@ -1,4 +1,4 @@
-//! Stopping and starting the daemon.
+//! Tests stops and starts of the daemon.
 
 use lab::Transport;
 use scenarios::{Cluster, Outcome, Programs, Service, at, tally, tcp, udp};
@@ -40,7 +40,7 @@ pub(crate) fn a_restart_writes_nothing_and_keeps_connections(c: &mut Cluster) ->
     c.stop()?;
     assert_eq!(c.state()?, before);
     all_answer()?;
-    // The kernel may report the pods' own links up to a second after they are up.
+    // The kernel may report that the pods' own links are up as late as a second after the change.
     let watches = [
         c.node1.spawn(["ip", "monitor", "address", "route"])?,
         c.node1

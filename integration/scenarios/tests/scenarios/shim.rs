@@ -1,4 +1,4 @@
-//! A shim replaces another shim on a node, under continuous new connections.
+//! Tests that a shim replaces another shim on a node while clients continuously open connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use scenarios::{Cluster, Outcome, Service, at, kube_proxy, tcp, with_backend};
 
 const LEAN: &str = "--ipvs-shim=lean";
 const NFTABLES: &str = "--ipvs-shim=nftables";
-/// Timeout below TCP's retransmission of a lost SYN after a second.
+/// Timeout for a connection, shorter than TCP's retransmission of a lost SYN after a second.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Sends requests until `is_over`. Returns their number.
+/// Sends requests until `is_over`. Returns the number of requests.
 fn ask_on(places: &[Place; 3], is_over: &AtomicBool) -> Result<usize> {
     let [client, outside, node] = places;
     let ask =
@@ -36,7 +36,8 @@ fn ask_on(places: &[Place; 3], is_over: &AtomicBool) -> Result<usize> {
             );
             asked += 1;
         }
-        // Rejected requests: an unexposed port, and a client outside all source ranges.
+        // Requests that the shim must reject: to an unexposed port, and from a client outside all
+        // source ranges.
         for (from, to) in [
             (client, "10.96.0.10:2222"),
             (outside, "192.0.2.20:2222"),
@@ -83,7 +84,7 @@ fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str
     ensure!(asked > 50, "only {asked} questions");
     ensure!(process.answers() == 0);
 
-    // The state of the last shim must be removed, too.
+    // The daemon must remove the state of the last shim, too.
     c.start(&[last])?;
     c.stop()?;
     let kube_proxy = kube_proxy()?;
@@ -101,9 +102,9 @@ fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str
 
 /// Script that lists the nftables tables, if any.
 const TABLES: &str = "nft list tables 2>&1 || true";
-/// Line of a preview about the shim in nftables.
+/// Part of a `check` line about the shim in nftables.
 const NATIVE: &str = "nftables kube-proxy-ipvs";
-/// Script that prints the rules and sets of iptables.
+/// Script that prints the rules of iptables and the names of ipsets.
 const OF_IPTABLES: &str = "iptables-$backend-save; ip6tables-$backend-save; ipset list -name";
 
 fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
@@ -138,8 +139,8 @@ fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Another program replaces a set of the table and adds a rule that uses it. Later it makes the
-/// table dormant. Only kube-proxy uses the table, so the daemon repairs it.
+/// Another program replaces a set of the shim's table and adds a rule that uses the set. Later it
+/// makes the table dormant. Only kube-proxy uses this table, so the daemon repairs it.
 pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
@@ -159,7 +160,7 @@ pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     c.start(&[NFTABLES])?;
     let listed = c.sh("nft list table ip kube-proxy-ipvs")?;
     ensure!(!listed.contains("chain others"), "{listed}");
-    // Replies of the other node come back only if a rule has rewritten the source.
+    // Replies from the other node return only if a rule has masqueraded the request.
     let is_masqueraded = |c: &Cluster| -> Result<bool> {
         let asked = c.outside.ask_tcp(at("172.35.0.100:30080"), FIRST_TRY);
         Ok(asked.is_ok_and(|answer| answer.seen_source.ip().to_string() != "172.35.0.9"))
@@ -181,7 +182,7 @@ pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// The programs of ipset and iptables are missing, and their kernel state stays empty.
+/// The programs ipset and iptables are missing. Their state in the kernel stays empty.
 pub(crate) fn the_nftables_shim_needs_neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -223,7 +224,7 @@ pub(crate) fn the_nftables_shim_needs_neither_iptables_nor_ipset(c: &mut Cluster
 
 /// Hides the programs of iptables and ipset from the daemon.
 fn hide_programs(c: &mut Cluster) -> Outcome {
-    // An empty folder replaces these programs.
+    // An empty folder hides these programs.
     let empty = c.folder().join("empty");
     std::fs::create_dir(&empty)?;
     let hide = format!("mount --bind {} /usr/sbin && exec \"$@\"", empty.display());
@@ -233,8 +234,8 @@ fn hide_programs(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Upstream's shim stays in the kernel while its programs are missing. Each start reports the
-/// rules, until one can remove them.
+/// The iptables programs are missing, so upstream's shim stays in the kernel. Each start logs the
+/// rules until a daemon can remove them.
 pub(crate) fn leftover_rules_without_iptables_are_logged_at_each_start(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080))
@@ -298,15 +299,15 @@ fn change(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Returns the lines sorted, because a restored jump moves to the first position.
+/// Returns the lines of a state, sorted, because a restored jump moves to the first position.
 fn same(state: &str) -> Vec<&str> {
     let mut lines: Vec<_> = state.lines().collect();
     lines.sort_unstable();
     lines
 }
 
-/// A network plug-in's hostPort is a DNAT rule for a port on all local addresses, which include
-/// Service addresses.
+/// A network plug-in's hostPort is a DNAT rule for a port on all local addresses. Service addresses
+/// are local, too.
 pub(crate) fn foreign_dnat_rules_do_not_affect_service_traffic(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -314,7 +315,7 @@ pub(crate) fn foreign_dnat_rules_do_not_affect_service_traffic(c: &mut Cluster) 
         .ingress("192.0.2.10")
         .endpoints("10.244.1.10 10.244.2.10");
     c.apply(&web)?;
-    // These rules existed before the daemon started.
+    // The DNAT rules exist before the daemon starts.
     c.sh(
         "iptables-$backend -t nat -A PREROUTING -p tcp --dport 80 -m addrtype --dst-type LOCAL -j DNAT --to-destination 10.244.1.66:1
         iptables-$backend -t nat -A OUTPUT -p tcp --dport 80 -m addrtype --dst-type LOCAL -j DNAT --to-destination 10.244.1.66:1

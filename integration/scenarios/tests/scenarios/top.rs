@@ -1,4 +1,4 @@
-//! Tests `kube-proxy top` in a terminal: its output, and the terminal's state after its end.
+//! Tests `kube-proxy top` in a terminal: its output, and the terminal's state after it has ended.
 
 use anyhow::{Context as _, Result, ensure};
 use lab::Transport;
@@ -40,7 +40,7 @@ pub(crate) fn top_restores_the_terminal_at_each_exit(c: &mut Cluster) -> Outcome
             .with_context(|| format!("{keys:?} {signal:?}"))?;
     }
 
-    // The daemon ends during the run, and another one starts.
+    // While `top` runs, the daemon ends and another daemon starts.
     let mut top = start(c)?;
     tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 20)?;
     top.sees("default/web:http")?;
@@ -54,12 +54,12 @@ pub(crate) fn top_restores_the_terminal_at_each_exit(c: &mut Cluster) -> Outcome
     ensure!(top.ended()?.success());
     top.is_given_back()?;
 
-    // Closing the window ends the program.
+    // A hang-up, as after closing the window, ends `top`.
     let mut top = start(c)?;
     top.hang_up();
     top.ended()?;
 
-    // Reads a single table, then closes the pipe.
+    // A pipe gets a single table. Its reader then closes it.
     let program = kube_proxy()?;
     let piped = format!(
         "{} top --once --interval 1 | true; echo ${{PIPESTATUS[0]}}",

@@ -1,4 +1,4 @@
-//! Tests Service addresses as device addresses and as routes.
+//! Tests Service addresses that are local by a device address, and by a route.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// Returns the number of Service addresses on `kube-ipvs0`: as addresses, and as routes.
+/// Returns the number of Service addresses at `kube-ipvs0`: as device addresses, and as routes.
 fn vips(c: &Cluster) -> anyhow::Result<(usize, usize)> {
     let addresses = c.addresses()?;
     let on_link = addresses
@@ -123,19 +123,20 @@ pub(crate) fn the_vip_mode_changes_under_open_connections(c: &mut Cluster) -> Ou
     Ok(())
 }
 
-/// Networks of the node's other interfaces and routes keep their routes. Addresses outside of
-/// ServiceCIDRs have one each. The node's processes are protected at all addresses of a range.
+/// Networks of the node's other interfaces and routes keep their routes. A Service address outside
+/// of the ServiceCIDRs has its own route. The node's processes are unreachable at all addresses of
+/// a range.
 pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster) -> Outcome {
     let inside = Service::new("inside", "10.108.0.10")
         .port(tcp(80, 8080))
         .endpoints("10.244.2.10");
     c.apply(&web())?;
     c.apply(&inside)?;
-    // A LAN of the node and a static route lie in the range.
+    // A LAN of the node and a static route lie inside the range.
     c.sh("ip addr add 10.100.0.1/16 dev eth0; ip route add 10.108.0.0/16 dev eth0")?;
     let lan = ["ip", "addr", "add", "10.100.0.7/16", "dev", "eth0"];
     c.outside.read(lan)?;
-    // Only a packet that leaves by the LAN makes the kernel look for the host there.
+    // The kernel resolves the LAN host's neighbour entry only for a packet that leaves by the LAN.
     let reaches_lan = "ip neigh flush to 10.100.0.7; \
         timeout 3 bash -c '</dev/tcp/10.100.0.7/9' 2>/dev/null || true; \
         ip neigh show 10.100.0.7 | grep -q lladdr; \
@@ -146,7 +147,7 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
     }
     for has_rule in [false, true] {
         if has_rule {
-            // With foreign rules, the kernel looks up the table local apart from main.
+            // If foreign rules exist, the kernel looks up the table local separately from main.
             c.sh("ip rule add pref 100 from 198.51.100.1 lookup main")?;
         }
         for shim in &shims {
@@ -172,12 +173,12 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
                 c.until_answered(from, to)?;
             }
             c.sh(reaches_lan)?;
-            // The daemon's own health port listens at all addresses.
+            // The daemon's own health endpoint listens on all addresses.
             for to in ["10.96.0.10:10256", "10.96.0.77:10256", "[fd96::77]:10256"] {
                 c.refuses(&c.client, to)?;
                 c.refuses(&c.outside, to)?;
             }
-            // A restart finds the complete state and writes nothing.
+            // A restarted daemon finds the complete state and writes nothing.
             let before = c.state()?;
             c.stop()?;
             c.launch(&[RANGES, &shim])?;
@@ -186,7 +187,7 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
                 assert!(line.contains("written=0"), "{line}");
             }
             assert_eq!(c.state()?, before);
-            // Without the range, addresses get their own routes.
+            // Without the range, each Service address gets its own route.
             c.write("cidr.yaml", &service_cidr("10.112.0.0/16, \"fd97::/112\""))?;
             c.until("the addresses are routes", || {
                 let routes = c.addresses()?;
@@ -205,8 +206,8 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
     Ok(())
 }
 
-/// In either form, `--ipvs-strict-arp` decides whether the node replies to ARP requests for a
-/// Service address on its network.
+/// With device addresses and with routes, `--ipvs-strict-arp` decides whether the node replies to
+/// ARP requests for a Service address on its network.
 pub(crate) fn strict_arp_works_with_routes(c: &mut Cluster) -> Outcome {
     let lan = web().external("172.35.0.200");
     c.apply(&lan)?;
@@ -215,7 +216,7 @@ pub(crate) fn strict_arp_works_with_routes(c: &mut Cluster) -> Outcome {
             ("--ipvs-strict-arp=true", false),
             ("--ipvs-strict-arp=false", true),
         ] {
-            // When the option is turned off, the settings stay.
+            // Turning the option off does not change the kernel settings.
             c.sh("sysctl -qw net.ipv4.conf.all.arp_ignore=0 net.ipv4.conf.all.arp_announce=0")?;
             c.start(&[vip_mode, strict])?;
             c.until_served(&lan)?;
