@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 client for the lab's servers, which return their name.
+//! A small HTTP/1.1 client. The lab's servers respond with their name.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -11,8 +11,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 /// Timeout for connecting, and for each read and write.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Connects from a source port (0: any), in the calling thread's network namespace. With `reset`,
-/// dropping the connection resets it.
+/// Connects from a source port (0: any), in the calling thread's network namespace. If `reset` is
+/// set, dropping the connection sends a TCP reset.
 ///
 /// # Errors
 /// Fails if no server accepts the connection within five seconds.
@@ -41,7 +41,7 @@ pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> 
     loop {
         match rustix::net::connect(&socket, &to) {
             Ok(()) => return Ok(socket.into()),
-            // This is the error of connect(2) after the send timeout.
+            // connect(2) returns this error after the send timeout.
             Err(Errno::INPROGRESS) => return Err(io::ErrorKind::TimedOut.into()),
             // A child process between fork and exec still holds a copy of the previous connection.
             Err(Errno::ADDRNOTAVAIL) if Instant::now() < deadline => {
@@ -63,7 +63,7 @@ pub fn get(socket: &mut TcpStream, path: &str, is_last: bool) -> io::Result<(Str
     let request = format!("GET {path} HTTP/1.1\r\nHost: web\r\n{connection}\r\n");
     socket.write_all(request.as_bytes())?;
     let (answer, is_last) = read_answer(socket)?;
-    // Lets the server close first, because the side that closes first keeps its port for a minute.
+    // The side that closes first keeps its port for a minute, so the server must close first.
     if is_last && socket.read(&mut [0])? > 0 {
         return Err(io::Error::other("more than the answer came"));
     }

@@ -1,11 +1,11 @@
 //! PID 1 of the lab: prepares the root file system, runs the command, reaps processes, reports the
 //! status, and powers off.
 //!
-//! User Mode Linux starts it on a read-only hostfs of the host's root. It mounts an overlay over
-//! that (upper layer in memory) and changes its root. The VM therefore sees the host's files, and
-//! its writes stay in the VM. Only the kept folders belong to the host. (This protects from
-//! accidents. A malicious command can mount hostfs again, so run the lab as an unprivileged user.)
-//! In the host lane, it is PID 1 of fresh namespaces, and the files are the host's.
+//! User Mode Linux starts init on a read-only hostfs of the host's root. Init mounts an overlay
+//! over that (upper layer in memory) and changes its root. The VM therefore sees the host's files,
+//! and its writes stay in the VM. Only writes to the kept folders reach the host. (This protects
+//! from accidents. A malicious command can mount hostfs again, so run the lab as an unprivileged
+//! user.) In the host lane, init is PID 1 of fresh namespaces, and the files are the host's.
 //!
 //! ```text
 //!  work dir (hostfs, rw, held open only by init)   stdout, stderr, status
@@ -36,7 +36,8 @@ use crate::job::{self, Job};
 use crate::signals::kill_all_others;
 
 /// Becomes the VM's init if this process is PID 1 and was started as `PROGRAM init WORKDIR`.
-/// Otherwise does nothing. Call first in `main` of every program that calls [`crate::run`].
+/// Otherwise does nothing. Every program that calls [`crate::run`] must call this function first in
+/// `main`.
 pub fn maybe_init() {
     let mut args = std::env::args_os().skip(1);
     // User Mode Linux appends more of the kernel's command line (console=tty0).
@@ -52,8 +53,8 @@ pub fn maybe_init() {
     }
 }
 
-/// Raises the open file limit to that of a container. The limit of a kernel's first process is only
-/// 4,096.
+/// Raises the open file limit to that of a container. The kernel limits its first process to 4,096
+/// open files.
 fn allow_files() {
     const FILES: u64 = 1 << 20;
     let Rlimit { current, .. } = getrlimit(Resource::Nofile);
@@ -78,12 +79,12 @@ fn init(dir: &Path) -> ! {
         };
         let mut report = report.context("cannot set up the lab")??;
         let status = execute(&job, &report);
-        // The runner accepts only a complete line. All earlier output is already written.
+        // The runner accepts only a complete line, so this write comes last.
         writeln!(report.status, "{status}").context("cannot write the status")
     });
     if let Err(error) = done {
-        // Writes to the console, if there is one. The runner shows the console's end if no status
-        // arrived.
+        // Writes to the console, if there is one. The runner shows the end of the console if it
+        // gets no status.
         eprintln!("lab: init: {error:#}");
     }
     if host {
@@ -91,7 +92,7 @@ fn init(dir: &Path) -> ! {
     }
     rustix::fs::sync();
     let _ = reboot(RebootCommand::PowerOff);
-    // PID 1 must not exit, because the kernel would panic.
+    // PID 1 must not exit, because its exit makes the kernel panic.
     loop {
         std::thread::park();
     }
@@ -120,7 +121,7 @@ impl Report {
     }
 }
 
-/// In the host lane, `unshare` created the namespaces with private mount propagation.
+/// Prepares a namespace of the host lane. `unshare` has created it with private mount propagation.
 fn enter_namespaces() -> Result<()> {
     attach("proc", Path::new("/proc"), "proc", "")?;
     attach("sysfs", Path::new("/sys"), "sysfs", "")?;
@@ -146,7 +147,7 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
     );
     attach("overlay", &new, "overlay", layers)?;
     if let Err(error) = File::open(below(&new, &dir.join(job::FILE))) {
-        // Linux 5.10 lists files of an overlay over hostfs, but cannot open them.
+        // Linux 5.10 lists the files of an overlay over hostfs but cannot open them.
         eprintln!("lab: no overlay over hostfs ({error}): the root is put together instead");
         unmount(&new, UnmountFlags::DETACH).context("cannot detach the overlay")?;
         put_together(&new)?;
@@ -192,7 +193,8 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
         attach("hostfs", &here, "hostfs", folder)?;
     }
 
-    // Stacks the old root under the new one and detaches it. Only the open report remains.
+    // Stacks the old root under the new one and detaches it. Only the open files of the report
+    // remain.
     chdir(&new).context("chdir")?;
     pivot_root(".", ".").context("pivot_root")?;
     unmount(".", UnmountFlags::DETACH).context("cannot detach the old root")?;
@@ -253,8 +255,8 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Loads overlayfs, which is a module in Debian's package. `modprobe` would look for it in the
-/// wrong folder at this point.
+/// Loads the module overlayfs, which Debian's package does not build in. At this point, `modprobe`
+/// would look for the module in the wrong folder.
 fn load_overlay(modules: Option<&Path>) -> Result<()> {
     let Some(file) = modules
         .map(|dir| dir.join("kernel/fs/overlayfs/overlay.ko"))
@@ -301,7 +303,8 @@ fn loopback_up() -> Result<()> {
     }
 }
 
-/// Runs the command to its end, kills its remaining processes, and returns its status like a shell.
+/// Runs the command until it exits, and kills its remaining processes. Returns its status like a
+/// shell.
 fn execute(job: &Job, report: &Report) -> i32 {
     let complain = |text: String, status| {
         let _ = writeln!(&report.stderr, "lab: {text}");
@@ -339,8 +342,8 @@ fn execute(job: &Job, report: &Report) -> i32 {
             );
         }
     };
-    // Uses pipes instead of the files, because a program that reopens /dev/stdout would truncate a
-    // file. As a drawback, a kernel panic loses the last output.
+    // Uses pipes instead of the files, because a program that opens /dev/stdout would truncate a
+    // file. The disadvantage: a kernel panic loses the last output.
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let pid = Pid::from_child(&child);
     std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Jobs, as a file in the work dir. Arguments, variables and paths arrive unchanged, without a shell
-//! and without quoting.
+//! Jobs: the command for a VM, as a file in the work dir. Arguments, variables and paths arrive
+//! unchanged, without a shell and without quoting.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Name of the job's file in the work dir.
+/// Name of the job file in the work dir.
 pub(crate) const FILE: &str = "job";
 
-/// Default `PATH`. System tools are in `sbin`.
+/// Folders of the default `PATH`. System tools are in `sbin`.
 const PATHS: [&str; 6] = [
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -26,11 +26,11 @@ pub(crate) struct Job {
     pub(crate) argv: Vec<OsString>,
     pub(crate) env: Vec<(OsString, OsString)>,
     pub(crate) cwd: PathBuf,
-    /// Name of the [`crate::Lane`].
+    /// Name of the run's [`crate::Lane`].
     pub(crate) lane: String,
     /// Host folder with the VM kernel's modules.
     pub(crate) modules: Option<PathBuf>,
-    /// Host folders that the VM may write to.
+    /// Host folders to which the VM may write.
     pub(crate) keep: Vec<PathBuf>,
 }
 
@@ -44,7 +44,7 @@ impl Job {
     }
 }
 
-/// Returns `path`, extended by the missing default folders.
+/// Returns `path` with the default folders that it lacks.
 pub(crate) fn sane_path(path: Option<&OsStr>) -> OsString {
     let given: Vec<PathBuf> = path
         .map(|path| std::env::split_paths(path).collect())

@@ -1,16 +1,17 @@
-//! Lanes: the kernels on which IPVS is available. These are the host's kernel, and two User Mode
-//! Linux kernels.
+//! Lanes: the kernels that can run a command with IPVS. These are the host's kernel, and two User
+//! Mode Linux kernels.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-/// Debian's packaged User Mode Linux: the kernel, and the folder with its modules per release.
+/// Paths of Debian's packaged User Mode Linux: the kernel, and the folder with its modules per
+/// release.
 const PACKAGED: &str = "/usr/bin/linux.uml";
 const PACKAGED_MODULES: &str = "/usr/lib/uml/modules";
 
-/// Kernel for a command.
+/// Kernel that runs a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     /// The host's kernel, with fresh network, mount and PID namespaces. The host's files are *not*
@@ -48,10 +49,10 @@ impl FromStr for Lane {
     }
 }
 
-/// Missing part of the chosen lane, with the next step.
+/// Reason for which the chosen lane cannot run. Its text includes the next step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
-    /// Neither a packaged User Mode Linux nor IPVS in the host's kernel.
+    /// The machine has no packaged User Mode Linux, and the host's kernel has no IPVS.
     #[error(
         "no IPVS here: the host's kernel does not offer it, and {0} is missing; apt-get install -y user-mode-linux"
     )]
@@ -66,14 +67,14 @@ pub enum Missing {
         "lane B needs its kernel: --kernel PATH, or LAB_KERNEL in the environment (`integration/kernel/build` prints the path)"
     )]
     NoKernel,
-    /// The host lane was requested but is not possible.
+    /// The host lane was requested, but the process is not root with CAP_SYS_ADMIN.
     #[error(
         "the host's kernel cannot be used: run as root with CAP_SYS_ADMIN (network, mount and PID namespaces)"
     )]
     Host,
 }
 
-/// A lane that this machine can run, with its files.
+/// A lane that this machine can run, with the paths of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kernel {
     Host,
@@ -155,14 +156,15 @@ fn executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// Checks whether the kernel has IPVS. Loads the module if necessary, which needs root.
+/// Returns true if the kernel has IPVS. Loads the module if necessary, which needs root.
 fn host_has_ipvs() -> bool {
     let there = || Path::new("/proc/net/ip_vs").exists();
     rustix::process::geteuid().is_root()
         && (there() || succeeds("modprobe", &["-q", "ip_vs"]) && there())
 }
 
-/// Checks whether the kernel can create a table, in a temporary network namespace.
+/// Returns true if the kernel can create an nftables table. Tries it in a temporary network
+/// namespace.
 pub(crate) fn host_has_nftables() -> bool {
     rustix::process::geteuid().is_root()
         && succeeds("unshare", &["--net", "nft", "add", "table", "inet", "lab"])

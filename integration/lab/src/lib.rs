@@ -1,10 +1,10 @@
 //! The lab: a real kernel with IPVS, and network namespaces as nodes, pods and external hosts.
 //!
-//! The *runner* ([`run`], the `lab` command) runs a command where IPVS is available. It uses fresh
-//! namespaces of the host's kernel if that has IPVS and we are root. Otherwise it boots a User Mode
-//! Linux VM whose root is an overlay over the host's. The *world* ([`World`]) builds a test network
-//! there: a fabric, nodes, pods on the nodes, external hosts, and servers that report their name
-//! and the client's address.
+//! The *runner* ([`run`], the `lab` command) runs a command on a kernel with IPVS. If the host's
+//! kernel has IPVS and the user is root, this is the host's kernel, in fresh namespaces. Otherwise
+//! the runner boots a User Mode Linux VM whose root is an overlay over the host's. In the lab, the
+//! *world* ([`World`]) builds a test network: a fabric, nodes, pods on the nodes, external hosts,
+//! and servers that report their name and the client's address.
 //!
 //! ```text
 //!  host                          │ lab (UML guest, or namespaces of the host)
@@ -69,9 +69,9 @@ pub fn in_lab() -> bool {
     std::env::var_os("LAB").is_some_and(|lab| lab == "1")
 }
 
-/// Returns the iptables backend of tests in this lab, by the suffix of its commands. This is `nft`
-/// on lane B, whose kernel must have it, and on a host whose nft backend supports NAT. Otherwise it
-/// is `legacy`.
+/// Returns the iptables backend that tests of this lab use, as the suffix of its commands. This is
+/// `nft` on lane B, whose kernel must have it, and on a host whose nft backend supports NAT.
+/// Otherwise it is `legacy`.
 pub fn iptables_backend() -> &'static str {
     static BACKEND: OnceLock<&str> = OnceLock::new();
     BACKEND.get_or_init(|| {
@@ -106,12 +106,12 @@ pub fn link_iptables(backend: &str, folder: &Path) -> io::Result<Vec<String>> {
     Ok(missing)
 }
 
-/// Runs this test binary in the lab, with the same arguments. Call first in a test binary's `main`.
-/// Inside the lab, returns immediately. Outside, exits with the status of the run: 124 after
-/// `limit`, 125 if the VM died, 127 without IPVS and User Mode Linux. `LAB_LANE`, `LAB_KERNEL` and
-/// `LAB_MEMORY` correspond to the runner's flags.
+/// Runs this test binary in the lab, with the same arguments. A test binary must call this function
+/// first in `main`. Inside the lab, it returns immediately. Outside, it exits with the status of
+/// the run: 124 after `limit`, 125 if the VM died, 127 without IPVS and User Mode Linux.
+/// `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY` correspond to the runner's flags.
 ///
-/// With `--list`, returns outside the lab too, as listing needs no kernel.
+/// With `--list`, it also returns outside the lab, because a list needs no kernel.
 pub fn enter(limit: Duration) {
     maybe_init();
     if in_lab() || std::env::args_os().any(|argument| argument == "--list") {

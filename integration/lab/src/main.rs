@@ -72,7 +72,7 @@ struct GuestOptions {
 impl GuestOptions {
     fn options(self) -> Options {
         let given = Options::from_env();
-        // A flag overrides all variables: `--lane A` must not use a LAB_KERNEL for B.
+        // A flag overrides all variables: `--lane A` must not use lane B's kernel from LAB_KERNEL.
         match (self.lane, self.kernel) {
             (None, None) => given,
             (Some(Lane::B), None) => Options {

@@ -18,7 +18,7 @@ pub fn wrapped(text: &str) -> String {
     page
 }
 
-/// Appends one paragraph or list item. Indents further lines of an item.
+/// Appends one paragraph or list item. Indents the continuation lines of a list item.
 fn fill(line: &str, page: &mut String) {
     let indent = if line.starts_with("* ") || line.starts_with("- ") {
         "  "

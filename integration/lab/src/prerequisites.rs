@@ -4,7 +4,7 @@ use crate::job::sane_path;
 use crate::lane::Kernel;
 use crate::runner::Options;
 
-/// Required programs, and the Debian packages that contain them.
+/// Names of required programs, with the Debian packages that contain them.
 const TOOLS: [(&str, &str); 9] = [
     ("ip", "iproute2"),
     ("modprobe", "kmod"),
@@ -17,19 +17,19 @@ const TOOLS: [(&str, &str); 9] = [
     ("curl", "curl"),
 ];
 
-/// Line of the report.
+/// Result for one tool or kernel: a line of the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Name of the tool or kernel.
     pub what: String,
     /// Version or path, or the reason for its absence.
     pub found: Result<String, String>,
-    /// The Debian package of a missing tool, if any.
+    /// Debian package that contains a missing tool, if any.
     pub package: Option<&'static str>,
 }
 
-/// Searches the kernel that `options` choose, and every tool. Changes nothing, except that it may
-/// load `ip_vs` like a run.
+/// Looks for the kernel that `options` choose, and for every tool. Like a run, may load `ip_vs`.
+/// Changes nothing else.
 pub fn doctor(options: &Options) -> Vec<Finding> {
     let kernel = Kernel::choose(options.lane, options.kernel.as_deref());
     let package = matches!(kernel, Err(crate::Missing::Uml(_))).then_some("user-mode-linux");

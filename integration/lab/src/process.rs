@@ -1,4 +1,4 @@
-//! Resource use of a process, from `/proc`.
+//! Resource use of a process, read from `/proc`.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Clock tick (`USER_HZ`), the same on every Linux platform.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Returns the CPU time of a process and its ended children.
+/// Returns the CPU time of a process and of its ended children.
 ///
 /// # Errors
 /// Fails if the process has ended.
@@ -27,16 +27,17 @@ pub fn stat(pid: u32) -> io::Result<Vec<String>> {
     Ok(fields.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Returns a number of `/proc/PID/status`: `VmHWM` and `VmRSS` in KiB, `Threads`.
+/// Returns a number from `/proc/PID/status`: `VmHWM` and `VmRSS` in KiB, `Threads`.
+///
 ///
 /// # Errors
-/// Fails if the process has ended, or if the kernel does not count this.
+/// Fails if the process has ended, or if the kernel does not report this number.
 pub fn status(pid: u32, name: &str) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
     field(&text, name).ok_or_else(|| io::Error::other(format!("/proc/{pid}/status has no {name}")))
 }
 
-/// Parses a number of a `status` file.
+/// Parses a number from a `status` file.
 pub fn field(status: &str, name: &str) -> Option<u64> {
     let line = status
         .lines()

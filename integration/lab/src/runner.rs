@@ -1,11 +1,12 @@
 //! Runs a command in the lab, and returns its output and exit status.
 //!
-//! Runner and VM share a work dir. The runner writes the job as files ([`Job`]). The VM's init
-//! appends to `stdout` and `stderr`, which the runner passes on, and writes `status` last. Files
-//! replace consoles, because a tty would change bytes and mix the two streams.
+//! Runner and VM share a work dir. The runner writes the command into it as a file ([`Job`]). The
+//! VM's init appends to the files `stdout` and `stderr`, which the runner forwards, and writes
+//! `status` last. The VM has files instead of consoles, because a tty would change bytes and mix
+//! the two streams.
 //!
-//! A run leaves nothing behind. The VM is one process group, which is killed as a whole.
-//! [`WorkDir`] removes the work dir on drop. If the runner itself is killed, its [`sentry`] does
+//! A run leaves nothing behind. The VM is one process group, which the runner kills as a whole.
+//! Dropping [`WorkDir`] removes the work dir. If the runner itself is killed, its [`sentry`] does
 //! both.
 
 use std::ffi::OsString;
@@ -31,7 +32,7 @@ use crate::job::{Job, sane_path};
 use crate::lane::{self, Kernel, Lane, Missing};
 use crate::signals::{Signals, unblock_all};
 
-/// Helper program; see `xstate.c`.
+/// Shared library for User Mode Linux; see `xstate.c`.
 const XSTATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/xstate.so"));
 
 const TIMED_OUT: i32 = 124;
@@ -40,24 +41,24 @@ const NO_KERNEL: i32 = 127;
 
 /// Interval between two reads of the VM's output.
 const TICK: Duration = Duration::from_millis(10);
-/// Time for a VM to power off after it has written its status.
+/// Timeout for a VM to power off after it has written its status.
 const POWER_OFF: Duration = Duration::from_secs(5);
 
 /// Options of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Time limit including boot. After it, the run is killed with status 124.
+    /// Time limit, boot included. After it, the runner kills the run and returns status 124.
     pub timeout: Duration,
     /// Memory of the VM, in the format of the kernel's `mem=`: digits and K, M or G.
     pub memory: String,
-    /// The CPU to use. `None` chooses a CPU that no other run uses, if possible.
+    /// Number of the CPU to use. `None` chooses a CPU that no other run uses, if there is one.
     pub cpu: Option<usize>,
-    /// `None` chooses lane B if a kernel is given, otherwise the host's kernel if it has IPVS,
-    /// otherwise lane A.
+    /// Lane to use. `None` chooses lane B if a kernel is given, otherwise the host's kernel if it
+    /// has IPVS, otherwise lane A.
     pub lane: Option<Lane>,
     /// Kernel of lane B.
     pub kernel: Option<PathBuf>,
-    /// Host folders that the VM may write to, at the same paths.
+    /// Host folders to which the VM may write, at the same paths.
     pub keep: Vec<PathBuf>,
 }
 
@@ -75,8 +76,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the defaults, changed by `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY`. Reports an
-    /// unknown lane on standard error and ignores it.
+    /// Returns the defaults, changed by `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY`. Ignores an
+    /// unknown lane, with a message on standard error.
     pub fn from_env() -> Self {
         let lane = std::env::var("LAB_LANE")
             .ok()
@@ -95,8 +96,8 @@ impl Options {
 }
 
 impl Options {
-    /// Chooses the host's kernel for commands that need `nf_tables`. Requires that no lane was
-    /// chosen, that the kernel has nf_tables, and that we are root and have `nft`.
+    /// Chooses the host's kernel for commands that need `nf_tables`. This requires that the user
+    /// has chosen no lane and is root, that the kernel has nf_tables, and that `nft` is installed.
     #[must_use]
     pub fn with_nftables(self) -> Self {
         let is_open = self.lane.is_none() && self.kernel.is_none();
@@ -111,12 +112,14 @@ impl Options {
     }
 }
 
-/// Runs `argv` in the lab with this process's environment and working directory. Passes its output
-/// on, and returns its exit status (128 + n after signal n). Other statuses are 124 after the time
-/// limit, 125 if the VM died (the end of its console goes to standard error), 127 without a kernel,
-/// and 128 + n if signal n (SIGINT, SIGTERM, SIGHUP) ended the run.
+/// Runs `argv` in the lab with this process's environment and working directory. Forwards its
+/// output, and returns its exit status (128 + n after signal n).
 ///
-/// Inside the lab, it runs the command directly.
+/// Other statuses are 124 after the time limit, 125 if the VM died (the end of its console goes to
+/// standard error), 127 without a kernel, and 128 + n if signal n (SIGINT, SIGTERM, SIGHUP) ended
+/// the run.
+///
+/// Inside the lab, this function runs the command directly.
 pub fn run(argv: &[OsString], options: &Options) -> i32 {
     try_run(argv, options).unwrap_or_else(|error| {
         eprintln!("lab: {error:#}");
@@ -164,7 +167,7 @@ fn try_run(argv: &[OsString], options: &Options) -> Result<i32> {
             TIMED_OUT
         }
         RunEnd::Signal(signal) => 128 + i32::from(signal),
-        // The output's reader has closed it. Returns the status that a shell would return.
+        // The reader of the runner's output has closed the pipe. The status is a shell's.
         RunEnd::OutputClosed => 128 + Signal::PIPE.as_raw(),
         RunEnd::Died => {
             let how = leader
@@ -238,14 +241,14 @@ fn prepare(dir: &Path, argv: &[OsString], options: &Options, kernel: &Kernel) ->
         File::create(dir.join(name)).with_context(step)?;
     }
     std::fs::write(dir.join("xstate.so"), XSTATE).with_context(step)?;
-    // Uses a link in the work dir, because the kernel's command line has no quoting.
+    // A link in the work dir replaces the path, because the kernel's command line has no quoting.
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
     std::os::unix::fs::symlink(exe, dir.join("init")).with_context(step)
 }
 
-/// Chooses a CPU for the VM. In a User Mode Linux whose processes move between CPUs, every system
-/// call takes three times as long. An abstract socket claims the CPU, so that concurrent runs use
-/// different CPUs. The claim ends with its owner.
+/// Chooses a CPU for the VM. If the processes of a User Mode Linux move between CPUs, every system
+/// call takes three times as long. The runner binds an abstract socket to reserve the CPU, so that
+/// concurrent runs use different CPUs. The reservation ends with the runner.
 fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Option<UnixListener>)> {
     let allowed = sched_getaffinity(None).context("cannot read the CPU affinity")?;
     if let Some(cpu) = wanted {
@@ -319,8 +322,8 @@ impl Guest {
                     "panic=-1",
                     "oops=panic",
                 ]);
-                // Otherwise every new network namespace starts with tunl0 and sit0, and with dummy0
-                // if dummy is built in.
+                // Without these settings, every new network namespace starts with tunl0 and sit0,
+                // and with dummy0 if dummy is built in.
                 command.arg("sysctl.net.core.fb_tunnels_only_for_init_net=2");
                 command.arg("dummy.numdummies=0");
                 command.arg("--").arg("init").arg(dir);
@@ -355,7 +358,8 @@ impl Guest {
                 Ok(())
             });
         }
-        // Makes this process the parent of the group's orphans, so that it can wait for their end.
+        // As a subreaper, this process becomes the parent of the group's orphans and can wait for
+        // them.
         set_child_subreaper(Some(getpid())).context("cannot become a subreaper")?;
         let leader = command
             .spawn()
@@ -368,7 +372,7 @@ impl Guest {
         })
     }
 
-    /// Passes output on until the VM has written a status or another event ends the run.
+    /// Forwards output until the VM has written a status or another event ends the run.
     fn watch(&mut self, dir: &Path, mut deadline: Instant, signals: &Signals) -> Result<RunEnd> {
         let pidfd =
             pidfd_open(Pid::from_child(&self.leader), PidfdFlags::empty()).context("pidfd_open")?;
@@ -381,7 +385,8 @@ impl Guest {
         loop {
             let late = Instant::now() >= deadline;
             status = status.or_else(|| read_status(&dir.join("status")));
-            // Passes output on after the checks, so that output written before the end is not lost.
+            // Forwards output after the checks, so that the runner loses no output written before
+            // the end.
             if pass_on(&mut stdout, &mut io::stdout())? | pass_on(&mut stderr, &mut io::stderr())? {
                 return Ok(RunEnd::OutputClosed);
             }
@@ -407,15 +412,16 @@ impl Guest {
         }
     }
 
-    /// Kills the whole group and waits until it is empty. Returns the leader's status, if known.
+    /// Kills the whole process group and waits until it is empty. Returns the leader's status, if
+    /// known.
     fn kill(&mut self) -> Option<WaitStatus> {
         if std::mem::replace(&mut self.killed, true) {
             return None;
         }
-        // The leader has not been reaped, so the group's number cannot belong to another group.
+        // This process has not reaped the leader, so no other group can have the group's number.
         let group = Pid::from_child(&self.leader);
         let _ = kill_process_group(group, Signal::KILL);
-        // At most two seconds, because a process that hangs in the host's kernel never ends.
+        // Waits at most two seconds: a process that hangs in the host's kernel never ends.
         let deadline = Instant::now() + Duration::from_secs(2);
         let mut leader = None;
         while Instant::now() < deadline {
@@ -438,8 +444,8 @@ impl Drop for Guest {
     }
 }
 
-/// Starts a shell that waits for the end of its input. A runner that ends normally kills the shell
-/// first, so the input ends only if the runner itself was killed. The shell then kills the VM's
+/// Starts the sentry: a shell that waits for the end of its input. The runner kills the shell
+/// before it exits normally. If the runner is killed, the input ends, and the shell kills the VM's
 /// group and removes the work dir.
 fn sentry(leader: &Child, dir: &Path) -> io::Result<Child> {
     let script = r#"read -r _; n=0; while kill -s KILL -- "-$1" && [ $n -lt 40 ]; do n=$((n + 1)); sleep 0.05; done; rm -rf "$2""#;
@@ -454,7 +460,7 @@ fn sentry(leader: &Child, dir: &Path) -> io::Result<Child> {
         .spawn()
 }
 
-/// Copies new data of `from`. Returns true if the reader of `to` has closed it.
+/// Copies new data from `from` to `to`. Returns true if the reader of `to` has closed its end.
 fn pass_on(from: &mut File, to: &mut impl Write) -> Result<bool> {
     let mut buffer = vec![0; 1 << 16];
     let mut any = false;
@@ -502,7 +508,7 @@ fn tail(file: &Path, lines: usize) -> String {
 
 /// Returns the folder for User Mode Linux's (unlinked) memory file: `/dev/shm` if it has enough
 /// space and allows executable files, otherwise the work dir. Containers often have a small
-/// `/dev/shm`, and a VM that fills it dies.
+/// `/dev/shm`. A VM that fills it dies.
 fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     let shm = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(shm).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
@@ -515,12 +521,12 @@ fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     }
 }
 
-/// The folder of one run. It is removed with its content on drop.
+/// The folder of one run. Dropping it removes the folder with its content.
 struct WorkDir(PathBuf);
 
 impl WorkDir {
     fn new() -> Result<Self> {
-        // The kernel's command line is separated by blanks, and a socket path has at most 108
+        // Blanks separate arguments of the kernel's command line, and a socket path has at most 108
         // bytes.
         let fits = |dir: &PathBuf| {
             dir.is_absolute()

@@ -1,11 +1,12 @@
-//! The three signals that end a run early, as a file descriptor for poll. An interrupted run must
-//! kill a VM and remove a work dir, which a signal handler cannot do.
+//! The three signals that end a run early, as a file descriptor for poll. After such a signal, the
+//! runner must kill a VM and remove a work dir, which a signal handler cannot do.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
-/// Descriptor for SIGINT, SIGTERM and SIGHUP. The signals are blocked in this thread until drop.
+/// Descriptor for SIGINT, SIGTERM and SIGHUP. Until it is dropped, this thread blocks these
+/// signals.
 pub(crate) struct Signals {
     fd: OwnedFd,
     before: libc::sigset_t,
@@ -40,7 +41,7 @@ impl Signals {
     pub(crate) fn next(&self) -> Option<u8> {
         let mut event = [0u8; size_of::<libc::signalfd_siginfo>()];
         let length = rustix::io::read(&self.fd, &mut event).ok()?;
-        // The field ssi_signo comes first and is a u32.
+        // The first field of the structure is ssi_signo, a u32.
         let number = u32::from_ne_bytes([event[0], event[1], event[2], event[3]]);
         if length == event.len() {
             number.try_into().ok()
@@ -59,7 +60,7 @@ impl AsFd for Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         #[allow(unsafe_code, reason = "puts back the mask that catch() found")]
-        // SAFETY: `before` was filled in by pthread_sigmask.
+        // SAFETY: pthread_sigmask has filled in `before`.
         unsafe {
             libc::pthread_sigmask(
                 libc::SIG_SETMASK,
@@ -70,7 +71,7 @@ impl Drop for Signals {
     }
 }
 
-/// Unblocks every signal in a child, because masks survive fork and exec. For `pre_exec`.
+/// Unblocks every signal in a child process, because masks survive fork and exec. For `pre_exec`.
 pub(crate) fn unblock_all() {
     let mut none = MaybeUninit::<libc::sigset_t>::uninit();
     #[allow(unsafe_code, reason = "std leaves the signal mask of a child as it is")]

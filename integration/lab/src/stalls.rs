@@ -1,4 +1,5 @@
-//! Detects stalls: periods in which this VM got no CPU time, so that no server could reply.
+//! Detects stalls: periods in which the host gave this VM no CPU time, so that no server could
+//! reply.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -8,10 +9,10 @@ use crate::{Crew, StopSignal};
 
 /// Interval between two looks at the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// Minimum delay of a look that counts as a stall.
+/// Minimum delay of a look at the clock that counts as a stall.
 const STALL: Duration = Duration::from_millis(150);
 
-/// Sum of all stalls. A thread that only sleeps measures them. Clones share the sum.
+/// Sum of all stalls, measured by a thread that only sleeps. Clones share the sum.
 #[derive(Debug, Clone)]
 pub(crate) struct Meter(Arc<Mutex<StallTimes>>);
 
@@ -20,7 +21,7 @@ struct StallTimes {
     /// Sum of the delays above [`STALL`].
     sum: Duration,
     longest: Duration,
-    /// Time of the last look.
+    /// Time of the last look at the clock.
     seen: Instant,
 }
 
@@ -35,7 +36,7 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// Measures on this thread until `over`.
+    /// Measures stalls on this thread until `over` is set.
     pub(crate) fn run(&self, over: &StopSignal) {
         self.state().seen = Instant::now();
         while !over.is_over() {
@@ -44,13 +45,13 @@ impl Meter {
         }
     }
 
-    /// Returns the sum of all stalls, including one that is just ending. If two sums differ, a
-    /// stall occurred between them.
+    /// Returns the sum of all stalls, including one that is just ending. If two results differ, a
+    /// stall occurred between the two calls.
     pub(crate) fn so_far(&self) -> Duration {
         self.state().so_far()
     }
 
-    /// Returns the longest delay of a look, including delays below [`STALL`].
+    /// Returns the longest delay of a look at the clock. Includes delays below [`STALL`].
     pub(crate) fn longest(&self) -> Duration {
         self.state().longest
     }
@@ -60,10 +61,7 @@ impl Meter {
     }
 }
 
-/// Returns the duration that `work` reports, without the stalls during `work`.
-///
-/// # Errors
-/// Returns the error of `work`.
+/// Runs `work`. Returns the duration that `work` reports, minus the stalls in the meantime.
 pub fn less_stalls(work: impl FnOnce() -> anyhow::Result<Duration>) -> anyhow::Result<Duration> {
     let meter = Meter::default();
     let mut crew = Crew::default();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Running threads with results of type `T`. They stop on drop, even during a panic.
+/// Running threads with results of type `T`. Dropping it stops the threads, even during a panic.
 #[derive(Debug)]
 pub struct Crew<T = ()> {
     over: StopSignal,
@@ -42,7 +42,7 @@ impl<T: Send + 'static> Crew<T> {
         self.threads.push(thread::spawn(move || work(&over)));
     }
 
-    /// Stops all threads. Returns their results, or the first panic.
+    /// Stops all threads. Returns their results, or the first thread's panic.
     pub fn stop(&mut self) -> thread::Result<Vec<T>> {
         self.over.end();
         self.threads.drain(..).map(JoinHandle::join).collect()

@@ -1,9 +1,4 @@
-//! Clients that send requests until stopped, and their results.
-//!
-//! ```text
-//!  client: a place, a pause, counted requests ──▶ a thread that sends requests ──▶ its account
-//!  meter: a thread that only sleeps           ──▶ stalls, which excuse timeouts
-//! ```
+//! Clients that send requests until the test stops them, and the results of their requests.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::stalls::Meter;
 use crate::{Crew, Failure, Place, StopSignal};
 
-/// Maximum number of distinct failures that an account shows.
+/// Maximum number of distinct failures that the display of an account lists.
 const SHOWN: usize = 10;
 
 /// A client of a [`Traffic`].
@@ -25,21 +20,21 @@ pub struct Client {
     pub account: String,
     /// Pause after each request.
     pub rest: Duration,
-    /// Selects the requests that the account counts.
+    /// Requests that the account counts.
     pub counts: Counts,
-    /// Minimum stall that excuses the timeout of a concurrent request. Such a request counts as
-    /// unjudged.
+    /// Shortest stall that excuses the timeout of a concurrent request. An excused request counts
+    /// as unjudged.
     pub excuse: Duration,
 }
 
-/// Requests of a client that its account counts.
+/// Selection of a client's requests that its account counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
     /// All requests count.
     All,
-    /// Requests count from the first successful one on.
+    /// Requests from the first successful one on.
     FromFirstAnswer,
-    /// All requests up to the first failure, which stops the client.
+    /// All requests up to the first failure. The failure stops the client.
     UntilFailure,
 }
 
@@ -58,19 +53,20 @@ impl Client {
 /// Results of one or more clients.
 #[derive(Debug, Clone, Default)]
 pub struct Account {
-    /// Number of started clients.
+    /// Number of clients that were started.
     pub clients: u64,
     /// Number of counted requests, including unjudged ones.
     pub requests: u64,
     /// Number of failed requests.
     pub failed: u64,
-    /// Requests that timed out during a stall. They count neither as answered nor as failed.
+    /// Number of requests that timed out during a stall. They count neither as answered nor as
+    /// failed.
     pub unjudged: u64,
     /// Longest time from a request to its reply.
     pub longest: Duration,
     /// Number of failures by client and cause.
     pub reasons: BTreeMap<String, u64>,
-    /// Number of replies by server name.
+    /// Number of replies by the name of the server.
     pub by_server: BTreeMap<String, u64>,
     /// Time of the last reply.
     pub last_answer: Option<Instant>,
@@ -84,7 +80,7 @@ impl Account {
         self.requests - self.failed - self.unjudged
     }
 
-    /// Returns true if more than 19 of 20 requests are judged.
+    /// Returns true if at most 1 of 20 requests is unjudged.
     pub fn is_judged(&self) -> bool {
         self.requests > 20 * self.unjudged
     }
@@ -148,10 +144,10 @@ impl fmt::Display for Account {
     }
 }
 
-/// Accounts by their name.
+/// Accounts of all clients, by the account's name.
 type Accounts = BTreeMap<String, Account>;
 
-/// Running clients. They stop on drop.
+/// Running clients. Dropping it stops them.
 #[derive(Debug)]
 pub struct Traffic {
     accounts: Arc<Mutex<Accounts>>,
@@ -198,12 +194,12 @@ impl Traffic {
         });
     }
 
-    /// Returns the present accounts.
+    /// Returns a copy of the accounts as they are now.
     pub fn accounts(&self) -> BTreeMap<String, Account> {
         lock(&self.accounts).clone()
     }
 
-    /// Returns the longest time without CPU for this VM.
+    /// Returns the longest time for which this VM got no CPU.
     pub fn longest_stall(&self) -> Duration {
         self.meter.longest()
     }
@@ -223,7 +219,8 @@ impl Traffic {
     }
 }
 
-/// Sends requests until `over` or until the client stops itself. Sends at least one.
+/// Sends requests until `over` is set, or until the client stops itself. Sends at least one
+/// request.
 fn work(
     client: &Client,
     mut ask: impl FnMut() -> Result<String, Failure>,
@@ -260,7 +257,7 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    /// Runs a client with these results, and returns its account.
+    /// Runs a client whose requests have these results, and returns its account.
     fn play(client: &Client, results: &[Result<&str, Failure>]) -> Account {
         let over = StopSignal::default();
         let mut left: VecDeque<_> = results.iter().cloned().collect();

@@ -11,8 +11,8 @@
 //!     pod    pod    pod                  default route through the gateway
 //! ```
 //!
-//! Each place is a network namespace. All places share the lab's files and processes. The world is
-//! a cluster *before* kube-proxy: no Service address works.
+//! Each node, pod and host (a *place*) is a network namespace. All places share the lab's files and
+//! processes. The world is a cluster *before* kube-proxy: no Service address works.
 
 mod dial;
 mod netns;
@@ -59,10 +59,10 @@ const FORWARDING: [(&str, &str); 2] = [
     ("net/ipv6/conf/all/forwarding", "1"),
 ];
 
-/// Error of building a world.
+/// Error of building or using a world.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process is outside the lab, and must not change the network.
+    /// The process is outside the lab, where it must not change the network.
     #[error(
         "a world can be built in the lab only: start with `lab run --`, or call lab::enter() first in main"
     )]
@@ -88,7 +88,7 @@ pub enum Error {
     Command {
         /// Program and arguments.
         command: String,
-        /// Failed step, with the program's output.
+        /// Failed step, followed by the program's output.
         text: String,
     },
     /// A system call or file operation failed.
@@ -120,24 +120,24 @@ fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
         .collect()
 }
 
-/// The fabric and all places on it. Dropping it removes its namespaces, links, servers and
+/// The fabric and all places on it. Dropping it removes the namespaces, links, servers and
 /// processes.
 #[derive(Debug)]
 pub struct World {
-    /// Unique prefix of every namespace's name.
+    /// Prefix of every namespace's name. It is unique to this world.
     prefix: String,
-    /// Created namespaces, including those of incomplete places.
+    /// Namespaces created so far, including those of incomplete places.
     namespaces: Vec<Netns>,
     fabric: Netns,
     nodes: Vec<Node>,
-    /// Number of cables so far, which numbers their ports.
+    /// Number of cables so far. Port names contain it.
     cables: u32,
     servers: Arc<Servers>,
 }
 
 impl World {
-    /// Creates an empty fabric. `name` identifies the world in the output of `ip netns`; it need
-    /// not be unique.
+    /// Creates an empty fabric. The output of `ip netns` shows the world's `name`, which need not
+    /// be unique.
     pub fn new(name: &str) -> Result<Self, Error> {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         if !crate::in_lab() {
@@ -162,7 +162,7 @@ impl World {
             cables: 0,
             servers: Arc::new(servers),
         };
-        // The fabric is plain wire: its packets pass no iptables.
+        // The fabric is a plain wire: iptables does not process its packets.
         world.fabric.sysctl(&bridged_through_iptables("0"))?;
         world.fabric.ip(&[
             "link add fabric type bridge mcast_snooping 0".into(),
@@ -172,8 +172,8 @@ impl World {
     }
 
     /// Adds a node on the fabric with `addresses`. Its pod bridge has the `gateways` of its pod
-    /// ranges (`"192.167.1.1/24"`), or `""` for a node without pods. The node forwards, and passes
-    /// bridged packets through iptables. Nodes have routes to each other's pod ranges.
+    /// ranges (`"192.167.1.1/24"`), or `""` for a node without pods. The node forwards packets, and
+    /// bridged packets traverse its iptables rules. Nodes have routes to each other's pod ranges.
     pub fn node(&mut self, name: &str, addresses: &str, gateways: &str) -> Result<Node, Error> {
         let gateways = parse(gateways)?;
         let node = Node {
@@ -182,9 +182,9 @@ impl World {
         };
         node.netns().sysctl(&FORWARDING)?;
         node.netns().sysctl(&bridged_through_iptables("1"))?;
-        // Sets the bridge's MAC address. Otherwise, the bridge takes the MAC address of its lowest
-        // port. This address would change when a pod is added, while other pods still have the old
-        // address cached.
+        // Sets the bridge's MAC address. By default, a bridge takes the lowest MAC address of its
+        // ports. That address would change when the test adds a pod, while other pods still cache
+        // the old one.
         let mut lines =
             vec!["link add cni0 address 02:00:00:00:00:01 type bridge mcast_snooping 0".to_owned()];
         lines.extend(
@@ -202,8 +202,8 @@ impl World {
         Ok(node)
     }
 
-    /// Adds an external host on the fabric. It has routes to the fabric's range, and those that
-    /// [`route`](Self::route) adds.
+    /// Adds an external host on the fabric. It has routes to the fabric's range, and to the ranges
+    /// that [`route`](Self::route) adds.
     pub fn host(&mut self, name: &str, addresses: &str) -> Result<Place, Error> {
         let addresses = parse(addresses)?;
         let fabric = self.fabric.clone();
@@ -211,7 +211,7 @@ impl World {
     }
 
     /// Adds a pod on `node` with `addresses`. Each address is in the range of one of the node's
-    /// gateways, which is the pod's default route.
+    /// gateways. The pod's default route leads to this gateway.
     pub fn pod(&mut self, node: &Node, name: &str, addresses: &str) -> Result<Place, Error> {
         let (mut own, mut routes) = (Vec::new(), Vec::new());
         for address in parse(addresses)? {
@@ -233,8 +233,7 @@ impl World {
         self.connect(name, own, node.netns(), "cni0", &routes)
     }
 
-    /// Routes packets from `from` to `ranges` through the first address of `via` in the same
-    /// family.
+    /// Adds routes at `from` to `ranges`, through the first address of `via` in the same family.
     pub fn route(&self, from: &Place, ranges: &str, via: &Place) -> Result<(), Error> {
         let lines = parse(ranges)?.into_iter().map(|range| {
             let gateway = via.ip_like(&range).ok_or_else(|| Error::Address {
@@ -246,7 +245,7 @@ impl World {
         from.netns().ip(&lines.collect::<Result<Vec<_>, Error>>()?)
     }
 
-    /// Removes a place with its servers, processes and links. Its handles become useless.
+    /// Removes a place with its servers, processes and links. Handles of the place no longer work.
     pub fn remove(&mut self, place: &Place) {
         self.servers.stop_at(place.netns().name());
         netns::remove(std::slice::from_ref(place.netns()));
@@ -272,7 +271,7 @@ impl World {
                 "link add {port} up master {bridge} type veth peer name eth0 netns {}",
                 netns.name()
             ),
-            // Hairpin mode: packets of a pod to its own Service leave through the port by which
+            // Hairpin mode: packets of a pod to its own Service return through the port by which
             // they arrived.
             format!("link set {port} type bridge_slave hairpin on"),
         ])?;
@@ -317,17 +316,17 @@ struct Inner {
 }
 
 impl Place {
-    /// Returns the name that its servers reply with.
+    /// Returns the name of this place, with which its servers reply.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Returns the addresses of its `eth0`, as given.
+    /// Returns the addresses of this place's `eth0`, as the test gave them.
     pub fn addresses(&self) -> &[IpNet] {
         &self.0.addresses
     }
 
-    /// Returns its name in `ip netns`.
+    /// Returns the name of this place's network namespace in `ip netns`.
     pub fn netns_name(&self) -> &str {
         self.netns().name()
     }
@@ -336,7 +335,7 @@ impl Place {
         &self.0.netns
     }
 
-    /// Returns the first address of the same family.
+    /// Returns the first address of this place in the family of `net`.
     fn ip_like(&self, net: &IpNet) -> Option<IpAddr> {
         self.addresses()
             .iter()
@@ -344,18 +343,19 @@ impl Place {
             .find(|ip| ip.is_ipv4() == net.addr().is_ipv4())
     }
 
-    /// Serves a TCP port on every present and future address.
+    /// Serves a TCP port on every present and future address of this place.
     pub fn serve_tcp(&self, port: u16) -> Result<Server, Error> {
         self.serve_stream(port, ipproto::TCP)
     }
 
-    /// Serves an SCTP port on every present and future address. Fails if the kernel has no SCTP.
+    /// Serves an SCTP port on every present and future address of this place. Fails if the kernel
+    /// has no SCTP.
     pub fn serve_sctp(&self, port: u16) -> Result<Server, Error> {
         self.serve_stream(port, ipproto::SCTP)
     }
 
-    /// Serves a UDP port on each of its addresses and on loopback. Separate sockets make every
-    /// reply leave from the address that received the request.
+    /// Serves a UDP port on each address of this place and on loopback. Each address has its own
+    /// socket, so that every reply comes from the address that received the request.
     pub fn serve_udp(&self, port: u16) -> Result<Server, Error> {
         let loopback = [
             IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -408,38 +408,38 @@ impl Place {
     }
 
     /// Runs `inside` in a new thread in this network namespace, and returns its result. A socket
-    /// stays in its namespace, so the caller can use a returned socket anywhere.
+    /// stays in the namespace that created it, so the caller can use a returned socket anywhere.
     pub fn enter<T: Send>(&self, inside: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         self.netns().enter(inside)
     }
 
-    /// Returns a connection to open from here.
+    /// Returns a connection from this place, which the caller can configure and then open.
     pub fn dial(&self, transport: Transport, to: SocketAddr) -> Dial<'_> {
         Dial::new(self, transport, to)
     }
 
-    /// Connects, sends one request and closes.
+    /// Connects by TCP, sends one request and closes the connection.
     pub fn ask_tcp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
         self.dial(Transport::Tcp, to).timeout(timeout).ask()
     }
 
-    /// Sends one datagram and waits for its reply.
+    /// Sends one UDP datagram and waits for its reply.
     pub fn ask_udp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
         self.dial(Transport::Udp, to).timeout(timeout).ask()
     }
 
-    /// Associates, sends one request and closes.
+    /// Connects by SCTP, sends one request and closes the connection.
     pub fn ask_sctp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
         self.dial(Transport::Sctp, to).timeout(timeout).ask()
     }
 
-    /// Connects for several requests.
+    /// Opens a TCP connection for several requests.
     pub fn open_tcp(&self, to: SocketAddr, timeout: Duration) -> Result<Connection, Failure> {
         self.dial(Transport::Tcp, to).timeout(timeout).open()
     }
 
-    /// Returns a command that runs here, with a `/sys` of this namespace. (`ip netns exec` becomes
-    /// the program, so the process id is the program's.)
+    /// Returns a command that runs in this network namespace, with a matching `/sys`. (`ip netns
+    /// exec` becomes the program, so the process id is the program's.)
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command
@@ -448,7 +448,7 @@ impl Place {
         command
     }
 
-    /// Starts a program here and collects its output.
+    /// Starts a program in this place and collects its output.
     pub fn spawn<S: AsRef<OsStr>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -460,12 +460,12 @@ impl Place {
         Running::start(command)
     }
 
-    /// Runs a program here to its end, for at most one minute.
+    /// Runs a program in this place until it exits, for at most one minute.
     pub fn run<S: AsRef<OsStr>>(&self, argv: impl IntoIterator<Item = S>) -> Result<Output, Error> {
         self.spawn(argv)?.wait(RUN_LIMIT)
     }
 
-    /// Returns the standard output of a program that must succeed.
+    /// Runs a program, which must succeed. Returns its standard output.
     pub fn read<S: AsRef<OsStr>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -482,7 +482,7 @@ impl Place {
     }
 }
 
-/// A place that forwards, with a pod bridge `cni0`.
+/// A place that forwards packets, with a pod bridge `cni0`.
 #[derive(Debug, Clone)]
 pub struct Node {
     place: Place,
@@ -495,7 +495,8 @@ impl Node {
         self.gateways.iter().map(IpNet::trunc)
     }
 
-    /// Returns commands that add routes from `from` to its pods, in the families that both have.
+    /// Returns `ip` commands that add routes from `from` to this node's pods, in the families that
+    /// both have.
     fn routes_to_pods(&self, from: &Place) -> Vec<String> {
         let ranges = self
             .pod_ranges()
@@ -514,8 +515,8 @@ impl Deref for Node {
     }
 }
 
-/// Returns a locally administered MAC address derived from the IP address. If a pod gets the
-/// address of a removed pod, neighbours that cached the MAC address still reach it.
+/// Returns a locally administered MAC address that depends only on the IP address. If a new pod
+/// gets the address of a removed pod, neighbours that cached the MAC address still reach it.
 fn mac_of(ip: IpAddr) -> String {
     let mut hasher = DefaultHasher::new();
     ip.hash(&mut hasher);
@@ -539,9 +540,9 @@ fn bridged_through_iptables(value: &str) -> [(&'static str, &str); 2] {
     ]
 }
 
-/// Loads the modules for worlds and for the daemon, once per process. Ignores failures of
-/// `modprobe`, because built-in modules need no loading. Fails without br_netfilter. If a link type
-/// is missing, the `ip` command names it later.
+/// Loads the kernel modules for worlds and for the daemon, once per process. Ignores failures of
+/// `modprobe`, because built-in modules need no loading. Fails without br_netfilter. If the kernel
+/// lacks a link type, the `ip` command later reports it.
 fn load_modules() -> Result<(), Error> {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {

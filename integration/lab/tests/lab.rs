@@ -1,4 +1,4 @@
-//! Tests the world in the lab. Tests of the daemon rely on its properties.
+//! Tests the properties of the lab's world on which the daemon's tests rely.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use lab::{Failure, Node, Place, Signal, Transport, World};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Timeout of requests that must time out: as short as a loaded machine allows.
+/// Timeout for requests that must get no reply: as short as a loaded machine allows.
 const BRIEF: Duration = Duration::from_millis(700);
 
 /// A test and its name.
@@ -65,7 +65,7 @@ fn main() {
         .iter()
         .map(|&(name, story)| Trial::test(name, run(story)))
         .collect();
-    // Runs tests one at a time. There is one CPU, and tests of timeouts must not wait for it.
+    // Runs one test at a time: the lab has one CPU, and tests of timeouts must not wait for it.
     let arguments = Arguments {
         test_threads: Some(1),
         ..Arguments::from_args()
@@ -73,8 +73,8 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// Two nodes, two pods on the first and one on the second, and an external host. All are
-/// dual-stack.
+/// A world with two nodes, two pods on the first and one on the second, and an external host. All
+/// are dual-stack.
 struct Small {
     world: World,
     node1: Node,
@@ -250,7 +250,8 @@ fn connection_failures_are_classified() -> Outcome {
         small.a1.ask_udp(at("192.167.2.206:81"), SOON),
         Err(Failure::Refused)
     );
-    // A host without a route fails locally. A node without a route informs the pod by ICMP.
+    // The kernel of a host without a route fails the request locally. A node without a route
+    // informs the pod by ICMP.
     assert_eq!(
         small.outside.ask_tcp(at("10.96.0.10:80"), SOON),
         Err(Failure::Unreachable)
@@ -307,8 +308,8 @@ fn curl_is_answered() -> Outcome {
     Ok(())
 }
 
-/// The kernel accepts kube-proxy's rules of every mode, in each backend of this lane and both
-/// families. It also accepts all schedulers.
+/// The kernel accepts the rules of every kube-proxy mode, in each backend of this lane and both
+/// families. It also accepts all IPVS schedulers.
 fn the_kernel_takes_what_proxies_write() -> Outcome {
     let small = small()?;
     let is_b = std::env::var_os("LAB_LANE").is_some_and(|lane| lane == "B");
@@ -373,7 +374,7 @@ fn the_kernel_takes_what_proxies_write() -> Outcome {
     Ok(())
 }
 
-/// A virtual server created with `ipvsadm` works, so IPVS is real.
+/// A virtual server that `ipvsadm` created distributes connections, so IPVS is real.
 fn ipvs_by_hand() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;
@@ -400,7 +401,7 @@ fn ipvs_by_hand() -> Outcome {
     Ok(())
 }
 
-/// Pods of one node communicate over its bridge. kube-proxy relies on iptables processing these
+/// Pods of one node communicate through its bridge. kube-proxy relies on iptables to process these
 /// packets.
 fn bridged_packets_meet_iptables() -> Outcome {
     let small = small()?;
@@ -483,8 +484,8 @@ fn a_world_leaves_nothing_behind() -> Outcome {
     let mut stray = Command::new("ip")
         .args(["netns", "exec", small.a2.netns_name(), "sleep", "60"])
         .spawn()?;
-    // `ip` first enters the namespace and then becomes the program. Waits until it has become the
-    // program.
+    // The process first is `ip`, which enters the namespace and then becomes the program. Waits
+    // until it has become the program.
     while std::fs::read_to_string(format!("/proc/{}/comm", stray.id()))? != "sleep\n" {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -533,8 +534,8 @@ fn wrong_addresses_are_named() -> Outcome {
     Ok(())
 }
 
-/// User Mode Linux saves and restores each thread's vector registers itself, partly in `xstate.c`.
-/// Several threads that keep registers busy on one CPU must not see each other's values.
+/// User Mode Linux saves and restores each thread's vector registers itself, partly by `xstate.c`.
+/// If several threads use registers on one CPU, each thread must keep its own values.
 #[cfg(target_arch = "x86_64")]
 fn vector_registers_survive_switches() -> Outcome {
     /// Keeps `$given` in a register during a long loop, and stores the register into `$seen`.
@@ -549,13 +550,14 @@ fn vector_registers_survive_switches() -> Outcome {
         };
     }
     fn held(given: [u64; 8]) -> [u64; 8] {
-        // If the register has fewer than eight lanes, the rest keeps the given value.
+        // If the register has fewer than eight lanes, the other elements keep the given value.
         let mut seen = given;
         #[allow(
             unsafe_code,
             reason = "only assembly keeps a value in a register for sure"
         )]
-        // SAFETY: each form runs only on a CPU that supports it, and accesses only the two arrays.
+        // SAFETY: each instruction runs only on a CPU that supports it, and accesses only the two
+        // arrays.
         unsafe {
             if is_x86_feature_detected!("avx512f") {
                 seen = [0; 8];

@@ -1,4 +1,4 @@
-//! Tests the runner from the host's side: its input, its output, and its cleanup.
+//! Tests the runner from the host: its input, its output, and its cleanup.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The folder of one test, which contains the run's work dir.
+/// Folder of one test. The run creates its work dir inside.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        // A short name, because the runner ignores a folder with a long name.
+        // The name is short, because the runner ignores a folder with a long path.
         let dir = PathBuf::from(format!("/tmp/lt-{name}-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         Self(dir)
@@ -39,7 +39,7 @@ impl Scratch {
         command
     }
 
-    /// Returns true if no work dir, and no process that uses one, is left.
+    /// Returns true if the run has left no work dir and no process that uses one.
     fn is_clean(&self) -> bool {
         let name = self.0.to_str().unwrap().as_bytes();
         let names = |file: PathBuf| {
@@ -118,7 +118,7 @@ fn a_guest_gets_arguments_environment_and_returns_status() {
 #[test]
 fn the_guest_kernel_loads_its_modules() {
     let scratch = Scratch::new("kernel");
-    // ipvsadm loads ip_vs, and the kernel loads dummy. The command is not PID 1.
+    // ipvsadm loads ip_vs, and the kernel loads dummy. The command's process id is not 1.
     let script = "ip link add d0 type dummy && ipvsadm -Ln | head -1 && test -e /proc/net/ip_vs && sysctl -n net.core.fb_tunnels_only_for_init_net && test $$ != 1";
     let output = scratch.sh(&["--lane", "A"], script).output().unwrap();
     assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
@@ -163,7 +163,7 @@ fn files_of_the_host_are_protected_from_the_guest() {
 #[test]
 fn a_guest_command_returns_its_exit_status() {
     let scratch = Scratch::new("ends");
-    // The command's remaining processes end with it. A program may reopen /dev/stdout.
+    // When the command ends, its remaining processes end, too. A program may open /dev/stdout.
     let script =
         "sleep 100 & echo one; echo two >/dev/stdout; echo three >/dev/stderr; kill -SEGV $$";
     let started = Instant::now();
@@ -222,8 +222,7 @@ fn a_guest_is_killed_at_its_time_limit() {
     assert!(scratch.is_clean());
 }
 
-/// The last output before a kernel panic is still in the VM's pipe and would be lost, so the test
-/// pauses.
+/// The command pauses before the panic. Output that is still in the VM's pipe would be lost.
 #[test]
 fn a_crashed_guest_is_reported_with_its_last_output() {
     let scratch = Scratch::new("dead");
@@ -258,7 +257,7 @@ fn an_interrupted_run_leaves_no_files() {
         assert!(!scratch.is_clean());
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), status);
-        // The sentry of a killed runner cleans up a moment later.
+        // If the runner was killed, its sentry cleans up a moment later.
         let deadline = Instant::now()
             + if status.is_none() {
                 Duration::from_secs(10)
@@ -297,7 +296,7 @@ fn parallel_runs_do_not_collide() {
     assert!(scratch.is_clean());
 }
 
-/// Tests the parts of the host lane that do not depend on IPVS.
+/// Tests the parts of the host lane that need no IPVS.
 #[test]
 fn the_host_lane_runs_in_new_namespaces() {
     let scratch = Scratch::new("host");

@@ -24,16 +24,16 @@ pub enum Transport {
     Sctp,
 }
 
-/// Reply of a server.
+/// Reply of a lab server to one request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Answer {
     /// Name of the server's place.
     pub who: String,
-    /// The client's address as the server saw it.
+    /// Client address that the server saw.
     pub seen_source: SocketAddr,
 }
 
-/// Reason for a missing reply.
+/// Reason for which a request got no reply.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Failure {
     /// No listener: a TCP reset to the SYN, an SCTP abort, or an ICMP port unreachable.
@@ -43,16 +43,16 @@ pub enum Failure {
     /// route.
     #[error("unreachable")]
     Unreachable,
-    /// No reply within the timeout.
+    /// No reply arrived within the timeout.
     #[error("timed out")]
     TimedOut,
-    /// An open connection was reset.
+    /// The peer reset an open connection.
     #[error("connection reset")]
     Reset,
     /// The server closed the connection without a reply.
     #[error("connection closed without an answer")]
     Closed,
-    /// Other causes, such as a port in use, or a reply from a server that is not ours.
+    /// Another cause, such as a port in use, or a reply from a server outside the lab.
     #[error("{0}")]
     Other(String),
 }
@@ -84,7 +84,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// A connection to open, with its origin and timeout.
+/// A connection to open, with its source and its timeout.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Dial<'a> {
@@ -110,13 +110,13 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Binds this source port with `SO_REUSEADDR`. TCP blocks the same pair of addresses and ports
-    /// for a minute; see [`reset_on_close`](Self::reset_on_close).
+    /// Sets the source port, and `SO_REUSEADDR`. After a close, TCP keeps the pair of addresses and
+    /// ports for a minute; see [`reset_on_close`](Self::reset_on_close).
     pub fn from_port(self, from_port: u16) -> Self {
         Self { from_port, ..self }
     }
 
-    /// Binds this source address, which the place must have.
+    /// Sets the source address, which the place must have.
     pub fn from_ip(self, from_ip: IpAddr) -> Self {
         Self {
             from_ip: Some(from_ip),
@@ -124,8 +124,8 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Ends the connection with a reset (`SO_LINGER` of zero), so that its source port is
-    /// immediately free.
+    /// Makes a close send a reset (`SO_LINGER` of zero), so that the source port is free
+    /// immediately.
     pub fn reset_on_close(self) -> Self {
         Self {
             reset: true,
@@ -138,7 +138,7 @@ impl<'a> Dial<'a> {
         Self { timeout, ..self }
     }
 
-    /// Connects. For UDP, only fixes the two addresses.
+    /// Opens the connection. A UDP socket only gets its two addresses.
     pub fn open(&self) -> Result<Connection, Failure> {
         let deadline = Instant::now() + self.timeout;
         let (kind, protocol) = match self.transport {
@@ -190,14 +190,13 @@ impl<'a> Dial<'a> {
         })
     }
 
-    /// Opens the connection, sends one request and closes.
+    /// Opens the connection, sends one request and closes the connection.
     pub fn ask(&self) -> Result<Answer, Failure> {
         self.open()?.ask()
     }
 }
 
-/// An open connection, or for UDP a flow with one source port. Repeated requests take the same
-/// path.
+/// An open connection, or for UDP a flow with one source port. All requests take the same path.
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
@@ -255,7 +254,7 @@ impl Connection {
         }
     }
 
-    /// Returns the local address and port.
+    /// Returns the local address and port of the connection.
     pub fn source(&self) -> io::Result<SocketAddr> {
         match &self.socket {
             Socket::Stream(socket) => socket.local_addr(),

@@ -1,4 +1,4 @@
-//! A named network namespace: created, entered and removed.
+//! Creates, enters and removes named network namespaces.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -13,19 +13,19 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::Error;
 
-/// Folder of the names for `ip netns`.
+/// Folder of the names that `ip netns` knows.
 const NAMES: &str = "/run/netns";
 
-/// A network namespace with a name for `ip netns`. It exists until [`remove`]. Only the name holds
-/// it, so that a forgotten handle cannot keep its links alive.
+/// A network namespace with a name for `ip netns`. It exists until [`remove`]. Only the name keeps
+/// it alive, so a forgotten handle cannot keep its links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Netns {
     name: String,
 }
 
 impl Netns {
-    /// Creates a namespace like `ip netns add`, without a process, and sets `sysctls` (path under
-    /// `/proc/sys`, value).
+    /// Creates a namespace like `ip netns add`, without a process. Then sets `sysctls`: pairs of a
+    /// path under `/proc/sys` and a value.
     pub(super) fn new(name: String, sysctls: &[(&str, &str)]) -> Result<Self, Error> {
         let step = |source| Error::Io {
             step: format!("cannot make network namespace {name}"),
@@ -56,8 +56,8 @@ impl Netns {
         &self.name
     }
 
-    /// Runs `inside` in a new thread in the namespace. A socket stays in its namespace, so the
-    /// caller can use a returned socket anywhere.
+    /// Runs `inside` in a new thread in the namespace. A socket stays in the namespace that created
+    /// it, so the caller can use a returned socket anywhere.
     pub(super) fn enter<T: Send>(
         &self,
         inside: impl FnOnce() -> io::Result<T> + Send,
@@ -76,7 +76,7 @@ impl Netns {
                 source,
             })
     }
-    /// Runs `ip` commands here, in one process.
+    /// Runs several `ip` commands in the namespace, in one process.
     pub(super) fn ip(&self, lines: &[String]) -> Result<(), Error> {
         if lines.is_empty() {
             return Ok(());
@@ -98,7 +98,7 @@ impl Netns {
     }
 }
 
-/// Kills every process whose main thread is in one of `namespaces`, and removes the names. The
+/// Kills every process whose main thread is in one of `namespaces`, and removes their names. The
 /// kernel then removes the links.
 pub(super) fn remove(namespaces: &[Netns]) {
     let identity = |path: &Path| {
@@ -147,7 +147,7 @@ fn in_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result
     })
 }
 
-/// Writes settings of the calling thread's network namespace.
+/// Writes kernel settings of the calling thread's network namespace.
 fn write_sysctls(settings: &[(&str, &str)]) -> io::Result<()> {
     for (name, value) in settings {
         let file: PathBuf = Path::new("/proc/sys").join(name);
@@ -165,7 +165,8 @@ fn ip_batch(name: &str, script: &str) -> io::Result<Output> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    // `ip` stops at the first error, so its output always fits into the pipe during our write.
+    // At the first error, `ip` stops. Its output therefore always fits into the pipe during this
+    // write.
     if let Some(mut stdin) = child.stdin.take() {
         match stdin.write_all(script.as_bytes()) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),

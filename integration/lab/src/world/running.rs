@@ -1,4 +1,5 @@
-//! Programs in a place. Their output is collected, and they end with their handle.
+//! Programs that run in a place. Dropping the handle ends the program. A thread collects its
+//! output.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,8 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::Error;
 
-/// Time for which a remaining child may hold the program's streams before the output counts as
-/// complete. The program's own output is always complete, even on a slow machine.
+/// Time for which a remaining child process may keep the program's streams open. After it, the
+/// output counts as complete. The program's own output is always complete, even on a slow machine.
 const HELD_FOR: Duration = Duration::from_secs(2);
 
 /// Output and exit status of a program.
@@ -24,7 +25,7 @@ pub struct Output {
     pub stderr: String,
 }
 
-/// A running program. It is killed on drop.
+/// A running program. Dropping it kills the program.
 #[derive(Debug)]
 pub struct Running {
     command: String,
@@ -44,7 +45,7 @@ struct Heard {
 struct Text {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// Lines of both streams, in order of arrival.
+    /// Lines of both streams, in the order of their arrival.
     lines: Vec<String>,
     ended: u8,
 }
@@ -56,7 +57,7 @@ enum Stream {
 }
 
 impl Running {
-    /// Starts a command in the calling thread's network namespace. For a place, see
+    /// Starts a command in the calling thread's network namespace. To start it in a place, use
     /// [`Place::spawn`](super::Place::spawn).
     pub fn start(mut command: Command) -> Result<Self, Error> {
         let name = std::iter::once(command.get_program())
@@ -126,7 +127,7 @@ impl Running {
             .map(drop)
     }
 
-    /// Returns the program and its arguments.
+    /// Returns the program and its arguments as one text.
     pub(super) fn command(&self) -> &str {
         &self.command
     }
@@ -147,7 +148,7 @@ impl Running {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Returns the next line of either stream, or `None` after the last.
+    /// Returns the next line of either stream, or `None` after the last line.
     pub fn next_line(&mut self, timeout: Duration) -> Result<Option<String>, Error> {
         let told = self.told;
         let text = self.wait_text(timeout, |text| text.lines.len() > told);
@@ -160,8 +161,8 @@ impl Running {
         Ok(line)
     }
 
-    /// Returns the next line of either stream that contains `part`, and skips the lines before it.
-    /// If the program ends first, fails with its whole output.
+    /// Returns the next line of either stream that contains `part`. Skips the lines before it. If
+    /// the program ends first, fails with its whole output.
     pub fn wait_for(&mut self, part: &str, timeout: Duration) -> Result<String, Error> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -195,12 +196,12 @@ impl Running {
         self.text().lines.join("\n")
     }
 
-    /// Returns the process id.
+    /// Returns the program's process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends a signal. Does nothing if the program has ended.
+    /// Sends a signal to the program. Does nothing if the program has ended.
     pub fn signal(&mut self, signal: Signal) {
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = kill_process(Pid::from_child(&self.child), signal);
@@ -233,8 +234,8 @@ impl Running {
     pub fn wait(&mut self, timeout: Duration) -> Result<Output, Error> {
         let deadline = Instant::now() + timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
-        // The streams end with the program and wake this thread, unless a remaining child holds
-        // them.
+        // The end of the program ends the streams, which wakes this thread. A remaining child
+        // process may keep them open.
         let slice = Duration::from_millis(50);
         while self.wait_text(left().min(slice), |_| false).ended < 2 && !left().is_zero() {
             if matches!(self.child.try_wait(), Ok(Some(_))) {

@@ -1,9 +1,10 @@
 //! Servers that report their name and the client's address.
 //!
 //! One thread serves all listening sockets and open connections of a world. A request is a line,
-//! and its reply is the line `NAME PEER_IP:PORT`. A line like `GET / HTTP/1.1` begins an HTTP
-//! request: the server reads its header and returns the same line as the body. Connections are
-//! persistent, and requests may be pipelined. Over UDP, every datagram is a request.
+//! and its reply is the line `NAME PEER_IP:PORT`. If the line looks like `GET / HTTP/1.1`, it
+//! begins an HTTP request: the server reads the header and responds with the reply line as the
+//! body. Connections are persistent, and clients may pipeline requests. Over UDP, every datagram is
+//! a request.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,10 +15,10 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-/// Maximum length of a line. A longer line closes the connection.
+/// Maximum length of a line, in bytes. The server closes a connection that sends a longer line.
 const LONGEST_LINE: usize = 8192;
 
-/// A handle to one server of a [`crate::Place`]. The server runs until [`stop`](Self::stop) or the
+/// Handle of one server of a [`crate::Place`]. The server runs until [`stop`](Self::stop) or the
 /// end of its place, even without a handle.
 #[derive(Debug, Clone)]
 pub struct Server {
@@ -27,18 +28,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// Returns the number of requests that it has replied to.
+    /// Returns the number of requests that the server has replied to.
     pub fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Closes its listening socket and all of its connections. Returns when they are closed.
+    /// Closes the server's listening socket and all its connections. Returns when they are closed.
     pub fn stop(&self) {
         self.orders.send(Order::Stop(self.id));
     }
 }
 
-/// The serving thread. It ends on drop.
+/// The thread that serves all sockets. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Servers {
     orders: Orders,
@@ -69,8 +70,8 @@ impl Servers {
         })
     }
 
-    /// Serves as `name` on all of `sockets`, as one server. [`stop_at`](Self::stop_at) identifies
-    /// it by `place`.
+    /// Serves all of `sockets` as one server with this `name`. [`stop_at`](Self::stop_at) stops the
+    /// servers with the same `place`.
     pub(super) fn add(&self, name: &str, place: &str, sockets: Vec<Listening>) -> Server {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let server = Server {
@@ -94,7 +95,7 @@ impl Servers {
         self.orders.send(Order::StopAt(place.to_owned()));
     }
 
-    /// Closes every socket. Returns when they are closed.
+    /// Closes every socket. Returns when all are closed.
     pub(super) fn end(&self) {
         self.orders.send(Order::End);
         if let Some(thread) = self
@@ -120,11 +121,12 @@ struct Orders {
     wake: Arc<OwnedFd>,
 }
 
-/// Channel that closes when the order is complete.
+/// Channel whose closing reports that an order is complete.
 type CompletionSender = mpsc::Sender<()>;
 
 impl Orders {
-    /// Sends an order. Returns when it is complete, or when the thread has ended.
+    /// Sends an order to the serving thread. Returns when the order is complete or the thread has
+    /// ended.
     fn send(&self, order: Order) {
         let (done, wait) = mpsc::channel();
         if self.sender.send((order, done)).is_ok() {
@@ -247,15 +249,15 @@ fn serve(orders: &mpsc::Receiver<(Order, CompletionSender)>, wake: &OwnedFd) {
     }
 }
 
-/// An accepted connection, and the received part of a request.
+/// An accepted connection, and the part of a request received so far.
 struct Connection {
     socket: TcpStream,
     peer: SocketAddr,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// The HTTP request whose header is incomplete.
+    /// HTTP request whose header is still incomplete, if any.
     http: Option<Http>,
-    /// True to close the connection after sending `output`.
+    /// True if the server closes the connection after it has sent `output`.
     last: bool,
 }
 
@@ -265,8 +267,8 @@ struct Http {
 }
 
 impl Connection {
-    /// Reads available data, replies to requests, and writes the replies. Returns false at the end
-    /// of the connection.
+    /// Reads available data, replies to requests, and writes the replies. Returns false when the
+    /// connection has ended.
     fn proceed(&mut self, identity: &Identity) -> bool {
         let mut buffer = [0; 4096];
         while self.output.is_empty() {
